@@ -1,0 +1,124 @@
+"""Data and contracts: what crosses from one layer to the next.
+
+One letter per axis, for the whole project: `M` posterior draws, `A` arms, `N` rows of data, `D` context features,
+`T` steps, `R` realizations.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
+
+__all__ = [
+    "Draws",
+    "Engine",
+    "Explanation",
+    "Interaction",
+    "InvalidProgram",
+    "Key",
+    "Marginals",
+    "NotConjugate",
+    "Selection",
+    "Selector",
+]
+
+Key: TypeAlias = KeyArray[Array, ""]
+Draws: TypeAlias = dict[str, Array]  # {latent site: (M, ...)}
+State: TypeAlias = Any  # a pytree of fixed shape, private to its engine
+
+
+class Interaction(NamedTuple):
+    """N rows of data; N = 1 in sequential use.
+
+    Attributes:
+        arm: index of the arm played in each row.
+        reward: (N,), or {outcome: (N,)} for a program with several outcomes.
+        context: a pytree whose leaves have a leading axis N, or None for a program without context.
+        mask: rows to count; None counts all. A masked row is padding: it may hold anything and changes nothing.
+    """
+
+    arm: Int[Array, " N"]
+    reward: Any
+    context: Any = None
+    mask: Bool[Array, " N"] | None = None
+
+
+class Marginals(NamedTuple):
+    """The law of each arm's expected reward in closed form, where arms are independent.
+
+    Attributes:
+        cdf: x (A,) -> (A,), the posterior probability that arm a's expected reward is at most x_a.
+        quantile: q (scalar) -> (A,), the posterior q-quantile of each arm's expected reward.
+    """
+
+    cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
+    quantile: Callable[[Float[Array, ""]], Float[Array, " A"]]
+
+
+class Selection(NamedTuple):
+    """What a selector decided, and the probabilities it decided by.
+
+    Attributes:
+        arm: index of the arm to play; -1 where the table is not finite or no arm is allowed (raised at the edge).
+        best_arm_probs: p-hat, the share of draws that each arm wins; ties are shared equally.
+        num_candidates: how many candidate arms were drawn (N_{t+1}); 0 for selectors that draw none.
+        propensities: probability that this selector plays each arm, given this table.
+    """
+
+    arm: Int[Array, ""]
+    best_arm_probs: Float[Array, " A"]
+    num_candidates: Int[Array, ""]
+    propensities: Float[Array, " A"]
+
+
+# select(key, table: Float[Array, "M A"], step, *, allowed=None, marginals=None) -> Selection; step counts from 1
+Selector: TypeAlias = Callable[..., Selection]
+
+
+class Explanation(NamedTuple):
+    """Why an engine may be trusted with a program, in words.
+
+    Attributes:
+        engine: the engine's name, such as "conjugate".
+        is_exact: whether draws come from the exact posterior.
+        reason: one sentence: why this engine, or what was refused.
+        sites: latent site -> its posterior family, in words.
+        report: the whole account, ready to print.
+    """
+
+    engine: str
+    is_exact: bool
+    reason: str
+    sites: Mapping[str, str]
+    report: str = ""
+
+    def __str__(self) -> str:
+        return self.report or self.reason
+
+
+class Engine(NamedTuple):
+    """Posterior inference as three pure functions over a state of fixed shape.
+
+    Attributes:
+        init: key -> state, the prior.
+        update: (key, state, interaction) -> (state, info); all inference work happens here.
+        sample: (key, state, M) -> draws {site: (M, ...)}; a cheap read, M is static.
+        explanation: what this engine is and why it fits the program.
+    """
+
+    init: Callable[[Key], State]
+    update: Callable[[Key, State, Interaction], tuple[State, Any]]
+    sample: Callable[[Key, State, int], Draws]
+    explanation: Explanation
+
+
+class InvalidProgram(ValueError):
+    """The program cannot be read as a reward model; the message says what is wrong and what to write instead."""
+
+
+class NotConjugate(ValueError):
+    """The program is not conjugate, or not provably so; `explanation` carries the evidence."""
+
+    def __init__(self, message: str, explanation: Explanation | None = None):
+        super().__init__(message)
+        self.explanation = explanation
