@@ -1,0 +1,7 @@
+"""Settings of the test process, made before jax is imported; subprocesses inherit them."""
+
+import os
+
+# A warm cache would hide compile times and stale programs; ask for it with JAX_ENABLE_COMPILATION_CACHE=true.
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+os.environ.setdefault("MPLBACKEND", "agg")

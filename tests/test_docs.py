@@ -1,0 +1,103 @@
+"""Every Python block of the README and the docs runs, and prints what the page says it prints."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>.*)$")
+
+
+class Block(NamedTuple):
+    """One fenced block of a page; `line` is where its first line of content stands, counted from 1."""
+
+    language: str
+    line: int
+    source: str
+    follows_directly: bool  # only blank lines since the block before
+
+
+def fenced_blocks(text: str) -> list[Block]:
+    blocks: list[Block] = []
+    opened, content, follows_directly = None, [], False
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = FENCE.match(line)
+        if opened is None and fence:
+            opened, first, content = fence, number + 1, []
+        elif opened is None:
+            follows_directly = follows_directly and not line.strip()
+        elif line.strip() == opened["ticks"]:
+            blocks.append(Block(opened["language"].strip(), first, "\n".join(content), follows_directly))
+            opened, follows_directly = None, True
+        else:
+            content.append(line.removeprefix(opened["indent"]))
+    if opened is not None:
+        raise AssertionError(f"line {first - 1}: this fence is never closed")
+    return blocks
+
+
+def run_page(name: str, text: str) -> None:
+    """Run the Python blocks of a page, top to bottom, in one namespace; `name` is its path, for messages."""
+    namespace: dict = {"__name__": "__main__"}
+    printed = None
+    for block in fenced_blocks(text):
+        if block.language == "python":
+            printed = run_block(name, block, namespace)
+            continue
+        if block.language.startswith("python"):
+            raise AssertionError(f"{name}:{block.line - 1}: write ```python alone; every block runs")
+        if block.language == "text" and block.follows_directly and printed is not None:
+            said, expected = printed.rstrip(), block.source.rstrip()
+            if said != expected:
+                raise AssertionError(f"{name}:{block.line}: the page says\n{expected}\nbut the block printed\n{said}")
+        printed = None
+
+
+def run_block(name: str, block: Block, namespace: dict) -> str:
+    # Blank lines in front keep the page's own line numbers, in tracebacks and for inspect.getsource.
+    code = compile("\n" * (block.line - 1) + block.source, name, "exec")
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output):
+            exec(code, namespace)
+    except Exception as error:
+        line, step = block.line, error.__traceback__
+        while step is not None:
+            line = step.tb_lineno if step.tb_frame.f_code.co_filename == name else line
+            step = step.tb_next
+        raise AssertionError(f"{name}:{line}: {type(error).__name__}: {error}") from error
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_block_of_the_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page(str(page), page.read_text())
+
+
+def test_blocks_share_a_namespace_and_their_output_is_compared():
+    run_page("page.md", "```python\nx = 1\n```\n\nThen\n```python\nprint(x)\n```\n\n```text\n1\n```\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Title\n\n```python\nx = 1\nx / 0\n```\n", r"page\.md:5: ZeroDivisionError"),
+        ("```python\nprint(1)\n```\n```text\n2\n```\n", r"page\.md:5: the page says\n2\nbut the block printed\n1"),
+        ("```python\nx = 1\n```\n```text\n2\n```\n", r"page\.md:5: the page says"),
+        ("```python no-run\nx = 1\n```\n", r"page\.md:1: write ```python alone"),
+        ("```python\nx = 1\n", r"line 1: this fence is never closed"),
+    ],
+)
+def test_a_page_that_lies_is_reported_with_its_line(text, message):
+    with pytest.raises(AssertionError, match=message):
+        run_page("page.md", text)
+
+
+def test_text_that_does_not_follow_a_python_block_is_left_alone():
+    run_page("page.md", "```python\nprint(1)\n```\nSomething else:\n```text\n2\n```\n```bash\nfalse\n```\n")
