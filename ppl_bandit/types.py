@@ -104,12 +104,14 @@ class Engine(NamedTuple):
         update: (key, state, interaction) -> (state, info); all inference work happens here.
         sample: (key, state, M) -> draws {site: (M, ...)}; a cheap read, M is static.
         explanation: what this engine is and why it fits the program.
+        parameters: state -> {site: {parameter: array}} where the posterior has a closed form, else None.
     """
 
     init: Callable[[Key], State]
     update: Callable[[Key, State, Interaction], tuple[State, Any]]
     sample: Callable[[Key, State, int], Draws]
     explanation: Explanation
+    parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
 
 
 class InvalidProgram(ValueError):

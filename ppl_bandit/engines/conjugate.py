@@ -1,0 +1,116 @@
+"""The exact engine: prove that a program is conjugate, derive its updates, certify every datum.
+
+There is no table of likelihoods. A likelihood is conjugate to a prior exactly when its log is affine in the prior's
+sufficient statistics, which can be proved (`proof`), derived (`families`) and certified (`certificate`) for any program.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from ppl_bandit.engines import report
+from ppl_bandit.engines.certificate import Probe, certify, make_probe, tolerance
+from ppl_bandit.engines.chunks import join_chunks, split_chunks
+from ppl_bandit.engines.examination import examine
+from ppl_bandit.engines.families import (
+    Coordinates,
+    Layout,
+    Natural,
+    Posterior,
+    absorb,
+    coordinates_at,
+    latents_at,
+    sample,
+    total_of,
+)
+from ppl_bandit.program import RewardModel
+from ppl_bandit.types import Draws, Engine, Interaction, Key
+
+__all__ = ["Certificates", "conjugate"]
+
+_NUM_POINTS = 6
+_CHUNK_ELEMENTS = 1 << 20  # second derivatives of rows held at once
+
+
+class Certificates(NamedTuple):
+    """Evidence of an update, per row.
+
+    Attributes:
+        is_certified: whether the row's likelihood is affine in the sufficient statistics; if any is not, nothing is absorbed.
+        residual: largest relative deviation from affine that was found.
+    """
+
+    is_certified: Bool[Array, " N"]
+    residual: Float[Array, " N"]
+
+
+def conjugate(model: RewardModel) -> Engine:
+    """Return the exact engine of a program, or refuse.
+
+    The proof and the certificates at build time run in float64; `init`, `update` and `sample` follow jax's precision.
+
+    Raises:
+        NotConjugate: if the program is not conjugate or not provably so; its message says what stopped the proof and what
+            would make the program conjugate.
+    """
+    with jax.enable_x64(True):
+        layout, prior, evidence = examine(model)
+        probe = jax.device_get(make_probe(layout, _NUM_POINTS, prior))
+    prior = jax.device_get(prior)
+
+    def init(key: Key) -> Posterior:
+        del key  # the prior is not random
+        return jax.tree.map(jnp.asarray, prior)
+
+    def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Certificates]:
+        del key  # neither is the update
+        return _update(model, layout, probe, state, interaction)
+
+    def draw(key: Key, state: Posterior, num_samples: int) -> Draws:
+        return sample(layout, key, state, num_samples)
+
+    def parameters(state: Posterior) -> dict[str, dict[str, Array]]:
+        return report.parameters(layout, state)
+
+    return Engine(init, update, draw, report.accepted(model, layout, prior, evidence), parameters)
+
+
+def _update(
+    model: RewardModel, layout: Layout, probe: Probe, state: Posterior, interaction: Interaction
+) -> tuple[Posterior, Certificates]:
+    """Absorb rows in chunks: within a chunk all rows are read at the same means, so that their parameters add up."""
+    num_rows = interaction.arm.shape[0]
+    if interaction.mask is None:
+        interaction = interaction._replace(mask=jnp.ones(num_rows, bool))
+    num_real = layout.count("real")
+    num_chunk = max(
+        1, min(num_rows, 256, _CHUNK_ELEMENTS // max(1, num_real * max(layout.free.size, layout.members.shape[1])))
+    )
+    chunks, is_row = split_chunks(interaction, num_rows, num_chunk)
+    chunks = chunks._replace(mask=chunks.mask & is_row)
+
+    def absorb_chunk(posterior: Posterior, rows: Interaction) -> tuple[Posterior, Array]:
+        centre = coordinates_at(layout, posterior)
+        naturals, residuals = jax.vmap(lambda row: _read_row(model, layout, probe, centre, row))(rows)
+        return absorb(layout, posterior, total_of(naturals), jnp.sum(rows.mask)), residuals
+
+    after, residuals = jax.lax.scan(absorb_chunk, state, chunks)
+    residual = join_chunks(residuals, num_rows)
+    is_certified = residual <= tolerance()
+    is_sound = jnp.all(is_certified)
+    return jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state), Certificates(
+        is_certified, residual
+    )
+
+
+def _read_row(
+    model: RewardModel, layout: Layout, probe: Probe, centre: Coordinates, row: Interaction
+) -> tuple[Natural, Float[Array, ""]]:
+    single = jax.tree.map(lambda leaf: leaf[None], row)
+
+    def log_likelihood(point: Coordinates) -> Array:
+        return model.log_likelihood(latents_at(layout, point), single)[0]
+
+    return certify(layout, log_likelihood, centre, probe)

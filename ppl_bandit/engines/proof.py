@@ -1,0 +1,125 @@
+"""State what must be analytic for a program to be conjugate, and check it on the program's jaxpr.
+
+The distributions of NumPyro's own library are mostly proved through their `log_prob`. Some of those formulas guard the
+boundary of their domain (a clip of probabilities, a stabilised logarithm), which an interval cannot tell from a kink; inside
+the domain they are textbook analytic functions, so for the classes in `_GUARDED` it is their parameters that are proved to be
+analytic and to lie inside the domain.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jaxtyping import Array
+
+from ppl_bandit.engines.analytic import Flow, Obstacle, interpret, is_inside, open_interval
+from ppl_bandit.engines.families import Layout
+from ppl_bandit.program import RewardModel
+from ppl_bandit.tracing import Site, is_prior_term
+
+__all__ = ["analyticity"]
+
+_UNIT, _POSITIVE = (0.0, 1.0), (0.0, np.inf)
+_GUARDED: dict[type, dict[str, tuple[float, float]]] = {
+    dist.BernoulliProbs: {"probs": _UNIT},
+    dist.BernoulliLogits: {},
+    dist.BinomialProbs: {"probs": _UNIT},
+    dist.BinomialLogits: {},
+    dist.CategoricalProbs: {"probs": _POSITIVE},
+    dist.CategoricalLogits: {},
+    dist.GeometricProbs: {"probs": _UNIT},
+    dist.GeometricLogits: {},
+    dist.Beta: {"concentration1": _POSITIVE, "concentration0": _POSITIVE},
+    dist.Dirichlet: {"concentration": _POSITIVE},
+    dist.Gamma: {"concentration": _POSITIVE, "rate": _POSITIVE},
+    dist.InverseGamma: {"concentration": _POSITIVE, "rate": _POSITIVE},
+    dist.MultivariateNormal: {},
+    dist.Poisson: {"rate": _POSITIVE},
+}
+
+
+class _Claim(NamedTuple):
+    value: Any
+    words: str
+    domain: tuple[float, float] | None = None
+    is_fixed: bool = False  # must not depend on latents at all
+
+
+def analyticity(
+    model: RewardModel, layout: Layout, arm: Array, context: Any, outcomes: Mapping[str, Array]
+) -> list[Obstacle]:
+    """Return everything that could stand in the way of a proof, each with a flag that says whether it does.
+
+    Runs under `jit`: the flags are traced values. Data are the given rows; latents range over their supports.
+    """
+    claims: list[_Claim] = []
+
+    def program(latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]) -> list[Any]:
+        trace = model.trace(latents, arm, context, outcomes)
+        claims.clear()
+        for name, site in trace.items():
+            if name in model.outcomes or is_prior_term(name, site, model.outcomes):
+                claims.extend(_claims(name, site))
+        return [claim.value for claim in claims]
+
+    latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
+    closed = jax.make_jaxpr(program)(latents, arm, context, outcomes)
+    flows = {site.name: _support(site) for site in layout.sites}
+    args = jax.tree.leaves((flows, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Flow))
+    obstacles: list[Obstacle] = []
+    outs = interpret(closed.jaxpr, closed.consts, args, obstacles)
+    verdicts: list[Obstacle] = []
+    for claim, out in zip(claims, outs, strict=True):
+        if not isinstance(out, Flow):
+            continue
+        if claim.is_fixed:
+            verdicts.append(Obstacle(f"{claim.words} depends on a latent", jnp.array(True)))
+            continue
+        lost = ~jnp.all(out.is_analytic)
+        # The first operation that lost analyticity is the reason; the claim itself is the last resort.
+        verdicts.extend(
+            Obstacle(f"{words}, which reaches {claim.words}", happened & lost) for words, happened in obstacles
+        )
+        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost))
+        if claim.domain is not None:
+            low, high = claim.domain
+            outside = ~jnp.all(is_inside(out, low, high))
+            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside))
+    return verdicts
+
+
+def _support(site: Any) -> Flow:
+    bounds = {
+        "real": (-np.inf, np.inf),
+        "positive": (site.low, np.inf),
+        "unit": (site.low, site.high),
+        "simplex": (0.0, 1.0),
+    }
+    return open_interval(*bounds[site.kind], site.shape)
+
+
+def _claims(name: str, site: Site) -> list[_Claim]:
+    fn = site["fn"]
+    found: list[_Claim] = []
+    if site["scale"] is not None:
+        found.append(_Claim(jnp.asarray(site["scale"]), f"the scale of '{name}'"))
+    while type(fn) in (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution):
+        if isinstance(fn, dist.MaskedDistribution) and not isinstance(fn._mask, bool):
+            found.append(_Claim(fn._mask, f"the mask of '{name}'", is_fixed=True))
+        fn = fn.base_dist
+    for bound in jax.tree.leaves(fn.support):
+        found.append(_Claim(jnp.asarray(bound), f"the support of '{name}'", is_fixed=True))
+    domains = _GUARDED.get(type(fn))
+    if domains is None:
+        found.append(_Claim(fn.log_prob(site["value"]), f"the log density of '{name}' ({type(fn).__name__})"))
+        return found
+    for field in type(fn).gather_pytree_data_fields():
+        for leaf in jax.tree.leaves(getattr(fn, field, None)):
+            if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
+                found.append(
+                    _Claim(jnp.asarray(leaf), f"the {field} of '{name}' ({type(fn).__name__})", domains.get(field))
+                )
+    return found

@@ -1,0 +1,114 @@
+"""What a traced program says about itself: which inputs an output depends on, which indices it reads.
+
+Both questions are asked of the jaxpr, before anything runs.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jaxtyping import Array
+
+__all__ = ["UNKNOWN", "ArmIndex", "bind", "dependencies", "read_indices", "subjaxpr"]
+
+UNKNOWN = object()  # a value that is not fixed before the program runs
+
+
+class ArmIndex(NamedTuple):
+    """One indexing operation whose indices are known.
+
+    Attributes:
+        lowest, highest: range of the indices, over all axes that are indexed.
+        size: smallest number of entries among the axes that are indexed.
+    """
+
+    lowest: Array
+    highest: Array
+    size: int
+
+
+def subjaxpr(eqn: Any) -> tuple[Jaxpr, Sequence[Any]] | None:
+    """Return the jaxpr that an equation calls with the equation's own inputs, and its constants, or None."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(name)
+        if isinstance(inner, ClosedJaxpr):
+            inner, consts = inner.jaxpr, inner.consts
+        elif isinstance(inner, Jaxpr):
+            consts = []
+        else:
+            continue
+        if (
+            len(inner.invars) == len(eqn.invars)
+            and len(inner.outvars) == len(eqn.outvars)
+            and eqn.primitive.name != "scan"
+        ):
+            return inner, consts
+    return None
+
+
+def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    """Apply an equation's primitive to values."""
+    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def dependencies(jaxpr: Jaxpr, inputs: Sequence[frozenset]) -> list[frozenset]:
+    """Return, for each output of a jaxpr, the union of the labels of the inputs that reach it.
+
+    Args:
+        inputs: a set of labels for each input variable.
+    """
+    env: dict[Any, frozenset] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> frozenset:
+        return frozenset() if isinstance(atom, Literal) else env.get(atom, frozenset())
+
+    for eqn in jaxpr.eqns:
+        labels = [read(atom) for atom in eqn.invars]
+        inner = subjaxpr(eqn)
+        if inner is not None:
+            outs = dependencies(inner[0], labels)
+        else:
+            outs = [frozenset().union(*labels)] * len(eqn.outvars)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def read_indices(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any]) -> list[ArmIndex]:
+    """Return the range of every index that is known from those arguments which are not `UNKNOWN`."""
+    found: list[ArmIndex] = []
+    _walk(jaxpr, consts, args, found)
+    return found
+
+
+def _walk(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any], found: list[ArmIndex]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        values = [read(atom) for atom in eqn.invars]
+        inner = subjaxpr(eqn)
+        if eqn.primitive.name == "gather" and values[1] is not UNKNOWN:
+            found.extend(_gathered(eqn, values[1]))
+        if inner is not None:
+            outs = _walk(inner[0], inner[1], values, found)
+        elif any(value is UNKNOWN for value in values) or eqn.effects:
+            outs = [UNKNOWN] * len(eqn.outvars)
+        else:
+            outs = bind(eqn, values)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _gathered(eqn: Any, indices: Array) -> Iterator[ArmIndex]:
+    axes = eqn.params["dimension_numbers"].start_index_map
+    shape, window = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
+    if not axes or 0 in jnp.shape(indices):
+        return
+    for position, axis in enumerate(axes):
+        along = indices[..., position]
+        yield ArmIndex(jnp.min(along), jnp.max(along), shape[axis] - window[axis] + 1)

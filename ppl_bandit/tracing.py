@@ -1,0 +1,70 @@
+"""Run a NumPyro program with some of its sites fixed, and read its sites."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpyro
+from jaxtyping import Array, Bool, Int
+from numpyro import handlers
+
+from ppl_bandit.types import Key
+
+__all__ = ["Site", "Trace", "is_prior_term", "log_prob", "possible", "repeat_rows", "run_program"]
+
+Site = dict[str, Any]
+Trace = dict[str, Site]
+
+
+def run_program(
+    program: Callable,
+    arm: Int[Array, " N"],
+    context: Any,
+    values: Mapping[str, Array],
+    key: Key | None = None,
+    choose: Callable[[Site], Array | None] | None = None,
+) -> Trace:
+    """Run a program with some of its sites fixed and return its trace; sites that are not fixed are drawn.
+
+    NumPyro's argument checks are off inside: they compare parameters with their bounds, which would hide the structure of
+    the computation. What they would catch shows up as a log density that is not finite.
+
+    Args:
+        choose: gives a value to sites that are not in `values`; where it returns None the site is drawn.
+    """
+    seeded = handlers.seed(program, jr.key(0) if key is None else key)
+    fixed = handlers.substitute(seeded, data=dict(values))
+    if choose is not None:
+        fixed = handlers.substitute(fixed, substitute_fn=choose)
+    with numpyro.validation_enabled(False):
+        return handlers.trace(fixed).get_trace(*((arm,) if context is None else (arm, context)))
+
+
+def log_prob(site: Site, mask: Bool[Array, " N"] | None = None) -> Array:
+    """Return a site's log density, elementwise; 0 where masked."""
+    fn = site["fn"] if mask is None else site["fn"].mask(mask)
+    density = fn.log_prob(site["value"])
+    return density if site["scale"] is None else site["scale"] * density
+
+
+def possible(fn: Any, value: Array) -> Bool[Array, "..."]:
+    """Tell where a distribution can produce a value; anything is possible where the distribution is masked."""
+    masked = jnp.zeros(value.shape, bool)
+    while type(fn).__name__ == "MaskedDistribution":
+        masked |= jnp.logical_not(jnp.broadcast_to(jnp.asarray(fn._mask), value.shape))
+        fn = fn.base_dist
+    return masked | (jnp.broadcast_to(fn.support(value), value.shape) & jnp.isfinite(value))
+
+
+def is_prior_term(name: str, site: Site, outcomes: tuple[str, ...]) -> bool:
+    """Tell whether a site belongs to the prior: a latent, a constant the program observes, a factor."""
+    return site["type"] == "sample" and name not in outcomes
+
+
+def repeat_rows(context: Any, num_rows: int) -> Any:
+    """Repeat one context over rows; None stays None."""
+    if context is None:
+        return None
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (num_rows, *jnp.shape(leaf))), context)
