@@ -1,0 +1,12 @@
+"""Selectors: functions of a table of sampled expected rewards, and of nothing else.
+
+Each factory returns `select(key, table, step, *, allowed=None, marginals=None) -> Selection`, where `table` has one row
+per posterior draw and one column per arm. No model is in sight: any engine that fills the table can use any selector.
+"""
+
+from ppl_bandit.selectors.bayes_ucb import bayes_ucb
+from ppl_bandit.selectors.floors import with_floor
+from ppl_bandit.selectors.information_directed import information_directed
+from ppl_bandit.selectors.matching import double_sampling, greedy, thompson, top_two
+
+__all__ = ["bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two", "with_floor"]

@@ -1,0 +1,48 @@
+"""Bayes-UCB: play the arm with the highest posterior quantile (Kaufmann, Cappe and Garivier, 2012)."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ppl_bandit.selectors.contract import Situation, make_selector
+from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
+from ppl_bandit.tails import tail_quantile
+from ppl_bandit.types import Key, Marginals, Selector
+
+__all__ = ["bayes_ucb"]
+
+
+def bayes_ucb() -> Selector:
+    """Play the arm whose expected reward has the highest posterior quantile of order 1 - 1/step.
+
+    The quantile is exact where `marginals` are given, as in the paper. Otherwise it is read off the table, whose M
+    draws have no quantile beyond 1 - 1/M: from there on (and somewhat before) a generalised Pareto law fitted to the
+    largest draws of each column extrapolates it (`ppl_bandit.tails`).
+
+    At the edges: at step 1 the order is 0, the lower end of the support, which tells nothing about an arm, so every
+    allowed arm is equally likely. Arms whose quantiles are equal to rounding share the play. With fewer than 25 draws
+    nothing can be extrapolated and the largest draw stands for every higher quantile. num_candidates is 0.
+    """
+
+    def score(marginals: Marginals, step: Int[Array, ""]) -> Float[Array, " A"]:
+        return _level_at_step_one(marginals.quantile(_order(step, jnp.result_type(float))), step)
+
+    def rule(key: Key, situation: Situation):
+        table, step = situation.table, situation.step
+        scores = situation.scores
+        if scores is None:
+            quantiles = jax.vmap(tail_quantile, in_axes=(1, None))(table, _order(step, table.dtype))
+            scores = _level_at_step_one(quantiles, step)
+        # Equal columns can differ in the last place, because vectorised code treats the last few lanes differently.
+        propensities = share_equally(is_largest(scores, situation.allowed, rounding=4.0), table.dtype)
+        return draw_arm(key, propensities), jnp.asarray(0), propensities
+
+    return make_selector(rule, score=score)
+
+
+def _order(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:
+    return 1.0 - 1.0 / jnp.maximum(step, 1).astype(dtype)
+
+
+def _level_at_step_one(quantiles: Float[Array, " A"], step: Int[Array, ""]) -> Float[Array, " A"]:
+    return jnp.where(step > 1, quantiles, jnp.zeros_like(quantiles))

@@ -1,0 +1,98 @@
+"""The two samplings of double sampling: how many candidate arms to draw, and the mode of that many.
+
+Section "Sampling-based policy" of the paper. `num_candidates` is N_{t+1}, from the probability p_FA of not picking the
+optimal arm; `draw_mode` draws N_{t+1} arms from Cat(p-hat) and returns the most frequent one.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.scipy.special import log_ndtr, logsumexp, ndtr
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.selectors.shares import draw_arm, share_equally
+from ppl_bandit.types import Key
+
+__all__ = ["draw_mode", "log_false_alarm", "num_candidates"]
+
+
+def num_candidates(probs: Float[Array, " A"], allowed: Bool[Array, " A"], max_candidates: int) -> Int[Array, ""]:
+    """Choose how many candidates to draw: N = floor(log10(1 / p_FA)), at least 1 and at most `max_candidates`.
+
+    Args:
+        probs: p-hat; 0 where an arm is not allowed.
+        allowed: arms that may be played.
+        max_candidates: the most to draw; also the answer when one arm wins every draw, or only one is allowed.
+    """
+    digits = -log_false_alarm(probs, allowed) / math.log(10.0)
+    # p_FA can be a power of ten exactly (two arms at 1/2 among 51 give 0.01); rounding must not cost that digit.
+    digits = digits * (1.0 + 16.0 * jnp.finfo(probs.dtype).eps)
+    return jnp.clip(jnp.floor(digits), 1, max_candidates).astype(int)
+
+
+def log_false_alarm(probs: Float[Array, " A"], allowed: Bool[Array, " A"]) -> Float[Array, ""]:
+    """Compute log p_FA, the log probability of not picking the optimal arm.
+
+    p_FA is the mean of p_FA^(a) over the allowed arms other than the leader, and p_FA^(a) = 1 - Phi_[0,1]((p* - p_a) /
+    s_a) with s_a^2 = p_a (1 - p_a): the mass beyond p* of a Gaussian truncated to [0, 1]. An arm that no draw favours
+    (s_a = 0) has p_FA^(a) = 0.
+
+    Returns:
+        The log, -inf when one arm wins every draw or only one is allowed.
+    """
+    leader = jnp.argmax(probs)
+    is_rival = allowed & (jnp.arange(probs.size) != leader)
+    is_favoured = is_rival & (probs > 0)
+    mean = jnp.where(is_favoured, probs, 0.5)
+    scale = jnp.sqrt(mean * (1.0 - mean))
+    log_beyond_leader = log_ndtr((mean - probs[leader]) / scale)
+    log_beyond_one = log_ndtr((mean - 1.0) / scale)
+    log_outside = jnp.log1p(-ndtr(-mean / scale) - jnp.exp(log_beyond_one))
+    # p* <= 1 - p_a keeps the two tails at least a constant factor apart: the difference loses no digits.
+    log_tail = log_beyond_leader + jnp.log1p(-jnp.exp(log_beyond_one - log_beyond_leader)) - log_outside
+    num_rivals = jnp.maximum(jnp.sum(is_rival), 1).astype(probs.dtype)
+    return logsumexp(jnp.where(is_favoured, log_tail, -jnp.inf)) - jnp.log(num_rivals)
+
+
+def draw_mode(
+    key: Key, probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first: bool = False
+) -> Int[Array, ""]:
+    """Draw `num` arms from Cat(probs) and return the most frequent.
+
+    The draws that fall on the leader are skipped over: the run of them before the next other arm is geometric. So one
+    turn of the loop is one candidate other than the leader, and N (1 - p*) is small whenever p_FA makes N large.
+
+    Args:
+        key: spent here.
+        probs: nonnegative and sum to 1.
+        num: at least 1.
+        is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
+    """
+    key_candidates, key_ties = jr.split(key)
+    arms = jnp.arange(probs.size)
+    leader = jnp.argmax(probs)
+    other_probs = jnp.where(arms == leader, 0.0, probs)
+    other_prob = jnp.minimum(jnp.sum(other_probs), 1.0)
+    is_contested = other_prob > 0
+    mean_run = -1.0 / jnp.log1p(-jnp.where(is_contested, other_prob, 0.5))
+
+    def is_unfinished(state):
+        _, num_drawn, _ = state
+        return num_drawn < num
+
+    def draw_next_other(state):
+        key, num_drawn, counts = state
+        key, key_run, key_arm = jr.split(key, 3)
+        run = jnp.minimum(jr.exponential(key_run, dtype=probs.dtype) * mean_run, num).astype(num.dtype)
+        num_drawn = num_drawn + run + 1
+        is_other = (arms == draw_arm(key_arm, other_probs)) & (num_drawn <= num)
+        return key, num_drawn, counts + is_other
+
+    start = (key_candidates, jnp.where(is_contested, 0, num), jnp.zeros(probs.size, num.dtype))
+    _, _, counts = jax.lax.while_loop(is_unfinished, draw_next_other, start)
+    counts = jnp.where(arms == leader, num - jnp.sum(counts), counts)
+    if is_lowest_first:
+        return jnp.argmax(counts)
+    return draw_arm(key_ties, share_equally(counts == jnp.max(counts), probs.dtype))

@@ -1,0 +1,159 @@
+"""What every selector shares: the checks on its arguments, and what it answers when they cannot be used.
+
+A selection rule is a function `(key, Situation) -> (arm, num_candidates, propensities)` that may take a clean table for
+granted; `make_selector` turns it into the `select` of the contract. What is wrong in a concrete table is raised here;
+inside a trace nothing can be raised, so arm = -1 and nan propensities carry the news to the edge.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.selectors.shares import best_arm_probs
+from ppl_bandit.types import Key, Marginals, Selection, Selector
+
+__all__ = ["Situation", "Rule", "check_arguments", "make_selector"]
+
+
+class Situation(NamedTuple):
+    """All that a selection rule may look at.
+
+    Attributes:
+        table: sampled expected rewards; finite, and 0 in the columns of arms that are not allowed.
+        allowed: which arms may be played; at least one.
+        best_arm_probs: p-hat, the share of draws that each arm wins.
+        scores: what the rule's `score` made of the marginals; None without marginals, or without a `score`.
+        step: counts from 1.
+    """
+
+    table: Float[Array, "M A"]
+    allowed: Bool[Array, " A"]
+    best_arm_probs: Float[Array, " A"]
+    scores: Float[Array, " A"] | None
+    step: Int[Array, ""]
+
+
+Rule: TypeAlias = Callable[[Key, Situation], tuple[Int[Array, ""], Int[Array, ""], Float[Array, " A"]]]
+Score: TypeAlias = Callable[[Marginals, Int[Array, ""]], Float[Array, " A"]]
+
+
+def make_selector(rule: Rule, *, is_lowest_first: bool = False, score: Score | None = None) -> Selector:
+    """Turn a selection rule into a selector: check, clean the table, decide, and flag what could not be decided.
+
+    The rule is compiled once per selector and per shape of the table, also when the selector is called outside `jit`.
+
+    Args:
+        rule: decides, given a clean table.
+        is_lowest_first: whether a row's tied arms lose to the lowest index instead of sharing the row.
+        score: reads the marginals, where a rule has a use for them; it stays outside the compiled part, because an
+            engine hands over new functions at every step.
+
+    Returns:
+        The selector. Where an allowed arm has a non-finite entry (or score) or no arm is allowed it raises ValueError,
+        or, inside a trace, returns arm -1, num_candidates 0, and nan for both kinds of probabilities.
+    """
+
+    @jax.jit
+    def decide(key, table, allowed, scores, step) -> Selection:
+        used = table if scores is None else jnp.concatenate([table, scores[None]])
+        is_usable = jnp.all(jnp.isfinite(used) | ~allowed) & jnp.any(allowed)
+        # A clean stand-in keeps loops finite; its result is thrown away below.
+        safe_allowed = allowed | ~is_usable
+        safe_table = jnp.where(is_usable & allowed, table, 0.0)
+        safe_scores = None if scores is None else jnp.where(is_usable & allowed, scores, 0.0)
+        probs = best_arm_probs(safe_table, safe_allowed, is_lowest_first=is_lowest_first)
+        arm, num_candidates, propensities = rule(key, Situation(safe_table, safe_allowed, probs, safe_scores, step))
+        return Selection(
+            arm=jnp.where(is_usable, arm, -1).astype(int),
+            best_arm_probs=jnp.where(is_usable, probs, jnp.nan),
+            num_candidates=jnp.where(is_usable, num_candidates, 0).astype(int),
+            propensities=jnp.where(is_usable, propensities, jnp.nan),
+        )
+
+    def select(
+        key: Key,
+        table: Float[Array, "M A"],
+        step: int | Int[Array, ""],
+        *,
+        allowed: Bool[Array, " A"] | None = None,
+        marginals: Marginals | None = None,
+    ) -> Selection:
+        table, allowed, step = check_arguments(table, allowed, step)
+        scores = None
+        if score is not None and marginals is not None:
+            scores = _check_scores(jnp.asarray(score(marginals, step), table.dtype), allowed)
+        return decide(key, table, allowed, scores, step)
+
+    return select
+
+
+def check_arguments(
+    table: Any, allowed: Any, step: Any
+) -> tuple[Float[Array, "M A"], Bool[Array, " A"], Int[Array, ""]]:
+    """Check what is known before running, and return the three arguments as arrays.
+
+    Returns:
+        The table in float32 or float64, the mask (all true where it was None), and the step.
+    """
+    table = jnp.asarray(table)
+    if table.ndim != 2 or 0 in table.shape:
+        raise ValueError(
+            f"table must have shape (M, A) with M >= 1 draws and A >= 1 arms, got {table.shape}; "
+            "pass one row per posterior draw and use jax.vmap for a batch of tables"
+        )
+    if jnp.issubdtype(table.dtype, jnp.complexfloating) or table.dtype == bool:
+        raise ValueError(f"table must hold real expected rewards, got dtype {table.dtype}; pass floats")
+    table = table.astype(jnp.promote_types(table.dtype, jnp.float32))
+    num_arms = table.shape[1]
+    allowed = jnp.ones(num_arms, bool) if allowed is None else jnp.asarray(allowed)
+    if allowed.dtype != bool or allowed.shape != (num_arms,):
+        raise ValueError(
+            f"allowed must be a boolean mask of shape ({num_arms},), one entry per arm of the table, "
+            f"got shape {allowed.shape} and dtype {allowed.dtype}; pass True for each arm that may be played"
+        )
+    step = jnp.asarray(step)
+    if step.shape != () or not jnp.issubdtype(step.dtype, jnp.integer):
+        raise ValueError(f"step must be one integer, got shape {step.shape} and dtype {step.dtype}; count steps from 1")
+    if _is_concrete(step) and int(np.asarray(step)) < 1:
+        raise ValueError(f"step must be at least 1, got {int(np.asarray(step))}; count steps from 1")
+    if _is_concrete(allowed):
+        if not np.any(np.asarray(allowed)):
+            raise ValueError(
+                "allowed must let at least one arm be played, got False for every arm; pass None to allow all"
+            )
+        if _is_concrete(table):
+            remedy = "check the engine's draws, or mask the arm with allowed="
+            _check_finite(np.asarray(table), np.asarray(allowed), "table", remedy)
+    # Without a fixed dtype, a Python int and an array would each compile the rule once.
+    return table, allowed, step.astype(int)
+
+
+def _check_scores(scores: Array, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
+    if scores.shape != allowed.shape:
+        raise ValueError(
+            f"marginals.quantile must return shape {allowed.shape}, one entry per arm, got {scores.shape}; "
+            "pass the marginals of this table's arms"
+        )
+    if _is_concrete(scores) and _is_concrete(allowed):
+        remedy = "check the engine's marginals, or leave marginals out to use the table"
+        _check_finite(np.asarray(scores)[None], np.asarray(allowed), "marginals.quantile(1 - 1/step)", remedy)
+    return scores
+
+
+def _is_concrete(value: Array) -> bool:
+    return not isinstance(value, jax.core.Tracer)
+
+
+def _check_finite(values: np.ndarray, allowed: np.ndarray, name: str, remedy: str) -> None:
+    # NumPy, not jax: inside a trace a jax operation on a concrete array is traced too, and cannot be branched on.
+    bad = ~np.isfinite(values) & allowed
+    if bad.any():
+        row, arm = np.argwhere(bad)[0]
+        raise ValueError(
+            f"{name} must be finite for every allowed arm, found {bad.sum()} non-finite entries, "
+            f"the first at row {row}, arm {arm}: {values[row, arm]}; {remedy}"
+        )

@@ -1,0 +1,103 @@
+"""Information-directed sampling, in its variance-based form, from the table alone (Russo and Van Roy, 2014).
+
+Among all distributions over arms, play the one that pays the least squared regret per unit of information about which
+arm is best: it minimises (sum_a pi_a Delta_a)^2 / (sum_a pi_a v_a), with Delta_a the expected regret of arm a and v_a
+the variance of its mean reward explained by the identity of the best arm. A minimum is reached on two arms, so all
+pairs are tried.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from ppl_bandit.selectors.contract import Situation, make_selector
+from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally, winner_weights
+from ppl_bandit.types import Key, Selector
+
+__all__ = ["information_directed"]
+
+
+def information_directed() -> Selector:
+    """Play the two-arm mixture with the least squared regret per unit of information about the best arm.
+
+    Unlike the other selectors it sees what arms say about each other: an arm that cannot be best is played when its
+    rewards tell which one is.
+
+    At the edges: an arm that is best (or level) in every draw is played, for it costs nothing; where no arm is
+    informative, as with one draw or one arm, the arms of least regret share the play; mixtures whose ratio is the least
+    to rounding share equally, so that relabelling the arms relabels the result. num_candidates is 0.
+    """
+
+    def rule(key: Key, situation: Situation):
+        regrets, informations = regret_and_information(situation.table, situation.allowed, situation.best_arm_probs)
+        propensities = least_ratio_mixture(regrets, informations, situation.allowed)
+        return draw_arm(key, propensities), jnp.asarray(0), propensities
+
+    return make_selector(rule)
+
+
+def regret_and_information(
+    table: Float[Array, "M A"], allowed: Bool[Array, " A"], probs: Float[Array, " A"]
+) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
+    """Estimate what each arm costs and what it tells.
+
+    Args:
+        table: sampled expected rewards, 0 where an arm is not allowed.
+        allowed: arms that may be played.
+        probs: p-hat.
+
+    Returns:
+        Expected regrets Delta_a = E[max_b theta_b - theta_a], and v_a = sum_b p-hat_b (E[theta_a | b is best] -
+        E[theta_a])^2.
+    """
+    num_draws = table.shape[0]
+    best = jnp.max(jnp.where(allowed, table, -jnp.inf), axis=1, keepdims=True)
+    regrets = jnp.mean(best - table, axis=0)
+    centred = table - jnp.mean(table, axis=0)
+    is_possible = probs > 0
+    weights = winner_weights(table, allowed) / (num_draws * jnp.where(is_possible, probs, 1.0))[:, None]
+    means_if_best = jnp.matmul(weights, centred, precision="highest")
+    # Around their own mean, so that the rounding of a large common mean drops out: one winner leaves exactly 0.
+    shifts = means_if_best - jnp.sum(probs[:, None] * means_if_best, axis=0)
+    informations = jnp.sum(probs[:, None] * shifts**2, axis=0)
+    noise = 8.0 * jnp.finfo(table.dtype).eps * jnp.max(jnp.abs(centred), axis=0)
+    return regrets, jnp.where(informations > noise**2, informations, 0.0)
+
+
+def least_ratio_mixture(
+    regrets: Float[Array, " A"], informations: Float[Array, " A"], allowed: Bool[Array, " A"]
+) -> Float[Array, " A"]:
+    """Minimise (pi . regrets)^2 / (pi . informations) over distributions pi on two allowed arms.
+
+    The ratio is convex in the weight q of a pair's first arm, and its derivative vanishes at
+    q = Delta_2 / (Delta_1 - Delta_2) - 2 v_2 / (v_1 - v_2); outside [0, 1] the nearer end is the minimum.
+
+    Returns:
+        The mean of all minimising mixtures, itself a minimiser because the ratio is convex in pi.
+    """
+    first_regret, second_regret = regrets[:, None], regrets[None, :]
+    first_information, second_information = informations[:, None], informations[None, :]
+    regret_gap, information_gap = first_regret - second_regret, first_information - second_information
+    has_interior = (regret_gap != 0) & (information_gap != 0)
+    interior = second_regret / jnp.where(has_interior, regret_gap, 1.0) - 2.0 * second_information / jnp.where(
+        has_interior, information_gap, 1.0
+    )
+
+    def ratio(weight):
+        regret = second_regret + weight * regret_gap
+        information = second_information + weight * information_gap
+        positive = jnp.where(information > 0, information, 1.0)
+        return jnp.where(regret <= 0, 0.0, jnp.where(information > 0, regret**2 / positive, jnp.inf))
+
+    at_first, at_second = ratio(1.0), ratio(0.0)
+    better_end = jnp.where(at_first < at_second, 1.0, jnp.where(at_first > at_second, 0.0, 0.5))
+    inside = jnp.clip(interior, 0.0, 1.0)
+    is_inside = has_interior & (ratio(inside) < jnp.minimum(at_first, at_second))
+    weight = jnp.where(is_inside, inside, better_end)
+    ratios = jnp.where(allowed[:, None] & allowed[None, :], ratio(weight), jnp.inf)
+    least = jnp.min(ratios)
+    is_least = (ratios <= least * (1.0 + 1e3 * jnp.finfo(regrets.dtype).eps)) & jnp.isfinite(ratios)
+    mixture = jnp.sum(is_least * weight, axis=1) + jnp.sum(is_least * (1.0 - weight), axis=0)
+    mixture = mixture / jnp.maximum(jnp.sum(mixture), 1.0)
+    return jnp.where(
+        jnp.isfinite(least), mixture, share_equally(is_largest(-regrets, allowed, rounding=8.0), regrets.dtype)
+    )

@@ -1,0 +1,112 @@
+"""Selectors that look at p-hat alone, the share of draws that each arm wins.
+
+They differ in how far they go from matching that probability to playing its maximum: Thompson sampling is double
+sampling with one candidate, greedy is double sampling with infinitely many, and top-two settles for a fixed split.
+"""
+
+import jax.numpy as jnp
+
+from ppl_bandit.selectors.candidates import draw_mode, num_candidates
+from ppl_bandit.selectors.contract import Situation, make_selector
+from ppl_bandit.selectors.mode_probs import mode_probs
+from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
+from ppl_bandit.types import Key, Selector
+
+__all__ = ["double_sampling", "greedy", "thompson", "top_two"]
+
+_ROUNDING = 8.0  # equal shares of thirds and sevenths, added up in another order, differ by an epsilon or two
+
+
+def double_sampling(max_candidates: int = 1000, ties: str = "random") -> Selector:
+    """Draw N arms from Cat(p-hat) and play their mode, with N larger the surer the best arm: the paper's policy.
+
+    N = floor(log10(1 / p_FA)), where p_FA is the probability that another arm is better than the leader.
+
+    At the edges: N = 1 (Thompson sampling) while arms are hard to tell apart; N = `max_candidates` when one arm wins
+    every draw or only one is allowed, and that arm is played; an arm that no draw favours adds 0 to p_FA and is
+    averaged with the rest, so p-hat = (0, .5, .5) gives N = 1.
+
+    Args:
+        max_candidates: the most candidates to draw, at least 1.
+        ties: "random" shares a draw that several arms win and breaks ties of the mode at random, so that no result
+            depends on the order of the arms. "lowest" gives both to the lowest index, as the paper's authors' code
+            does.
+
+    Returns:
+        A selector whose propensities are the exact distribution of the mode.
+    """
+    if isinstance(max_candidates, bool) or not isinstance(max_candidates, int) or max_candidates < 1:
+        raise ValueError(
+            f"max_candidates must be an integer of at least 1, got {max_candidates!r}; "
+            "use thompson() to draw one candidate"
+        )
+    if ties not in ("random", "lowest"):
+        raise ValueError(
+            f'ties must be "random" or "lowest", got {ties!r}; "random" does not depend on the order of the arms'
+        )
+    is_lowest_first = ties == "lowest"
+
+    def rule(key: Key, situation: Situation):
+        probs = situation.best_arm_probs
+        num = num_candidates(probs, situation.allowed, max_candidates)
+        arm = draw_mode(key, probs, num, is_lowest_first=is_lowest_first)
+        return arm, num, mode_probs(probs, num, is_lowest_first=is_lowest_first)
+
+    return make_selector(rule, is_lowest_first=is_lowest_first)
+
+
+def thompson() -> Selector:
+    """Play each arm with the probability that it is best: Thompson sampling, or double sampling with N = 1.
+
+    The propensities are p-hat itself. An arm that wins no draw is never played.
+    """
+
+    def rule(key: Key, situation: Situation):
+        return draw_arm(key, situation.best_arm_probs), jnp.asarray(1), situation.best_arm_probs
+
+    return make_selector(rule)
+
+
+def greedy() -> Selector:
+    """Play the arm that wins most draws: double sampling with N = infinity.
+
+    Arms that win equally many share the play equally. It draws no candidates: num_candidates is 0.
+    """
+
+    def rule(key: Key, situation: Situation):
+        probs = situation.best_arm_probs
+        propensities = share_equally(is_largest(probs, situation.allowed, rounding=_ROUNDING), probs.dtype)
+        return draw_arm(key, propensities), jnp.asarray(0), propensities
+
+    return make_selector(rule)
+
+
+def top_two(challenge_rate: float = 0.5) -> Selector:
+    """Play the arm that wins most draws, or with a fixed probability the one that wins second most.
+
+    Meant for finding the best arm, where the runner-up is the arm to compare it with, also when the leader wins every
+    draw (the others then tie for second place). Ties for either place are broken at random; a single allowed arm is
+    always played.
+
+    Args:
+        challenge_rate: probability of playing the runner-up, strictly inside (0, 1).
+    """
+    if not 0.0 < challenge_rate < 1.0:
+        raise ValueError(
+            f"challenge_rate must lie strictly inside (0, 1), got {challenge_rate}; "
+            "use greedy() to never challenge the leader"
+        )
+
+    def rule(key: Key, situation: Situation):
+        probs, allowed = situation.best_arm_probs, situation.allowed
+        is_leader = is_largest(probs, allowed, rounding=_ROUNDING)
+        leader_probs = share_equally(is_leader, probs.dtype)
+        is_rival = allowed & ~is_leader
+        challenger_probs = share_equally(is_largest(probs, is_rival, rounding=_ROUNDING), probs.dtype)
+        split_probs = (1.0 - challenge_rate) * leader_probs + challenge_rate * challenger_probs
+        # Leaders that tie are each other's challengers: every one of them is played equally often.
+        has_challenger = (jnp.sum(is_leader) == 1) & jnp.any(is_rival)
+        propensities = jnp.where(has_challenger, split_probs, leader_probs)
+        return draw_arm(key, propensities), jnp.asarray(0), propensities
+
+    return make_selector(rule)

@@ -1,0 +1,167 @@
+"""The exact probability that each arm is the mode of N candidates: the propensities of double sampling.
+
+Let X_b be the number of candidates that fall on arm b. If their total were Poisson(N) the X_b would be independent
+Poisson(N p_b), and arm a would win at level c with probability P(X_a = c) times, for every other arm, P(X_b < c) + s
+P(X_b = c): a tie of t arms is won with probability 1 / (t + 1), the integral of s^t over [0, 1]. Conditioning on the
+total being N reads one coefficient off the generating function in z, by the discrete Fourier transform; all terms stay
+bounded by 1, so nothing overflows or cancels.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Complex, Float, Int
+
+__all__ = ["mode_probs"]
+
+_CHUNK = 32  # roots of unity handled together
+_MAX_NODES = 32  # integrates ties of up to 64 arms exactly, and of up to 200 arms to 5e-11
+
+
+def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first: bool = False) -> Float[Array, " A"]:
+    """Compute the probability that each arm is the mode of `num` independent draws from Cat(probs).
+
+    Error below 1e-10 in float64 and 1e-5 in float32. The work grows with the number of levels c that the mode may
+    plausibly have, and is skipped when `num` is 1 or when the leader loses with probability below rounding.
+
+    Args:
+        probs: nonnegative and sum to 1.
+        num: at least 1.
+        is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
+    """
+    dtype = probs.dtype
+    num_arms = probs.size
+    total = num.astype(dtype)
+    rates = total * probs
+    # Neglected tails, in nats: below 1e-13 in float64 and 1e-7 in float32, with room for a sum over arms and the
+    # division by P(Poisson(N) = N), at least 1 / 80 for N <= 1000.
+    margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
+    is_settled = _log_upset(probs, total) < -margin
+    first, last = _levels(jnp.max(probs), total, num_arms, margin)
+    last = jnp.where(is_settled | (num == 1), 0, last)
+    num_chunks = jnp.ceil(_spread(total, margin) / (2 * _CHUNK)).astype(int)
+    orders, nodes, weights = _tie_rule(num_arms, is_lowest_first, dtype)
+
+    def add_chunk(chunk, won):
+        half_turns = 2 * (chunk * _CHUNK + jnp.arange(_CHUNK)) + 1
+
+        def unit_root(power: Int[Array, ""]) -> Complex[Array, " K"]:
+            # Reduced in integers, so that a high power costs no accuracy.
+            turns = (half_turns * power) % (4 * _CHUNK * num_chunks)
+            angle = (math.pi / (2 * _CHUNK)) * turns.astype(dtype) / num_chunks
+            return jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
+
+        shift_to_total = unit_root(-num)
+
+        def term(level):
+            return _poisson_prob(level, rates)[:, None] * unit_root(level)
+
+        def add_level(state):
+            level, below, won = state
+            at_level = term(level)
+
+            def add_node(node, others):
+                before = below + nodes[order, node, 0] * at_level
+                after = below + nodes[order, node, 1] * at_level
+                return others + weights[order, node] * _product_of_others(before, after)
+
+            order = jnp.minimum(-(-jnp.minimum(num // level, num_arms) // 2), orders)
+            others = jax.lax.fori_loop(0, order, add_node, jnp.zeros_like(below))
+            coefficients = at_level * others * shift_to_total
+            return level + 1, below + at_level, won + jnp.sum(coefficients.real, axis=1)
+
+        below = jax.lax.fori_loop(0, first, lambda level, below: below + term(level), jnp.zeros_like(term(first)))
+        _, _, won = jax.lax.while_loop(lambda state: state[0] <= last, add_level, (first, below, won))
+        return won
+
+    num_chunks = jnp.where(last > 0, num_chunks, 0)
+    won = jax.lax.fori_loop(0, num_chunks, add_chunk, jnp.zeros_like(probs))
+    won = jnp.maximum(won, 0.0)
+    settled = jnp.where(num == 1, probs, (jnp.arange(num_arms) == jnp.argmax(probs)).astype(dtype))
+    # The normaliser is K P(Poisson(N) = N) / 2; dividing by the sum instead also cancels rounding common to all arms.
+    return jnp.where(last > 0, won / jnp.where(last > 0, jnp.sum(won), 1.0), settled)
+
+
+def _log_upset(probs: Float[Array, " A"], total: Float[Array, ""]) -> Float[Array, ""]:
+    """Bound the log probability that any arm is drawn as often as the leader: Chernoff's, summed over arms."""
+    leader = jnp.argmax(probs)
+    gaps = jnp.sqrt(probs[leader]) - jnp.sqrt(probs)
+    log_upset = total * jnp.log1p(-jnp.minimum(gaps**2, 1.0))
+    return logsumexp(jnp.where(jnp.arange(probs.size) == leader, -jnp.inf, log_upset))
+
+
+def _levels(
+    largest: Float[Array, ""], total: Float[Array, ""], num_arms: int, margin: float
+) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Bound the count that the mode may have: Bernstein's inequality, and the pigeonhole from below."""
+    mean = total * largest
+    first = jnp.maximum(mean - jnp.sqrt(2.0 * margin * mean), total / num_arms)
+    last = jnp.minimum(mean + _spread(mean, margin), total)
+    return jnp.maximum(jnp.ceil(first * (1.0 - 1e-5)), 1).astype(int), jnp.floor(last).astype(int)
+
+
+def _spread(mean: Float[Array, ""], margin: float) -> Float[Array, ""]:
+    """Bound how far above its mean a Poisson count may fall, but for a probability of exp(-margin)."""
+    return margin / 3.0 + jnp.sqrt((margin / 3.0) ** 2 + 2.0 * margin * mean)
+
+
+def _poisson_prob(count: Int[Array, ""], rates: Float[Array, " A"]) -> Float[Array, " A"]:
+    """Compute P(Poisson(rate) = count) by Loader's saddle-point form, which keeps its digits at large counts."""
+    dtype = rates.dtype
+    positive = jnp.maximum(count, 1).astype(dtype)
+    excess = (rates - positive) / positive
+    deviance = positive * (excess - jnp.log1p(excess))
+    inverse = 1.0 / positive
+    series = inverse * (1 / 12 - inverse**2 * (1 / 360 - inverse**2 * (1 / 1260 - inverse**2 / 1680)))
+    table = jnp.asarray(_stirling_errors(), dtype)
+    error = jnp.where(count < table.size, table[jnp.minimum(count, table.size - 1)], series)
+    return jnp.where(count == 0, jnp.exp(-rates), jnp.exp(-error - deviance) / jnp.sqrt(2.0 * math.pi * positive))
+
+
+@functools.cache
+def _stirling_errors() -> np.ndarray:
+    """log(n!) less Stirling's formula, for n where its asymptotic series is not yet exact; the entry at 0 is unused."""
+
+    def stirling(n: int) -> float:
+        return (n + 0.5) * math.log(n) - n + 0.5 * math.log(2 * math.pi)
+
+    return np.array([0.0] + [math.log(math.factorial(n)) - stirling(n) for n in range(1, 24)])
+
+
+def _product_of_others(before: Complex[Array, "A K"], after: Complex[Array, "A K"]) -> Complex[Array, "A K"]:
+    """Multiply, for each arm a, `before` of the arms below a and `after` of the arms above it.
+
+    Products from both ends, not a division by arm a's own factor: partial exponential sums have zeros.
+    """
+    one = jnp.ones_like(before[:1])
+    from_below = jax.lax.associative_scan(jnp.multiply, jnp.concatenate([one, before[:-1]]))
+    from_above = jax.lax.associative_scan(jnp.multiply, jnp.concatenate([after[1:], one]), reverse=True)
+    return from_below * from_above
+
+
+@functools.cache
+def _gauss_legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    return (nodes + 1.0) / 2.0, weights / 2.0
+
+
+def _tie_rule(
+    num_arms: int, is_lowest_first: bool, dtype: jnp.dtype
+) -> tuple[int, Float[Array, "G G 2"], Float[Array, "G G"]]:
+    """List quadrature rules for the tie-break, by number of nodes.
+
+    Returns:
+        The largest rule's number of nodes; s for the arms before and after the winner; weights. With ties to the lowest
+        index the arms before must stay strictly below (s = 0), those after may be level (s = 1), and one node does.
+    """
+    if is_lowest_first:
+        return 1, jnp.tile(jnp.array([0.0, 1.0], dtype), (2, 1, 1)), jnp.ones((2, 1), dtype)
+    largest = min(-(-num_arms // 2), _MAX_NODES)
+    nodes, weights = np.zeros((2, largest + 1, largest))
+    for num_nodes in range(1, largest + 1):
+        nodes[num_nodes, :num_nodes], weights[num_nodes, :num_nodes] = _gauss_legendre(num_nodes)
+    return largest, jnp.asarray(np.stack([nodes, nodes], axis=-1), dtype), jnp.asarray(weights, dtype)

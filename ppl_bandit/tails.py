@@ -1,0 +1,90 @@
+"""The tail beyond the draws: a generalised Pareto fit to the largest of them.
+
+M draws say nothing by themselves about quantiles beyond 1 - 1/M. The largest draws, less a high threshold, follow a
+generalised Pareto law for almost any distribution (Pickands, Balkema and de Haan), and its two parameters carry the
+quantile function beyond the sample. The shape is also the k-hat that tells whether importance weights can be trusted.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+__all__ = ["fit_generalized_pareto", "tail_quantile"]
+
+_MIN_TAIL = 5  # fewer exceedances say less about a shape than the largest draw itself
+
+
+def fit_generalized_pareto(exceedances: Float[Array, " N"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Fit a generalised Pareto law, P(X > x) = (1 + k x / sigma)^(-1/k), by the estimator of Zhang and Stephens (2009).
+
+    The likelihood, profiled over one parameter b = k / sigma, is averaged over a grid of b drawn from a prior that the
+    data scale: nearly as efficient as maximum likelihood, and without its failures, because nothing is iterated.
+
+    Args:
+        exceedances: draws less their threshold, nonnegative, in any order.
+
+    Returns:
+        The shape k (positive: heavy tail; 0: exponential; negative: bounded) and the scale sigma. Where no exceedance
+        is positive the law is a point: k = 0 and sigma = 0.
+    """
+    size = exceedances.shape[0]
+    dtype = exceedances.dtype
+    largest = jnp.max(exceedances)
+    is_point = ~(largest > 0)
+    sorted_unit = jnp.sort(jnp.where(is_point, 1.0, exceedances / jnp.where(is_point, 1.0, largest)))
+    quartile = sorted_unit[max(int(size / 4 + 0.5) - 1, 0)]
+    # Draws with many repeats can leave the quartile at 0, and the prior without a scale.
+    scale = jnp.where(quartile > 0, quartile, jnp.mean(sorted_unit))
+    num_grid = 20 + math.isqrt(size)
+    grid = 1.0 - jnp.sqrt(num_grid / (jnp.arange(num_grid, dtype=dtype) + 0.5))
+    slopes = _away_from_zero(-1.0 - grid / (3.0 * scale))
+
+    def profile_shape(slope):
+        return jnp.mean(jnp.log1p(slope * sorted_unit))
+
+    shapes = jax.vmap(profile_shape)(slopes)
+    log_likelihoods = size * (jnp.log(slopes / shapes) - shapes - 1.0)
+    slope = _away_from_zero(jnp.sum(jax.nn.softmax(log_likelihoods) * slopes))
+    shape = profile_shape(slope)
+    return jnp.where(is_point, 0.0, shape), jnp.where(is_point, 0.0, largest * shape / slope)
+
+
+def tail_quantile(draws: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array, ""]:
+    """Estimate a quantile from draws, extrapolating the upper tail with a generalised Pareto law.
+
+    Up to a threshold this is the empirical quantile; beyond it, the quantile of the law fitted to the largest draws: a
+    fifth of them, or 5 sqrt(M) when that is less. A longer tail would trade variance for bias: at M = 1,000 and
+    q = 1 - 1/5,000 a normal law is missed by .05 standard deviations on average, and by .37 without extrapolation. With
+    fewer than 25 draws it is the empirical quantile throughout.
+
+    Args:
+        draws: in any order.
+        q: in [0, 1]; at 1 a finite stand-in, as far as the float type can tell 1 from its neighbour below.
+    """
+    num_draws = draws.shape[0]
+    num_tail = math.ceil(min(0.2 * num_draws, 5.0 * math.sqrt(num_draws)))
+    ascending = jnp.sort(draws)
+    empirical = _interpolate(ascending, q)
+    if num_tail < _MIN_TAIL:
+        return empirical
+    threshold = ascending[-num_tail - 1]
+    shape, scale = fit_generalized_pareto(ascending[-num_tail:] - threshold)
+    tail_prob = jnp.maximum(1.0 - q, jnp.finfo(draws.dtype).eps / 2)
+    log_ratio = math.log(num_tail / num_draws) - jnp.log(tail_prob)
+    growth = _away_from_zero(shape * log_ratio)
+    return jnp.where(log_ratio > 0, threshold + scale * log_ratio * jnp.expm1(growth) / growth, empirical)
+
+
+def _interpolate(ascending: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array, ""]:
+    position = q * (ascending.shape[0] - 1)
+    below = jnp.floor(position)
+    low, high = ascending[below.astype(int)], ascending[jnp.ceil(position).astype(int)]
+    return low + (position - below) * (high - low)
+
+
+def _away_from_zero(x: Array) -> Array:
+    # The formulas have limits at 0, and f(eps) is that limit to rounding; f(0) would be 0 / 0.
+    eps = jnp.finfo(x.dtype).eps
+    return jnp.where(jnp.abs(x) < eps, eps, x)
