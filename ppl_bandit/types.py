@@ -105,6 +105,7 @@ class Engine(NamedTuple):
         sample: (key, state, M) -> draws {site: (M, ...)}; a cheap read, M is static.
         explanation: what this engine is and why it fits the program.
         parameters: state -> {site: {parameter: array}} where the posterior has a closed form, else None.
+        reserve: (state, num_rows) -> state with room for as many more rows, outside of jit; None if any number fits.
     """
 
     init: Callable[[Key], State]
@@ -112,6 +113,7 @@ class Engine(NamedTuple):
     sample: Callable[[Key, State, int], Draws]
     explanation: Explanation
     parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
+    reserve: Callable[[State, int], State] | None = None
 
 
 class InvalidProgram(ValueError):

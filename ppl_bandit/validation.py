@@ -83,8 +83,9 @@ class _Reading(NamedTuple):
     def run(self, latents: Mapping[str, Array], arm: Array, context: Any, values: Mapping[str, Array]) -> Trace:
         return run_program(self.program, arm, context, {**latents, **values})
 
-    def arms(self) -> tuple[Array, Any]:
-        return jnp.arange(self.num_arms), repeat_rows(self.context, self.num_arms)
+    def arms(self) -> tuple[Any, Any]:
+        repeated = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (self.num_arms, *leaf.shape)), self.context)
+        return np.arange(self.num_arms), repeated
 
 
 def feasible_latents(program: Callable, latents: tuple[str, ...], context: Any, key: Array) -> dict[str, Array]:
@@ -185,9 +186,9 @@ def _traced(program: Callable, context: Any, num_rows: int) -> Trace:
     def body(arm: Array, rows: Any) -> None:
         caught.update(run_program(program, arm, rows, {}))
 
-    arm = jax.ShapeDtypeStruct((num_rows,), jnp.zeros(0, int).dtype)
+    rows = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_rows, *leaf.shape)), context)
     try:
-        jax.eval_shape(body, arm, repeat_rows(context, num_rows))
+        jax.eval_shape(body, np.arange(num_rows), rows)
     except InvalidProgram:
         raise
     except (
@@ -299,8 +300,8 @@ def _check_expected_reward(trace: Trace, outcomes: tuple[str, ...]) -> bool:
 def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool) -> None:
     """Check on the jaxpr what flows into the prior and the expected reward, and that arm indices stay in range."""
     arm, context = reading.arms()
-    outcomes = {name: jnp.zeros(reading.num_arms, _NUMBERS[kind]) for name, kind in reading.kinds.items()}
-    latents = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    outcomes = {name: np.zeros(reading.num_arms, _NUMBERS[kind]) for name, kind in reading.kinds.items()}
+    latents = {name: np.zeros(shape) for name, shape in shapes.items()}
 
     def flow(latents: Any, arm: Array, context: Any, outcomes: Any) -> tuple[list[Array], Array, list[Array]]:
         trace = reading.run(latents, arm, context, outcomes)
@@ -335,7 +336,7 @@ def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_ex
         sizes.extend(index.size for index in found)
         return [(index.lowest, index.highest) for index in found]
 
-    extremes = jax.jit(ranges, compiler_options=FAST_COMPILE)()
+    extremes = _run_once(ranges)
     for (lowest, highest), size in zip(extremes, sizes, strict=True):
         if lowest < 0 or highest >= size:
             raise InvalidProgram(
@@ -345,12 +346,16 @@ def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_ex
 
 
 def _find_mean(reading: _Reading) -> means.MeanWay:
-    """Return the first way to the outcome's mean that is open and finite at draws of the latents."""
+    """Return the first way to the outcome's mean that is open and finite at draws of the latents.
+
+    Points near the middle of the support come first: drawing from the prior takes far longer to compile.
+    """
     arm, context = reading.arms()
     outcome = reading.outcomes[0]
 
-    def verdicts(way: means.MeanWay, is_drawn: bool) -> Array:
-        def one(key: Array) -> Array:
+    def verdict(way: means.MeanWay, is_drawn: bool) -> int:
+        def one(seed: Array) -> Array:
+            key = jr.key(seed)
             if is_drawn:
                 trace = run_program(reading.program, arm[:1], repeat_rows(reading.context, 1), {}, key)
                 latents = {name: trace[name]["value"] for name in reading.latents}
@@ -358,19 +363,17 @@ def _find_mean(reading: _Reading) -> means.MeanWay:
                 latents = feasible_latents(reading.program, reading.latents, reading.context, key)
             return jnp.min(way.verdict(reading.run(latents, arm, context, {})[outcome]["fn"]))
 
-        keys = jr.split(jr.key(1), 2 * _NUM_POINTS)
-        return jax.jit(jax.vmap(one), compiler_options=FAST_COMPILE)(keys)
+        return int(_run_once(lambda: jnp.min(jax.vmap(one)(jnp.arange(2 * _NUM_POINTS)))))
 
     for way in means.WAYS:
         try:
-            # Points near the middle of the support first: drawing from the prior takes far longer to compile.
-            verdict = int(jnp.min(verdicts(way, is_drawn=False)))
-            verdict = verdict if verdict == 1 else int(jnp.min(verdicts(way, is_drawn=True)))
+            found = verdict(way, is_drawn=False)
+            found = found if found == 1 else verdict(way, is_drawn=True)
         except (NotImplementedError, AttributeError, TypeError, ValueError):
             continue  # this way is closed for this distribution
-        if verdict == 1:
+        if found == 1:
             return way
-        if verdict == -1:
+        if found == -1:
             break
     raise InvalidProgram(
         f"the distribution of '{outcome}' has no finite mean at draws from the prior, so its expected reward is undefined: "
@@ -378,9 +381,14 @@ def _find_mean(reading: _Reading) -> means.MeanWay:
     )
 
 
+def _run_once(function: Callable[[], Any]) -> Any:
+    """Compile cheaply, run once, and return numpy arrays."""
+    return jax.device_get(jax.jit(function, compiler_options=FAST_COMPILE)())
+
+
 def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
     """Check by numbers that a row's likelihood and expected reward do not depend on the other rows of a batch."""
-    arm, context = reading.arms()
+    num_arms = reading.num_arms
 
     def readings(latents: Any, arm: Array, context: Any, picks: Array) -> tuple[Array, Array]:
         rewards, _ = feasible_rewards(reading.program, latents, arm, context, reading.kinds, picks)
@@ -388,12 +396,13 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
             rewards = {reading.outcomes[0]: rewards}
         trace = reading.run(latents, arm, context, rewards)
         density = sum(log_prob(trace[name]) for name in reading.outcomes)
-        goal = means.expected_reward(trace, reading.outcomes, mean_way)
-        return density, goal
+        return density, means.expected_reward(trace, reading.outcomes, mean_way)
 
-    def compared(key: Array) -> tuple[Array, Array, Array]:
+    def compared(seed: Array) -> tuple[Array, Array, Array]:
+        arm, context = reading.arms()
+        key = jr.fold_in(jr.key(2), seed)
         latents = feasible_latents(reading.program, reading.latents, reading.context, key)
-        picks = jr.randint(key, (reading.num_arms, len(reading.outcomes)), 0, 1000)
+        picks = jr.randint(key, (num_arms, len(reading.outcomes)), 0, 1000)
         together = readings(latents, arm, context, picks)
         alone = jax.vmap(
             lambda a, c, p: jax.tree.map(
@@ -406,16 +415,14 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
         ]
         return same[0], same[1], jnp.any(jnp.isfinite(together[0]))
 
-    density_same, goal_same, some_finite = jax.jit(jax.vmap(compared), compiler_options=FAST_COMPILE)(
-        jr.split(jr.key(2), _NUM_POINTS)
-    )
-    if not bool(jnp.any(some_finite)):
+    density_same, goal_same, some_finite = _run_once(lambda: jax.vmap(compared)(jnp.arange(_NUM_POINTS)))
+    if not some_finite.any():
         raise InvalidProgram(
             "the log likelihood is not finite at any value tried from the interior of the prior: check that the outcome's "
             "parameters stay inside their domain (probabilities in [0, 1], scales above 0)"
         )
-    sampled_mean = mean_way is means.MONTE_CARLO  # its noise differs between a batch and a row
-    if not bool(jnp.all(density_same)) or not (sampled_mean or bool(jnp.all(goal_same))):
+    is_noisy = mean_way is means.MONTE_CARLO  # its random numbers differ between a batch and a row
+    if not density_same.all() or not (is_noisy or goal_same.all()):
         raise InvalidProgram(
             "a row's likelihood or expected reward changes with the other rows of the batch: rows must be independent given "
             "the latents, so use no sum, sort, shift or cumulative operation along the rows"

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines import report
-from ppl_bandit.engines.certificate import Probe, certify, make_probe, tolerance
+from ppl_bandit.engines.certificate import Probe, certify, tolerance
 from ppl_bandit.engines.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.examination import examine
 from ppl_bandit.engines.families import (
@@ -38,10 +39,12 @@ class Certificates(NamedTuple):
     """Evidence of an update, per row.
 
     Attributes:
+        is_trusted: whether every row is certified.
         is_certified: whether the row's likelihood is affine in the sufficient statistics; if any is not, nothing is absorbed.
         residual: largest relative deviation from affine that was found.
     """
 
+    is_trusted: Bool[Array, ""]
     is_certified: Bool[Array, " N"]
     residual: Float[Array, " N"]
 
@@ -56,9 +59,8 @@ def conjugate(model: RewardModel) -> Engine:
             would make the program conjugate.
     """
     with jax.enable_x64(True):
-        layout, prior, evidence = examine(model)
-        probe = jax.device_get(make_probe(layout, _NUM_POINTS, prior))
-    prior = jax.device_get(prior)
+        layout, prior, probe, evidence = examine(model)
+    probe = probe._replace(offsets=jax.tree.map(lambda leaf: leaf[:_NUM_POINTS], probe.offsets))
 
     def init(key: Key) -> Posterior:
         del key  # the prior is not random
@@ -71,7 +73,7 @@ def conjugate(model: RewardModel) -> Engine:
     def draw(key: Key, state: Posterior, num_samples: int) -> Draws:
         return sample(layout, key, state, num_samples)
 
-    def parameters(state: Posterior) -> dict[str, dict[str, Array]]:
+    def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
         return report.parameters(layout, state)
 
     return Engine(init, update, draw, report.accepted(model, layout, prior, evidence), parameters)
@@ -101,7 +103,7 @@ def _update(
     is_certified = residual <= tolerance()
     is_sound = jnp.all(is_certified)
     return jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state), Certificates(
-        is_certified, residual
+        is_sound, is_certified, residual
     )
 
 

@@ -61,17 +61,18 @@ class _Findings(NamedTuple):
     naturals: Natural
     residuals: Array
     is_tested: Array
+    probe: Probe
 
 
-def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
-    """Return how a program's latents fall into families, its prior in them, and the evidence.
+def examine(model: RewardModel) -> tuple[Layout, Posterior, Probe, Evidence]:
+    """Return how a program's latents fall into families, its prior in them, points for certificates, and the evidence.
 
     Raises:
         NotConjugate: with the operation or the residual that stopped it.
     """
     layout = _find_scales(model, _read_supports(model))
     words: list[str] = []
-    found = jax.jit(lambda: _measure(model, layout, words), compiler_options=FAST_COMPILE)()
+    found = jax.device_get(jax.jit(lambda: _measure(model, layout, words), compiler_options=FAST_COMPILE)())
     for sentence, happened in zip(words, found.obstacles, strict=True):
         if bool(happened):
             raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
@@ -97,7 +98,7 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
         _examples(model, found, tested),
         _NUM_POINTS,
     )
-    return layout, found.prior, evidence
+    return layout, found.prior, found.probe, evidence
 
 
 def _read_supports(model: RewardModel) -> Layout:
@@ -279,6 +280,7 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
         naturals,
         residuals,
         is_possible & is_finite,
+        probe,
     )
 
 
@@ -409,7 +411,8 @@ def _examples(
     model: RewardModel, found: _Findings, tested: np.ndarray
 ) -> tuple[tuple[int, dict[str, float], Natural], ...]:
     rows = [int(i) for i in np.flatnonzero(tested & (np.asarray(found.rows.arm) == 0))]
-    rewards = {name: np.asarray(value) for name, value in model.outcome_values(found.rows.reward).items()}
+    given = found.rows.reward
+    rewards = given if isinstance(given, dict) else {model.outcomes[0]: given}
     picked: dict[tuple[float, ...], int] = {}
     for i in rows:
         picked.setdefault(tuple(float(rewards[name][i]) for name in model.outcomes), i)
@@ -417,7 +420,7 @@ def _examples(
         (
             0,
             dict(zip(model.outcomes, values, strict=True)),
-            jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), found.naturals),
+            jax.tree.map(lambda leaf, i=i: leaf[i], found.naturals),
         )
         for values, i in sorted(picked.items())[:4]
     )

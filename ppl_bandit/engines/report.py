@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -33,14 +34,15 @@ _REMEDIES = {
 }
 
 
-def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, Array]]:
+def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
     """Return each site's posterior parameters, shaped as the site.
 
     Beta: `concentration1`, `concentration0`. Dirichlet: `concentration`. Gamma of a power u of the site: `concentration`,
     `rate`, `power`. Reals: `mean` and `covariance` over the site's elements; for reals that a latent precision u scales
     it is `covariance_times_precision`, their covariance times u.
     """
-    found: dict[str, dict[str, Array]] = {}
+    posterior = jax.device_get(posterior)
+    found: dict[str, dict[str, np.ndarray]] = {}
     for site in layout.sites:
         span = slice(site.start, site.start + site.size)
         if site.kind == "unit":
@@ -55,24 +57,24 @@ def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, Arra
             found[site.name] = {
                 "concentration": posterior.shape[span].reshape(site.shape),
                 "rate": posterior.rate[span].reshape(site.shape),
-                "power": jnp.asarray(layout.power[span]).reshape(site.shape),
+                "power": layout.power[span].reshape(site.shape),
             }
         else:
             found[site.name] = _real_parameters(layout, posterior, site)
     return found
 
 
-def _real_parameters(layout: Layout, posterior: Posterior, site: SiteBlock) -> dict[str, Array]:
+def _real_parameters(layout: Layout, posterior: Posterior, site: SiteBlock) -> dict[str, np.ndarray]:
     num_real, span = layout.count("real"), slice(site.start, site.start + site.size)
-    mean, spread = jnp.zeros(num_real), jnp.zeros((num_real, num_real))
+    mean, spread = np.zeros(num_real), np.zeros((num_real, num_real))
     if layout.free.size:
-        mean = mean.at[layout.free].set(posterior.mean)
-        spread = spread.at[np.ix_(layout.free, layout.free)].set(jnp.linalg.inv(posterior.precision))
+        mean[layout.free] = posterior.mean
+        spread[np.ix_(layout.free, layout.free)] = np.linalg.inv(posterior.precision)
     for row, (own, inside) in enumerate(zip(layout.members, layout.is_member, strict=True)):
         own = own[inside]
-        mean = mean.at[own].set(posterior.scaled_mean[row, : own.size])
-        scaled = jnp.linalg.inv(posterior.scaled_precision[row])[: own.size, : own.size]
-        spread = spread.at[np.ix_(own, own)].set(scaled)
+        mean[own] = posterior.scaled_mean[row, : own.size]
+        scaled = np.linalg.inv(posterior.scaled_precision[row])[: own.size, : own.size]
+        spread[np.ix_(own, own)] = scaled
     is_scaled = not set(range(span.start, span.stop)) <= set(layout.free.tolist())
     name = "covariance_times_precision" if is_scaled else "covariance"
     return {"mean": mean[span].reshape(site.shape), name: spread[span, span]}
