@@ -3,9 +3,9 @@
 A jaxpr is interpreted over intervals. Every quantity that latents reach carries, per element, an interval that contains
 it and a flag: is it a real-analytic function of the latents, on their whole support? Arithmetic and analytic functions
 keep the flag where the interval shows that they stay inside their domain (the logarithm of a positive number, division by
-something that cannot be zero). Everything else - a branch, an index, a comparison, rounding, `abs`, `stop_gradient`, an
-operation not listed here - clears it and leaves a sentence that says so. Data may branch: quantities that no latent
-reaches are simply computed.
+something that cannot be zero). Everything else - a branch, an index, a comparison that intervals do not decide, rounding,
+`stop_gradient`, an operation not listed here - clears it and leaves a sentence that says so. Data may branch: quantities
+that no latent reaches are simply computed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +28,7 @@ class Flow(NamedTuple):
         low, high: the quantity lies between them.
         low_open, high_open: whether it cannot attain them.
         is_analytic: whether it is proved to be a real-analytic function of the latents.
+        is_latent: whether it is latents themselves, at most moved around: no arithmetic can have rounded or overflowed.
     """
 
     low: Float[Array, "..."]
@@ -35,6 +36,7 @@ class Flow(NamedTuple):
     low_open: Bool[Array, "..."]
     high_open: Bool[Array, "..."]
     is_analytic: Bool[Array, "..."]
+    is_latent: bool = False
 
 
 class Obstacle(NamedTuple):
@@ -47,7 +49,7 @@ class Obstacle(NamedTuple):
 def open_interval(low: Any, high: Any, shape: tuple[int, ...]) -> Flow:
     """Return a quantity strictly between two numbers: a latent on its support."""
     yes = jnp.ones(shape, bool)
-    return Flow(jnp.broadcast_to(low, shape) * 1.0, jnp.broadcast_to(high, shape) * 1.0, yes, yes, yes)
+    return Flow(jnp.broadcast_to(low, shape) * 1.0, jnp.broadcast_to(high, shape) * 1.0, yes, yes, yes, True)
 
 
 def is_inside(flow: Flow, low: float, high: float) -> Bool[Array, "..."]:
@@ -76,16 +78,12 @@ def interpret(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any], obstacle
 
 def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle]) -> list[Any]:
     name = eqn.primitive.name
-    inner = subjaxpr(eqn)
+    inner = subjaxpr(eqn) if name in _CALLS else None
     if name == "cond" and not isinstance(values[0], Flow):
         branches = [interpret(b.jaxpr, b.consts, values[1:], obstacles) for b in eqn.params["branches"]]
         return [_hull([_flow(out) for out in outs]) for outs in zip(*branches, strict=True)]
     if inner is not None:
         return interpret(inner[0], inner[1], values, obstacles)
-    if name in ("ne", "eq") and eqn.invars[0] is eqn.invars[1]:  # a test for nan: what is analytic is not nan
-        return [jnp.full(eqn.outvars[0].aval.shape, name == "eq")]
-    if name == "is_finite":
-        return [jnp.ones(eqn.outvars[0].aval.shape, bool)]
     rule = _RULES.get(name)
     if rule is None:
         outs, words = None, _REASONS.get(name, f"`{name}` is not known to be analytic")
@@ -166,7 +164,8 @@ def _structural(eqn: Any, values: list[Any]) -> tuple[list[Flow] | None, str]:
 
     lows, highs = moved("low"), moved("high")
     low_open, high_open, proved = ([a > 0.5 for a in moved(f)] for f in ("low_open", "high_open", "is_analytic"))
-    return [Flow(*parts) for parts in zip(lows, highs, low_open, high_open, proved, strict=True)], ""
+    is_latent = all(value.is_latent for value in values if isinstance(value, Flow))
+    return [Flow(*parts, is_latent) for parts in zip(lows, highs, low_open, high_open, proved, strict=True)], ""
 
 
 def _total(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
@@ -275,11 +274,13 @@ def _power(x: Flow, exponent: int) -> Flow:
         return _flow(jnp.ones(x.low.shape))
     a, b = x.low**exponent, x.high**exponent
     if exponent % 2:
-        return x._replace(low=a, high=b)
+        return x._replace(low=a, high=b, is_latent=False)
     crosses = ~_is_nonzero(x)
     low = jnp.where((x.low < 0) & (x.high > 0), 0.0, jnp.minimum(a, b))
-    low_open = jnp.where(low == 0, ~crosses, jnp.where(a < b, x.low_open, x.high_open))
-    return Flow(low, jnp.maximum(a, b), low_open, jnp.where(a > b, x.low_open, x.high_open), x.is_analytic)
+    both = x.low_open & x.high_open
+    low_open = jnp.where(a < b, x.low_open, jnp.where(a > b, x.high_open, both))
+    high_open = jnp.where(a > b, x.low_open, jnp.where(a < b, x.high_open, both))
+    return Flow(low, jnp.maximum(a, b), jnp.where(low == 0, ~crosses, low_open), high_open, x.is_analytic)
 
 
 def _integer_pow(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
@@ -365,9 +366,116 @@ def _triangular_solve(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
 
 
 def _convert(eqn: Any, values: list[Any]) -> tuple[list[Flow] | None, str]:
-    if jnp.issubdtype(eqn.params["new_dtype"], jnp.floating) and jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
+    old, new = np.dtype(eqn.invars[0].aval.dtype), np.dtype(eqn.params["new_dtype"])
+    if old.kind == "b":  # the outcome of a comparison that intervals decided, or one that lost its proof already
         return [values[0]], ""
-    return None, f"conversion of a quantity that depends on latents to {np.dtype(eqn.params['new_dtype']).name}"
+    if jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(old, jnp.floating):
+        if jnp.finfo(new).nmant >= jnp.finfo(old).nmant:
+            return [values[0]], ""
+        return None, f"rounding of a quantity that depends on latents from {old.name} to {new.name}"
+    return None, f"conversion of a quantity that depends on latents to {new.name}"
+
+
+def _truth(is_true: Array, is_false: Array, is_analytic: Array) -> Flow:
+    """Return a truth value that is known, and then a constant, or not."""
+    low, high = is_true & is_analytic, ~(is_false & is_analytic)
+    no = jnp.zeros(low.shape, bool)
+    return Flow(low * 1.0, high * 1.0, no, no, low == high)
+
+
+def _compare(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
+    """Decide a comparison whose two sides cannot meet.
+
+    Bounds that are not attained count for latents themselves alone: `exp` reaches 0 and infinity in floating point.
+    """
+    name, words = eqn.primitive.name, "a comparison with a latent"
+    x, y = (_flow(v) for v in values)
+    proved = x.is_analytic & y.is_analytic
+    exact = all(value.is_latent for value in values if isinstance(value, Flow))
+    if eqn.invars[0] is eqn.invars[1]:  # a test for nan: a latent is not nan, nor is what stays between finite numbers
+        bounded = jnp.isfinite(x.low) & jnp.isfinite(x.high) | exact
+        holds = jnp.full(x.low.shape, name in ("eq", "le", "ge"))
+        return [_truth(holds & bounded, ~holds & bounded, proved)], words
+    below = (x.high < y.low) | ((x.high == y.low) & (x.high_open | y.low_open) & exact)
+    above = (x.low > y.high) | ((x.low == y.high) & (x.low_open | y.high_open) & exact)
+    apart = below | above
+    never = jnp.zeros(apart.shape, bool)
+    is_true = {"lt": below, "le": below, "gt": above, "ge": above, "ne": apart, "eq": never}[name]
+    is_false = {"lt": above, "le": above, "gt": below, "ge": below, "ne": never, "eq": apart}[name]
+    return [_truth(is_true, is_false, proved)], words
+
+
+def _is_finite(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
+    x = values[0]
+    bounded = jnp.isfinite(x.low) & jnp.isfinite(x.high) | x.is_latent
+    return [_truth(bounded, jnp.zeros(bounded.shape, bool), x.is_analytic)], "a test whether a latent's image is finite"
+
+
+def _logic(combine: Callable) -> Callable:
+    def rule(eqn: Any, values: list[Any]) -> tuple[list[Flow] | None, str]:
+        if eqn.outvars[0].aval.dtype != bool:
+            return None, f"bits of a quantity that depends on latents (`{eqn.primitive.name}`)"
+        flows = [_flow(value) for value in values]
+        low, high = (combine(eqn, [getattr(flow, end) for flow in flows]) for end in ("low", "high"))
+        low, high = jnp.minimum(low, high), jnp.maximum(low, high)
+        no = jnp.zeros(low.shape, bool)
+        return [Flow(low, high, no, no, low == high)], "a comparison with a latent"
+
+    return rule
+
+
+def _select(eqn: Any, values: list[Any]) -> tuple[list[Flow] | None, str]:
+    which, *cases = values
+    if not isinstance(which, Flow):
+        return _structural(eqn, values)
+    if len(cases) != 2:
+        return None, _REASONS["select_n"]
+    known = which.is_analytic & (which.low == which.high)
+    flows = [_flow(case) for case in cases]
+
+    def chosen(field: str) -> Array:
+        return jnp.where(which.low > 0.5, getattr(flows[1], field), getattr(flows[0], field))
+
+    shape = flows[0].low.shape
+    known = jnp.broadcast_to(known, shape)
+    return [
+        Flow(
+            jnp.where(known, chosen("low"), -jnp.inf),
+            jnp.where(known, chosen("high"), jnp.inf),
+            chosen("low_open") | ~known,
+            chosen("high_open") | ~known,
+            chosen("is_analytic") & known,
+        )
+    ], _REASONS["select_n"]
+
+
+def _abs(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
+    x = values[0]
+    negative = _negative(x)
+    is_negative = (x.high < 0) | ((x.high == 0) & x.high_open)
+    parts = [jnp.where(is_negative, b, a) for a, b in zip(x[:5], negative[:5], strict=True)]
+    return [Flow(*parts[:4], x.is_analytic & _is_nonzero(x))], "`abs` of a quantity that depends on latents has a kink"
+
+
+def _larger(x: Flow, y: Flow, sign: int) -> Flow:
+    """Return the larger of two quantities (the smaller if sign is -1), proved where it is always the same one of them."""
+    above, below = x.low >= y.high, y.low >= x.high
+    is_first, is_second = (above, below) if sign > 0 else (below, above)
+    parts = [jnp.where(is_first, a, b) for a, b in zip(x[:5], y[:5], strict=True)]
+    return Flow(*parts[:4], parts[4] & (is_first | is_second))
+
+
+def _max(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
+    return [_larger(*(_flow(v) for v in values), 1)], "`maximum` (or a clip) of a quantity that depends on latents"
+
+
+def _min(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
+    return [_larger(*(_flow(v) for v in values), -1)], "`minimum` (or a clip) of a quantity that depends on latents"
+
+
+def _clamp(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
+    low, x, high = (_flow(v) for v in values)
+    return [_larger(_larger(x, low, 1), high, -1)], "a clip of a quantity that depends on latents"
 
 
 def _last(num_operands: int) -> tuple[int, ...]:
@@ -391,20 +499,40 @@ _REASONS = {
     "scan": "a `scan` that latents enter",
     "stop_gradient": "`stop_gradient` hides how the likelihood depends on a latent",
     "round": "rounding of a latent",
-    "abs": "`abs` of a quantity that depends on latents has a kink",
-    "max": "`maximum` (or a clip) of a quantity that depends on latents",
-    "min": "`minimum` (or a clip) of a quantity that depends on latents",
-    "clamp": "a clip of a quantity that depends on latents",
+    "floor": "rounding of a latent",
+    "ceil": "rounding of a latent",
+    "reduce_max": "the largest of quantities that depend on latents",
+    "reduce_min": "the smallest of quantities that depend on latents",
+    "argmax": "a choice (`argmax`) made by latents",
+    "argmin": "a choice (`argmin`) made by latents",
+    "sort": "sorting by a latent",
     "sign": "the sign of a quantity that depends on latents",
-} | {name: "a comparison with a latent" for name in ("lt", "le", "gt", "ge", "eq", "ne")}
+}
+
+# Equations that call a jaxpr with their own operands. `reduce` also carries one, of single elements.
+_CALLS = (
+    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr checkpoint remat remat2 composite"
+).split()
 
 _RULES: dict[str, Callable[[Any, list[Any]], tuple[list[Flow] | None, str]]] = {
     name: _structural
     for name in (
         "broadcast_in_dim concatenate copy copy_p device_put dynamic_slice dynamic_update_slice expand_dims gather pad "
-        "reshape rev scatter select_n slice split squeeze stack transpose optimization_barrier"
+        "reshape rev scatter slice split squeeze stack transpose optimization_barrier"
     ).split()
 } | {
+    "select_n": _select,
+    **{name: _compare for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+    "is_finite": _is_finite,
+    "and": _logic(lambda eqn, ends: jnp.minimum(*ends)),
+    "or": _logic(lambda eqn, ends: jnp.maximum(*ends)),
+    "not": _logic(lambda eqn, ends: 1.0 - ends[0]),
+    "reduce_and": _logic(lambda eqn, ends: jnp.min(ends[0], axis=eqn.params["axes"])),
+    "reduce_or": _logic(lambda eqn, ends: jnp.max(ends[0], axis=eqn.params["axes"])),
+    "abs": _abs,
+    "max": _max,
+    "min": _min,
+    "clamp": _clamp,
     "add": _add,
     "add_any": _add,
     "sub": lambda eqn, values: _add(eqn, [_flow(values[0]), _negative(_flow(values[1]))]),

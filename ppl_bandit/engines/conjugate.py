@@ -26,6 +26,7 @@ from ppl_bandit.engines.families import (
     sample,
     total_of,
 )
+from ppl_bandit.engines.proof import analyticity
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
@@ -40,8 +41,10 @@ class Certificates(NamedTuple):
 
     Attributes:
         is_trusted: whether every row is certified.
-        is_certified: whether the row's likelihood is affine in the sufficient statistics; if any is not, nothing is absorbed.
-        residual: largest relative deviation from affine that was found.
+        is_certified: whether the row's likelihood is proved analytic and found affine in the sufficient statistics; if any is
+            not, nothing is absorbed.
+        residual: largest relative deviation from affine that was found; infinite for a row that the program cannot produce
+            or whose proof fails, 0 for a masked row.
     """
 
     is_trusted: Bool[Array, ""]
@@ -115,4 +118,16 @@ def _read_row(
     def log_likelihood(point: Coordinates) -> Array:
         return model.log_likelihood(latents_at(layout, point), single)[0]
 
-    return certify(layout, log_likelihood, centre, probe)
+    natural, residual = certify(layout, log_likelihood, centre, probe)
+    # A program may branch on its data, so that what was proved of other rows need not hold for this one.
+    obstacles = analyticity(
+        model, layout, single.arm, single.context, model.outcome_values(single.reward), is_prior=False
+    )
+    is_sound = (row.arm >= 0) & (row.arm < model.num_arms)
+    for possible in model.in_support(latents_at(layout, centre), single).values():
+        is_sound &= possible[0]
+    for obstacle in obstacles:
+        is_sound &= ~obstacle.happened
+    # Padding may hold anything, even what has no finite derivative.
+    natural = jax.tree.map(lambda leaf: jnp.where(row.mask, leaf, 0.0), natural)
+    return natural, jnp.where(row.mask, jnp.where(is_sound, residual, jnp.inf), 0.0)

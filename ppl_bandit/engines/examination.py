@@ -218,8 +218,8 @@ def _find_scales(model: RewardModel, layout: Layout) -> Layout:
             positives = [s.name for s in layout.of("positive")]
             raise report.refusal(
                 model,
-                f"is not conjugate: the prior precision of '{site.name}' is neither fixed nor proportional to a power of one of "
-                f"{positives} that is Gamma",
+                f"is not conjugate: the prior precision of '{site.name}' is neither fixed nor proportional to a power of one "
+                f"of {positives} that is Gamma",
                 f"write '{site.name}' ~ Normal(m, s * sd) with sd the noise's standard deviation, or with a fixed scale",
             )
     width = max((len(own) for own in owners), default=0)
@@ -257,23 +257,29 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
     centre = coordinates_at(layout, prior)
     probe = make_probe(layout, _NUM_POINTS, prior)
 
-    def read(row: Interaction) -> tuple[Natural, Array, Array]:
+    said: dict[bool, list[str]] = {}
+
+    def prove(row: Interaction, *, is_prior: bool) -> list[Array]:
+        outcomes = model.outcome_values(row.reward)
+        obstacles = analyticity(model, layout, row.arm, row.context, outcomes, is_prior=is_prior)
+        said[is_prior] = [obstacle.words for obstacle in obstacles]
+        return [obstacle.happened for obstacle in obstacles]
+
+    def read(row: Interaction) -> tuple[Natural, Array, Array, list[Array]]:
         single = jax.tree.map(lambda leaf: leaf[None], row)
 
         def log_likelihood(point: Coordinates) -> Array:
             return model.log_likelihood(latents_at(layout, point), single)[0]
 
         natural, residual = certify(layout, log_likelihood, centre, probe)
-        return natural, residual, jnp.isfinite(log_likelihood(centre))
+        return natural, residual, jnp.isfinite(log_likelihood(centre)), prove(single, is_prior=False)
 
+    in_the_prior = prove(jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
     chunks, _ = split_chunks(rows, rows.arm.shape[0], min(rows.arm.shape[0], _ROWS_AT_ONCE))
-    naturals, residuals, is_finite = join_chunks(jax.lax.map(jax.vmap(read), chunks), rows.arm.shape[0])
-    one_each = jax.tree.map(lambda leaf: leaf[: model.num_arms], rows)
-    obstacles = analyticity(model, layout, one_each.arm, one_each.context, model.outcome_values(one_each.reward))
-    words.clear()
-    words.extend(obstacle.words for obstacle in obstacles)
+    naturals, residuals, is_finite, in_rows = join_chunks(jax.lax.map(jax.vmap(read), chunks), rows.arm.shape[0])
+    words[:] = said[True] + said[False]
     return _Findings(
-        [obstacle.happened for obstacle in obstacles],
+        [*in_the_prior, *(jnp.any(happened & is_possible) for happened in in_rows)],
         prior,
         prior_residual,
         rows,

@@ -11,14 +11,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array
 
 from ppl_bandit.engines.analytic import Flow, Obstacle, interpret, is_inside, open_interval
 from ppl_bandit.engines.families import Layout
+from ppl_bandit.jaxprs import dependencies
 from ppl_bandit.program import RewardModel
 from ppl_bandit.tracing import Site, is_prior_term
+from ppl_bandit.types import Key
 
 __all__ = ["analyticity"]
 
@@ -49,30 +53,48 @@ class _Claim(NamedTuple):
 
 
 def analyticity(
-    model: RewardModel, layout: Layout, arm: Array, context: Any, outcomes: Mapping[str, Array]
+    model: RewardModel,
+    layout: Layout,
+    arm: Array,
+    context: Any,
+    outcomes: Mapping[str, Array],
+    *,
+    is_prior: bool,
 ) -> list[Obstacle]:
     """Return everything that could stand in the way of a proof, each with a flag that says whether it does.
 
-    Runs under `jit`: the flags are traced values. Data are the given rows; latents range over their supports.
+    Runs under `jit`: the flags are traced values. Data are the given rows, for which alone the proof holds: a program may
+    branch on them. Latents range over their supports.
+
+    Args:
+        is_prior: whether to prove the terms of the prior or those of the likelihood.
     """
     claims: list[_Claim] = []
 
-    def program(latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]) -> list[Any]:
-        trace = model.trace(latents, arm, context, outcomes)
+    def program(
+        key: Key, latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]
+    ) -> list[Any]:
+        trace = model.trace(latents, arm, context, outcomes, key)
         claims.clear()
-        for name, site in trace.items():
-            if name in model.outcomes or is_prior_term(name, site, model.outcomes):
-                claims.extend(_claims(name, site))
+        with numpyro.validation_enabled(False):  # it compares values with their support
+            for name, site in trace.items():
+                if is_prior_term(name, site, model.outcomes) if is_prior else name in model.outcomes:
+                    claims.extend(_claims(name, site))
         return [claim.value for claim in claims]
 
     latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
-    closed = jax.make_jaxpr(program)(latents, arm, context, outcomes)
+    key = jr.key(0)
+    closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
     flows = {site.name: _support(site) for site in layout.sites}
-    args = jax.tree.leaves((flows, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Flow))
+    args = jax.tree.leaves((key, flows, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Flow))
     obstacles: list[Obstacle] = []
     outs = interpret(closed.jaxpr, closed.consts, args, obstacles)
+    # With every sample site fixed, nothing may still be drawn.
+    drawn = dependencies(closed.jaxpr, [frozenset(["key"]), *[frozenset()] * (len(args) - 1)])
     verdicts: list[Obstacle] = []
-    for claim, out in zip(claims, outs, strict=True):
+    for claim, out, sources in zip(claims, outs, drawn, strict=True):
+        if sources:
+            verdicts.append(Obstacle(f"a random draw hidden from NumPyro reaches {claim.words}", jnp.array(True)))
         if not isinstance(out, Flow):
             continue
         if claim.is_fixed:
@@ -112,14 +134,15 @@ def _claims(name: str, site: Site) -> list[_Claim]:
         fn = fn.base_dist
     for bound in jax.tree.leaves(fn.support):
         found.append(_Claim(jnp.asarray(bound), f"the support of '{name}'", is_fixed=True))
-    domains = _GUARDED.get(type(fn))
+    domains = None if "log_prob" in vars(fn) else _GUARDED.get(type(fn))
     if domains is None:
         found.append(_Claim(fn.log_prob(site["value"]), f"the log density of '{name}' ({type(fn).__name__})"))
         return found
+    if site["is_observed"]:
+        found.append(_Claim(jnp.asarray(site["value"]), f"the observed value of '{name}'", is_fixed=True))
     for field in type(fn).gather_pytree_data_fields():
         for leaf in jax.tree.leaves(getattr(fn, field, None)):
-            if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
-                found.append(
-                    _Claim(jnp.asarray(leaf), f"the {field} of '{name}' ({type(fn).__name__})", domains.get(field))
-                )
+            words, value = f"the {field} of '{name}' ({type(fn).__name__})", jnp.asarray(leaf)
+            is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
+            found.append(_Claim(value, words, domains.get(field), is_fixed))
     return found
