@@ -294,15 +294,18 @@ def _pow(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:
         jnp.log(safe[0]), jnp.log(safe[1]), base.low_open, base.high_open, base.is_analytic & _is_positive(base)
     )
     x = _product(log_base, exponent)
-    return [
-        Flow(
-            jnp.exp(x.low),
-            jnp.exp(x.high),
-            x.low_open | jnp.isinf(x.low),
-            x.high_open | jnp.isinf(x.high),
-            x.is_analytic,
-        )
-    ], "a real power of a quantity that may be zero or negative"
+    powers = Flow(
+        jnp.exp(x.low),
+        jnp.exp(x.high),
+        x.low_open | jnp.isinf(x.low),
+        x.high_open | jnp.isinf(x.high),
+        x.is_analytic,
+    )
+    if not isinstance(values[1], Flow):  # `z ** 2.0` is a polynomial, whatever the sign of z
+        whole = (exponent.low >= 0) & (exponent.low == jnp.floor(exponent.low)) & ~_is_positive(base)
+        anywhere = _anywhere(base.is_analytic & whole)
+        powers = Flow(*(jnp.where(whole, a, b) for a, b in zip(anywhere[:5], powers[:5], strict=True)))
+    return [powers], "a real power of a quantity that may be zero or negative"
 
 
 def _rsqrt(eqn: Any, values: list[Any]) -> tuple[list[Flow], str]:

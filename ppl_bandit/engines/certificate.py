@@ -2,30 +2,25 @@
 
 The difference `log density(z) - <eta, T(z)>` must be the same number at every point. For functions that are proved analytic a
 difference that varied could be constant on random points only by an accident of probability zero; what remains is the
-resolution of floating point, so points are spread over several orders of magnitude, and each difference is measured
-relative to the terms that went into it.
+resolution of floating point. So points lie near and far, on the scale of the prior and on the scale of 1; some move a single
+site, lest a deviation in one be lost among the large terms of another; and each deviation is measured relative to how far the
+terms have moved, not to their size: a large constant hides nothing but its own rounding.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.families import Coordinates, Layout, Natural, Posterior, affine_part, derive
+from ppl_bandit.engines.families import Coordinates, Layout, Natural, Posterior, affine_change, derive
 
-__all__ = ["Probe", "certify", "make_probe", "residual_of", "tolerance"]
+__all__ = ["certify", "make_offsets", "residual_of", "tolerance"]
 
 _SEED = 20170903
-
-
-class Probe(NamedTuple):
-    """Random displacements from a centre, (P, ...) each; the reals' are in units of the prior's standard deviations."""
-
-    offsets: Coordinates
-    real_scale: Float[Array, " D"]
+_ROUNDINGS = 64.0  # roundings that a log density may add up, in units of the last place
 
 
 def tolerance(dtype: Any = None) -> float:
@@ -33,31 +28,58 @@ def tolerance(dtype: Any = None) -> float:
     return 1e-10 if jnp.dtype(jnp.zeros(()).dtype if dtype is None else dtype) == jnp.float64 else 3e-3
 
 
-def make_probe(layout: Layout, num_points: int, posterior: Posterior | None = None) -> Probe:
-    """Draw displacements, the same for every engine on every machine.
+def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = None) -> Coordinates:
+    """Draw displacements from a centre, (P, ...) each, the same for every engine on every machine.
+
+    Of every four points in a row two move all sites, one of them far and in units of 1; two move one site alone.
 
     Args:
         posterior: the prior, whose standard deviations scale the reals; None scales them by 1.
     """
     rng = np.random.default_rng(_SEED)
-    num_real = layout.count("real")
+    point = np.arange(num_points)
+    is_far, is_single = (point % 4 >= 2)[:, None], point % 2 == 1
+    mover = (point // 2) % len(layout.sites)
+
+    def spread(size: int, near: float, far: tuple[float, float]) -> np.ndarray:
+        """Normal with standard deviation `near`, or of a size uniform in `far` with a random sign."""
+        sign = rng.choice([-1.0, 1.0], size=(num_points, size))
+        distant = sign * rng.uniform(*far, size=(num_points, size))
+        return np.where(is_far, distant, near * rng.standard_normal((num_points, size)))
+
+    # No further: 1 - z keeps 11 digits at logit 9, and at the far points a change of e^6 in a scale dwarfs its logarithm.
+    unit = spread(layout.count("unit"), 2.0, (3.0, 9.0))
+    positive = spread(layout.count("positive"), 1.2, (2.0, 6.0))
+    simplex = [spread(site.size, 1.5, (2.0, 5.0)) for site in layout.of("simplex")]
     reach = 10.0 ** rng.uniform(-1.5, 1.0, size=(num_points, 1))
-    offsets = Coordinates(
-        jnp.asarray(2.0 * rng.standard_normal((num_points, layout.count("unit")))),
-        jnp.asarray(1.2 * rng.standard_normal((num_points, layout.count("positive")))),
+    real = reach * rng.standard_normal((num_points, layout.count("real")))
+    for position, site in enumerate(layout.sites):
+        rests = is_single & (mover != position)
+        block = {"unit": unit, "positive": positive, "real": real}.get(site.kind)
+        if block is None:
+            simplex[site.start][rests] = 0.0
+        else:
+            block[rests, site.start : site.start + site.size] = 0.0
+    return Coordinates(
+        jnp.asarray(unit),
+        jnp.asarray(positive),
         tuple(
-            jnp.asarray(1.5 * rng.standard_normal((num_points, site.size // site.shape[-1], site.shape[-1])))
-            for site in layout.of("simplex")
+            jnp.asarray(offset.reshape(num_points, -1, site.shape[-1]))
+            for offset, site in zip(simplex, layout.of("simplex"), strict=True)
         ),
-        jnp.asarray(reach * rng.standard_normal((num_points, num_real))),
+        jnp.where(is_far, 1.0, _standard_deviations(layout, posterior)) * jnp.asarray(real),
     )
-    scale = jnp.ones(num_real)
-    if posterior is not None:
-        scale = scale.at[layout.free].set(jnp.sqrt(_variances(posterior.precision)))
-        if layout.members.size:
-            spread = jnp.sqrt(_variances(posterior.scaled_precision) * (posterior.rate / posterior.shape)[:, None])
-            scale = scale.at[layout.members[layout.is_member]].set(spread[layout.is_member])
-    return Probe(offsets, scale)
+
+
+def _standard_deviations(layout: Layout, posterior: Posterior | None) -> Float[Array, " D"]:
+    scale = jnp.ones(layout.count("real"))
+    if posterior is None:
+        return scale
+    scale = scale.at[layout.free].set(jnp.sqrt(_variances(posterior.precision)))
+    if layout.members.size:
+        spread = jnp.sqrt(_variances(posterior.scaled_precision) * (posterior.rate / posterior.shape)[:, None])
+        scale = scale.at[layout.members[layout.is_member]].set(spread[layout.is_member])
+    return scale
 
 
 def _variances(precision: Array) -> Array:
@@ -65,34 +87,34 @@ def _variances(precision: Array) -> Array:
 
 
 def certify(
-    layout: Layout, log_density: Callable[[Coordinates], Array], centre: Coordinates, probe: Probe
+    layout: Layout, log_density: Callable[[Coordinates], Array], centre: Coordinates, offsets: Coordinates
 ) -> tuple[Natural, Float[Array, ""]]:
     """Derive the natural parameters of a log density at `centre` and return them with the largest relative residual."""
     natural = derive(layout, log_density, centre)
-    return natural, residual_of(layout, log_density, natural, centre, probe)
+    return natural, residual_of(layout, log_density, natural, centre, offsets)
 
 
 def residual_of(
-    layout: Layout, log_density: Callable[[Coordinates], Array], natural: Natural, centre: Coordinates, probe: Probe
+    layout: Layout,
+    log_density: Callable[[Coordinates], Array],
+    natural: Natural,
+    centre: Coordinates,
+    offsets: Coordinates,
 ) -> Float[Array, ""]:
-    """Return how far a log density is from being affine with the given coefficients, relative to its terms.
+    """Return how far a log density is from being affine with the given coefficients, relative to how far its terms move.
 
     The residual is infinite where the log density is not finite at a point; 0 for a density that is constant.
     """
-    offsets = probe.offsets._replace(real=probe.offsets.real * probe.real_scale)
     # The centre itself comes first: all points go through one evaluation of the program, compiled once.
     points = jax.tree.map(
         lambda middle, offset: middle + jnp.concatenate([jnp.zeros_like(offset[:1]), offset]).astype(middle.dtype),
         centre,
         offsets,
     )
-
-    def difference(point: Coordinates) -> tuple[Array, Array]:
-        value = log_density(point)
-        affine, size = affine_part(layout, natural, centre, point)
-        return value - affine, jnp.abs(value) + size
-
-    differences, sizes = jax.vmap(difference)(points)
-    scale = sizes + sizes[0]
-    residual = jnp.abs(differences - differences[0]) / jnp.where(scale == 0, 1.0, scale)
+    values = jax.vmap(log_density)(points)
+    changes, moves, sizes = jax.vmap(lambda point: affine_change(layout, natural, centre, point))(points)
+    sizes += jnp.abs(values)
+    rounding = _ROUNDINGS * jnp.finfo(values.dtype).eps / tolerance(values.dtype)
+    scale = moves + rounding * (sizes + sizes[0])
+    residual = jnp.abs(values - values[0] - changes) / jnp.where(scale == 0, 1.0, scale)
     return jnp.max(jnp.where(jnp.isfinite(residual), residual, jnp.inf))

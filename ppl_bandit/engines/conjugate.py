@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines import report
-from ppl_bandit.engines.certificate import Probe, certify, tolerance
+from ppl_bandit.engines.certificate import certify, tolerance
 from ppl_bandit.engines.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.examination import examine
 from ppl_bandit.engines.families import (
@@ -62,8 +62,8 @@ def conjugate(model: RewardModel) -> Engine:
             would make the program conjugate.
     """
     with jax.enable_x64(True):
-        layout, prior, probe, evidence = examine(model)
-    probe = probe._replace(offsets=jax.tree.map(lambda leaf: leaf[:_NUM_POINTS], probe.offsets))
+        layout, prior, offsets, evidence = examine(model)
+    offsets = jax.tree.map(lambda leaf: leaf[:_NUM_POINTS], offsets)
 
     def init(key: Key) -> Posterior:
         del key  # the prior is not random
@@ -71,7 +71,7 @@ def conjugate(model: RewardModel) -> Engine:
 
     def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Certificates]:
         del key  # neither is the update
-        return _update(model, layout, probe, state, interaction)
+        return _update(model, layout, offsets, state, interaction)
 
     def draw(key: Key, state: Posterior, num_samples: int) -> Draws:
         return sample(layout, key, state, num_samples)
@@ -83,7 +83,7 @@ def conjugate(model: RewardModel) -> Engine:
 
 
 def _update(
-    model: RewardModel, layout: Layout, probe: Probe, state: Posterior, interaction: Interaction
+    model: RewardModel, layout: Layout, offsets: Coordinates, state: Posterior, interaction: Interaction
 ) -> tuple[Posterior, Certificates]:
     """Absorb rows in chunks: within a chunk all rows are read at the same means, so that their parameters add up."""
     num_rows = interaction.arm.shape[0]
@@ -98,7 +98,7 @@ def _update(
 
     def absorb_chunk(posterior: Posterior, rows: Interaction) -> tuple[Posterior, Array]:
         centre = coordinates_at(layout, posterior)
-        naturals, residuals = jax.vmap(lambda row: _read_row(model, layout, probe, centre, row))(rows)
+        naturals, residuals = jax.vmap(lambda row: _read_row(model, layout, offsets, centre, row))(rows)
         return absorb(layout, posterior, total_of(naturals), jnp.sum(rows.mask)), residuals
 
     after, residuals = jax.lax.scan(absorb_chunk, state, chunks)
@@ -111,14 +111,14 @@ def _update(
 
 
 def _read_row(
-    model: RewardModel, layout: Layout, probe: Probe, centre: Coordinates, row: Interaction
+    model: RewardModel, layout: Layout, offsets: Coordinates, centre: Coordinates, row: Interaction
 ) -> tuple[Natural, Float[Array, ""]]:
     single = jax.tree.map(lambda leaf: leaf[None], row)
 
     def log_likelihood(point: Coordinates) -> Array:
         return model.log_likelihood(latents_at(layout, point), single)[0]
 
-    natural, residual = certify(layout, log_likelihood, centre, probe)
+    natural, residual = certify(layout, log_likelihood, centre, offsets)
     # A program may branch on its data, so that what was proved of other rows need not hold for this one.
     obstacles = analyticity(
         model, layout, single.arm, single.context, model.outcome_values(single.reward), is_prior=False

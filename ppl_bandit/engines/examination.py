@@ -11,7 +11,7 @@ from jaxtyping import Array
 from numpyro.distributions import constraints
 
 from ppl_bandit.engines import report
-from ppl_bandit.engines.certificate import Probe, certify, make_probe, residual_of, tolerance
+from ppl_bandit.engines.certificate import certify, make_offsets, residual_of, tolerance
 from ppl_bandit.engines.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.families import (
     Coordinates,
@@ -61,10 +61,10 @@ class _Findings(NamedTuple):
     naturals: Natural
     residuals: Array
     is_tested: Array
-    probe: Probe
+    offsets: Coordinates
 
 
-def examine(model: RewardModel) -> tuple[Layout, Posterior, Probe, Evidence]:
+def examine(model: RewardModel) -> tuple[Layout, Posterior, Coordinates, Evidence]:
     """Return how a program's latents fall into families, its prior in them, points for certificates, and the evidence.
 
     Raises:
@@ -98,7 +98,7 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Probe, Evidence]:
         _examples(model, found, tested),
         _NUM_POINTS,
     )
-    return layout, found.prior, found.probe, evidence
+    return layout, found.prior, found.offsets, evidence
 
 
 def _read_supports(model: RewardModel) -> Layout:
@@ -255,7 +255,7 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
     prior, prior_residual = _read_prior(model, layout)
     rows, is_possible = _trial_rows(model)
     centre = coordinates_at(layout, prior)
-    probe = make_probe(layout, _NUM_POINTS, prior)
+    offsets = make_offsets(layout, _NUM_POINTS, prior)
 
     said: dict[bool, list[str]] = {}
 
@@ -265,18 +265,22 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
         said[is_prior] = [obstacle.words for obstacle in obstacles]
         return [obstacle.happened for obstacle in obstacles]
 
-    def read(row: Interaction) -> tuple[Natural, Array, Array, list[Array]]:
+    def read(row: Interaction, stretch: Array) -> tuple[Natural, Array, Array, list[Array]]:
         single = jax.tree.map(lambda leaf: leaf[None], row)
 
         def log_likelihood(point: Coordinates) -> Array:
             return model.log_likelihood(latents_at(layout, point), single)[0]
 
-        natural, residual = certify(layout, log_likelihood, centre, probe)
+        natural, residual = certify(layout, log_likelihood, centre, jax.tree.map(lambda leaf: stretch * leaf, offsets))
         return natural, residual, jnp.isfinite(log_likelihood(centre)), prove(single, is_prior=False)
 
     in_the_prior = prove(jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
-    chunks, _ = split_chunks(rows, rows.arm.shape[0], min(rows.arm.shape[0], _ROWS_AT_ONCE))
-    naturals, residuals, is_finite, in_rows = join_chunks(jax.lax.map(jax.vmap(read), chunks), rows.arm.shape[0])
+    num_rows = rows.arm.shape[0]
+    # Every row is tried at points of its own.
+    stretch = jnp.asarray(np.random.default_rng(13).uniform(0.5, 1.2, size=num_rows))
+    chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _ROWS_AT_ONCE))
+    found = jax.lax.map(lambda chunk: jax.vmap(read)(*chunk), chunks)
+    naturals, residuals, is_finite, in_rows = join_chunks(found, num_rows)
     words[:] = said[True] + said[False]
     return _Findings(
         [*in_the_prior, *(jnp.any(happened & is_possible) for happened in in_rows)],
@@ -286,7 +290,7 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
         naturals,
         residuals,
         is_possible & is_finite,
-        probe,
+        offsets,
     )
 
 
@@ -306,11 +310,8 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Array]:
     _, readings = jax.lax.scan(improve, _start_point(layout), None, length=2)
     centre, natural = jax.tree.map(lambda leaf: leaf[1], readings)
     prior = _as_posterior(layout, natural, centre)
-    probes = make_probe(layout, _NUM_POINTS), make_probe(layout, _NUM_POINTS, prior)
-    offsets = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *(probe.offsets for probe in probes))
-    real = jnp.concatenate([probe.offsets.real * probe.real_scale for probe in probes])
-    both = Probe(offsets._replace(real=real), jnp.ones_like(probes[0].real_scale))
-    return prior, residual_of(layout, log_prior, natural, centre, both)
+    offsets = make_offsets(layout, _NUM_POINTS + 4 * len(layout.sites), prior)
+    return prior, residual_of(layout, log_prior, natural, centre, offsets)
 
 
 def _as_posterior(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
@@ -382,7 +383,7 @@ def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_
     if is_prior:
         start = _start_point(layout)
         centre = jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(a), a, b), centre, start)
-    probe = make_probe(layout, _NUM_POINTS)
+    offsets = make_offsets(layout, 4 * _NUM_POINTS)
     row = None
     if not is_prior:
         worst = int(np.argmax(np.where(found.is_tested, found.residuals, -1.0)))
@@ -395,22 +396,22 @@ def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_
     residual = float(found.prior_residual if row is None else found.residuals[worst])
     alone: list[str] = []
     for site in layout.sites:
-        only = _only(layout, probe, site)
+        only = _only(offsets, site)
         check: Callable[[], Array] = lambda only=only: certify(layout, log_density, centre, only)[1]  # noqa: E731
         if not float(jax.jit(check, compiler_options=FAST_COMPILE)()) <= tolerance():
             alone.append(site.name)
     raise report.density_refusal(model, layout, alone, residual, row, is_prior)
 
 
-def _only(layout: Layout, probe: Probe, site: SiteBlock) -> Probe:
+def _only(offsets: Coordinates, site: SiteBlock) -> Coordinates:
     span = slice(site.start, site.start + site.size)
-    zero = jax.tree.map(jnp.zeros_like, probe.offsets)
+    zero = jax.tree.map(jnp.zeros_like, offsets)
     if site.kind == "simplex":
         rows = list(zero.simplex)
-        rows[site.start] = probe.offsets.simplex[site.start]
-        return probe._replace(offsets=zero._replace(simplex=tuple(rows)))
-    moved = getattr(zero, site.kind).at[:, span].set(getattr(probe.offsets, site.kind)[:, span])
-    return probe._replace(offsets=zero._replace(**{site.kind: moved}))
+        rows[site.start] = offsets.simplex[site.start]
+        return zero._replace(simplex=tuple(rows))
+    moved = getattr(zero, site.kind).at[:, span].set(getattr(offsets, site.kind)[:, span])
+    return zero._replace(**{site.kind: moved})
 
 
 def _examples(

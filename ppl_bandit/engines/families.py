@@ -33,7 +33,7 @@ __all__ = [
     "Posterior",
     "SiteBlock",
     "absorb",
-    "affine_part",
+    "affine_change",
     "coordinates_at",
     "derive",
     "latents_at",
@@ -196,6 +196,11 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
         total = -bend[..., 0] / (p[..., 0] * (1.0 - p[..., 0]))
         simplex.append(slope + total[..., None] * p)
 
+    # Along log u the density is a log u + b u: where b u is large the slope a + b u has lost the digits of a, so a is read
+    # where b u is at most 1.
+    shift = jnp.log1p(jnp.abs(curve.positive))
+    slope_there = gradient_of(point._replace(positive=point.positive - shift)).positive
+    log_scale = slope_there - curve.positive * jnp.exp(-shift)
     u = jnp.exp(point.positive)
     num_free, num_scaled = layout.free.size, layout.members.shape[1]
     directions = np.zeros((max(num_free, num_scaled), layout.count(REAL)))
@@ -209,7 +214,7 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
     return Natural(
         jnp.stack([success, both - success], axis=-1),
         tuple(simplex),
-        gradient.positive - curve.positive,
+        log_scale,
         curve.positive / u,
         jnp.where(layout.is_member, gradient.real[layout.members], 0.0) / u[:, None],
         -jnp.where(pairs, jnp.moveaxis(scaled_bends, 0, 1), 0.0) / u[:, None, None],
@@ -218,26 +223,52 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
     )
 
 
-def affine_part(layout: Layout, natural: Natural, centre: Coordinates, point: Coordinates) -> tuple[Array, Array]:
-    """Return <eta, T(z)> at a point, and the sum of its terms' absolute values (the size that rounding is relative to)."""
+def affine_change(
+    layout: Layout, natural: Natural, centre: Coordinates, point: Coordinates
+) -> tuple[Array, Array, Array]:
+    """Return <eta, T(z) - T(centre)> at a point, how far its terms have moved, and the size that rounding is relative to.
+
+    A real element that was rounded at its own size changes the density by its slope times that.
+    """
     u = jnp.exp(point.positive)
     x = jnp.where(layout.is_member, (point.real - centre.real)[layout.members], 0.0)
     y = (point.real - centre.real)[layout.free]
-    terms = [
-        natural.unit[..., 0] * jax.nn.log_sigmoid(point.unit),
-        natural.unit[..., 1] * jax.nn.log_sigmoid(-point.unit),
-        natural.log_scale * point.positive,
-        natural.scale * u,
-        u[:, None] * natural.scaled_linear * x,
-        -0.5 * u[:, None, None] * natural.scaled_quadratic * x[:, :, None] * x[:, None, :],
-        natural.linear * y,
-        -0.5 * natural.quadratic * y[:, None] * y[None, :],
+    fixed = [
+        (natural.unit[..., 0], jax.nn.log_sigmoid(point.unit), jax.nn.log_sigmoid(centre.unit)),
+        (natural.unit[..., 1], jax.nn.log_sigmoid(-point.unit), jax.nn.log_sigmoid(-centre.unit)),
+        (natural.log_scale, point.positive, centre.positive),
+        (natural.scale, u, jnp.exp(centre.positive)),
         *(
-            eta * jax.nn.log_softmax(logits, axis=-1)
-            for eta, logits in zip(natural.simplex, point.simplex, strict=True)
+            (eta, jax.nn.log_softmax(here, axis=-1), jax.nn.log_softmax(there, axis=-1))
+            for eta, here, there in zip(natural.simplex, point.simplex, centre.simplex, strict=True)
         ),
     ]
-    return sum((term.sum() for term in terms), start=0.0), sum((jnp.abs(term).sum() for term in terms), start=0.0)
+    bends = jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x), natural.quadratic @ y
+    # Within a quadratic form large terms may cancel, and then it is their size that rounding is relative to.
+    spans = (
+        jnp.einsum("gst,gt->gs", jnp.abs(natural.scaled_quadratic), jnp.abs(x)),
+        jnp.abs(natural.quadratic) @ jnp.abs(y),
+    )
+    changes = [
+        *(eta * (here - there) for eta, here, there in fixed),
+        u[:, None] * (natural.scaled_linear - 0.5 * bends[0]) * x,
+        (natural.linear - 0.5 * bends[1]) * y,
+    ]
+    moves = [
+        *(jnp.abs(eta * (here - there)) for eta, here, there in fixed),
+        u[:, None] * (jnp.abs(natural.scaled_linear) + 0.5 * spans[0]) * jnp.abs(x),
+        (jnp.abs(natural.linear) + 0.5 * spans[1]) * jnp.abs(y),
+    ]
+    sizes = [
+        *(jnp.abs(eta * here) for eta, here, _ in fixed),
+        u[:, None]
+        * jnp.abs(jnp.where(layout.is_member, (natural.scaled_linear - bends[0]) * point.real[layout.members], 0.0)),
+        jnp.abs((natural.linear - bends[1]) * point.real[layout.free]),
+    ]
+    change, moved, size = (
+        sum((term.sum() for term in terms), start=jnp.zeros(())) for terms in (changes, moves, sizes)
+    )
+    return change, moved, size
 
 
 def total_of(naturals: Natural) -> Natural:
