@@ -61,6 +61,18 @@ def test_log_gamma_draws_of_all_shapes_in_one_call_follow_their_laws(dtype):
             assert_follows(column, log_gamma_cdf(concentration), f"log Gamma({concentration})")
 
 
+def test_a_million_log_gamma_draws_have_their_exact_mean_and_variance():
+    # Enough draws to see one wrong decision in a hundred to accept a proposal.
+    concentrations, num_draws = np.array([0.05, 0.3, 1.0, 2.0, 10.0]), 1_000_000
+    draws = np.asarray(sampling.log_gamma(jr.key(14), jnp.asarray(concentrations), (num_draws,)), np.float64)
+    # The cumulants of log G are polygammas; Var(s^2) = (kappa_4 + 2 kappa_2^2) / n.
+    variance = special.polygamma(1, concentrations)
+    variance_error = np.sqrt((special.polygamma(3, concentrations) + 2 * variance**2) / num_draws)
+    z = two_sided_z(2 * len(concentrations))
+    assert np.all(np.abs(draws.mean(0) - special.digamma(concentrations)) < z * np.sqrt(variance / num_draws))
+    assert np.all(np.abs(draws.var(0) - variance) < z * variance_error)
+
+
 @precision
 def test_gamma_draws_follow_their_laws_and_have_their_moments(dtype):
     concentrations = CONCENTRATIONS[CONCENTRATIONS >= 0.1]
