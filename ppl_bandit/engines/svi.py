@@ -1,0 +1,198 @@
+"""Variational inference: a NumPyro autoguide, fitted again at every update from where the last fit ended."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array, Bool, Float
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO, init_to_feasible
+from numpyro.infer.autoguide import AutoBNAFNormal, AutoGuide, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.util import log_density
+from numpyro.optim import Adam
+
+from ppl_bandit.engines.approximate import check_settings, explain, reserve
+from ppl_bandit.engines.buffer import Buffer, Data, append, empty_buffer, fits, read, row_mask
+from ppl_bandit.engines.chains import first_adaptation
+from ppl_bandit.engines.diagnostics import MAX_K_HAT, pareto_k_hat, weight_ess
+from ppl_bandit.engines.unconstrained import unconstrained_space
+from ppl_bandit.program import RewardModel
+from ppl_bandit.types import Draws, Engine, Interaction, Key
+
+__all__ = ["SviInfo", "SviState", "svi"]
+
+GUIDES: dict[str, type[AutoGuide]] = {"mvn": AutoMultivariateNormal, "normal": AutoNormal, "flow": AutoBNAFNormal}
+
+_NUM_CHECKS = 1000  # draws of the guide that k-hat is read from
+_DECAY = 0.01  # last step size of a fit relative to its first
+_SITE = "position"
+
+
+class SviState(NamedTuple):
+    """The data, and the guide's parameters.
+
+    Attributes:
+        buffer: every row so far.
+        params: of the guide, unconstrained.
+        centre: the prior's median in unconstrained space; the guide lives on (position - centre) / scale.
+        scale: half the width of the prior's central 68% there.
+    """
+
+    buffer: Buffer
+    params: dict[str, Any]
+    centre: Float[Array, " K"]
+    scale: Float[Array, " K"]
+
+
+class SviInfo(NamedTuple):
+    """Evidence of an update.
+
+    Attributes:
+        is_trusted: whether k-hat allows the guide and the rows were absorbed.
+        k_hat: Pareto k-hat of the posterior's density relative to the guide's.
+        ess: effective sample size of 1,000 draws of the guide, weighted to the posterior.
+        elbo: evidence lower bound, averaged over the last tenth of the fit.
+        is_full: the rows had no room and were left out; reserve room and update again.
+    """
+
+    is_trusted: Bool[Array, ""]
+    k_hat: Float[Array, ""]
+    ess: Float[Array, ""]
+    elbo: Float[Array, ""]
+    is_full: Bool[Array, ""]
+
+
+class _Target(NamedTuple):
+    data: Data
+    centre: Float[Array, " K"]
+    scale: Float[Array, " K"]
+
+
+def svi(
+    model: RewardModel,
+    *,
+    guide: str | type[AutoGuide] | Callable[..., AutoGuide] = "mvn",
+    num_steps: int = 500,
+    step_size: float = 0.05,
+    num_particles: int = 8,
+    capacity: int = 64,
+    discount: float = 1.0,
+) -> Engine:
+    """Return the engine that fits a guide to the posterior at every update.
+
+    The guide lives on the unconstrained latents, in units of the prior, so that one step size suits most programs.
+
+    Args:
+        guide: "mvn" (a Gaussian with all correlations), "normal" (independent Gaussians), "flow" (a block neural
+            autoregressive flow), or an autoguide class of NumPyro.
+        num_steps: steps of Adam at an update.
+        step_size: of the first of them; it decays to a hundredth of this.
+        num_particles: draws of the guide that a step averages the evidence lower bound over.
+        capacity: rows of data that the first state has room for.
+        discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
+
+    Raises:
+        InvalidProgram: where a latent's support has no bijection from the reals.
+        ValueError: where the guide does not fit the program, such as a flow on a single number.
+    """
+    check_settings(discount, num_steps=num_steps, num_particles=num_particles, capacity=capacity)
+    space = unconstrained_space(model)
+    make = _guide_class(guide, space.size)
+    # The guide is set up here, eagerly, on a model of the same shape and no content: set up inside jit it would keep tracers.
+    blank = _surrogate(space.size, lambda position, target: jnp.zeros(()))
+    auto = make(blank, init_loc_fn=init_to_feasible)
+    optimiser = Adam(lambda number: step_size * _DECAY ** (number / num_steps))
+    starter = SVI(blank, auto, optimiser, Trace_ELBO())
+    first_params = jax.device_get(optimiser.get_params(starter.init(jr.key(0), None).optim_state))
+    constrain_params = starter.constrain_fn
+    objective = Trace_ELBO(num_particles=num_particles)
+
+    def log_joint(position: Float[Array, " K"], target: _Target) -> Float[Array, ""]:
+        return space.log_joint(target.centre + target.scale * position, target.data)
+
+    surrogate = _surrogate(space.size, log_joint)
+
+    def fit(key: Key, params: dict[str, Any], target: _Target) -> tuple[dict[str, Any], Float[Array, ""]]:
+        def step(carry: Any, key: Key) -> tuple[Any, Float[Array, ""]]:
+            def loss(params: dict[str, Any]) -> tuple[Float[Array, ""], None]:
+                return objective.loss(key, constrain_params(params), surrogate, auto, target), None
+
+            (value, _), carry = optimiser.eval_and_stable_update(loss, carry)
+            return carry, value
+
+        end, losses = jax.lax.scan(step, optimiser.init(params), jr.split(key, num_steps))
+        return optimiser.get_params(end), -jnp.mean(losses[-max(1, num_steps // 10) :])
+
+    def draw(key: Key, params: dict[str, Any]) -> tuple[Float[Array, " K"], Float[Array, ""]]:
+        log_guide, trace = log_density(handlers.seed(auto, key), (None,), {}, constrain_params(params))
+        return trace[_SITE]["value"], log_guide
+
+    def init(key: Key) -> SviState:
+        key_prior, key_fit = jr.split(key)
+        buffer = empty_buffer(model, capacity)
+        prior, _ = space.draw_prior(key_prior, _NUM_CHECKS)
+        centre = jnp.median(prior, axis=0)
+        scale = jnp.sqrt(jnp.diagonal(first_adaptation(prior).inverse_mass))
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), first_params)
+        params, _ = fit(key_fit, params, _Target(read(buffer), centre, scale))
+        return SviState(buffer, params, centre, scale)
+
+    def update(key: Key, state: SviState, interaction: Interaction) -> tuple[SviState, SviInfo]:
+        key_fit, key_check = jr.split(key)
+        has_room = fits(state.buffer, interaction)
+        buffer = append(model, state.buffer, interaction._replace(mask=row_mask(interaction) & has_room))
+        target = _Target(read(buffer, discount), state.centre, state.scale)
+        params, elbo = fit(key_fit, state.params, target)
+        positions, log_guide = jax.vmap(draw, (0, None))(jr.split(key_check, _NUM_CHECKS), params)
+        log_weights = jax.vmap(log_joint, (0, None))(positions, target) - log_guide
+        k_hat = pareto_k_hat(log_weights)
+        info = SviInfo((k_hat <= MAX_K_HAT) & has_room, k_hat, weight_ess(log_weights), elbo, ~has_room)
+        return state._replace(buffer=buffer, params=params), info
+
+    def sample(key: Key, state: SviState, num_samples: int) -> Draws:
+        positions, _ = jax.vmap(draw, (0, None))(jr.split(key, num_samples), state.params)
+        return jax.vmap(space.constrain)(state.centre + state.scale * positions)
+
+    name = getattr(make, "__name__", "the given guide")
+    explanation = explain(
+        model,
+        "svi",
+        f"draws come from {name}, fitted to the posterior by stochastic variational inference",
+        f"{name} after mapping to the reals",
+        discount,
+        [
+            "approximated: the form of the posterior, by the guide's; such fits tend to be too narrow",
+            f"evidence: Pareto k-hat of the posterior relative to the guide, at most {MAX_K_HAT}",
+        ],
+    )
+    return Engine(init, update, sample, explanation, reserve=reserve)
+
+
+def _guide_class(guide: Any, size: int) -> Callable[..., AutoGuide]:
+    if isinstance(guide, str):
+        if guide not in GUIDES:
+            raise ValueError(f"guide must be one of {sorted(GUIDES)} or an autoguide class, got {guide!r}")
+        guide = GUIDES[guide]
+    if not callable(guide) or isinstance(guide, AutoGuide):
+        raise ValueError(
+            f"guide must be an autoguide class, not {type(guide).__name__}: it is built on the program here"
+        )
+    if size == 1 and guide is AutoBNAFNormal:
+        raise ValueError('a flow needs two latent numbers or more, and the program has one: use guide="mvn"')
+    return guide
+
+
+def _surrogate(size: int, log_joint: Callable[[Any, Any], Float[Array, ""]]) -> Callable[[Any], None]:
+    """Return a NumPyro model of one real vector with a given log density."""
+
+    def body(target: Any) -> None:
+        position = numpyro.sample(_SITE, dist.ImproperUniform(dist.constraints.real_vector, (), (size,)))
+        with handlers.block():  # the program that runs inside has sites of its own, which are none of the guide's
+            value = log_joint(position, target)
+        numpyro.factor("log_joint", value)
+
+    return body
