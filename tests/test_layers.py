@@ -15,10 +15,10 @@ LAYERS = (
     ("types",),
     ("program", "tracing", "validation", "means", "jaxprs", "selectors", "sampling", "tails", "precision"),
     ("environment", "engines"),
-    ("simulation", "bandit", "journal", "snapshot"),
+    ("simulation", "bandit", "journal", "snapshot", "history", "inputs", "summary", "arviz_export"),
     ("paper", "comparison", "report", "plots"),
     ("__init__",),
-    ("model_files", "demo", "cli", "__main__"),
+    ("model_files", "check", "demo", "cli", "__main__"),
 )
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 

@@ -1,0 +1,26 @@
+"""A sale first, then its amount: most visitors buy nothing, and those who buy spend different sums.
+
+Use it when rewards are zero for many and positive for some, and both the share and the sums depend on the arm. Two
+outcomes come back: whether there was a sale, and what was spent; what was spent counts only where there was a sale. The
+posterior is exact: a Beta for each conversion rate, an InverseGamma for each mean order value.
+"""
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+num_arms = 3
+outcomes = ("conversion", "spend")
+
+
+def model(arm):
+    with numpyro.plate("arms", num_arms):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        order_value = numpyro.sample("order_value", dist.InverseGamma(3.0, 60.0))
+    conversion = numpyro.sample("conversion", dist.Bernoulli(rate[arm]))
+    spend = dist.Exponential(1.0 / order_value[arm])
+    numpyro.sample("spend", spend.mask(conversion == 1))
+    numpyro.deterministic("expected_reward", rate[arm] * order_value[arm])
+
+
+truth = {"rate": jnp.array([0.3, 0.2, 0.1]), "order_value": jnp.array([20.0, 40.0, 60.0])}
