@@ -12,16 +12,14 @@ from os import PathLike
 from typing import Any
 
 import jax
-import jax.random as jr
 import numpy as np
-from jaxtyping import Array
 
 from ppl_bandit import engines, selectors, snapshot, summary
+from ppl_bandit.compiled import compiled_functions
 from ppl_bandit.history import History
 from ppl_bandit.inputs import Arms, check_contexts, check_rewards
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selection, Selector
-from ppl_bandit.validation import feasible_latents
 
 __all__ = ["Bandit", "Decision", "NotCertified"]
 
@@ -128,7 +126,7 @@ class Bandit:
         context = check_contexts(self.model, context, None, "context")
         mask = self._arms.mask(allowed)
         with jax.enable_x64(True):
-            chosen = self._decide(self.seed, self._state, self._num_decisions, context, mask)
+            chosen = self._run.decide(self.seed, self._state, self._num_decisions, context, mask)
         return self._record(jax.device_get(chosen), context)
 
     def select_many(
@@ -154,7 +152,7 @@ class Bandit:
         numbers = np.arange(self._num_decisions, self._num_decisions + num_rows)
         with jax.enable_x64(True):
             padded = _padded((numbers, contexts), num_rows)
-            chosen = self._decide_many(self.seed, self._state, *padded, mask)
+            chosen = self._run.decide_many(self.seed, self._state, *padded, mask)
         chosen = jax.device_get(chosen)
         rows = [jax.tree.map(lambda leaf, i=i: leaf[i], chosen) for i in range(num_rows)]
         for row in rows:
@@ -216,7 +214,7 @@ class Bandit:
     def posterior(self, num_samples: int = 1000) -> dict[str, np.ndarray]:
         """Return draws of the latents from the posterior, {site: (M, ...)}; reading them changes no later decision."""
         with jax.enable_x64(True):
-            return jax.device_get(self._draw(self.seed, self._state, int(num_samples)))
+            return jax.device_get(self._run.draw(self.seed, self._state, int(num_samples)))
 
     def posterior_parameters(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the parameters of the exact posterior, {site: {parameter: array}}; see the docs for their names.
@@ -234,7 +232,7 @@ class Bandit:
         context = check_contexts(self.model, context, None, "context")
         num = self.num_samples if num_samples is None else int(num_samples)
         with jax.enable_x64(True):
-            return np.asarray(self._table(self.seed, self._state, context, num))
+            return np.asarray(self._run.table(self.seed, self._state, context, num))
 
     def explain(self) -> str:
         """Return what was proved about the program, what the data say so far, and how decisions are made."""
@@ -246,7 +244,7 @@ class Bandit:
         from ppl_bandit import arviz_export
 
         with jax.enable_x64(True):
-            prior = jax.device_get(self._draw(self.seed, self._prior(), int(num_samples)))
+            prior = jax.device_get(self._run.draw(self.seed, self._prior(), int(num_samples)))
         return arviz_export.export(
             self.model, self._arms.names, self.posterior(num_samples), prior, self._history.rows()
         )
@@ -289,35 +287,14 @@ class Bandit:
         return bandit
 
     def _use_engine(self, engine: Engine) -> None:
-        """Compile the pure functions once per engine: jit at the edge, and nowhere below."""
         self._engine = engine
-        model, select, num_samples = self.model, self._selector, self.num_samples
-
-        # Keys are made inside: from the seed, for a purpose, and for the number of the decision or of the rows seen.
-        def table(key: Array, state: Any, context: Any, num: int) -> Array:
-            return model.expected_rewards(engine.sample(key, state, num), context)
-
-        def decide(seed: int, state: Any, number: Array, context: Any, allowed: Array) -> Selection:
-            key_draw, key_select = jr.split(jr.fold_in(_key(seed, _SELECT), number))
-            return select(key_select, table(key_draw, state, context, num_samples), number + 1, allowed=allowed)
-
-        def decide_many(seed: int, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Selection:
-            return jax.lax.map(lambda row: decide(seed, state, row[0], row[1], allowed), (numbers, contexts))
-
-        def learn(seed: int, state: Any, num_seen: int, rows: Interaction) -> tuple[Any, Any, dict[str, Array]]:
-            latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, jr.key(0))
-            after, info = engine.update(jr.fold_in(_key(seed, _UPDATE), num_seen), state, rows)
-            return after, info, model.in_support(latents, rows)
-
-        self._decide, self._decide_many, self._learn = jax.jit(decide), jax.jit(decide_many), jax.jit(learn)
-        self._draw = jax.jit(lambda seed, state, num: engine.sample(_key(seed, _READ), state, num), static_argnums=2)
-        self._table = jax.jit(
-            lambda seed, state, context, num: table(_key(seed, _READ), state, context, num), static_argnums=3
+        self._run = compiled_functions(
+            self.model, engine.init, engine.update, engine.sample, self._selector, self.num_samples
         )
 
     def _prior(self) -> Any:
         with jax.enable_x64(True):
-            return jax.jit(lambda seed: self._engine.init(_key(seed, _INIT)))(self.seed)
+            return self._run.init(self.seed)
 
     def _record(self, chosen: Selection, context: Any) -> Decision:
         self._check_selection(chosen)
@@ -363,7 +340,7 @@ class Bandit:
             rows = Interaction(*_padded((arms, given, contexts, np.ones(num_rows, bool)), num_rows))
             rows = rows._replace(mask=np.arange(rows.arm.shape[0]) < num_rows)
             state = self._state if self._engine.reserve is None else self._engine.reserve(self._state, num_rows)
-            after, info, possible = jax.device_get(self._learn(self.seed, state, len(self._history), rows))
+            after, info, possible = jax.device_get(self._run.learn(self.seed, state, len(self._history), rows))
         for name, fits in possible.items():
             if not np.all(fits[:num_rows]):
                 row = int(np.flatnonzero(~fits[:num_rows])[0])
@@ -447,13 +424,6 @@ class Bandit:
     def _like_context(self, rows: Any, position: int) -> Any:
         leaves = [leaf[position] for leaf in jax.tree.leaves(rows)]
         return jax.tree.unflatten(jax.tree.structure(self.model.context), leaves)
-
-
-_INIT, _SELECT, _UPDATE, _READ = range(4)
-
-
-def _key(seed: Any, purpose: int) -> Array:
-    return jr.fold_in(jr.key(seed), purpose)
 
 
 def _stacked(contexts: list[Any]) -> Any:

@@ -90,19 +90,19 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
     if contexts is None:
         raise ValueError(f"{argument} is missing: the program takes a context like {_shown(model.context)}")
     expected, treedef = jax.tree.flatten(model.context)
-    if jax.tree.structure(contexts) != treedef:
-        if not isinstance(contexts, list | tuple) or len(expected) != 1:
-            raise ValueError(f"{argument} has the structure {_shown(contexts)}, expected {_shown(model.context)}")
-        leaves = [contexts]  # a plain list of numbers where the example is one array
-    else:
-        leaves = jax.tree.leaves(contexts)
+    try:
+        leaves = treedef.flatten_up_to(contexts)  # lists of numbers may stand where the example has arrays
+    except (ValueError, TypeError):
+        raise ValueError(f"{argument} has the structure {_shown(contexts)}, expected {_shown(model.context)}") from None
     lead = () if num_rows is None else (num_rows,)
     arrays = []
     for leaf, example in zip(leaves, expected, strict=True):
         try:
             array = np.asarray(leaf)
-        except ValueError as error:
-            raise ValueError(f"{argument} is not an array: {error}") from error
+        except ValueError:
+            raise ValueError(
+                f"{argument} holds {leaf!r} where an array of shape {(*lead, *example.shape)} belongs"
+            ) from None
         if array.shape != (*lead, *example.shape):
             rows = "" if num_rows is None else f" ({num_rows} rows)"
             raise ValueError(f"{argument} has shape {array.shape}, expected {(*lead, *example.shape)}{rows}")

@@ -52,6 +52,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
     trace, longer = (_traced(program, context, num_rows) for num_rows in (2, 3))
     latents = [name for name, site in trace.items() if _is_latent(name, site, outcomes)]
     _check_outcomes(trace, outcomes, num_rows=2)
+    _check_outcomes(longer, outcomes, num_rows=3)  # a shape can fit two rows by chance
     _check_latents(trace, longer, latents)
     has_expected_reward = _check_expected_reward(trace, outcomes)
     shapes = {name: tuple(jnp.shape(trace[name]["value"])) for name in latents}

@@ -1,0 +1,108 @@
+"""The command line: words become objects, results become lines, JSON and exit codes.
+
+Exit status: 0 for success, 2 for a mistake of the caller's (an invalid program, a missing file, bad arguments).
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    _use_compilation_cache()
+    return arguments.run(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ppl-bandit", description="Write the reward model as a NumPyro program; get the bandit."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="prove, play and draw the bundled conjugate models (under a minute)")
+    demo.add_argument("--out", type=Path, default=Path("ppl-bandit-demo"), help="folder for the figure (%(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="seed of the simulated plays (%(default)s)")
+    demo.add_argument("--json", action="store_true", help="print results as JSON")
+    demo.set_defaults(run=_demo)
+
+    check = commands.add_parser("check", help="say of each model whether its posterior is exact, and why")
+    check.add_argument(
+        "models", nargs="+", metavar="MODEL", help="path/to/file.py, file.py:function, or the name of a bundled model"
+    )
+    check.add_argument("--json", action="store_true", help="print findings as JSON")
+    check.add_argument("--explain", action="store_true", help="print the whole account of each model")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.demo import run_demo
+
+    say = _silent if arguments.json else _say
+    results = run_demo(arguments.out, say, arguments.seed)
+    figure = arguments.out / "demo.png"
+    if arguments.json:
+        models = [{"name": r.name, "is_exact": True, "families": r.families, "regret": r.regret} for r in results]
+        print(json.dumps({"models": models, "figure": str(figure)}, indent=2))
+    else:
+        print(f"\nwrote {figure}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.check import check_model
+
+    findings = []
+    for spec in _progress(arguments.models, is_shown=not arguments.json):
+        finding = check_model(spec)
+        findings.append(finding)
+        if not arguments.json:
+            print(f"{finding.name:<24} {finding.verdict:<9} {finding.families or finding.reason}", flush=True)
+            if arguments.explain and finding.report:
+                print(finding.report, end="\n\n")
+    if arguments.json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+    return 2 if any(finding.verdict == "invalid" for finding in findings) else 0
+
+
+def _progress(items: list[str], is_shown: bool) -> Sequence[str]:
+    if not is_shown or len(items) < 2 or not sys.stderr.isatty():
+        return items
+    from tqdm import tqdm
+
+    return tqdm(items, unit="model", leave=False)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _silent(line: str) -> None:
+    del line
+
+
+def _use_compilation_cache() -> None:
+    """Keep compiled programs between runs, in the user's cache folder; JAX_COMPILATION_CACHE_DIR overrides it."""
+    import jax
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or (
+        "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("LOCALAPPDATA", "~/.cache")
+    )
+    folder = Path(base).expanduser() / "ppl_bandit" / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # a read-only home only costs time
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

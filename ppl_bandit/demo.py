@@ -1,0 +1,134 @@
+"""`ppl-bandit demo`: prove, play and draw the bundled conjugate models."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from ppl_bandit import engines, selectors
+from ppl_bandit.environment import Environment
+from ppl_bandit.model_files import ModelFile, load_model
+from ppl_bandit.plots import DemoPanel, draw_demo
+from ppl_bandit.program import RewardModel
+from ppl_bandit.simulation import rollout
+from ppl_bandit.types import Engine
+
+__all__ = ["CONJUGATE_MODELS", "DemoResult", "run_demo"]
+
+CONJUGATE_MODELS = (
+    "bernoulli",
+    "binomial",
+    "poisson",
+    "exponential",
+    "gaussian",
+    "linear_gaussian",
+    "dirichlet_categorical",
+    "hurdle",
+    "hierarchical_gaussian",
+)
+NUM_STEPS, NUM_REALIZATIONS, NUM_SAMPLES = 250, 16, 200
+
+
+class DemoResult(NamedTuple):
+    """What the demo found out about one model.
+
+    Attributes:
+        regret: selector -> (mean, standard error) of the cumulative expected regret after all steps.
+    """
+
+    name: str
+    families: str
+    report: str
+    regret: dict[str, tuple[float, float]]
+
+
+class _Prepared(NamedTuple):
+    file: ModelFile
+    engine: Engine
+    environment: Environment
+    compiled: "Future[Any]"
+
+
+def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoResult]:
+    """Prove each bundled conjugate model, play it, and write `demo.png` to `out`.
+
+    Args:
+        say: told one line per finding, as it is found.
+    """
+    say(f"proving {len(CONJUGATE_MODELS)} bundled models conjugate ...")
+    with jax.enable_x64(True), ThreadPoolExecutor(1) as pool:
+        # The next program is traced here while the last one is compiled there.
+        prepared = [_prepare(name, pool, say) for name in CONJUGATE_MODELS]
+        say(f"\nplaying {NUM_REALIZATIONS} realizations of {NUM_STEPS} steps each ...")
+        played = [_play(item, seed) for item in prepared]
+    panels = [panel for panel, _ in played]
+    results = [result for _, result in played]
+    for result in results:
+        scores = ", ".join(f"{name} {mean:.2f} +- {error:.2f}" for name, (mean, error) in result.regret.items())
+        say(f"  {result.name:<22} regret after {NUM_STEPS} steps: {scores}")
+    out.mkdir(parents=True, exist_ok=True)
+    draw_demo(
+        panels,
+        out / "demo.png",
+        f"{NUM_REALIZATIONS} realizations of {NUM_STEPS} steps, M = {NUM_SAMPLES} posterior draws a step, seed {seed}; lines: "
+        "mean of the expected (pseudo) regret, bands: 95% interval of that mean",
+    )
+    return results
+
+
+def _selectors() -> dict[str, Any]:
+    return {"double sampling": selectors.double_sampling(), "Thompson": selectors.thompson()}
+
+
+def _prepare(name: str, pool: ThreadPoolExecutor, say: Callable[[str], None]) -> _Prepared:
+    file = load_model(name)
+    model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
+    engine = engines.conjugate(model)
+    families = ", ".join(f"{site} {words}" for site, words in engine.explanation.sites.items())
+    say(f"  {name:<22} exact: {families}")
+    environment = Environment(model, file.truth, file.contexts)
+
+    def play(keys: Any) -> Any:
+        def one(key: Any) -> Any:
+            runs = {}
+            for number, (label, select) in enumerate(_selectors().items()):
+                steps = rollout(
+                    jr.fold_in(key, number),
+                    model,
+                    engine,
+                    select,
+                    environment,
+                    num_steps=NUM_STEPS,
+                    num_samples=NUM_SAMPLES,
+                )
+                runs[label] = (steps.regret, steps.best_arm_probs)
+            return runs
+
+        return jax.vmap(one)(keys)
+
+    lowered = jax.jit(play).lower(jr.split(jr.key(0), NUM_REALIZATIONS))
+    return _Prepared(file, engine, environment, pool.submit(lowered.compile))
+
+
+def _play(item: _Prepared, seed: int) -> tuple[DemoPanel, DemoResult]:
+    keys = jr.split(jr.key(seed), NUM_REALIZATIONS)
+    runs = jax.device_get(item.compiled.result()(keys))
+    regret = {label: np.cumsum(steps, axis=1) for label, (steps, _) in runs.items()}
+    final = {
+        label: (float(total[:, -1].mean()), float(total[:, -1].std(ddof=1) / np.sqrt(NUM_REALIZATIONS)))
+        for label, total in regret.items()
+    }
+    probs = runs["double sampling"][1][0]
+    if item.file.context is None:
+        best = int(jnp.argmax(item.environment.expected_rewards(None)))
+    else:
+        best = -1
+    families = dict.fromkeys(words.partition(",")[0] for words in item.engine.explanation.sites.values())
+    panel = DemoPanel(f"{item.file.name}: {' x '.join(families)}", regret, probs, best)
+    words = ", ".join(f"{site} {family}" for site, family in item.engine.explanation.sites.items())
+    return panel, DemoResult(item.file.name, words, item.engine.explanation.report, final)

@@ -1,0 +1,215 @@
+"""Building a reward model says, in one sentence, what is wrong with a program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import InvalidProgram, RewardModel
+
+
+def rates(num_arms=2):
+    return numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([num_arms]))
+
+
+def no_outcome(arm):
+    numpyro.sample("click", dist.Bernoulli(rates()[arm]))
+
+
+def outcome_is_observed(arm):
+    numpyro.sample("reward", dist.Bernoulli(rates()[arm]), obs=jnp.ones(arm.shape))
+
+
+def outcome_is_deterministic(arm):
+    numpyro.deterministic("reward", rates()[arm])
+
+
+def outcome_of_wrong_shape(arm):
+    numpyro.sample("reward", dist.Bernoulli(rates()))
+
+
+def outcome_with_event_shape(arm):
+    numpyro.sample("reward", dist.Bernoulli(rates()[arm]).to_event(1))
+
+
+def latent_per_row(arm):
+    effect = numpyro.sample("effect", dist.Normal(0, 1).expand([arm.shape[0]]))
+    numpyro.sample("reward", dist.Normal(effect, 1))
+
+
+def discrete_latent(arm):
+    kind = numpyro.sample("kind", dist.Bernoulli(0.5))
+    numpyro.sample("reward", dist.Bernoulli(jnp.where(kind == 1, 0.2, 0.8) * jnp.ones(arm.shape)))
+
+
+def param_site(arm):
+    rate = numpyro.param("rate", jnp.array([0.5, 0.5]))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def no_latent(arm):
+    numpyro.sample("reward", dist.Bernoulli(jnp.array([0.2, 0.3])[arm]))
+
+
+def subsampled_plate(arm):
+    rate = rates()
+    with numpyro.plate("rows", 10, subsample_size=arm.shape[0]):
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def branches_on_arm(arm):
+    rate = rates()
+    if arm[0] == 0:
+        rate = 1 - rate
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def branches_on_arm_as_if_it_were_a_number(arm):
+    rate = rates()
+    if arm == 0:
+        rate = 1 - rate
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def turns_arm_into_numpy(arm):
+    numpyro.sample("reward", dist.Bernoulli(rates()[np.asarray(arm)]))
+
+
+def prior_depends_on_context(arm, context):
+    mean = numpyro.sample("mean", dist.Normal(context.sum(), 1).expand([2]))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1))
+
+
+def prior_depends_on_arm(arm):
+    mean = numpyro.sample("mean", dist.Normal(jnp.mean(arm * 1.0), 1).expand([2]))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1))
+
+
+def factor_depends_on_arm(arm):
+    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
+    numpyro.factor("penalty", -jnp.sum(mean[arm] ** 2))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1))
+
+
+def expected_reward_of_drawn_value(arm):
+    reward = numpyro.sample("reward", dist.Bernoulli(rates()[arm]))
+    numpyro.deterministic("expected_reward", 2.0 * reward)
+
+
+def expected_reward_of_wrong_shape(arm):
+    rate = rates()
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+    numpyro.deterministic("expected_reward", rate.sum())
+
+
+def rows_are_coupled(arm):
+    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
+    numpyro.sample("reward", dist.Normal(jnp.cumsum(mean[arm]), 1))
+
+
+def raises_an_error(arm):
+    numpyro.sample("reward", dist.Bernoulli(rates()[arm] @ jnp.ones((7, 7))))
+
+
+def has_no_mean(arm):
+    centre = numpyro.sample("centre", dist.Normal(0, 1).expand([2]))
+    numpyro.sample("reward", dist.Cauchy(centre[arm], 1.0))
+
+
+def has_an_infinite_mean(arm):
+    alpha = numpyro.sample("alpha", dist.Uniform(0.1, 0.9).expand([2]))
+    numpyro.sample("reward", dist.Pareto(1.0, alpha[arm]))
+
+
+def is_never_possible(arm):
+    scale = numpyro.sample("scale", dist.Gamma(1, 1).expand([2]))
+    numpyro.sample("reward", dist.Normal(0.0, -scale[arm]))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (no_outcome, "no sample site 'reward'; its sample sites are ['rate', 'click']"),
+        (outcome_is_deterministic, "no sample site 'reward'"),
+        (outcome_is_observed, "passes obs= to 'reward'"),
+        (outcome_of_wrong_shape, "has shape (2,) (batch (2,), event ()) for 3 rows of data"),
+        (outcome_with_event_shape, "with an empty event shape"),
+        (latent_per_row, "'effect' has shape (2,) for 2 rows and (3,) for 3"),
+        (discrete_latent, "'kind' is discrete: sum it out"),
+        (param_site, "numpyro.param 'rate' has no posterior"),
+        (no_latent, "no latent sample site"),
+        (subsampled_plate, "'rows' is subsampled"),
+        (branches_on_arm, "`if arm[0] == 0:`"),
+        (branches_on_arm_as_if_it_were_a_number, "`if arm == 0:`"),
+        (turns_arm_into_numpy, "only known at run time"),
+        (prior_depends_on_arm, "depends on arm"),
+        (factor_depends_on_arm, "depends on arm"),
+        (expected_reward_of_drawn_value, "depends on the drawn value"),
+        (expected_reward_of_wrong_shape, "expected_reward must be a numpyro.deterministic of shape (N,)"),
+        (rows_are_coupled, "changes with the other rows"),
+        (raises_an_error, "the program failed on 2 rows (line"),
+        (has_no_mean, "no finite mean"),
+        (has_an_infinite_mean, "no finite mean"),
+        (is_never_possible, "not finite at any value"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_invalid_program_is_refused_with_the_reason(program, words):
+    with pytest.raises(InvalidProgram) as error:
+        RewardModel(program, 2)
+    assert words in str(error.value)
+
+
+def test_a_prior_that_depends_on_context_is_refused():
+    with pytest.raises(InvalidProgram, match="depends on context"):
+        RewardModel(prior_depends_on_context, 2, context=np.ones(2))
+
+
+def test_an_arm_without_an_entry_of_its_own_is_refused():
+    def two_rates(arm):
+        numpyro.sample("reward", dist.Bernoulli(rates(2)[arm]))
+
+    with pytest.raises(InvalidProgram, match="reads entries 0 to 2 of an axis with 2 entries"):
+        RewardModel(two_rates, 3)
+
+
+def test_several_outcomes_need_to_say_what_to_maximise():
+    def two(arm):
+        rate = rates()[arm]
+        numpyro.sample("click", dist.Bernoulli(rate))
+        numpyro.sample("buy", dist.Bernoulli(rate))
+
+    with pytest.raises(InvalidProgram, match="must say what to maximise"):
+        RewardModel(two, 2, outcomes=("click", "buy"))
+
+
+def with_context(arm, context):
+    weights = numpyro.sample("weights", dist.Normal(0, 1).expand([2, 3]).to_event(2))
+    numpyro.sample("reward", dist.Normal((weights[arm] * context).sum(-1), 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(program=with_context, num_arms=2), "no example was given"),
+        (dict(program=lambda arm: None, num_arms=2, context=1.0), "takes arm alone"),
+        (dict(program=lambda a, b, c: None, num_arms=2), "needs 3 positional arguments"),
+        (dict(program="model", num_arms=2), "program must be a function"),
+        (dict(program=with_context, num_arms=0, context=np.ones(3)), "num_arms must be a positive integer, got 0"),
+        (dict(program=with_context, num_arms=2.0, context=np.ones(3)), "num_arms must be a positive integer, got 2.0"),
+        (dict(program=with_context, num_arms=2, context="big"), "context must hold numbers"),
+        (dict(program=with_context, num_arms=2, context=np.ones(3), outcomes=()), "outcomes must be one or more"),
+        (dict(program=with_context, num_arms=2, context=np.ones(4)), "the program failed on 2 rows"),
+    ],
+)
+def test_arguments_are_checked_before_the_program_runs(arguments, words):
+    with pytest.raises(InvalidProgram, match=words):
+        RewardModel(**arguments)
+
+
+def test_validation_leaves_the_users_precision_flag_alone():
+    before = jax.config.jax_enable_x64
+    RewardModel(with_context, 2, context=np.ones(3))
+    assert jax.config.jax_enable_x64 == before
