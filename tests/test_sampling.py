@@ -55,7 +55,7 @@ def test_log_gamma_draws_of_all_shapes_in_one_call_follow_their_laws(dtype):
         draws = sampling.log_gamma(jr.key(1), jnp.asarray(CONCENTRATIONS, dtype), (NUM_DRAWS,))
         assert draws.shape == (NUM_DRAWS, len(CONCENTRATIONS)) and draws.dtype == dtype
     assert np.all(np.isfinite(draws))
-    for column, concentration in zip(draws.T, CONCENTRATIONS, strict=True):
+    for column, concentration in zip(np.asarray(draws).T, CONCENTRATIONS, strict=True):
         # log(1e8) has a spacing of 2e-6 in float32, a fiftieth of the draws' deviation: too coarse to call continuous
         if concentration < 1e7 or dtype == "float64":
             assert_follows(column, log_gamma_cdf(concentration), f"log Gamma({concentration})")
@@ -94,7 +94,7 @@ def test_beta_draws_follow_their_laws(dtype):
     with in_precision(dtype):
         draws = sampling.beta(jr.key(3), *jnp.asarray(concentrations.T, dtype), (NUM_DRAWS,))
         assert draws.dtype == dtype
-    for column, (ones, zeros) in zip(draws.T, concentrations, strict=True):
+    for column, (ones, zeros) in zip(np.asarray(draws).T, concentrations, strict=True):
         assert_follows(column, stats.beta(ones, zeros).cdf, f"Beta({ones}, {zeros})")
 
 
@@ -145,12 +145,12 @@ def test_dirichlet_draws_of_tiny_concentrations_pick_one_category_in_proportion(
 @precision
 def test_normal_draws_follow_their_law_far_into_the_tails(dtype):
     with in_precision(dtype):
-        mean, scale = jnp.asarray([0.0, -3.0, 1e4], dtype), jnp.asarray([1.0, 0.1, 50.0], dtype)
+        mean, scale = np.array([0.0, -3.0, 1e4], dtype), np.array([1.0, 0.1, 50.0], dtype)
         draws = sampling.normal(jr.key(7), mean, scale, (NUM_DRAWS,))
         tails = np.asarray(sampling.normal(jr.key(8), jnp.zeros((), dtype), jnp.ones((), dtype), (4_000_000,)))
         assert draws.dtype == dtype and tails.dtype == dtype
-    for column, loc, sd in zip(draws.T, mean, scale, strict=True):
-        assert_follows(column, stats.norm(float(loc), float(sd)).cdf, f"Normal({loc}, {sd})")
+    for column, loc, sd in zip(np.asarray(draws).T, mean, scale, strict=True):
+        assert_follows(column, stats.norm(loc, sd).cdf, f"Normal({loc}, {sd})")
     for threshold in (3.0, 4.0):  # about 5,400 and 127 draws beyond each end: a Poisson count
         for count in ((tails > threshold).sum(), (tails < -threshold).sum()):
             expected = len(tails) * stats.norm.sf(threshold)
