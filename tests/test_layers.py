@@ -15,7 +15,7 @@ LAYERS = (
     ("types",),
     ("program", "tracing", "validation", "means", "jaxprs", "selectors", "sampling", "tails", "precision"),
     ("environment", "engines"),
-    ("simulation", "bandit", "journal", "snapshot", "history", "inputs", "summary", "arviz_export"),
+    ("simulation", "bandit", "journal", "snapshot", "history", "inputs", "summary", "arviz_export", "compiled"),
     ("paper", "comparison", "report", "plots"),
     ("__init__",),
     ("model_files", "check", "demo", "cli", "__main__"),

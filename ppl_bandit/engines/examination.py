@@ -42,14 +42,14 @@ class Evidence(NamedTuple):
     Attributes:
         prior_residual, likelihood_residual: largest relative deviations from affine.
         num_rows: rows of data whose likelihood was certified.
-        examples: a few of those rows, with the natural parameters that each adds.
+        examples: rewards of those rows on arm 0, with the natural parameters that each adds.
         num_points: random points per certificate.
     """
 
     prior_residual: float
     likelihood_residual: float
     num_rows: int
-    examples: tuple[tuple[int, dict[str, float], Natural], ...]
+    examples: tuple[tuple[dict[str, float], Natural], ...]
     num_points: int
 
 
@@ -414,20 +414,17 @@ def _only(offsets: Coordinates, site: SiteBlock) -> Coordinates:
     return zero._replace(**{site.kind: moved})
 
 
-def _examples(
-    model: RewardModel, found: _Findings, tested: np.ndarray
-) -> tuple[tuple[int, dict[str, float], Natural], ...]:
-    rows = [int(i) for i in np.flatnonzero(tested & (np.asarray(found.rows.arm) == 0))]
+def _examples(model: RewardModel, found: _Findings, tested: np.ndarray) -> tuple[tuple[dict[str, float], Natural], ...]:
+    """Return the rows of arm 0 that were tested, plain rewards first."""
     given = found.rows.reward
     rewards = given if isinstance(given, dict) else {model.outcomes[0]: given}
     picked: dict[tuple[float, ...], int] = {}
-    for i in rows:
-        picked.setdefault(tuple(float(rewards[name][i]) for name in model.outcomes), i)
+    for i in np.flatnonzero(tested & (np.asarray(found.rows.arm) == 0)):
+        picked.setdefault(tuple(float(rewards[name][i]) for name in model.outcomes), int(i))
+    plain = sorted(
+        picked.items(), key=lambda item: (sum(abs(value) + 2 * (value % 1 != 0) for value in item[0]), item[0])
+    )
     return tuple(
-        (
-            0,
-            dict(zip(model.outcomes, values, strict=True)),
-            jax.tree.map(lambda leaf, i=i: leaf[i], found.naturals),
-        )
-        for values, i in sorted(picked.items())[:4]
+        (dict(zip(model.outcomes, values, strict=True)), jax.tree.map(lambda leaf, i=i: leaf[i], found.naturals))
+        for values, i in plain
     )

@@ -23,6 +23,8 @@ ANALYTIC_REMEDY = (
     "may depend on arm and context"
 )
 
+_NUM_EXAMPLES = 3
+
 _REMEDIES = {
     "unit": "a latent in (0, 1) is conjugate where it enters as the probability itself of a Bernoulli, Binomial, Geometric or "
     "negative binomial outcome",
@@ -191,10 +193,11 @@ def _update_words(layout: Layout, site: SiteBlock) -> str:
     )
 
 
-def _example_words(layout: Layout, site: SiteBlock, examples: tuple[tuple[int, dict[str, float], Natural], ...]) -> str:
+def _example_words(layout: Layout, site: SiteBlock, examples: tuple[tuple[dict[str, float], Natural], ...]) -> str:
+    """Say what a few rewards on arm 0 add to the site's parameters, each change once."""
     span = slice(site.start, site.start + site.size)
-    words = []
-    for arm, rewards, natural in examples:
+    words: dict[tuple[float, ...], str] = {}
+    for rewards, natural in examples:
         if site.kind == "unit":
             rows = natural.unit[span]
         elif site.kind == "simplex":
@@ -203,10 +206,11 @@ def _example_words(layout: Layout, site: SiteBlock, examples: tuple[tuple[int, d
             rows = np.stack([natural.log_scale[span], -natural.scale[span]], axis=-1)
         else:
             return ""
-        change = np.round(rows[np.argmax(np.abs(rows).sum(axis=-1))], 10) + 0.0
+        change = tuple((np.round(rows[np.argmax(np.abs(rows).sum(axis=-1))], 10) + 0.0).tolist())
         given = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
-        words.append(f"{given} adds ({', '.join(f'{c:+.4g}' for c in change)})")
-    return f"on arm {examples[0][0]}, " + "; ".join(words) if words else ""
+        if any(change) and len(words) < _NUM_EXAMPLES:
+            words.setdefault(change, f"{given} adds ({', '.join(f'{c:+.4g}' for c in change)})")
+    return f"on arm 0, {'; '.join(words.values())}" if words else ""
 
 
 def refusal(model: RewardModel, reason: str, remedy: str) -> NotConjugate:

@@ -88,6 +88,7 @@ def make_selector(rule: Rule, *, is_lowest_first: bool = False, score: Score | N
             scores = _check_scores(jnp.asarray(score(marginals, step), table.dtype), allowed)
         return decide(key, table, allowed, scores, step)
 
+    select.__qualname__ = rule.__qualname__  # a selector is known by its factory
     return select
 
 
