@@ -88,4 +88,4 @@ def chain_ess(chains: Float[Array, "C S K"]) -> Float[Array, " K"]:
     time = -1.0 + 2.0 * jnp.sum(monotone, axis=0)
     total = num_chains * num_steps
     ess = total / jnp.maximum(time, 1.0 / math.log10(max(total, 10)))
-    return jnp.where(jnp.isfinite(ess), ess, 0.0)
+    return jnp.where(jnp.all(jnp.isfinite(correlation), axis=0), ess, 0.0)
