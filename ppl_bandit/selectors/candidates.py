@@ -12,7 +12,7 @@ import jax.random as jr
 from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.selectors.shares import draw_arm, share_equally
+from ppl_bandit.selectors.shares import draw_arm, pick_arm, share_equally
 from ppl_bandit.types import Key
 
 __all__ = ["draw_mode", "log_false_alarm", "num_candidates"]
@@ -70,7 +70,7 @@ def draw_mode(
         num: at least 1.
         is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
     """
-    key_candidates, key_ties = jr.split(key)
+    key_ties, key_candidates = jr.split(key)
     arms = jnp.arange(probs.size)
     leader = jnp.argmax(probs)
     other_probs = jnp.where(arms == leader, 0.0, probs)
@@ -84,10 +84,11 @@ def draw_mode(
 
     def draw_next_other(state):
         key, num_drawn, counts = state
-        key, key_run, key_arm = jr.split(key, 3)
-        run = jnp.minimum(jr.exponential(key_run, dtype=probs.dtype) * mean_run, num).astype(num.dtype)
+        key, key_next = jr.split(key)
+        uniform_run, uniform_arm = jr.uniform(key_next, (2,), probs.dtype)
+        run = jnp.minimum(-jnp.log1p(-uniform_run) * mean_run, num).astype(num.dtype)
         num_drawn = num_drawn + run + 1
-        is_other = (arms == draw_arm(key_arm, other_probs)) & (num_drawn <= num)
+        is_other = (arms == pick_arm(uniform_arm, other_probs)) & (num_drawn <= num)
         return key, num_drawn, counts + is_other
 
     start = (key_candidates, jnp.where(is_contested, 0, num), jnp.zeros(probs.size, num.dtype))

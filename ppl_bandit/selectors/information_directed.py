@@ -77,10 +77,12 @@ def least_ratio_mixture(
     first_regret, second_regret = regrets[:, None], regrets[None, :]
     first_information, second_information = informations[:, None], informations[None, :]
     regret_gap, information_gap = first_regret - second_regret, first_information - second_information
-    has_interior = (regret_gap != 0) & (information_gap != 0)
-    interior = second_regret / jnp.where(has_interior, regret_gap, 1.0) - 2.0 * second_information / jnp.where(
-        has_interior, information_gap, 1.0
-    )
+    # Arms that differ by rounding alone must count as equal, or rounding would decide between them.
+    rounding = 1e3 * jnp.finfo(regrets.dtype).eps
+    has_interior = jnp.abs(regret_gap) > rounding * (first_regret + second_regret)
+    has_interior &= jnp.abs(information_gap) > rounding * (first_information + second_information)
+    interior = second_regret / jnp.where(has_interior, regret_gap, 1.0)
+    interior -= 2.0 * second_information / jnp.where(has_interior, information_gap, 1.0)
 
     def ratio(weight):
         regret = second_regret + weight * regret_gap
@@ -89,13 +91,15 @@ def least_ratio_mixture(
         return jnp.where(regret <= 0, 0.0, jnp.where(information > 0, regret**2 / positive, jnp.inf))
 
     at_first, at_second = ratio(1.0), ratio(0.0)
-    better_end = jnp.where(at_first < at_second, 1.0, jnp.where(at_first > at_second, 0.0, 0.5))
+    is_first_better = at_first < at_second * (1.0 - rounding)
+    is_second_better = at_second < at_first * (1.0 - rounding)
+    better_end = jnp.where(is_first_better, 1.0, jnp.where(is_second_better, 0.0, 0.5))
     inside = jnp.clip(interior, 0.0, 1.0)
     is_inside = has_interior & (ratio(inside) < jnp.minimum(at_first, at_second))
     weight = jnp.where(is_inside, inside, better_end)
     ratios = jnp.where(allowed[:, None] & allowed[None, :], ratio(weight), jnp.inf)
     least = jnp.min(ratios)
-    is_least = (ratios <= least * (1.0 + 1e3 * jnp.finfo(regrets.dtype).eps)) & jnp.isfinite(ratios)
+    is_least = (ratios <= least * (1.0 + rounding)) & jnp.isfinite(ratios)
     mixture = jnp.sum(is_least * weight, axis=1) + jnp.sum(is_least * (1.0 - weight), axis=0)
     mixture = mixture / jnp.maximum(jnp.sum(mixture), 1.0)
     return jnp.where(

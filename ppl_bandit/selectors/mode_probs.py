@@ -41,7 +41,7 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
     # division by P(Poisson(N) = N), at least 1 / 80 for N <= 1000.
     margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
     is_settled = _log_upset(probs, total) < -margin
-    first, last = _levels(jnp.max(probs), total, num_arms, margin)
+    first, last = _levels(jnp.max(rates), total, num_arms, margin)
     last = jnp.where(is_settled | (num == 1), 0, last)
     num_chunks = jnp.ceil(_spread(total, margin) / (2 * _CHUNK)).astype(int)
     orders, nodes, weights = _tie_rule(num_arms, is_lowest_first, dtype)
@@ -57,12 +57,9 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
 
         shift_to_total = unit_root(-num)
 
-        def term(level):
-            return _poisson_prob(level, rates)[:, None] * unit_root(level)
-
         def add_level(state):
             level, below, won = state
-            at_level = term(level)
+            at_level = _poisson_prob(level, rates)[:, None] * unit_root(level)
 
             def add_node(node, others):
                 before = below + nodes[order, node, 0] * at_level
@@ -70,16 +67,15 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
                 return others + weights[order, node] * _product_of_others(before, after)
 
             order = jnp.minimum(-(-jnp.minimum(num // level, num_arms) // 2), orders)
-            others = jax.lax.fori_loop(0, order, add_node, jnp.zeros_like(below))
+            others = jax.lax.fori_loop(0, jnp.where(level < first, 0, order), add_node, jnp.zeros_like(below))
             coefficients = at_level * others * shift_to_total
             return level + 1, below + at_level, won + jnp.sum(coefficients.real, axis=1)
 
-        below = jax.lax.fori_loop(0, first, lambda level, below: below + term(level), jnp.zeros_like(term(first)))
-        _, _, won = jax.lax.while_loop(lambda state: state[0] <= last, add_level, (first, below, won))
+        below = jnp.exp(-rates)[:, None] * unit_root(jnp.zeros_like(num))
+        _, _, won = jax.lax.while_loop(lambda state: state[0] <= last, add_level, (jnp.ones_like(num), below, won))
         return won
 
-    num_chunks = jnp.where(last > 0, num_chunks, 0)
-    won = jax.lax.fori_loop(0, num_chunks, add_chunk, jnp.zeros_like(probs))
+    won = jax.lax.fori_loop(0, jnp.where(last > 0, num_chunks, 0), add_chunk, jnp.zeros_like(probs))
     won = jnp.maximum(won, 0.0)
     settled = jnp.where(num == 1, probs, (jnp.arange(num_arms) == jnp.argmax(probs)).astype(dtype))
     # The normaliser is K P(Poisson(N) = N) / 2; dividing by the sum instead also cancels rounding common to all arms.
@@ -97,11 +93,11 @@ def _log_upset(probs: Float[Array, " A"], total: Float[Array, ""]) -> Float[Arra
 def _levels(
     largest: Float[Array, ""], total: Float[Array, ""], num_arms: int, margin: float
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """Bound the count that the mode may have: Bernstein's inequality, and the pigeonhole from below."""
-    mean = total * largest
-    first = jnp.maximum(mean - jnp.sqrt(2.0 * margin * mean), total / num_arms)
-    last = jnp.minimum(mean + _spread(mean, margin), total)
-    return jnp.maximum(jnp.ceil(first * (1.0 - 1e-5)), 1).astype(int), jnp.floor(last).astype(int)
+    """Bound the count that the mode may have: Bernstein's inequality, and from below the pigeonhole too."""
+    first = jnp.maximum(largest - jnp.sqrt(2.0 * margin * largest), total / num_arms)
+    last = jnp.minimum(largest + _spread(largest, margin), total)
+    # A count that is whole must not be lost to rounding.
+    return jnp.ceil(first * (1.0 - 1e-5)).astype(int), jnp.floor(last * (1.0 + 1e-5)).astype(int)
 
 
 def _spread(mean: Float[Array, ""], margin: float) -> Float[Array, ""]:
@@ -110,16 +106,16 @@ def _spread(mean: Float[Array, ""], margin: float) -> Float[Array, ""]:
 
 
 def _poisson_prob(count: Int[Array, ""], rates: Float[Array, " A"]) -> Float[Array, " A"]:
-    """Compute P(Poisson(rate) = count) by Loader's saddle-point form, which keeps its digits at large counts."""
+    """Compute P(Poisson(rate) = count), count >= 1, by Loader's saddle-point form, exact at large counts too."""
     dtype = rates.dtype
-    positive = jnp.maximum(count, 1).astype(dtype)
-    excess = (rates - positive) / positive
-    deviance = positive * (excess - jnp.log1p(excess))
-    inverse = 1.0 / positive
+    size = count.astype(dtype)
+    excess = (rates - size) / size
+    deviance = size * (excess - jnp.log1p(excess))
+    inverse = 1.0 / size
     series = inverse * (1 / 12 - inverse**2 * (1 / 360 - inverse**2 * (1 / 1260 - inverse**2 / 1680)))
     table = jnp.asarray(_stirling_errors(), dtype)
     error = jnp.where(count < table.size, table[jnp.minimum(count, table.size - 1)], series)
-    return jnp.where(count == 0, jnp.exp(-rates), jnp.exp(-error - deviance) / jnp.sqrt(2.0 * math.pi * positive))
+    return jnp.exp(-error - deviance) / jnp.sqrt(2.0 * math.pi * size)
 
 
 @functools.cache
@@ -138,9 +134,9 @@ def _product_of_others(before: Complex[Array, "A K"], after: Complex[Array, "A K
     Products from both ends, not a division by arm a's own factor: partial exponential sums have zeros.
     """
     one = jnp.ones_like(before[:1])
-    from_below = jax.lax.associative_scan(jnp.multiply, jnp.concatenate([one, before[:-1]]))
-    from_above = jax.lax.associative_scan(jnp.multiply, jnp.concatenate([after[1:], one]), reverse=True)
-    return from_below * from_above
+    both = jnp.concatenate([jnp.concatenate([one, before[:-1]]), jnp.concatenate([one, after[:0:-1]])], axis=1)
+    from_below, from_above = jnp.split(jax.lax.associative_scan(jnp.multiply, both), 2, axis=1)
+    return from_below * from_above[::-1]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.types import Key
 
-__all__ = ["best_arm_probs", "draw_arm", "is_largest", "share_equally", "winner_weights"]
+__all__ = ["best_arm_probs", "draw_arm", "is_largest", "pick_arm", "share_equally", "winner_weights"]
 
 
 def best_arm_probs(
@@ -55,14 +55,18 @@ def share_equally(is_member: Bool[Array, " A"], dtype: jnp.dtype) -> Float[Array
 
 
 def draw_arm(key: Key, probs: Float[Array, " A"]) -> Int[Array, ""]:
-    """Draw one arm from Cat(probs) with a single uniform number; an arm of probability 0 is never drawn.
+    """Draw one arm from Cat(probs); see `pick_arm`."""
+    return pick_arm(jr.uniform(key, dtype=probs.dtype), probs)
+
+
+def pick_arm(uniform: Float[Array, ""], probs: Float[Array, " A"]) -> Int[Array, ""]:
+    """Turn a uniform number into a draw from Cat(probs); an arm of probability 0 is never drawn.
 
     Args:
-        key: spent here.
+        uniform: in [0, 1).
         probs: nonnegative, at least one positive; need not sum to exactly 1.
     """
     cumulative = jnp.cumsum(probs)
     # A parallel cumulative sum may rise by a rounding error at an arm of probability 0: hence the two guards.
     total = jnp.max(jnp.where(probs > 0, cumulative, 0.0))
-    is_reached = (probs > 0) & (cumulative > jr.uniform(key, dtype=probs.dtype) * total)
-    return jnp.argmax(is_reached)
+    return jnp.argmax((probs > 0) & (cumulative > uniform * total))
