@@ -17,8 +17,9 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array
 
-from ppl_bandit.engines.analytic import Flow, Obstacle, interpret, is_inside, open_interval
+from ppl_bandit.engines.analytic import Obstacle, interpret
 from ppl_bandit.engines.families import Layout
+from ppl_bandit.engines.intervals import Flow, is_inside, support_box
 from ppl_bandit.jaxprs import dependencies
 from ppl_bandit.program import RewardModel
 from ppl_bandit.tracing import Site, is_prior_term
@@ -120,7 +121,7 @@ def _support(site: Any) -> Flow:
         "unit": (site.low, site.high),
         "simplex": (0.0, 1.0),
     }
-    return open_interval(*bounds[site.kind], site.shape)
+    return support_box(*bounds[site.kind], site.shape)
 
 
 def _claims(name: str, site: Site) -> list[_Claim]:
