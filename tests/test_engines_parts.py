@@ -89,8 +89,8 @@ def test_prior_draws_go_to_the_reals_and_back():
         positions, log_weights = space.draw_prior(key, 5)
         return jax.vmap(space.constrain)(positions), MODEL.sample_prior(key, 5), log_weights
 
-    values, expected, log_weights = there_and_back(jr.key(1))
-    for name, values in values.items():
+    back, expected, log_weights = there_and_back(jr.key(1))
+    for name, values in back.items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(log_weights, 0.0)
 

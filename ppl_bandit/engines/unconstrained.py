@@ -28,6 +28,7 @@ class Space(NamedTuple):
     Attributes:
         size: K.
         constrain: (K,) -> {site: ...}, the program's own latents.
+        unconstrain: the inverse of constrain.
         log_joint: ((K,), data) -> log prior + log likelihood + log Jacobian.
         draw_prior: (key, M) -> (M, K) draws of the generative prior and their log weights (M,), which are 0 unless the
             program has factors or observed constants.
@@ -35,6 +36,7 @@ class Space(NamedTuple):
 
     size: int
     constrain: Callable[[Float[Array, " K"]], Draws]
+    unconstrain: Callable[[Mapping[str, Array]], Float[Array, " K"]]
     log_joint: Callable[[Float[Array, " K"], Data], Float[Array, ""]]
     draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, " M"]]]
 
@@ -80,20 +82,26 @@ def unconstrained_space(model: RewardModel) -> Space:
         log_likelihood = jnp.sum(data.weights * model.log_likelihood(latents, data.rows))
         return sum(terms, start=log_jacobian) + log_likelihood
 
-    def draw_one(latents: Mapping[str, Array]) -> tuple[Float[Array, " K"], Float[Array, ""]]:
+    def unconstrain(latents: Mapping[str, Array]) -> Float[Array, " K"]:
         trace = run_program(model.program, *_one_row(model, latents))
-        pieces = [jnp.ravel(biject_to(trace[name]["fn"].support).inv(trace[name]["value"])) for name in shapes]
-        extra = [
+        return jnp.concatenate(
+            [jnp.ravel(biject_to(trace[name]["fn"].support).inv(trace[name]["value"])) for name in shapes]
+        )
+
+    def log_weight(latents: Mapping[str, Array]) -> Float[Array, ""]:
+        trace = run_program(model.program, *_one_row(model, latents))
+        terms = [
             log_prob(site).sum()
             for name, site in trace.items()
             if is_prior_term(name, site, model.outcomes) and name not in shapes
         ]
-        return jnp.concatenate(pieces), jnp.asarray(sum(extra, start=0.0), float)
+        return jnp.asarray(sum(terms, start=0.0), float)
 
     def draw_prior(key: Key, num_samples: int) -> tuple[Float[Array, "M K"], Float[Array, " M"]]:
-        return jax.vmap(draw_one)(model.sample_prior(key, num_samples))
+        latents = model.sample_prior(key, num_samples)
+        return jax.vmap(unconstrain)(latents), jax.vmap(log_weight)(latents)
 
-    return Space(total, constrain, log_joint, draw_prior)
+    return Space(total, constrain, unconstrain, log_joint, draw_prior)
 
 
 def _one_row(model: RewardModel, latents: Mapping[str, Array] | None = None) -> tuple[Any, Any, dict[str, Array]]:

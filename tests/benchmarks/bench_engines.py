@@ -1,0 +1,149 @@
+"""Cost of an update, engine by engine, against `MCMC.run` called afresh: logistic regression, D = 5, A = 3, 1,000 draws.
+
+Run by hand: python tests/benchmarks/bench_engines.py [--steps 1000] [--json]. Ratios are of one run on one machine.
+Compilation is counted separately for the engines, which compile once per capacity; `MCMC.run` compiles on every call.
+"""
+
+import argparse
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+
+from ppl_bandit import engines
+from ppl_bandit.program import RewardModel
+from ppl_bandit.types import Interaction
+
+NUM_ARMS, NUM_FEATURES, NUM_DRAWS = 3, 5, 1000
+
+
+def program(arm, context):
+    with numpyro.plate("arms", NUM_ARMS):
+        weights = numpyro.sample("weights", dist.Normal(jnp.zeros(NUM_FEATURES), 1.0).to_event(1))
+    numpyro.sample("reward", dist.Bernoulli(logits=jnp.sum(weights[arm] * context, axis=-1)))
+
+
+def make_rows(num_rows):
+    key_truth, key_context, key_arm, key_reward = jr.split(jr.key(0), 4)
+    truth = jr.normal(key_truth, (NUM_ARMS, NUM_FEATURES))
+    context = jr.normal(key_context, (num_rows, NUM_FEATURES))
+    arm = jr.randint(key_arm, (num_rows,), 0, NUM_ARMS)
+    reward = jr.bernoulli(key_reward, jax.nn.sigmoid(jnp.sum(truth[arm] * context, axis=-1))).astype(float)
+    return Interaction(arm, reward, context)
+
+
+def timed(function, *args):
+    start = time.perf_counter()
+    result = jax.block_until_ready(function(*args))
+    return result, time.perf_counter() - start
+
+
+def fresh_mcmc(rows, num_rows):
+    """Seconds of one `MCMC.run` with a sampler made for it, as a loop without this library would make it."""
+
+    def conditioned(arm, context, reward):
+        with numpyro.handlers.condition(data={"reward": reward}):
+            program(arm, context)
+
+    def run():
+        mcmc = MCMC(NUTS(conditioned), num_warmup=500, num_samples=NUM_DRAWS, progress_bar=False)
+        mcmc.run(jr.key(0), rows.arm[:num_rows], rows.context[:num_rows], rows.reward[:num_rows].astype(int))
+        return mcmc.get_samples()
+
+    return timed(run)[1]
+
+
+def stream(engine, rows, first, last):
+    """Seconds of each update from row `first` to row `last`, and which of them compiled."""
+    seconds, is_compiled, infos = [], [], []
+    traced = False
+
+    @jax.jit
+    def update(key, state, row):
+        nonlocal traced
+        traced = True
+        return engine.update(key, state, row)
+
+    state = jax.jit(engine.init)(jr.key(1))
+    if first > 0:
+        head = jax.tree.map(lambda leaf: leaf[:first], rows)
+        state, _ = jax.jit(engine.update)(jr.key(2), engine.reserve(state, first), head)
+    for number in range(first, last):
+        row = jax.tree.map(lambda leaf, number=number: leaf[number : number + 1], rows)
+        traced = False
+        (state, info), elapsed = timed(update, jr.key(number), engine.reserve(state, 1), row)
+        seconds.append(elapsed)
+        is_compiled.append(traced)
+        infos.append(jax.device_get(info))
+    return np.array(seconds), np.array(is_compiled), infos
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1000, help="length of the stream")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args()
+    model = RewardModel(program, NUM_ARMS, context=np.zeros(NUM_FEATURES))
+    rows = make_rows(arguments.steps)
+    sizes = [size for size in (10, 200, 1000) if size <= arguments.steps]
+    mcmc = {size: fresh_mcmc(rows, size) for size in sizes}
+    report = {"MCMC.run": mcmc}
+    baseline = float(np.mean(list(mcmc.values())))
+    lines = [
+        f"MCMC.run afresh: {', '.join(f'{s:.2f} s at n = {n}' for n, s in mcmc.items())}; mean {baseline:.2f} s",
+        "",
+    ]
+    lines.append(f"{'engine':>9} {'rows':>12} {'ms a step':>10} {'times cheaper':>14} {'compile s':>10} {'trusted':>8}")
+
+    seconds, is_compiled, infos = stream(engines.reweight(model), rows, 0, arguments.steps)
+    steady = seconds[~is_compiled]
+    is_refresh = np.diff([0, *(int(info.num_refreshes) for info in infos)])[~is_compiled] > 0
+    entry = {
+        "mean": steady.mean(),
+        "ratio": baseline / steady.mean(),
+        "ratio_with_compilation": baseline / seconds.mean(),
+        "compile": seconds[is_compiled].sum(),
+        "num_compiles": int(is_compiled.sum()),
+        "num_refreshes": int(infos[-1].num_refreshes),
+        "refresh": steady[is_refresh].mean(),
+        "reweight_first_half": steady[: len(steady) // 2][~is_refresh[: len(steady) // 2]].mean(),
+        "reweight_second_half": steady[len(steady) // 2 :][~is_refresh[len(steady) // 2 :]].mean(),
+        "trusted": float(np.mean([info.is_trusted for info in infos])),
+    }
+    report["reweight"] = entry
+    lines.append(
+        f"{'reweight':>9} {f'1-{arguments.steps}':>12} {1e3 * entry['mean']:10.2f} {entry['ratio']:14.0f} "
+        f"{entry['compile']:10.1f} {entry['trusted']:8.0%}"
+    )
+    for name in ("nuts", "svi", "laplace"):
+        engine = getattr(engines, name)(model)
+        entries = {}
+        for size in sizes:
+            seconds, is_compiled, infos = stream(engine, rows, size - 10, size)
+            steady = seconds[~is_compiled].mean()
+            entries[size] = {"mean": steady, "compile": seconds[is_compiled].sum()}
+            lines.append(
+                f"{name:>9} {f'{size - 9}-{size}':>12} {1e3 * steady:10.2f} {mcmc[size] / steady:14.0f} "
+                f"{seconds[is_compiled].sum():10.1f} {np.mean([info.is_trusted for info in infos]):8.0%}"
+            )
+        report[name] = {**entries, "ratio": baseline / np.mean([one["mean"] for one in entries.values()])}
+        lines.append(f"{name:>9} {'mean':>12} {'':>10} {report[name]['ratio']:14.0f}")
+    entry = report["reweight"]
+    first, second = (1e3 * entry[f"reweight_{half}_half"] for half in ("first", "second"))
+    lines += [
+        "",
+        f"reweight: {entry['num_refreshes']} refreshes of {1e3 * entry['refresh']:.0f} ms; between them {first:.2f} ms a step in "
+        f"the first half and {second:.2f} ms in the second; {entry['num_compiles']} compilations, "
+        f"{entry['ratio_with_compilation']:.0f} times cheaper with them counted",
+    ]
+    print(json.dumps(report, default=float) if arguments.json else "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

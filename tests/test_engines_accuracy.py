@@ -1,0 +1,223 @@
+"""Approximate posteriors against exact ones, and against long runs of NumPyro's own NUTS.
+
+Means and standard deviations are compared in unconstrained space, where every posterior has them. Engines hold 4,000 draws
+with an effective sample size of at least 2,000: a mean is off by 1 / sqrt(2,000) = 0.022 posterior standard deviations, a
+standard deviation of a near-Gaussian coordinate by 1 / sqrt(2 x 2,000) = 1.6%, and the total variation of p-hat by some
+0.013; the bounds 0.1, 10% and 0.03 are four, six and more than two of these.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+from ppl_bandit import engines
+from ppl_bandit.engines.unconstrained import unconstrained_space
+from ppl_bandit.model_files import load_model
+from ppl_bandit.program import RewardModel
+from ppl_bandit.types import Interaction
+
+MAX_ROWS = 500
+NUM_DRAWS = 4000
+CONJUGATE = (
+    "bernoulli",
+    "binomial",
+    "dirichlet_categorical",
+    "exponential",
+    "gaussian",
+    "hierarchical_gaussian",
+    "hurdle",
+    "linear_gaussian",
+    "poisson",
+)
+OTHERS = ("logistic", "hierarchical_bernoulli", "student_t")
+MAKERS = {
+    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, num_chains=40, capacity=512),
+    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, num_chains=40, capacity=512),
+    "svi": functools.partial(engines.svi, capacity=512),
+    "laplace": functools.partial(engines.laplace, capacity=512),
+}
+
+
+@functools.cache
+def loaded(name):
+    file = load_model(name)
+    return RewardModel(file.program, file.num_arms, context=file.context, outcomes=file.outcomes), file
+
+
+@functools.cache
+def rows_of(name):
+    """500 rows of the model's own world, arms in turn; a test counts the first n of them by a mask."""
+    model, file = loaded(name)
+    arm = jnp.arange(MAX_ROWS) % model.num_arms
+    key_context, key_reward = jr.split(jr.key(11))
+    context = None if file.context is None else jax.vmap(file.contexts)(jr.split(key_context, MAX_ROWS))
+    reward = jax.jit(model.draw_reward)(key_reward, file.truth, arm, context)
+    return Interaction(arm, reward, context)
+
+
+@functools.cache
+def compiled(name, engine_name):
+    engine = MAKERS[engine_name](loaded(name)[0])
+    return jax.jit(engine.init), jax.jit(engine.update), jax.jit(engine.sample, static_argnums=2)
+
+
+def approximate(name, engine_name, num_rows, key=3):
+    init, update, sample = compiled(name, engine_name)
+    mask = jnp.arange(MAX_ROWS) < num_rows
+    state, info = update(jr.key(key), init(jr.key(0)), rows_of(name)._replace(mask=mask))
+    return sample(jr.key(1), state, NUM_DRAWS), info
+
+
+@functools.cache
+def reference(name, num_rows):
+    """Draws of the exact posterior, or 100,000 of NumPyro's NUTS."""
+    model, _ = loaded(name)
+    rows = jax.tree.map(lambda leaf: leaf[:num_rows], rows_of(name))
+    with jax.enable_x64(True):
+        if name in CONJUGATE:
+            engine = engines.conjugate(model)
+            state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
+            assert bool(info.is_trusted)
+            return jax.device_get(jax.jit(engine.sample, static_argnums=2)(jr.key(0), state, 40_000))
+
+        def conditioned(arm, context):
+            with numpyro.handlers.condition(data=model.outcome_values(rows.reward)):
+                model.program(*((arm,) if context is None else (arm, context)))
+
+        mcmc = MCMC(
+            NUTS(conditioned, dense_mass=True, target_accept_prob=0.9),
+            num_warmup=1000,
+            num_samples=5000,
+            num_chains=20,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(jr.key(0), rows.arm, rows.context)
+        return jax.device_get({site: mcmc.get_samples()[site] for site in model.latent_shapes})
+
+
+def compare(name, draws, exact):
+    """Largest error of a mean in posterior sd, of an sd as a ratio, and the total variation of p-hat."""
+    model, _ = loaded(name)
+    space = unconstrained_space(model)
+    real = jax.jit(jax.vmap(space.unconstrain))
+    with jax.enable_x64(True):
+        found, right = (np.asarray(real(jax.tree.map(jnp.asarray, d)), float) for d in (draws, exact))
+        tables = [np.asarray(jax.jit(model.expected_rewards)(jax.tree.map(jnp.asarray, d))) for d in (draws, exact)]
+    sd = right.std(axis=0)
+    shares = [np.bincount(table.argmax(axis=1), minlength=model.num_arms) / len(table) for table in tables]
+    return (
+        np.max(np.abs(found.mean(axis=0) - right.mean(axis=0)) / sd),
+        np.max(np.abs(found.std(axis=0) / sd - 1)),
+        0.5 * np.abs(shares[0] - shares[1]).sum(),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine_name", ["nuts", "reweight"])
+@pytest.mark.parametrize("name", [*CONJUGATE, *OTHERS])
+def test_sampling_engines_agree_with_the_reference(name, engine_name, capsys):
+    for num_rows in (5, 50, 500):
+        draws, info = approximate(name, engine_name, num_rows)
+        mean_error, sd_error, variation = compare(name, draws, reference(name, num_rows))
+        with capsys.disabled():
+            print(
+                f"\n{name:>22} {engine_name:>8} n={num_rows:<3} mean {mean_error:.3f} sd {sd_error:.3f} "
+                f"p-hat {variation:.3f} divergences {int(info.num_divergences)} trusted {bool(info.is_trusted)}",
+                end="",
+            )
+        assert mean_error < 0.1
+        assert sd_error < 0.1
+        assert variation < 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine_name", ["svi", "laplace"])
+@pytest.mark.parametrize("name", ["bernoulli", "hierarchical_gaussian", *OTHERS])
+def test_gaussian_engines_report_their_k_hat(name, engine_name, capsys):
+    for num_rows in (5, 50, 500):
+        draws, info = approximate(name, engine_name, num_rows)
+        mean_error, sd_error, variation = compare(name, draws, reference(name, num_rows))
+        with capsys.disabled():
+            print(
+                f"\n{name:>22} {engine_name:>8} n={num_rows:<3} mean {mean_error:.3f} sd {sd_error:.3f} "
+                f"p-hat {variation:.3f} k-hat {float(info.k_hat):.2f} trusted {bool(info.is_trusted)}",
+                end="",
+            )
+        # Where the evidence says that the draws can be trusted, no mean is off by half a standard deviation.
+        assert not bool(info.is_trusted) or mean_error < 0.5
+
+
+NUM_TRIALS, NUM_SUCCESSES = 200, 2
+
+
+@functools.cache
+def rare_events():
+    def program(arm):
+        intercept = numpyro.sample("intercept", dist.Normal(0.0, 3.0))
+        numpyro.sample("reward", dist.Bernoulli(logits=jnp.broadcast_to(intercept, arm.shape)))
+
+    return RewardModel(program, 1)
+
+
+def grid_median():
+    grid = np.linspace(-15.0, 5.0, 200_001)
+    log_density = -0.5 * (grid / 3.0) ** 2 + NUM_SUCCESSES * grid - NUM_TRIALS * np.logaddexp(0.0, grid)
+    cumulative = np.cumsum(np.exp(log_density - log_density.max()))
+    return grid[np.searchsorted(cumulative, cumulative[-1] / 2)]
+
+
+def rare_event_median(engine):
+    reward = jnp.zeros(NUM_TRIALS).at[jnp.array([40, 150])].set(1.0)
+    state, info = jax.jit(engine.update)(
+        jr.key(1), jax.jit(engine.init)(jr.key(0)), Interaction(jnp.zeros(NUM_TRIALS, int), reward)
+    )
+    draws = jax.jit(engine.sample, static_argnums=2)(jr.key(2), state, NUM_DRAWS)["intercept"]
+    return float(jnp.median(draws)), info
+
+
+RARE_MAKERS = {
+    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, num_chains=40, capacity=200),
+    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, num_chains=40, capacity=200),
+    "laplace": functools.partial(engines.laplace, capacity=200),
+    "svi": functools.partial(engines.svi, capacity=200),
+}
+
+
+@pytest.mark.parametrize(
+    "engine_name",
+    ["reweight", "laplace", pytest.param("nuts", marks=pytest.mark.slow), pytest.param("svi", marks=pytest.mark.slow)],
+)
+def test_rare_events_have_the_median_of_the_exact_posterior(engine_name):
+    # 2 successes in 200. The posterior sd is 0.7, so the Monte Carlo error of the median is 1.25 x 0.7 / sqrt(2,000) = 0.02,
+    # half a percent of the median, -4.6.
+    median, info = rare_event_median(RARE_MAKERS[engine_name](rare_events()))
+    assert bool(info.is_trusted)
+    assert abs(median / grid_median() - 1) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine_name", ["reweight", "nuts"])
+def test_rare_events_have_the_median_rate_of_the_exact_posterior(engine_name):
+    # The rate is exp(intercept) for rare events, so 0.02 in the intercept is 2% of the rate.
+    median, _ = rare_event_median(RARE_MAKERS[engine_name](rare_events()))
+    rate, exact = (1 / (1 + np.exp(-x)) for x in (median, grid_median()))
+    assert abs(rate / exact - 1) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixture", "student_t"])
+def test_mixtures_and_robust_regressions_work_out_of_the_box(name):
+    draws, info = approximate(name, "reweight", 500)
+    assert bool(info.is_trusted)
+    for site, true in loaded(name)[1].truth.items():
+        sample = np.asarray(draws[site])
+        # 95% intervals widened to four standard deviations: none of some twenty coordinates should miss.
+        assert np.all(np.abs(sample.mean(axis=0) - np.asarray(true)) < 4 * sample.std(axis=0))
