@@ -94,7 +94,8 @@ class Bandit:
         self.num_samples, self.seed = int(num_samples), int(seed)
         self._selector = selectors.double_sampling() if selector is None else selector
         self._may_fall_back = engine is None
-        self._use_engine((engines.choose if engine is None else engine)(self.model))
+        self._has_warned = False
+        self._use_engine(self._build(engines.choose if engine is None else engine))
         self._token = uuid.uuid4().hex[:12]
         self._num_decisions = 0
         self._open: dict[int, tuple[int, Any]] = {}  # decision number -> (arm index, context)
@@ -286,6 +287,10 @@ class Bandit:
         bandit._restore(kept)
         return bandit
 
+    def _build(self, factory: Callable[[RewardModel], Engine]) -> Engine:
+        with jax.enable_x64(True):
+            return factory(self.model)
+
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._run = compiled_functions(
@@ -349,28 +354,35 @@ class Bandit:
                     f"{name}={rewards[name][row]:g}{where} is outside the support of the outcome '{name}' on arm "
                     f"{self._arms.names[arms[row]]!r}: the program cannot produce it; correct the reward or the program"
                 )
-        if self._engine.explanation.is_exact and not bool(info.is_trusted):
-            return self._fall_back(arms, rewards, contexts, info)
+        if not bool(info.is_trusted):
+            return self._step_up(arms, rewards, contexts, after, info)
         self._state = after
         self._history.append(arms, rewards, contexts)
         return info
 
-    def _fall_back(self, arms: np.ndarray, rewards: dict[str, np.ndarray], contexts: Any, info: Any) -> Any:
-        """Leave the exact engine for the next rung, replaying history; nothing is lost."""
-        row = int(np.flatnonzero(~np.asarray(info.is_certified))[0])
-        shown = ", ".join(f"{name} {value[row]:g}" for name, value in rewards.items())
-        what = (
-            f"the likelihood of {shown} on arm {self._arms.names[arms[row]]!r} is not conjugate (relative residual "
-            f"{float(np.asarray(info.residual)[row]):.1e}), although every reward tried when the bandit was built was"
-        )
-        if not self._may_fall_back:
-            raise NotCertified(f"{what}; nothing was learnt from it: leave engine out, or choose an approximate one")
+    def _step_up(self, arms: np.ndarray, rewards: dict[str, np.ndarray], contexts: Any, after: Any, info: Any) -> Any:
+        """Answer an update without evidence: move to the next rung of the ladder with the whole history, and say so.
+
+        On the last rung the draws are kept, with one warning. On any error nothing has changed.
+        """
+        name = self.explanation.engine
+        why = self._uncertified(arms, rewards, info) if self.explanation.is_exact else _doubts(name, info)
+        if self.explanation.is_exact and not self._may_fall_back:
+            raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
+        if name not in _LADDER:
+            if not self._has_warned:
+                warnings.warn(
+                    f"{why}; no engine is left to move to, so these draws are used with caution", stacklevel=5
+                )
+                self._has_warned = True
+            self._state = after
+            self._history.append(arms, rewards, contexts)
+            return info
         before = self._engine, self._state, self._history
         past = self._history.rows()
         try:
-            self._use_engine(engines.reweight(self.model))
-            self._history = History(self.model.outcomes)
-            self._state = self._prior()
+            self._use_engine(self._build(_LADDER[name]))
+            self._state, self._history = self._prior(), History(self.model.outcomes)
             if past[0].size:
                 self._absorb(*past)
             info = self._absorb(arms, rewards, contexts)
@@ -379,11 +391,19 @@ class Bandit:
             _, self._state, self._history = before
             raise
         warnings.warn(
-            f"{what}; from here on the bandit uses the {self.explanation.engine} engine, with all "
-            f"{len(self._history)} rewards replayed",
-            stacklevel=4,
+            f"{why}; from here on the bandit uses the {self.explanation.engine} engine, with all {len(self._history)} "
+            "rewards replayed",
+            stacklevel=5,
         )
         return info
+
+    def _uncertified(self, arms: np.ndarray, rewards: dict[str, np.ndarray], info: Any) -> str:
+        row = int(np.flatnonzero(~np.asarray(info.is_certified))[0])
+        shown = ", ".join(f"{name} {value[row]:g}" for name, value in rewards.items())
+        return (
+            f"the likelihood of {shown} on arm {self._arms.names[arms[row]]!r} is not conjugate (relative residual "
+            f"{float(np.asarray(info.residual)[row]):.1e}), although every reward tried when the bandit was built was"
+        )
 
     def _contents(self) -> dict[str, Any]:
         return {
@@ -424,6 +444,26 @@ class Bandit:
     def _like_context(self, rows: Any, position: int) -> Any:
         leaves = [leaf[position] for leaf in jax.tree.leaves(rows)]
         return jax.tree.unflatten(jax.tree.structure(self.model.context), leaves)
+
+
+# Where a live bandit goes when an engine's draws come without evidence.
+_LADDER = {
+    "conjugate": engines.reweight,
+    "reweight": engines.nuts,
+    "laplace": engines.nuts,
+    "svi": engines.nuts,
+}
+
+
+def _doubts(engine: str, info: Any) -> str:
+    """Name the evidence that an approximate update lacks."""
+    facts = info._asdict() if hasattr(info, "_asdict") else {}
+    shown = ", ".join(
+        f"{name.replace('_', ' ')} {float(value):.3g}"
+        for name, value in facts.items()
+        if np.ndim(value) == 0 and name not in ("is_trusted", "is_full")
+    )
+    return f"the draws of the {engine} engine lack evidence ({shown})"
 
 
 def _stacked(contexts: list[Any]) -> Any:

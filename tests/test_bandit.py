@@ -341,6 +341,26 @@ def test_a_datum_that_is_not_conjugate_is_reported_and_changes_nothing():
     bandit.update(arm=0, reward=0, context=2.0)
 
 
+def test_a_bandit_left_to_choose_moves_on_with_its_history_intact():
+    bandit = Bandit(surprising, 2, context=1.0, num_samples=200)
+    bandit.update_many(arms=[0] * 6 + [1] * 6, rewards=[1, 1, 1, 1, 0, 0] + [0] * 6, contexts=np.ones(12))
+    waiting = bandit.select(1.0)
+    assert bandit.explanation.is_exact
+    with pytest.warns(UserWarning, match="uses the reweight engine, with all 13 rewards replayed") as warned:
+        bandit.update(arm=0, reward=0, context=1000.0)
+    assert len(warned) == 1
+    assert not bandit.explanation.is_exact
+    assert bandit.num_rewards == 13
+    bandit.update(waiting, 1)
+    # The exact posterior of arm 0 after 4 (or 5) successes and 2 failures, and one failure at rate squared, on a grid.
+    grid = np.linspace(0.0005, 0.9995, 2000)
+    density = grid ** (4 + (waiting.arm == 0)) * (1 - grid) ** 2 * (1 - grid**2)
+    mean = (grid * density).sum() / density.sum()
+    sd = np.sqrt(((grid - mean) ** 2 * density).sum() / density.sum())
+    # An effective sample of at least 100 of the engine's 1,000 draws: 5 standard errors.
+    assert abs(bandit.posterior(1000)["rate"][:, 0].mean() - mean) < 5 * sd / np.sqrt(100)
+
+
 def test_the_users_precision_flag_is_left_alone_and_accuracy_kept(conversion_parts):
     assert not jax.config.jax_enable_x64
     bandit = conversion_bandit(conversion_parts)
