@@ -23,7 +23,8 @@ def fit_generalized_pareto(exceedances: Float[Array, " N"]) -> tuple[Float[Array
     data scale: nearly as efficient as maximum likelihood, and without its failures, because nothing is iterated.
 
     Args:
-        exceedances: draws less their threshold, nonnegative, in any order.
+        exceedances: draws less their threshold, nonnegative, in any order. One that underflowed to 0 next to the
+            largest counts as the smallest number there is, so that a draw that dwarfs the others shows as a large k.
 
     Returns:
         The shape k (positive: heavy tail; 0: exponential; negative: bounded) and the scale sigma. Where no exceedance
@@ -33,10 +34,11 @@ def fit_generalized_pareto(exceedances: Float[Array, " N"]) -> tuple[Float[Array
     dtype = exceedances.dtype
     largest = jnp.max(exceedances)
     is_point = ~(largest > 0)
-    sorted_unit = jnp.sort(jnp.where(is_point, 1.0, exceedances / jnp.where(is_point, 1.0, largest)))
-    quartile = sorted_unit[max(int(size / 4 + 0.5) - 1, 0)]
-    # Draws with many repeats can leave the quartile at 0, and the prior without a scale.
-    scale = jnp.where(quartile > 0, quartile, jnp.mean(sorted_unit))
+    # A thousand times the smallest normal number leaves room for the divisions by it below.
+    smallest = 1e3 * jnp.finfo(dtype).tiny
+    unit = jnp.where(is_point, 1.0, exceedances / jnp.where(is_point, 1.0, largest))
+    sorted_unit = jnp.sort(jnp.maximum(unit, smallest))
+    scale = sorted_unit[_quartile(size)]
     num_grid = 20 + math.isqrt(size)
     grid = 1.0 - jnp.sqrt(num_grid / (jnp.arange(num_grid, dtype=dtype) + 0.5))
     slopes = _away_from_zero(-1.0 - grid / (3.0 * scale))
@@ -57,7 +59,8 @@ def tail_quantile(draws: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array
     Up to a threshold this is the empirical quantile; beyond it, the quantile of the law fitted to the largest draws: a
     fifth of them, or 5 sqrt(M) when that is less. A longer tail would trade variance for bias: at M = 1,000 and
     q = 1 - 1/5,000 a normal law is missed by .06 standard deviations on average, and by .37 without extrapolation. With
-    fewer than 25 draws it is the empirical quantile throughout.
+    fewer than 25 draws, or where a quarter of the tail repeats the threshold (draws from a law with atoms), it is the
+    empirical quantile throughout.
 
     Args:
         draws: in any order.
@@ -74,7 +77,13 @@ def tail_quantile(draws: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array
     tail_prob = jnp.maximum(1.0 - q, jnp.finfo(draws.dtype).eps / 2)
     log_ratio = math.log(num_tail / num_draws) - jnp.log(tail_prob)
     growth = _away_from_zero(shape * log_ratio)
-    return jnp.where(log_ratio > 0, threshold + scale * log_ratio * jnp.expm1(growth) / growth, empirical)
+    has_tail = ascending[_quartile(num_tail) - num_tail] > threshold
+    extrapolated = threshold + scale * log_ratio * jnp.expm1(growth) / growth
+    return jnp.where((log_ratio > 0) & has_tail, extrapolated, empirical)
+
+
+def _quartile(size: int) -> int:
+    return max(int(size / 4 + 0.5) - 1, 0)
 
 
 def _interpolate(ascending: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array, ""]:
