@@ -138,8 +138,8 @@ def main():
     first, second = (1e3 * entry[f"reweight_{half}_half"] for half in ("first", "second"))
     lines += [
         "",
-        f"reweight: {entry['num_refreshes']} refreshes of {1e3 * entry['refresh']:.0f} ms; between them {first:.2f} ms a step in "
-        f"the first half and {second:.2f} ms in the second; {entry['num_compiles']} compilations, "
+        f"reweight: {entry['num_refreshes']} refreshes of {1e3 * entry['refresh']:.0f} ms; between them {first:.2f} ms a step "
+        f"in the first half and {second:.2f} ms in the second; {entry['num_compiles']} compilations, "
         f"{entry['ratio_with_compilation']:.0f} times cheaper with them counted",
     ]
     print(json.dumps(report, default=float) if arguments.json else "\n".join(lines))
