@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines import report
+from ppl_bandit.engines.approximate import check_settings
 from ppl_bandit.engines.certificate import certify, tolerance
 from ppl_bandit.engines.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.examination import examine
@@ -22,6 +23,7 @@ from ppl_bandit.engines.families import (
     Posterior,
     absorb,
     coordinates_at,
+    forget,
     latents_at,
     sample,
     total_of,
@@ -52,15 +54,20 @@ class Certificates(NamedTuple):
     residual: Float[Array, " N"]
 
 
-def conjugate(model: RewardModel) -> Engine:
+def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     """Return the exact engine of a program, or refuse.
 
     The proof and the certificates at build time run in float64; `init`, `update` and `sample` follow jax's precision.
+
+    Args:
+        discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing. Below 1 the natural
+            parameters decay towards the prior's: the posterior is exact for the likelihood so weighted.
 
     Raises:
         NotConjugate: if the program is not conjugate or not provably so; its message says what stopped the proof and what
             would make the program conjugate.
     """
+    check_settings(discount)
     with jax.enable_x64(True):
         layout, prior, offsets, evidence = examine(model)
     offsets = jax.tree.map(lambda leaf: leaf[:_NUM_POINTS], offsets)
@@ -70,8 +77,7 @@ def conjugate(model: RewardModel) -> Engine:
         return jax.tree.map(jnp.asarray, prior)
 
     def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Certificates]:
-        del key  # neither is the update
-        return _update(model, layout, offsets, state, interaction)
+        return _update(model, layout, offsets, init(key) if discount < 1.0 else None, discount, state, interaction)
 
     def draw(key: Key, state: Posterior, num_samples: int) -> Draws:
         return sample(layout, key, state, num_samples)
@@ -79,13 +85,23 @@ def conjugate(model: RewardModel) -> Engine:
     def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
         return report.parameters(layout, state)
 
-    return Engine(init, update, draw, report.accepted(model, layout, prior, evidence), parameters)
+    return Engine(init, update, draw, report.accepted(model, layout, prior, evidence, discount), parameters)
 
 
 def _update(
-    model: RewardModel, layout: Layout, offsets: Coordinates, state: Posterior, interaction: Interaction
+    model: RewardModel,
+    layout: Layout,
+    offsets: Coordinates,
+    prior: Posterior | None,
+    discount: float,
+    state: Posterior,
+    interaction: Interaction,
 ) -> tuple[Posterior, Certificates]:
-    """Absorb rows in chunks: within a chunk all rows are read at the same means, so that their parameters add up."""
+    """Absorb rows in chunks: within a chunk all rows are read at the same means, so that their parameters add up.
+
+    Args:
+        prior: what a discounted posterior decays to; None without a discount.
+    """
     num_rows = interaction.arm.shape[0]
     if interaction.mask is None:
         interaction = interaction._replace(mask=jnp.ones(num_rows, bool))
@@ -99,7 +115,15 @@ def _update(
     def absorb_chunk(posterior: Posterior, rows: Interaction) -> tuple[Posterior, Array]:
         centre = coordinates_at(layout, posterior)
         naturals, residuals = jax.vmap(lambda row: _read_row(model, layout, offsets, centre, row))(rows)
-        return absorb(layout, posterior, total_of(naturals), jnp.sum(rows.mask)), residuals
+        num_new = jnp.sum(rows.mask)
+        if prior is None:
+            return absorb(layout, posterior, total_of(naturals), num_new), residuals
+        num_later = num_new - jnp.cumsum(rows.mask)
+        weighted = jax.vmap(lambda natural, age: jax.tree.map(lambda leaf: discount**age * leaf, natural))(
+            naturals, num_later
+        )
+        kept, share = forget(posterior, prior, discount**num_new)
+        return absorb(layout, kept, jax.tree.map(jnp.add, total_of(weighted), share), num_new), residuals
 
     after, residuals = jax.lax.scan(absorb_chunk, state, chunks)
     residual = join_chunks(residuals, num_rows)

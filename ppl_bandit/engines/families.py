@@ -36,6 +36,7 @@ __all__ = [
     "affine_change",
     "coordinates_at",
     "derive",
+    "forget",
     "latents_at",
     "sample",
     "total_of",
@@ -57,6 +58,7 @@ class SiteBlock(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return int(np.prod(self.shape, dtype=int))
 
 
@@ -78,9 +80,11 @@ class Layout(NamedTuple):
     free: np.ndarray
 
     def of(self, kind: str) -> list[SiteBlock]:
+        """Return the sites of a kind."""
         return [site for site in self.sites if site.kind == kind]
 
     def count(self, kind: str) -> int:
+        """Return the number of elements of a kind."""
         return sum(site.size for site in self.of(kind))
 
 
@@ -274,6 +278,35 @@ def affine_change(
 def total_of(naturals: Natural) -> Natural:
     """Sum the natural parameters of rows along their leading axis; all have the same centre."""
     return jax.tree.map(lambda leaf: leaf.sum(0), naturals)
+
+
+def forget(posterior: Posterior, prior: Posterior, keep: Float[Array, ""]) -> tuple[Posterior, Natural]:
+    """Discount a posterior towards its prior: its natural parameters times `keep`, the prior's times 1 - keep.
+
+    Returns:
+        What is kept, and the prior's share as natural parameters read at the posterior's means, for `absorb` to add.
+    """
+    scaled_gap, gap = prior.scaled_mean - posterior.scaled_mean, prior.mean - posterior.mean
+    scaled_pull = jnp.einsum("gst,gt->gs", prior.scaled_precision, scaled_gap)
+    share = Natural(
+        prior.beta,
+        prior.dirichlet,
+        prior.shape,
+        -prior.rate - 0.5 * jnp.sum(scaled_gap * scaled_pull, axis=-1),
+        scaled_pull,
+        prior.scaled_precision,
+        prior.precision @ gap,
+        prior.precision,
+    )
+    kept = posterior._replace(
+        beta=keep * posterior.beta,
+        dirichlet=tuple(keep * rows for rows in posterior.dirichlet),
+        shape=keep * posterior.shape,
+        rate=keep * posterior.rate,
+        scaled_precision=keep * posterior.scaled_precision,
+        precision=keep * posterior.precision,
+    )
+    return kept, jax.tree.map(lambda leaf: (1.0 - keep) * leaf, share)
 
 
 def absorb(layout: Layout, posterior: Posterior, natural: Natural, num_rows: Int[Array, ""] | int) -> Posterior:

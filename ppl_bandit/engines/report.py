@@ -115,7 +115,9 @@ def _scale_words(power: float, has_members: bool, name: str) -> str:
     return f"Gamma in {name}^{power:g}"
 
 
-def accepted(model: RewardModel, layout: Layout, prior: Posterior, evidence: "Evidence") -> Explanation:
+def accepted(
+    model: RewardModel, layout: Layout, prior: Posterior, evidence: "Evidence", discount: float = 1.0
+) -> Explanation:
     """Explain an accepted program."""
     sites = {site.name: family(layout, site) for site in layout.sites}
     lines = [f"{_name(model)}: EXACT. Every posterior is in closed form; draws are exact and independent.", ""]
@@ -137,6 +139,11 @@ def accepted(model: RewardModel, layout: Layout, prior: Posterior, evidence: "Ev
         f"    largest relative residual {max(evidence.prior_residual, evidence.likelihood_residual):.1e}, tolerance "
         f"{tolerance_in_double():.0e}; every new datum is certified likewise before it is absorbed",
     ]
+    if discount < 1.0:
+        lines.append(
+            f"  forgetting: each row's log likelihood counts {discount:g} times what the next row's does; the posterior is "
+            "exact for the likelihood so weighted"
+        )
     families = ", ".join(f"{name} {words}" for name, words in sites.items())
     return Explanation("conjugate", True, f"proved conjugate: {families}", sites, "\n".join(lines))
 

@@ -1,0 +1,75 @@
+"""Forgetting: an exact posterior under a discount is the posterior of the likelihood so weighted."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Interaction, RewardModel, engines
+
+
+def mixed(arm, context):
+    """Beta, Normal-InverseGamma and a free Gaussian in one program, with two outcomes."""
+    rate = numpyro.sample("rate", dist.Beta(2.0, 1.0).expand([2]))
+    variance = numpyro.sample("variance", dist.InverseGamma(3.0, 2.0))
+    weights = numpyro.sample("weights", dist.Normal(1.0, jnp.sqrt(variance) * jnp.ones(2)).to_event(1))
+    level = numpyro.sample("level", dist.Normal(0.5, 2.0))
+    numpyro.sample("click", dist.Bernoulli(rate[arm]))
+    numpyro.sample("spend", dist.Normal((weights * context).sum(-1), jnp.sqrt(variance)))
+    numpyro.sample("rating", dist.Normal(level, 1.0).expand([arm.shape[0]]))
+    numpyro.deterministic("expected_reward", rate[arm] * level)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return RewardModel(mixed, 2, context=np.ones(2), outcomes=("click", "spend", "rating"))
+
+
+def rows(num_rows):
+    rng = np.random.default_rng(0)
+    rewards = {
+        "click": jnp.asarray(rng.integers(0, 2, num_rows)),
+        "spend": jnp.asarray(100.0 + rng.standard_normal(num_rows)),
+        "rating": jnp.asarray(rng.standard_normal(num_rows)),
+    }
+    return Interaction(jnp.asarray(rng.integers(0, 2, num_rows)), rewards, jnp.asarray(rng.standard_normal((num_rows, 2))))
+
+
+def test_a_discounted_posterior_matches_weighted_sums_by_hand(model):
+    discount, num_rows = 0.9, 12
+    with jax.enable_x64(True):
+        engine = engines.conjugate(model, discount=discount)
+        data = rows(num_rows)
+        batch, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), data)
+        assert bool(info.is_trusted)
+        single, step = engine.init(jr.key(0)), jax.jit(engine.update)
+        for i in range(num_rows):
+            single, _ = step(jr.key(0), single, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], data))
+        found, sequential = engine.parameters(batch), engine.parameters(single)
+    for site in found:
+        for name in found[site]:
+            np.testing.assert_allclose(found[site][name], sequential[site][name], rtol=1e-9, atol=1e-12)
+
+    weight = discount ** np.arange(num_rows - 1, -1, -1)
+    arm, click = np.asarray(data.arm), np.asarray(data.reward["click"])
+    for a in range(2):
+        np.testing.assert_allclose(found["rate"]["concentration1"][a], 2 + (weight * click * (arm == a)).sum(), rtol=1e-10)
+    precision = 0.25 + weight.sum()
+    np.testing.assert_allclose(found["level"]["covariance"], [[1 / precision]], rtol=1e-10)
+    level = (0.125 + (weight * np.asarray(data.reward["rating"])).sum()) / precision
+    np.testing.assert_allclose(found["level"]["mean"], level, rtol=1e-10)
+    x, y = np.asarray(data.context), np.asarray(data.reward["spend"])
+    scaled = np.eye(2) + (x * weight[:, None]).T @ x
+    mean = np.linalg.solve(scaled, np.ones(2) + x.T @ (weight * y))
+    np.testing.assert_allclose(found["weights"]["mean"], mean, rtol=1e-9)
+    rate = 2 + 0.5 * (2 + (weight * y**2).sum() - mean @ scaled @ mean)
+    np.testing.assert_allclose(found["variance"]["rate"], rate, rtol=1e-9)
+    np.testing.assert_allclose(found["variance"]["concentration"], 3 + weight.sum() / 2, rtol=1e-10)
+
+
+def test_a_discount_outside_its_range_is_refused(model):
+    with pytest.raises(ValueError, match=r"discount must lie in \(0, 1\], got 1.5"):
+        engines.conjugate(model, discount=1.5)
