@@ -28,7 +28,7 @@ def export(
     import arviz as az
 
     indices, rewards, contexts = rows
-    groups: dict[str, dict[str, np.ndarray]] = {
+    groups: dict[str, Any] = {
         "posterior": {name: np.asarray(value)[None] for name, value in posterior.items()},
         "prior": {name: np.asarray(value)[None] for name, value in prior.items()},
     }

@@ -12,6 +12,7 @@ from os import PathLike
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit import engines, selectors, snapshot, summary
@@ -343,7 +344,7 @@ class Bandit:
         given = rewards if len(self.model.outcomes) > 1 else rewards[self.model.outcomes[0]]
         with jax.enable_x64(True):
             rows = Interaction(*_padded((arms, given, contexts, np.ones(num_rows, bool)), num_rows))
-            rows = rows._replace(mask=np.arange(rows.arm.shape[0]) < num_rows)
+            rows = rows._replace(mask=jnp.arange(rows.arm.shape[0]) < num_rows)
             state = self._state if self._engine.reserve is None else self._engine.reserve(self._state, num_rows)
             after, info, possible = jax.device_get(self._run.learn(self.seed, state, len(self._history), rows))
         for name, fits in possible.items():
@@ -447,7 +448,7 @@ class Bandit:
 
 
 # Where a live bandit goes when an engine's draws come without evidence.
-_LADDER = {
+_LADDER: dict[str, Callable[[RewardModel], Engine]] = {
     "conjugate": engines.reweight,
     "reweight": engines.nuts,
     "laplace": engines.nuts,

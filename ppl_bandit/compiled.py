@@ -12,9 +12,9 @@ import jax
 import jax.random as jr
 from jaxtyping import Array
 
+from ppl_bandit.probing import feasible_latents
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction, Selection, Selector
-from ppl_bandit.validation import feasible_latents
 
 __all__ = ["Compiled", "compiled_functions"]
 

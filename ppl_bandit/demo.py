@@ -91,7 +91,7 @@ def _prepare(name: str, pool: ThreadPoolExecutor, say: Callable[[str], None]) ->
     engine = engines.conjugate(model)
     families = ", ".join(f"{site} {words}" for site, words in engine.explanation.sites.items())
     say(f"  {name:<22} exact: {families}")
-    environment = Environment(model, file.truth, file.contexts)
+    environment = Environment(model, file.truth or {}, file.contexts)
 
     def play(keys: Any) -> Any:
         def one(key: Any) -> Any:

@@ -30,7 +30,9 @@ class Environment:
     ):
         expected = reward_model.latent_shapes
         if set(truth) != set(expected):
-            raise ValueError(f"truth has the sites {sorted(truth)}, expected {sorted(expected)}: all latents and no others")
+            raise ValueError(
+                f"truth has the sites {sorted(truth)}, expected {sorted(expected)}: all latents and no others"
+            )
         for name, value in truth.items():
             if np.shape(value) != expected[name]:
                 raise ValueError(f"truth[{name!r}] has shape {np.shape(value)}, expected {expected[name]}")

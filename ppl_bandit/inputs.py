@@ -89,13 +89,14 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
         return None
     if contexts is None:
         raise ValueError(f"{argument} is missing: the program takes a context like {_shown(model.context)}")
-    expected, treedef = jax.tree.flatten(model.context)
+    treedef: Any = jax.tree.structure(model.context)
+    expected = jax.tree.leaves(model.context)
     try:
         leaves = treedef.flatten_up_to(contexts)  # lists of numbers may stand where the example has arrays
     except (ValueError, TypeError):
         raise ValueError(f"{argument} has the structure {_shown(contexts)}, expected {_shown(model.context)}") from None
     lead = () if num_rows is None else (num_rows,)
-    arrays = []
+    arrays: list[np.ndarray] = []
     for leaf, example in zip(leaves, expected, strict=True):
         try:
             array = np.asarray(leaf)

@@ -13,13 +13,12 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit import means
+from ppl_bandit.probing import NUMBERS
 from ppl_bandit.tracing import Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
 from ppl_bandit.types import Draws, Interaction, Key
 from ppl_bandit.validation import validate
 
 __all__ = ["RewardModel"]
-
-_NUMBERS = {"i": int, "f": float}
 
 
 class RewardModel:
@@ -130,7 +129,7 @@ class RewardModel:
     def outcome_values(self, reward: Any) -> dict[str, Array]:
         """Return {outcome: (N,)} in the outcomes' own kind of number."""
         raw = self._by_outcome(reward)
-        return {name: jnp.asarray(raw[name]).astype(_NUMBERS[self.outcome_kinds[name]]) for name in self.outcomes}
+        return {name: jnp.asarray(raw[name]).astype(NUMBERS[self.outcome_kinds[name]]) for name in self.outcomes}
 
     def context_rows(self, num_rows: int, context: Any = None) -> Any:
         """Repeat a context, the example by default, over rows."""

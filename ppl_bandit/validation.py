@@ -9,26 +9,17 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Int
-from numpyro.distributions import biject_to
+from jaxtyping import Array
 
 from ppl_bandit import means
 from ppl_bandit.jaxprs import UNKNOWN, dependencies, read_indices
-from ppl_bandit.tracing import Site, Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
+from ppl_bandit.probing import NUMBERS, feasible_latents, feasible_rewards, run_once
+from ppl_bandit.tracing import Site, Trace, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["CANDIDATE_REWARDS", "FAST_COMPILE", "Facts", "feasible_latents", "feasible_rewards", "validate"]
-
-# A one-off computation: compiling it well costs more than running it badly.
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-# Values that between them fall into every support we know, small counts and edges first; what a support excludes is skipped.
-CANDIDATE_REWARDS = np.array(
-    [0.0, 1.0, 2.0, 3.0, 5.0, 17.0, 0.25, 0.6, 0.9, 1.7, 4.2, 12.9, 101.3, -0.4, -1.0, -2.3, -9.1, -2.0, 1.1, 2.9]
-)
+__all__ = ["Facts", "validate"]
 
 _NUM_POINTS = 4
-_NUMBERS = {"i": int, "f": float}
 
 
 class Facts(NamedTuple):
@@ -87,54 +78,6 @@ class _Reading(NamedTuple):
     def arms(self) -> tuple[Any, Any]:
         repeated = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (self.num_arms, *leaf.shape)), self.context)
         return np.arange(self.num_arms), repeated
-
-
-def feasible_latents(program: Callable, latents: tuple[str, ...], context: Any, key: Array) -> dict[str, Array]:
-    """Return one value of every latent from the interior of its support, near the middle of the unconstrained space."""
-
-    def choose(site: Site) -> Array | None:
-        if site["name"] not in latents or site["type"] != "sample":
-            return None
-        fn = site["fn"]
-        transform = biject_to(fn.support)
-        shape = transform.inverse_shape(fn.shape(site["kwargs"]["sample_shape"]))
-        return transform(jr.uniform(jr.fold_in(key, latents.index(site["name"])), shape, minval=-1.5, maxval=1.5))
-
-    trace = run_program(program, jnp.zeros(1, int), repeat_rows(context, 1), {}, key, choose)
-    return {name: trace[name]["value"] for name in latents}
-
-
-def feasible_rewards(
-    program: Callable,
-    latents: Mapping[str, Array],
-    arm: Int[Array, " N"],
-    context: Any,
-    kinds: Mapping[str, str],
-    picks: Int[Array, "N outcomes"],
-) -> tuple[Any, Bool[Array, " N"]]:
-    """Choose a reward for each row among the candidates that its outcome's support allows.
-
-    Args:
-        kinds: outcome -> "i" or "f", in the order in which the program samples them.
-        picks: which of the allowed candidates to take, modulo their number.
-
-    Returns:
-        The rewards, as an `Interaction` holds them, and whether each row's are possible.
-    """
-    candidates = jnp.asarray(CANDIDATE_REWARDS)
-    values: dict[str, Array] = {name: jnp.zeros(arm.shape, _NUMBERS[kind]) for name, kind in kinds.items()}
-    is_possible = jnp.ones(arm.shape, bool)
-    for position, (name, kind) in enumerate(
-        kinds.items()
-    ):  # one after another: a later support may look at earlier outcomes
-        fn = run_program(program, arm, context, {**latents, **values})[name]["fn"]
-        fits = jax.vmap(lambda value, fn=fn: possible(fn, jnp.broadcast_to(value, arm.shape)))(candidates)
-        order = jnp.argsort(~fits, axis=0, stable=True)
-        count = fits.sum(axis=0)
-        chosen = jnp.take_along_axis(order, (picks[:, position] % jnp.maximum(count, 1))[None], axis=0)[0]
-        values[name] = candidates[chosen].astype(_NUMBERS[kind])
-        is_possible &= count > 0
-    return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:
@@ -301,7 +244,7 @@ def _check_expected_reward(trace: Trace, outcomes: tuple[str, ...]) -> bool:
 def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool) -> None:
     """Check on the jaxpr what flows into the prior and the expected reward, and that arm indices stay in range."""
     arm, context = reading.arms()
-    outcomes = {name: np.zeros(reading.num_arms, _NUMBERS[kind]) for name, kind in reading.kinds.items()}
+    outcomes: dict[str, Any] = {name: np.zeros(reading.num_arms, NUMBERS[kind]) for name, kind in reading.kinds.items()}
     latents = {name: np.zeros(shape) for name, shape in shapes.items()}
 
     def flow(latents: Any, arm: Array, context: Any, outcomes: Any) -> tuple[list[Array], Array, list[Array]]:
@@ -337,7 +280,7 @@ def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_ex
         sizes.extend(index.size for index in found)
         return [(index.lowest, index.highest) for index in found]
 
-    extremes = _run_once(ranges)
+    extremes = run_once(ranges)
     for (lowest, highest), size in zip(extremes, sizes, strict=True):
         if lowest < 0 or highest >= size:
             raise InvalidProgram(
@@ -364,7 +307,7 @@ def _find_mean(reading: _Reading) -> means.MeanWay:
                 latents = feasible_latents(reading.program, reading.latents, reading.context, key)
             return jnp.min(way.verdict(reading.run(latents, arm, context, {})[outcome]["fn"]))
 
-        return int(_run_once(lambda: jnp.min(jax.vmap(one)(jnp.arange(2 * _NUM_POINTS)))))
+        return int(run_once(lambda: jnp.min(jax.vmap(one)(jnp.arange(2 * _NUM_POINTS)))))
 
     for way in means.WAYS:
         try:
@@ -382,11 +325,6 @@ def _find_mean(reading: _Reading) -> means.MeanWay:
     )
 
 
-def _run_once(function: Callable[[], Any]) -> Any:
-    """Compile cheaply, run once, and return numpy arrays."""
-    return jax.device_get(jax.jit(function, compiler_options=FAST_COMPILE)())
-
-
 def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
     """Check by numbers that a row's likelihood and expected reward do not depend on the other rows of a batch."""
     num_arms = reading.num_arms
@@ -396,7 +334,7 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
         if len(reading.outcomes) == 1:
             rewards = {reading.outcomes[0]: rewards}
         trace = reading.run(latents, arm, context, rewards)
-        density = sum(log_prob(trace[name]) for name in reading.outcomes)
+        density = sum((log_prob(trace[name]) for name in reading.outcomes), start=jnp.zeros(()))
         return density, means.expected_reward(trace, reading.outcomes, mean_way)
 
     def compared(seed: Array) -> tuple[Array, Array, Array]:
@@ -416,7 +354,7 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
         ]
         return same[0], same[1], jnp.any(jnp.isfinite(together[0]))
 
-    density_same, goal_same, some_finite = _run_once(lambda: jax.vmap(compared)(jnp.arange(_NUM_POINTS)))
+    density_same, goal_same, some_finite = run_once(lambda: jax.vmap(compared)(jnp.arange(_NUM_POINTS)))
     if not some_finite.any():
         raise InvalidProgram(
             "the log likelihood is not finite at any value tried from the interior of the prior: check that the outcome's "

@@ -35,7 +35,9 @@ def rows(num_rows):
         "spend": jnp.asarray(100.0 + rng.standard_normal(num_rows)),
         "rating": jnp.asarray(rng.standard_normal(num_rows)),
     }
-    return Interaction(jnp.asarray(rng.integers(0, 2, num_rows)), rewards, jnp.asarray(rng.standard_normal((num_rows, 2))))
+    return Interaction(
+        jnp.asarray(rng.integers(0, 2, num_rows)), rewards, jnp.asarray(rng.standard_normal((num_rows, 2)))
+    )
 
 
 def test_a_discounted_posterior_matches_weighted_sums_by_hand(model):
@@ -56,7 +58,9 @@ def test_a_discounted_posterior_matches_weighted_sums_by_hand(model):
     weight = discount ** np.arange(num_rows - 1, -1, -1)
     arm, click = np.asarray(data.arm), np.asarray(data.reward["click"])
     for a in range(2):
-        np.testing.assert_allclose(found["rate"]["concentration1"][a], 2 + (weight * click * (arm == a)).sum(), rtol=1e-10)
+        np.testing.assert_allclose(
+            found["rate"]["concentration1"][a], 2 + (weight * click * (arm == a)).sum(), rtol=1e-10
+        )
     precision = 0.25 + weight.sum()
     np.testing.assert_allclose(found["level"]["covariance"], [[1 / precision]], rtol=1e-10)
     level = (0.125 + (weight * np.asarray(data.reward["rating"])).sum()) / precision

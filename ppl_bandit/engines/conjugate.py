@@ -4,7 +4,7 @@ There is no table of likelihoods. A likelihood is conjugate to a prior exactly w
 sufficient statistics, which can be proved (`proof`), derived (`families`) and certified (`certificate`) for any program.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +112,7 @@ def _update(
     chunks, is_row = split_chunks(interaction, num_rows, num_chunk)
     chunks = chunks._replace(mask=chunks.mask & is_row)
 
-    def absorb_chunk(posterior: Posterior, rows: Interaction) -> tuple[Posterior, Array]:
+    def absorb_chunk(posterior: Posterior, rows: Any) -> tuple[Posterior, Array]:
         centre = coordinates_at(layout, posterior)
         naturals, residuals = jax.vmap(lambda row: _read_row(model, layout, offsets, centre, row))(rows)
         num_new = jnp.sum(rows.mask)
@@ -135,7 +135,7 @@ def _update(
 
 
 def _read_row(
-    model: RewardModel, layout: Layout, offsets: Coordinates, centre: Coordinates, row: Interaction
+    model: RewardModel, layout: Layout, offsets: Coordinates, centre: Coordinates, row: Any
 ) -> tuple[Natural, Float[Array, ""]]:
     single = jax.tree.map(lambda leaf: leaf[None], row)
 

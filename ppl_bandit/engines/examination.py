@@ -1,6 +1,5 @@
 """Examine a program for conjugacy, once, in float64: supports, scales, proof, prior, and the likelihood of varied rewards."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,9 +24,9 @@ from ppl_bandit.engines.families import (
     latents_at,
 )
 from ppl_bandit.engines.proof import analyticity
+from ppl_bandit.probing import FAST_COMPILE, feasible_latents, feasible_rewards
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction
-from ppl_bandit.validation import FAST_COMPILE, feasible_latents, feasible_rewards
 
 __all__ = ["Evidence", "examine"]
 
@@ -276,8 +275,9 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
 
     in_the_prior = prove(jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
     num_rows = rows.arm.shape[0]
-    # Every row is tried at points of its own.
-    stretch = jnp.asarray(np.random.default_rng(13).uniform(0.5, 1.2, size=num_rows))
+    # Every row is tried at points of its own, also on the other side of the centre.
+    rng = np.random.default_rng(13)
+    stretch = jnp.asarray(rng.choice([-1.0, 1.0], size=num_rows) * rng.uniform(0.5, 1.2, size=num_rows))
     chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _ROWS_AT_ONCE))
     found = jax.lax.map(lambda chunk: jax.vmap(read)(*chunk), chunks)
     naturals, residuals, is_finite, in_rows = join_chunks(found, num_rows)
@@ -394,12 +394,13 @@ def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_
         return model.log_prior(latents) if row is None else model.log_likelihood(latents, row)[0]
 
     residual = float(found.prior_residual if row is None else found.residuals[worst])
-    alone: list[str] = []
-    for site in layout.sites:
-        only = _only(offsets, site)
-        check: Callable[[], Array] = lambda only=only: certify(layout, log_density, centre, only)[1]  # noqa: E731
-        if not float(jax.jit(check, compiler_options=FAST_COMPILE)()) <= tolerance():
-            alone.append(site.name)
+
+    def by_site() -> list[Array]:
+        natural = derive(layout, log_density, centre)
+        return [residual_of(layout, log_density, natural, centre, _only(offsets, site)) for site in layout.sites]
+
+    alone_residuals = jax.device_get(jax.jit(by_site, compiler_options=FAST_COMPILE)())
+    alone = [site.name for site, found in zip(layout.sites, alone_residuals, strict=True) if not found <= tolerance()]
     raise report.density_refusal(model, layout, alone, residual, row, is_prior)
 
 

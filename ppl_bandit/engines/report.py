@@ -44,7 +44,7 @@ def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.n
     it is `covariance_times_precision`, their covariance times u.
     """
     posterior = jax.device_get(posterior)
-    found: dict[str, dict[str, np.ndarray]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for site in layout.sites:
         span = slice(site.start, site.start + site.size)
         if site.kind == "unit":
@@ -92,8 +92,7 @@ def family(layout: Layout, site: SiteBlock) -> str:
         return "Dirichlet"
     if site.kind == "positive":
         owners = [i for i in elements if layout.is_member[i].any()]
-        words = " and ".join(dict.fromkeys(_scale_words(layout.power[i], i in owners, site.name) for i in elements))
-        return words
+        return " and ".join(dict.fromkeys(_scale_words(layout.power[i], i in owners, site.name) for i in elements))
     owners = [i for i in range(len(layout.power)) if set(layout.members[i][layout.is_member[i]]) & set(elements)]
     words = []
     if set(layout.free.tolist()) & set(elements):
@@ -206,7 +205,7 @@ def _example_words(layout: Layout, site: SiteBlock, examples: tuple[tuple[dict[s
     words: dict[tuple[float, ...], str] = {}
     for rewards, natural in examples:
         if site.kind == "unit":
-            rows = natural.unit[span]
+            rows: Any = natural.unit[span]
         elif site.kind == "simplex":
             rows = natural.simplex[site.start]
         elif site.kind == "positive" and not layout.is_member[span].any():
