@@ -15,9 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.families import Coordinates, Layout, Natural, Posterior, affine_change, derive
+from ppl_bandit.engines.families import (
+    Coordinates,
+    Layout,
+    Natural,
+    Posterior,
+    affine_change,
+    derive,
+    latents_at,
+    total_of,
+)
+from ppl_bandit.program import RewardModel
+from ppl_bandit.tracing import log_prob
+from ppl_bandit.types import Interaction
 
-__all__ = ["certify", "make_offsets", "residual_of", "tolerance"]
+__all__ = ["certify", "certify_row", "make_offsets", "residual_of", "tolerance"]
 
 _SEED = 20170903
 _ROUNDINGS = 64.0  # roundings that a log density may add up, in units of the last place
@@ -31,14 +43,14 @@ def tolerance(dtype: Any = None) -> float:
 def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = None) -> Coordinates:
     """Draw displacements from a centre, (P, ...) each, the same for every engine on every machine.
 
-    Of every four points in a row two move all sites, one of them far and in units of 1; two move one site alone.
+    Every second point moves one site alone; of every four in a row two are far; every other four have reals in units of 1.
 
     Args:
-        posterior: the prior, whose standard deviations scale the reals; None scales them by 1.
+        posterior: the prior, whose standard deviations are the other unit of reals; None for 1 throughout.
     """
     rng = np.random.default_rng(_SEED)
     point = np.arange(num_points)
-    is_far, is_single = (point % 4 >= 2)[:, None], point % 2 == 1
+    is_far, is_single, is_unscaled = (point % 4 >= 2)[:, None], point % 2 == 1, (point // 4 % 2 == 1)[:, None]
     mover = (point // 2) % len(layout.sites)
 
     def spread(size: int, near: float, far: tuple[float, float]) -> np.ndarray:
@@ -51,7 +63,7 @@ def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = 
     unit = spread(layout.count("unit"), 2.0, (3.0, 9.0))
     positive = spread(layout.count("positive"), 1.2, (2.0, 6.0))
     simplex = [spread(site.size, 1.5, (2.0, 5.0)) for site in layout.of("simplex")]
-    reach = 10.0 ** rng.uniform(-1.5, 1.0, size=(num_points, 1))
+    reach = 10.0 ** np.where(is_far, rng.uniform(0.0, 1.5, (num_points, 1)), rng.uniform(-1.5, 0.5, (num_points, 1)))
     real = reach * rng.standard_normal((num_points, layout.count("real")))
     for position, site in enumerate(layout.sites):
         rests = is_single & (mover != position)
@@ -67,7 +79,7 @@ def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = 
             jnp.asarray(offset.reshape(num_points, -1, site.shape[-1]))
             for offset, site in zip(simplex, layout.of("simplex"), strict=True)
         ),
-        jnp.where(is_far, 1.0, _standard_deviations(layout, posterior)) * jnp.asarray(real),
+        jnp.where(is_unscaled, 1.0, _standard_deviations(layout, posterior)) * jnp.asarray(real),
     )
 
 
@@ -79,7 +91,7 @@ def _standard_deviations(layout: Layout, posterior: Posterior | None) -> Float[A
     if layout.members.size:
         spread = jnp.sqrt(_variances(posterior.scaled_precision) * (posterior.rate / posterior.shape)[:, None])
         scale = scale.at[layout.members[layout.is_member]].set(spread[layout.is_member])
-    return scale
+    return jnp.where(jnp.isfinite(scale), scale, 1.0)  # an improper prior is refused elsewhere, as such
 
 
 def _variances(precision: Array) -> Array:
@@ -92,6 +104,26 @@ def certify(
     """Derive the natural parameters of a log density at `centre` and return them with the largest relative residual."""
     natural = derive(layout, log_density, centre)
     return natural, residual_of(layout, log_density, natural, centre, offsets)
+
+
+def certify_row(
+    model: RewardModel, layout: Layout, centre: Coordinates, offsets: Coordinates, row: Interaction
+) -> tuple[Natural, Float[Array, ""]]:
+    """Derive the natural parameters of one row's likelihood, (1,) each, and return them with the largest residual.
+
+    Each outcome is certified by itself: the large terms of one would hide a deviation in another.
+    """
+
+    def log_likelihoods(point: Coordinates) -> Float[Array, " outcomes"]:
+        trace = model.trace(latents_at(layout, point), row.arm, row.context, model.outcome_values(row.reward))
+        return jnp.stack([log_prob(trace[name], row.mask)[0] for name in model.outcomes])
+
+    if len(model.outcomes) == 1:
+        return certify(layout, lambda point: log_likelihoods(point)[0], centre, offsets)
+    naturals, residuals = jax.vmap(
+        lambda one: certify(layout, lambda point: one @ log_likelihoods(point), centre, offsets)
+    )(jnp.eye(len(model.outcomes)))
+    return total_of(naturals), residuals.max()
 
 
 def residual_of(

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines import report
 from ppl_bandit.engines.approximate import check_settings
-from ppl_bandit.engines.certificate import certify, tolerance
+from ppl_bandit.engines.certificate import certify_row, tolerance
 from ppl_bandit.engines.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.examination import examine
 from ppl_bandit.engines.families import (
@@ -24,6 +24,7 @@ from ppl_bandit.engines.families import (
     absorb,
     coordinates_at,
     forget,
+    is_proper,
     latents_at,
     sample,
     total_of,
@@ -42,9 +43,9 @@ class Certificates(NamedTuple):
     """Evidence of an update, per row.
 
     Attributes:
-        is_trusted: whether every row is certified.
-        is_certified: whether the row's likelihood is proved analytic and found affine in the sufficient statistics; if any is
-            not, nothing is absorbed.
+        is_trusted: whether every row is certified and their posterior is a proper one in jax's precision; if not, nothing
+            is absorbed.
+        is_certified: whether the row's likelihood is proved analytic and found affine in the sufficient statistics.
         residual: largest relative deviation from affine that was found; infinite for a row that the program cannot produce
             or whose proof fails, 0 for a masked row.
     """
@@ -128,7 +129,7 @@ def _update(
     after, residuals = jax.lax.scan(absorb_chunk, state, chunks)
     residual = join_chunks(residuals, num_rows)
     is_certified = residual <= tolerance()
-    is_sound = jnp.all(is_certified)
+    is_sound = jnp.all(is_certified) & is_proper(after)
     return jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state), Certificates(
         is_sound, is_certified, residual
     )
@@ -138,11 +139,7 @@ def _read_row(
     model: RewardModel, layout: Layout, offsets: Coordinates, centre: Coordinates, row: Any
 ) -> tuple[Natural, Float[Array, ""]]:
     single = jax.tree.map(lambda leaf: leaf[None], row)
-
-    def log_likelihood(point: Coordinates) -> Array:
-        return model.log_likelihood(latents_at(layout, point), single)[0]
-
-    natural, residual = certify(layout, log_likelihood, centre, offsets)
+    natural, residual = certify_row(model, layout, centre, offsets, single)
     # A program may branch on its data, so that what was proved of other rows need not hold for this one.
     obstacles = analyticity(
         model, layout, single.arm, single.context, model.outcome_values(single.reward), is_prior=False

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from numpyro.distributions import constraints
 
 from ppl_bandit.engines import report
-from ppl_bandit.engines.certificate import certify, make_offsets, residual_of, tolerance
+from ppl_bandit.engines.certificate import certify_row, make_offsets, residual_of, tolerance
 from ppl_bandit.engines.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.families import (
     Coordinates,
@@ -267,11 +267,10 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
     def read(row: Interaction, stretch: Array) -> tuple[Natural, Array, Array, list[Array]]:
         single = jax.tree.map(lambda leaf: leaf[None], row)
 
-        def log_likelihood(point: Coordinates) -> Array:
-            return model.log_likelihood(latents_at(layout, point), single)[0]
-
-        natural, residual = certify(layout, log_likelihood, centre, jax.tree.map(lambda leaf: stretch * leaf, offsets))
-        return natural, residual, jnp.isfinite(log_likelihood(centre)), prove(single, is_prior=False)
+        own = jax.tree.map(lambda leaf: stretch * leaf, offsets)
+        natural, residual = certify_row(model, layout, centre, own, single)
+        is_finite = jnp.isfinite(model.log_likelihood(latents_at(layout, centre), single)[0])
+        return natural, residual, is_finite, prove(single, is_prior=False)
 
     in_the_prior = prove(jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
     num_rows = rows.arm.shape[0]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit import sampling
 from ppl_bandit.types import Draws, Key
@@ -37,6 +37,7 @@ __all__ = [
     "coordinates_at",
     "derive",
     "forget",
+    "is_proper",
     "latents_at",
     "sample",
     "total_of",
@@ -329,6 +330,13 @@ def absorb(layout: Layout, posterior: Posterior, natural: Natural, num_rows: Int
         precision,
         posterior.num_rows + num_rows,
     )
+
+
+def is_proper(posterior: Posterior) -> Bool[Array, ""]:
+    """Tell whether all parameters are finite and inside their domains: a precision too ill-conditioned for its dtype is not."""
+    is_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(posterior)]
+    positive = (posterior.beta, *posterior.dirichlet, posterior.shape, posterior.rate)
+    return jnp.all(jnp.stack(is_finite + [jnp.all(leaf > 0) for leaf in positive]))
 
 
 def _solve(precision: Array, rhs: Array) -> Array:
