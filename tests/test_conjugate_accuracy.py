@@ -213,6 +213,20 @@ def test_single_precision_certifies_a_variance():
     np.testing.assert_allclose(engine.parameters(state)["mean"]["mean"], posterior_mean, rtol=1e-4)
 
 
+def test_one_engine_serves_both_precisions():
+    engine = conjugate(RewardModel(regression, A, np.ones(2)))
+    means = []
+    for is_double in (False, True, False):
+        with jax.enable_x64(is_double):
+            rows = Interaction(jnp.arange(A), jnp.array([1.0, 2.0, 3.0]), jnp.ones((A, 2)))
+            state, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
+            assert bool(info.is_trusted)
+            means.append(engine.parameters(state)["offset"]["mean"])
+    # In float32 the smallest of six coupled precisions is 1e4 times below the largest.
+    np.testing.assert_allclose(means[0], means[1], rtol=1e-2)
+    np.testing.assert_array_equal(means[0], means[2])
+
+
 def bent_in_rare_contexts(arm, context):
     with numpyro.plate("arms", A):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))

@@ -133,9 +133,9 @@ def _read_supports(model: RewardModel) -> Layout:
     return Layout(
         tuple(sites),
         np.ones(num_positive),
-        np.zeros((num_positive, 0), int),
+        np.zeros((num_positive, 0), np.int32),
         np.zeros((num_positive, 0), bool),
-        np.arange(starts["real"]),
+        np.arange(starts["real"], dtype=np.int32),  # not int64: jax caches indices across a change of its precision
     )
 
 
@@ -222,10 +222,10 @@ def _find_scales(model: RewardModel, layout: Layout) -> Layout:
                 f"write '{site.name}' ~ Normal(m, s * sd) with sd the noise's standard deviation, or with a fixed scale",
             )
     width = max((len(own) for own in owners), default=0)
-    members, is_member = np.zeros((num_positive, width), int), np.zeros((num_positive, width), bool)
+    members, is_member = np.zeros((num_positive, width), np.int32), np.zeros((num_positive, width), bool)
     for row, own in enumerate(owners):
         members[row, : len(own)], is_member[row, : len(own)] = own, True
-    return layout._replace(power=power, members=members, is_member=is_member, free=np.array(free, int))
+    return layout._replace(power=power, members=members, is_member=is_member, free=np.array(free, np.int32))
 
 
 def _snap(power: Array) -> Array:
