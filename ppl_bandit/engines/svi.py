@@ -28,6 +28,7 @@ __all__ = ["SviInfo", "SviState", "svi"]
 GUIDES: dict[str, type[AutoGuide]] = {"mvn": AutoMultivariateNormal, "normal": AutoNormal, "flow": AutoBNAFNormal}
 
 _NUM_CHECKS = 1000  # draws of the guide that k-hat is read from
+_NUM_GLANCES = 200  # draws that tell whether a guide fits nearly as well as before the new rows
 _DECAY = 0.01  # last step size of a fit relative to its first
 _TOUCH_UP = 0.2  # share of the steps, and of their size, for a guide that fits nearly as well as before the new rows
 _SITE = "position"
@@ -138,9 +139,9 @@ def svi(
         log_guide, trace = log_density(handlers.seed(auto, key), (None,), {}, constrain_params(params))
         return trace[_SITE]["value"], log_guide
 
-    def weigh(key: Key, params: dict[str, Any], target: _Target) -> Float[Array, " M"]:
+    def weigh(key: Key, params: dict[str, Any], target: _Target, num_draws: int) -> Float[Array, " M"]:
         """Return the log weights of the posterior relative to the guide, at draws of the guide."""
-        positions, log_guide = jax.vmap(draw, (0, None))(jr.split(key, _NUM_CHECKS), params)
+        positions, log_guide = jax.vmap(draw, (0, None))(jr.split(key, num_draws), params)
         return jax.vmap(log_joint, (0, None))(positions, target) - log_guide
 
     def init(key: Key) -> SviState:
@@ -160,9 +161,10 @@ def svi(
         has_room = fits(state.buffer, interaction)
         buffer = append(model, state.buffer, interaction._replace(mask=row_mask(interaction) & has_room))
         target = _Target(read(buffer, discount), state.centre, state.scale)
-        is_near = weight_ess(weigh(key_check, state.params, target)) >= 0.9 * state.ess
+        ess = weight_ess(weigh(key_check, state.params, target, _NUM_GLANCES))
+        is_near = ess / _NUM_GLANCES >= 0.9 * state.ess / _NUM_CHECKS
         params = fit(key_fit, state.params, target, is_near)
-        log_weights = weigh(key_check, params, target)
+        log_weights = weigh(key_check, params, target, _NUM_CHECKS)
         k_hat = pareto_k_hat(log_weights)
         ess = weight_ess(log_weights)
         info = SviInfo((k_hat <= MAX_K_HAT) & has_room, k_hat, ess, jnp.mean(log_weights), ~has_room)
