@@ -187,7 +187,7 @@ def bernoulli_by_stacked_sites():
     return Case(program, CLICKS, {f"rate_{a}": beta(CLICKED[a], NOT_CLICKED[a]) for a in range(A)})
 
 
-@case
+@slow_case
 def bernoulli_of_the_complement_under_a_uniform_prior():
     def program(arm):
         miss = numpyro.sample("miss", dist.Uniform(0.0, 1.0).expand([A]))
@@ -237,7 +237,7 @@ def binomial_with_trials_from_the_context():
     return Case(program, COUNTS, expected, trials)
 
 
-@case
+@slow_case
 def geometric_number_of_failures():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(2.0, 2.0).expand([A]))
@@ -314,7 +314,7 @@ def gamma_with_a_known_shape():
     return Case(program, AMOUNTS, {"rate": gamma(1.5 + 2.5 * per_arm(1.0), 0.5 + per_arm(AMOUNTS), 1.0)})
 
 
-@case
+@slow_case
 def weibull_with_a_known_shape():
     def program(arm):
         hazard = numpyro.sample("hazard", dist.Gamma(2.0, 1.5).expand([A]))
@@ -323,7 +323,7 @@ def weibull_with_a_known_shape():
     return Case(program, AMOUNTS, {"hazard": gamma(2.0 + per_arm(1.0), 1.5 + per_arm(AMOUNTS**1.5), 1.0)})
 
 
-@case
+@slow_case
 def pareto_with_a_latent_tail():
     def program(arm):
         tail = numpyro.sample("tail", dist.Gamma(2.0, 1.0).expand([A]))
@@ -364,7 +364,7 @@ def half_normal_root_precision():
     return Case(program, REALS, {"root": gamma(0.5 + per_arm(0.5), 0.125 + squares / 2, 2.0)})
 
 
-@case
+@slow_case
 def rayleigh_with_its_scale_a_root_of_an_inverse_gamma():
     def program(arm):
         variance = dist.InverseGamma(3.0, 2.0).expand([A])
@@ -516,7 +516,7 @@ def regression_with_an_intercept_by_concatenation():
     return Case(program, REALS, expected, FEATURES)
 
 
-@case
+@slow_case
 def log_normal_with_known_spread():
     def program(arm):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([A]))
@@ -553,7 +553,7 @@ def normal_with_unknown_variance_per_arm():
     return Case(program, REALS, expected)
 
 
-@case
+@slow_case
 def normal_with_unknown_precision_per_arm():
     def program(arm):
         precision = numpyro.sample("precision", dist.Gamma(2.0, 1.5).expand([A]))
@@ -652,7 +652,7 @@ def categorical_by_probabilities():
     return Case(program, GRADES, expected)
 
 
-@case
+@slow_case
 def categorical_by_logits_with_a_value_per_category():
     def program(arm):
         probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones((A, 4))).to_event(1))
@@ -691,7 +691,7 @@ def hurdle_of_conversion_and_amount():
     return Case(program, {"click": CLICKS, "spend": spend}, expected, outcomes=("click", "spend"))
 
 
-@case
+@slow_case
 def counts_and_waits_with_the_same_rate():
     def program(arm):
         rate = numpyro.sample("rate", dist.Gamma(2.0, 1.5).expand([A]))

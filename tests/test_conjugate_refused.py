@@ -113,7 +113,7 @@ def probit_link(arm):
     bernoulli(jax.scipy.special.ndtr(reals())[arm])
 
 
-@near_miss("not affine|inside")
+@near_miss("not affine|inside", is_slow=True)
 def exponential_link(arm):
     numpyro.sample("reward", dist.Poisson(jnp.exp(reals()[arm])))
 
@@ -198,7 +198,7 @@ def absolute_mean(arm):
     normal(jnp.abs(reals()[arm]))
 
 
-@near_miss("square root")
+@near_miss("square root", is_slow=True)
 def absolute_mean_by_a_root(arm):
     normal(jnp.sqrt(reals()[arm] ** 2))
 
@@ -221,7 +221,7 @@ def branch_by_a_test_for_nan(arm):
     bernoulli(jnp.where(jnp.isnan(jnp.log(0.999 - rate)), rate**2, rate))
 
 
-@near_miss("finite|comparison")
+@near_miss("finite|comparison", is_slow=True)
 def branch_by_overflow(arm):
     rate = rates()[arm]
     bernoulli(jnp.where(jnp.isfinite(jnp.exp(1e6 * (rate - 0.999))), rate, rate**2))
@@ -383,7 +383,7 @@ def logistic_noise(arm):
     numpyro.sample("reward", dist.Logistic(reals()[arm], 1.0))
 
 
-@near_miss("abs")
+@near_miss("abs", is_slow=True)
 def laplace_with_a_latent_location(arm):
     numpyro.sample("reward", dist.Laplace(reals()[arm], 1.0))
 
@@ -427,7 +427,7 @@ def truncated_outcome(arm):
     numpyro.sample("reward", dist.TruncatedNormal(reals()[arm], 1.0, low=-30.0))
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def standard_deviation_under_an_inverse_gamma(arm):
     sd = numpyro.sample("sd", dist.InverseGamma(3.0, 2.0).expand([A]))
     normal(0.0, sd[arm])
@@ -440,7 +440,7 @@ def merged_categories(arm):
     numpyro.sample("reward", dist.Categorical(merged))
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def likelihood_weighted_by_a_latent(arm):
     weight, rate = numpyro.sample("weight", dist.Gamma(2.0, 1.0)), gammas()[arm]
     with handlers.scale(scale=weight):
@@ -497,7 +497,7 @@ def cauchy_prior(arm):
     normal(mean[arm])
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def student_prior_with_many_degrees_of_freedom(arm):
     mean = numpyro.sample("mean", dist.StudentT(1e6, 0.0, 1.0).expand([A]))
     normal(mean[arm])
@@ -517,14 +517,14 @@ def mixture_prior(arm):
     normal(mean + 0.0 * arm)
 
 
-@near_miss("improper")
+@near_miss("improper", is_slow=True)
 def masked_prior(arm):
     with handlers.mask(mask=False):
         mean = reals()
     normal(mean[arm])
 
 
-@near_miss("comparison|where|observed")
+@near_miss("comparison|where|observed", is_slow=True)
 def factor_that_switches(arm):
     rate = rates()
     numpyro.factor("belief", jnp.where(rate[0] > 0.999, -3.0, 0.0))
@@ -547,7 +547,7 @@ def independent_mean_and_variance(arm):
     normal(reals()[arm], jnp.sqrt(variance[arm]))
 
 
-@near_miss("prior precision|couples")
+@near_miss("prior precision|couples", is_slow=True)
 def mean_scaled_by_the_variance(arm):
     variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0).expand([A]))
     mean = numpyro.sample("mean", dist.Normal(0.0, variance))
@@ -632,7 +632,7 @@ def not_analytic_for_one_reward(arm):
     numpyro.sample("reward", Kinked(rates()[arm]))
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def bent_below_a_large_constant(arm):
     numpyro.sample("reward", Offset(rates()[arm]))
 
@@ -643,7 +643,7 @@ def conjugate_on_all_arms_but_one(arm):
     bernoulli(jnp.where(arm == 1, rate**2, rate))
 
 
-@near_miss("not affine", outcomes=("many", "few"))
+@near_miss("not affine|couples", is_slow=True, outcomes=("many", "few"))
 def bent_below_a_far_larger_outcome(arm):
     rate, other = rates()[arm], rates("other")[arm]
     numpyro.sample("many", dist.Binomial(10**15, rate))
@@ -651,7 +651,7 @@ def bent_below_a_far_larger_outcome(arm):
     numpyro.deterministic("expected_reward", other)
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def bent_beyond_a_narrow_prior(arm):
     mean = numpyro.sample("mean", dist.Normal(0.0, 1e-6).expand([A]))
     normal(jnp.sin(mean[arm]), 1e-9)
