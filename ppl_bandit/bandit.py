@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit import engines, selectors, snapshot, summary
-from ppl_bandit.compiled import compiled_functions
+from ppl_bandit.compiled import compiled_choice, compiled_functions
 from ppl_bandit.history import History
 from ppl_bandit.inputs import Arms, check_contexts, check_rewards
 from ppl_bandit.program import RewardModel
@@ -80,20 +80,21 @@ class Bandit:
         num_samples: int = 1000,
         seed: int = 0,
     ):
-        if isinstance(program, RewardModel):
-            self._arms = Arms(program.num_arms if num_arms is None else num_arms, arms)
-            if len(self._arms) != program.num_arms:
-                raise ValueError(f"the reward model has {program.num_arms} arms, but {len(self._arms)} were given")
-            self.model = program
-        else:
-            self._arms = Arms(num_arms, arms)
-            self.model = RewardModel(program, len(self._arms), context, outcomes)
         if isinstance(num_samples, bool) or not isinstance(num_samples, int | np.integer) or num_samples < 1:
             raise ValueError(f"num_samples must be a positive integer, got {num_samples!r}")
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
             raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+        if isinstance(program, RewardModel) and num_arms is None and arms is None:
+            num_arms = program.num_arms
+        self._arms = Arms(num_arms, arms)
         self.num_samples, self.seed = int(num_samples), int(seed)
-        self._selector = selectors.double_sampling() if selector is None else selector
+        self._selector = _DEFAULT_SELECTOR if selector is None else selector
+        self._choice = compiled_choice(self._selector, self.num_samples, len(self._arms))
+        if not isinstance(program, RewardModel):
+            program = RewardModel(program, len(self._arms), context, outcomes)
+        if len(self._arms) != program.num_arms:
+            raise ValueError(f"the reward model has {program.num_arms} arms, but {len(self._arms)} were given")
+        self.model = program
         self._may_fall_back = engine is None
         self._has_warned = False
         self._use_engine(self._build(engines.choose if engine is None else engine))
@@ -128,7 +129,9 @@ class Bandit:
         context = check_contexts(self.model, context, None, "context")
         mask = self._arms.mask(allowed)
         with jax.enable_x64(True):
-            chosen = self._run.decide(self.seed, self._state, self._num_decisions, context, mask)
+            number = self._num_decisions
+            table = self._run.table(self.seed, self._state, number, context)
+            chosen = self._choice.result()(np.int64(self.seed), table, np.int64(number), mask)
         return self._record(jax.device_get(chosen), context)
 
     def select_many(
@@ -234,7 +237,7 @@ class Bandit:
         context = check_contexts(self.model, context, None, "context")
         num = self.num_samples if num_samples is None else int(num_samples)
         with jax.enable_x64(True):
-            return np.asarray(self._run.table(self.seed, self._state, context, num))
+            return np.asarray(self._run.expected(self.seed, self._state, context, num))
 
     def explain(self) -> str:
         """Return what was proved about the program, what the data say so far, and how decisions are made."""
@@ -446,6 +449,8 @@ class Bandit:
         leaves = [leaf[position] for leaf in jax.tree.leaves(rows)]
         return jax.tree.unflatten(jax.tree.structure(self.model.context), leaves)
 
+
+_DEFAULT_SELECTOR = selectors.double_sampling()  # one for all, so that it is compiled once
 
 # Where a live bandit goes when an engine's draws come without evidence.
 _LADDER: dict[str, Callable[[RewardModel], Engine]] = {

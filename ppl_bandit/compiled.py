@@ -6,19 +6,24 @@ a purpose, and for the number of the decision or of the rows seen, so that the s
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.probing import feasible_latents
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction, Selection, Selector
 
-__all__ = ["Compiled", "compiled_functions"]
+__all__ = ["Compiled", "compiled_choice", "compiled_functions"]
 
-_INIT, _SELECT, _UPDATE, _READ = range(4)
+_READ, _DRAW, _CHOOSE, _UPDATE = range(4)
+
+# XLA compiles without the interpreter's lock, so a second core can work while the main thread traces.
+_BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
 
 
 class Compiled(NamedTuple):
@@ -26,19 +31,41 @@ class Compiled(NamedTuple):
 
     Attributes:
         init: seed -> state.
-        decide: (seed, state, number, context, allowed) -> Selection; decisions are numbered from 0.
-        decide_many: the same for rows of numbers and contexts.
+        table: (seed, state, number, context) -> (M, A) expected rewards behind the decision of that number, from 0.
+        decide_many: (seed, state, numbers, contexts, allowed) -> Selections.
         learn: (seed, state, num_seen, rows) -> (state, info, {outcome: is possible}).
-        draw: (seed, state, M) -> draws.
-        table: (seed, state, context, M) -> (M, A) expected rewards.
+        draw: (seed, state, M) -> draws for reading.
+        expected: (seed, state, context, M) -> (M, A) expected rewards for reading.
     """
 
     init: Callable
-    decide: Callable
+    table: Callable
     decide_many: Callable
     learn: Callable
     draw: Callable
-    table: Callable
+    expected: Callable
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_choice(select: Selector, num_samples: int, num_arms: int) -> "Future[Callable]":
+    """Start to compile a selector for tables of a shape, and return the promise of it.
+
+    A selector knows nothing about the model, so this goes on while the model is being examined.
+
+    Returns:
+        The future of (seed, table, number, allowed) -> Selection.
+    """
+
+    def choose(seed: Array, table: Array, number: Array, allowed: Array) -> Selection:
+        return select(_key(seed, _CHOOSE, number), table, number + 1, allowed=allowed)
+
+    def compile_choice() -> Callable:
+        with jax.enable_x64(True):
+            whole = jax.ShapeDtypeStruct((), np.int64)
+            table = jax.ShapeDtypeStruct((num_samples, num_arms), np.float64)
+            return jax.jit(choose).lower(whole, table, whole, jax.ShapeDtypeStruct((num_arms,), bool)).compile()
+
+    return _BACKGROUND.submit(compile_choice)
 
 
 @functools.lru_cache(maxsize=32)
@@ -47,30 +74,37 @@ def compiled_functions(
 ) -> Compiled:
     """Return the jitted functions of a model, an engine's `init`, `update` and `sample`, a selector and M."""
 
-    def table(key: Array, state: Any, context: Any, num: int) -> Array:
+    def expected(key: Array, state: Any, context: Any, num: int) -> Array:
         return model.expected_rewards(sample(key, state, num), context)
 
-    def decide(seed: int, state: Any, number: Array, context: Any, allowed: Array) -> Selection:
-        key_draw, key_select = jr.split(jr.fold_in(_key(seed, _SELECT), number))
-        return select(key_select, table(key_draw, state, context, num_samples), number + 1, allowed=allowed)
+    def table(seed: int, state: Any, number: Array, context: Any) -> Array:
+        return expected(_key(seed, _DRAW, number), state, context, num_samples)
 
     def decide_many(seed: int, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Selection:
-        return jax.lax.map(lambda row: decide(seed, state, row[0], row[1], allowed), (numbers, contexts))
+        def decide(row: tuple[Array, Any]) -> Selection:
+            number, context = row
+            rewards = table(seed, state, number, context)
+            return select(_key(seed, _CHOOSE, number), rewards, number + 1, allowed=allowed)
+
+        return jax.lax.map(decide, (numbers, contexts))
 
     def learn(seed: int, state: Any, num_seen: int, rows: Interaction) -> tuple[Any, Any, dict[str, Array]]:
-        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, jr.key(0))
-        after, info = update(jr.fold_in(_key(seed, _UPDATE), num_seen), state, rows)
+        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
+        after, info = update(_key(seed, _UPDATE, num_seen), state, rows)
         return after, info, model.in_support(latents, rows)
 
     return Compiled(
-        jax.jit(lambda seed: init(_key(seed, _INIT))),
-        jax.jit(decide),
+        jax.jit(lambda seed: init(jr.key(seed))),
+        jax.jit(table),
         jax.jit(decide_many),
         jax.jit(learn),
-        jax.jit(lambda seed, state, num: sample(_key(seed, _READ), state, num), static_argnums=2),
-        jax.jit(lambda seed, state, context, num: table(_key(seed, _READ), state, context, num), static_argnums=3),
+        jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2),
+        jax.jit(
+            lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3
+        ),
     )
 
 
-def _key(seed: Any, purpose: int) -> Array:
-    return jr.fold_in(jr.key(seed), purpose)
+def _key(seed: Any, purpose: int, number: Any) -> Array:
+    """Return the key of a purpose for the number of a decision or of the rows seen."""
+    return jr.fold_in(jr.key(seed), 4 * number + purpose)

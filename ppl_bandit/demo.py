@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jaxtyping import Array
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.environment import Environment
 from ppl_bandit.model_files import ModelFile, load_model
 from ppl_bandit.plots import DemoPanel, draw_demo
+from ppl_bandit.probing import FAST_COMPILE
 from ppl_bandit.program import RewardModel
 from ppl_bandit.simulation import rollout
-from ppl_bandit.types import Engine
+from ppl_bandit.types import Engine, Key, Selection, Selector
 
 __all__ = ["CONJUGATE_MODELS", "DemoResult", "run_demo"]
 
@@ -31,7 +33,7 @@ CONJUGATE_MODELS = (
     "hurdle",
     "hierarchical_gaussian",
 )
-NUM_STEPS, NUM_REALIZATIONS, NUM_SAMPLES = 250, 16, 200
+NUM_STEPS, NUM_REALIZATIONS, NUM_SAMPLES = 200, 12, 100
 
 
 class DemoResult(NamedTuple):
@@ -81,8 +83,17 @@ def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoR
     return results
 
 
-def _selectors() -> dict[str, Any]:
-    return {"double sampling": selectors.double_sampling(), "Thompson": selectors.thompson()}
+_SELECTORS = {"double sampling": selectors.double_sampling(), "Thompson": selectors.thompson()}
+
+
+def _one_of(number: Array) -> Selector:
+    """Return the selector of a number: both decide, one is heeded, and the world around them is compiled once."""
+
+    def select(key: Key, table: Array, step: Array) -> Selection:
+        chosen = [select(key, table, step) for select in _SELECTORS.values()]
+        return jax.tree.map(lambda *parts: jnp.stack(parts)[number], *chosen)
+
+    return select
 
 
 def _prepare(name: str, pool: ThreadPoolExecutor, say: Callable[[str], None]) -> _Prepared:
@@ -93,42 +104,34 @@ def _prepare(name: str, pool: ThreadPoolExecutor, say: Callable[[str], None]) ->
     say(f"  {name:<22} exact: {families}")
     environment = Environment(model, file.truth or {}, file.contexts)
 
-    def play(keys: Any) -> Any:
-        def one(key: Any) -> Any:
-            runs = {}
-            for number, (label, select) in enumerate(_selectors().items()):
-                steps = rollout(
-                    jr.fold_in(key, number),
-                    model,
-                    engine,
-                    select,
-                    environment,
-                    num_steps=NUM_STEPS,
-                    num_samples=NUM_SAMPLES,
-                )
-                runs[label] = (steps.regret, steps.best_arm_probs)
-            return runs
+    def play(key: Key, number: Array) -> tuple[Array, Array]:
+        steps = rollout(key, model, engine, _one_of(number), environment, num_steps=NUM_STEPS, num_samples=NUM_SAMPLES)
+        return steps.regret, steps.best_arm_probs
 
-        return jax.vmap(one)(keys)
-
-    lowered = jax.jit(play).lower(jr.split(jr.key(0), NUM_REALIZATIONS))
+    # Compiling takes longer than playing: spend little on it.
+    lowered = jax.jit(jax.vmap(play), compiler_options=FAST_COMPILE).lower(*_runs(0))
     return _Prepared(file, engine, environment, pool.submit(lowered.compile))
 
 
+def _runs(seed: int) -> tuple[Array, Array]:
+    """Return keys and selector numbers of all runs, selector by selector."""
+    num_runs = len(_SELECTORS) * NUM_REALIZATIONS
+    return jr.split(jr.key(seed), num_runs), jnp.repeat(jnp.arange(len(_SELECTORS)), NUM_REALIZATIONS)
+
+
 def _play(item: _Prepared, seed: int) -> tuple[DemoPanel, DemoResult]:
-    keys = jr.split(jr.key(seed), NUM_REALIZATIONS)
-    runs = jax.device_get(item.compiled.result()(keys))
-    regret = {label: np.cumsum(steps, axis=1) for label, (steps, _) in runs.items()}
+    steps, probs = jax.device_get(item.compiled.result()(*_runs(seed)))
+    by_selector = steps.reshape(len(_SELECTORS), NUM_REALIZATIONS, NUM_STEPS)
+    regret = {label: np.cumsum(runs, axis=1) for label, runs in zip(_SELECTORS, by_selector, strict=True)}
     final = {
         label: (float(total[:, -1].mean()), float(total[:, -1].std(ddof=1) / np.sqrt(NUM_REALIZATIONS)))
         for label, total in regret.items()
     }
-    probs = runs["double sampling"][1][0]
     if item.file.context is None:
         best = int(jnp.argmax(item.environment.expected_rewards(None)))
     else:
         best = -1
     families = dict.fromkeys(words.partition(",")[0] for words in item.engine.explanation.sites.values())
-    panel = DemoPanel(f"{item.file.name}: {' x '.join(families)}", regret, probs, best)
+    panel = DemoPanel(f"{item.file.name}: {' x '.join(families)}", regret, probs[0], best)
     words = ", ".join(f"{site} {family}" for site, family in item.engine.explanation.sites.items())
     return panel, DemoResult(item.file.name, words, item.engine.explanation.report, final)

@@ -68,4 +68,4 @@ def _best_arm_probs(axis: Any, panel: DemoPanel) -> None:
         label = f"arm {arm} (best)" if arm == panel.best_arm else f"arm {arm}"
         axis.plot(steps, probs, color=colour, linestyle=dash, linewidth=1.1, label=label)
     axis.set(title="one run of double sampling", xlabel="step", ylabel="P(arm is best), p-hat", ylim=(-0.03, 1.03))
-    axis.legend(fontsize=8, loc="center right")
+    axis.legend(fontsize=8, loc="best", framealpha=0.6)

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Int
 from numpyro.distributions import biject_to
@@ -25,7 +24,9 @@ CANDIDATE_REWARDS = np.array(
 )
 
 
-def feasible_latents(program: Callable, latents: tuple[str, ...], context: Any, key: Array) -> dict[str, Array]:
+def feasible_latents(
+    program: Callable, latents: tuple[str, ...], context: Any, seed: int | Int[Array, ""]
+) -> dict[str, Array]:
     """Return one value of every latent from the interior of its support, near the middle of the unconstrained space."""
 
     def choose(site: Site) -> Array | None:
@@ -34,9 +35,11 @@ def feasible_latents(program: Callable, latents: tuple[str, ...], context: Any, 
         fn = site["fn"]
         transform = biject_to(fn.support)
         shape = transform.inverse_shape(fn.shape(site["kwargs"]["sample_shape"]))
-        return transform(jr.uniform(jr.fold_in(key, latents.index(site["name"])), shape, minval=-1.5, maxval=1.5))
+        # Multiples of an irrational number, modulo 1, spread evenly; a random generator would take longer to compile.
+        steps = jnp.arange(1, int(np.prod(shape)) + 1) + 97 * latents.index(site["name"])
+        return transform(3.0 * jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape) - 1.5)
 
-    trace = run_program(program, jnp.zeros(1, int), repeat_rows(context, 1), {}, key, choose)
+    trace = run_program(program, jnp.zeros(1, int), repeat_rows(context, 1), {}, choose=choose)
     return {name: trace[name]["value"] for name in latents}
 
 
@@ -65,9 +68,9 @@ def feasible_rewards(
     ):  # one after another: a later support may look at earlier outcomes
         fn = run_program(program, arm, context, {**latents, **values})[name]["fn"]
         fits = jax.vmap(lambda value, fn=fn: possible(fn, jnp.broadcast_to(value, arm.shape)))(candidates)
-        order = jnp.argsort(~fits, axis=0, stable=True)
         count = fits.sum(axis=0)
-        chosen = jnp.take_along_axis(order, (picks[:, position] % jnp.maximum(count, 1))[None], axis=0)[0]
+        is_pick = fits & (jnp.cumsum(fits, axis=0) == picks[:, position] % jnp.maximum(count, 1) + 1)
+        chosen = jnp.argmax(is_pick, axis=0)
         values[name] = candidates[chosen].astype(NUMBERS[kind])
         is_possible &= count > 0
     return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible

@@ -34,12 +34,13 @@ def run_program(
     Args:
         choose: gives a value to sites that are not in `values`; where it returns None the site is drawn.
     """
-    seeded = handlers.seed(program, jr.key(0) if key is None else key)
-    fixed = handlers.substitute(seeded, data=dict(values))
+    fixed = handlers.substitute(program, data=dict(values))
     if choose is not None:
         fixed = handlers.substitute(fixed, substitute_fn=choose)
+    # Seeded last, so that no key is spent on a site that has its value.
+    seeded = handlers.seed(fixed, jr.key(0) if key is None else key)
     with numpyro.validation_enabled(False):
-        return handlers.trace(fixed).get_trace(*((arm,) if context is None else (arm, context)))
+        return handlers.trace(seeded).get_trace(*((arm,) if context is None else (arm, context)))
 
 
 def log_prob(site: Site, mask: Bool[Array, " N"] | None = None) -> Array:

@@ -20,6 +20,7 @@ from ppl_bandit.types import InvalidProgram
 __all__ = ["Facts", "validate"]
 
 _NUM_POINTS = 4
+_CLOSED = (NotImplementedError, AttributeError, TypeError)  # how a distribution says that a way to its mean is closed
 
 
 class Facts(NamedTuple):
@@ -56,7 +57,8 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
     with jax.enable_x64(True):
         _check_flow(reading, shapes, has_expected_reward)
         mean_way = None if has_expected_reward else _find_mean(reading)
-        _check_rows(reading, mean_way)
+        if mean_way is not means.WAYS[0]:
+            _check_rows(reading, mean_way)
     if mean_way is None:
         words = "the program's own expected_reward site"
     else:
@@ -292,19 +294,24 @@ def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_ex
 def _find_mean(reading: _Reading) -> means.MeanWay:
     """Return the first way to the outcome's mean that is open and finite at draws of the latents.
 
-    Points near the middle of the support come first: drawing from the prior takes far longer to compile.
+    The distribution's own formula, nearly always open, is tried together with the check of the rows. Points near the middle
+    of the support come first: drawing from the prior takes far longer to compile.
     """
+    try:
+        if _check_rows(reading, means.WAYS[0]) == 1:
+            return means.WAYS[0]
+    except _CLOSED:
+        pass
     arm, context = reading.arms()
     outcome = reading.outcomes[0]
 
     def verdict(way: means.MeanWay, is_drawn: bool) -> int:
         def one(seed: Array) -> Array:
-            key = jr.key(seed)
             if is_drawn:
-                trace = run_program(reading.program, arm[:1], repeat_rows(reading.context, 1), {}, key)
+                trace = run_program(reading.program, arm[:1], repeat_rows(reading.context, 1), {}, jr.key(seed))
                 latents = {name: trace[name]["value"] for name in reading.latents}
             else:
-                latents = feasible_latents(reading.program, reading.latents, reading.context, key)
+                latents = feasible_latents(reading.program, reading.latents, reading.context, seed)
             return jnp.min(way.verdict(reading.run(latents, arm, context, {})[outcome]["fn"]))
 
         return int(run_once(lambda: jnp.min(jax.vmap(one)(jnp.arange(2 * _NUM_POINTS)))))
@@ -313,9 +320,11 @@ def _find_mean(reading: _Reading) -> means.MeanWay:
         try:
             found = verdict(way, is_drawn=False)
             found = found if found == 1 else verdict(way, is_drawn=True)
-        except (NotImplementedError, AttributeError, TypeError, ValueError):
-            continue  # this way is closed for this distribution
+        except (*_CLOSED, ValueError):
+            continue
         if found == 1:
+            if way is means.WAYS[0]:
+                _check_rows(reading, way)
             return way
         if found == -1:
             break
@@ -325,23 +334,28 @@ def _find_mean(reading: _Reading) -> means.MeanWay:
     )
 
 
-def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
-    """Check by numbers that a row's likelihood and expected reward do not depend on the other rows of a batch."""
+def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> int:
+    """Check by numbers that a row's likelihood and expected reward do not depend on the other rows of a batch.
+
+    Returns:
+        The verdict on the mean, 1 where it is finite; see `MeanWay`.
+    """
     num_arms = reading.num_arms
 
-    def readings(latents: Any, arm: Array, context: Any, picks: Array) -> tuple[Array, Array]:
+    def readings(latents: Any, arm: Array, context: Any, picks: Array) -> tuple[Array, Array, Array]:
         rewards, _ = feasible_rewards(reading.program, latents, arm, context, reading.kinds, picks)
         if len(reading.outcomes) == 1:
             rewards = {reading.outcomes[0]: rewards}
         trace = reading.run(latents, arm, context, rewards)
         density = sum((log_prob(trace[name]) for name in reading.outcomes), start=jnp.zeros(()))
-        return density, means.expected_reward(trace, reading.outcomes, mean_way)
+        goal = means.expected_reward(trace, reading.outcomes, mean_way)
+        verdict = jnp.ones(arm.shape, int) if mean_way is None else mean_way.verdict(trace[reading.outcomes[0]]["fn"])
+        return density, goal, verdict
 
-    def compared(seed: Array) -> tuple[Array, Array, Array]:
+    def compared(seed: Array) -> tuple[Array, ...]:
         arm, context = reading.arms()
-        key = jr.fold_in(jr.key(2), seed)
-        latents = feasible_latents(reading.program, reading.latents, reading.context, key)
-        picks = jr.randint(key, (num_arms, len(reading.outcomes)), 0, 1000)
+        latents = feasible_latents(reading.program, reading.latents, reading.context, seed)
+        picks = (7 * jnp.arange(num_arms)[:, None] + 5 * jnp.arange(len(reading.outcomes)) + 3 * seed) % 61
         together = readings(latents, arm, context, picks)
         alone = jax.vmap(
             lambda a, c, p: jax.tree.map(
@@ -350,11 +364,11 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
         )(arm, context, picks)
         same = [
             jnp.all(jnp.isclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True))
-            for a, b in zip(together, alone, strict=True)
+            for a, b in zip(together[:2], alone[:2], strict=True)
         ]
-        return same[0], same[1], jnp.any(jnp.isfinite(together[0]))
+        return same[0], same[1], jnp.any(jnp.isfinite(together[0])), jnp.min(together[2])
 
-    density_same, goal_same, some_finite = run_once(lambda: jax.vmap(compared)(jnp.arange(_NUM_POINTS)))
+    density_same, goal_same, some_finite, verdicts = run_once(lambda: jax.vmap(compared)(jnp.arange(_NUM_POINTS)))
     if not some_finite.any():
         raise InvalidProgram(
             "the log likelihood is not finite at any value tried from the interior of the prior: check that the outcome's "
@@ -366,3 +380,4 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> None:
             "a row's likelihood or expected reward changes with the other rows of the batch: rows must be independent given "
             "the latents, so use no sum, sort, shift or cumulative operation along the rows"
         )
+    return int(verdicts.min())

@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import constraints
@@ -104,16 +103,16 @@ def _read_supports(model: RewardModel) -> Layout:
     """Assign each latent site a kind by its support."""
     supports: dict[str, Any] = {}
 
-    def bounds(key: Array) -> dict[str, list[Array]]:
-        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, key)
+    def bounds(seed: Array) -> dict[str, list[Array]]:
+        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, seed)
         trace = model.trace(latents, jnp.zeros(1, int), model.context_rows(1))
         supports.update({name: trace[name]["fn"].support for name in model.latent_shapes})
         return {name: [jnp.asarray(leaf) for leaf in jax.tree.leaves(s)] for name, s in supports.items()}
 
-    shapes = jax.eval_shape(bounds, jr.key(0))
+    shapes = jax.eval_shape(bounds, 0)
     values: dict[str, list[Array]] = {name: [] for name in shapes}
     if any(shapes.values()):
-        here, there = (jax.jit(bounds, compiler_options=FAST_COMPILE)(jr.key(seed)) for seed in (3, 4))
+        here, there = (jax.jit(bounds, compiler_options=FAST_COMPILE)(seed) for seed in (3, 4))
         for name in shapes:
             if any(bool(jnp.any(a != b)) for a, b in zip(here[name], there[name], strict=True)):
                 raise report.refusal(
@@ -350,7 +349,7 @@ def _trial_rows(model: RewardModel) -> tuple[Interaction, Array]:
     context = model.context_rows(arm.size)
     if context is not None:
         context = jax.tree.map(varied, context)
-    latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, jr.key(5))
+    latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 5)
     reward, is_possible = feasible_rewards(
         model.program, latents, arm, context, model.outcome_kinds, jnp.asarray(picks)
     )
