@@ -37,7 +37,8 @@ def feasible_latents(
         shape = transform.inverse_shape(fn.shape(site["kwargs"]["sample_shape"]))
         # Multiples of an irrational number, modulo 1, spread evenly; a random generator would take longer to compile.
         steps = jnp.arange(1, int(np.prod(shape)) + 1) + 97 * latents.index(site["name"])
-        return transform(3.0 * jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape) - 1.5)
+        spread = jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape)
+        return transform(3.0 * spread.astype(float) - 1.5)
 
     trace = run_program(program, jnp.zeros(1, int), repeat_rows(context, 1), {}, choose=choose)
     return {name: trace[name]["value"] for name in latents}

@@ -111,7 +111,9 @@ def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: A
     bad = [array.dtype for array in arrays if array.dtype.kind not in "fiub"]
     if bad or not arrays:
         raise InvalidProgram(f"context must hold numbers or booleans, got leaves of type {bad or 'none at all'}")
-    return names, jax.tree.unflatten(treedef, arrays)
+    # In double precision: a float32 example would drag the certificates of the exact engine down with it.
+    wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
+    return names, jax.tree.unflatten(treedef, wide)
 
 
 def _num_positional(program: Callable) -> tuple[int, float]:

@@ -167,3 +167,16 @@ def test_monte_carlo_means_use_the_same_random_numbers_for_every_arm():
     model = RewardModel(folded, 2)
     table = model.expected_rewards({"base": jnp.array([[0.7, 0.7], [1.5, 1.5]])})
     np.testing.assert_array_equal(table[:, 0], table[:, 1])
+
+
+def test_a_single_precision_example_context_costs_no_accuracy():
+    def scaled(arm, context):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Poisson(rate[arm] * context))
+
+    model = RewardModel(scaled, 2, context=np.float32(1.5))
+    assert model.context.dtype == np.float64
+    with jax.enable_x64(True):
+        rows = Interaction(jnp.array([0]), jnp.array([3]), model.context_rows(1))
+        found = model.log_likelihood({"rate": jnp.array([0.7, 0.1])}, rows)
+        np.testing.assert_allclose(found, st.poisson(0.7 * 1.5).logpmf([3]), rtol=1e-12)
