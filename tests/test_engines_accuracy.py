@@ -39,8 +39,8 @@ CONJUGATE = (
 )
 OTHERS = ("logistic", "hierarchical_bernoulli", "student_t")
 MAKERS = {
-    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, num_chains=40, capacity=512),
-    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, num_chains=40, capacity=512),
+    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, num_chains=200, capacity=512),
+    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, num_chains=200, capacity=512),
     "svi": functools.partial(engines.svi, capacity=512),
     "laplace": functools.partial(engines.laplace, capacity=512),
 }
@@ -187,8 +187,8 @@ def rare_event_median(engine):
 
 
 RARE_MAKERS = {
-    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, num_chains=40, capacity=200),
-    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, num_chains=40, capacity=200),
+    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, num_chains=200, capacity=200),
+    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, num_chains=200, capacity=200),
     "laplace": functools.partial(engines.laplace, capacity=200),
     "svi": functools.partial(engines.svi, capacity=200),
 }

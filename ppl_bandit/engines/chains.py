@@ -22,9 +22,10 @@ __all__ = ["Adaptation", "ChainEvidence", "Chains", "first_adaptation", "refresh
 
 Potential = Callable[[Float[Array, " K"]], Float[Array, ""]]
 
-TARGET_ACCEPT = 0.8
+TARGET_ACCEPT = 0.9  # above NumPyro's 0.8: scales with few rows make funnels, which larger steps fall out of
 MAX_DIVERGENT_SHARE = 0.01  # of the transitions that yield draws
 MIN_ESS_SHARE = 0.1  # of the number of draws
+MIN_ACCEPT = 0.5  # chains that hardly move would pass for independent draws if they began far apart
 
 
 class Adaptation(NamedTuple):
@@ -40,7 +41,8 @@ class ChainEvidence(NamedTuple):
     Attributes:
         ess: smallest effective sample size over the coordinates.
         num_divergences: trajectories that lost the energy they should keep.
-        is_sound: whether every potential energy was finite, divergences were rare and the sample is large enough.
+        is_sound: whether every potential energy was finite, divergences were rare, the chains moved and the sample is
+            large enough.
     """
 
     ess: Float[Array, ""]
@@ -184,13 +186,15 @@ def run_chains(
     chains = jnp.swapaxes(paths[-num_draws:], 0, 1)
     draws = chains.reshape(-1, size)
     ess = jnp.min(chain_ess(chains))
+    accept = progress.sum_accept / num_drawing
     is_sound = (
         jnp.all(jnp.isfinite(energies))
         & (progress.num_divergences <= MAX_DIVERGENT_SHARE * draws.shape[0])
         & (ess >= MIN_ESS_SHARE * draws.shape[0])
+        & (accept >= MIN_ACCEPT)
     )
     # The drawing windows adapt nothing, but what they saw of acceptance corrects the step size of the next run.
-    correction = jnp.clip(progress.sum_accept / num_drawing - TARGET_ACCEPT, -0.5, 0.1)
+    correction = jnp.clip(accept - TARGET_ACCEPT, -0.5, 0.1)
     after = Adaptation(
         progress.adaptation.step_size * jnp.exp(correction),
         _covariance(draws, None, draws.shape[0], progress.adaptation.inverse_mass),

@@ -66,8 +66,8 @@ def nuts(
     *,
     capacity: int = 64,
     num_draws: int = 1000,
-    num_chains: int = 20,
-    num_warmup: int = 150,
+    num_chains: int = 100,
+    num_warmup: int = 100,
     refresh_every: int = 1,
     discount: float = 1.0,
 ) -> Engine:
@@ -80,7 +80,8 @@ def nuts(
         capacity: rows of data that the first state has room for.
         num_draws: draws held in the state; `sample` takes M of them, each floor or ceil of M / num_draws times in random
             order, so that with M above num_draws draws repeat.
-        num_chains: chains in step; it divides num_draws.
+        num_chains: chains in step, many and short, because they start where the posterior already is; it divides
+            num_draws.
         num_warmup: transitions of each chain before drawing, when the posterior has moved far.
         refresh_every: the chains run at every so many updates; in between, draws do not know the latest rows.
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.

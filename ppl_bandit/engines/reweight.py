@@ -82,8 +82,8 @@ def reweight(
     *,
     num_particles: int = 1000,
     capacity: int = 64,
-    num_chains: int = 20,
-    num_warmup: int = 150,
+    num_chains: int = 100,
+    num_warmup: int = 100,
     discount: float = 1.0,
 ) -> Engine:
     """Return the engine that reweights its draws with each row and runs NUTS when they are stale.
@@ -95,8 +95,8 @@ def reweight(
         num_particles: weighted draws held in the state; `sample` takes M of them in proportion to their weight, each floor
             or ceil of M x weight times in random order, so that draws repeat.
         capacity: rows of data that the first state has room for.
-        num_chains: chains of a refresh, all started at different particles where the weights allow it, so that modes are
-            not lost; it divides num_particles.
+        num_chains: chains of a refresh, many and short, all started at different particles where the weights allow it, so
+            that neither modes nor tails are lost; it divides num_particles.
         num_warmup: transitions of each chain before drawing, when few particles are left.
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
 
