@@ -800,6 +800,18 @@ def an_integer_context_that_indexes_a_plate():
 
 
 @slow_case
+def means_scattered_into_place():
+    def program(arm):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([2]))
+        placed = jnp.zeros(A, mean.dtype).at[jnp.array([0, 2])].add(mean).at[1].set(0.5)
+        numpyro.sample("reward", dist.Normal(placed[arm], 0.7))
+
+    design = one_hot(ARM, A)[:, [0, 2]]
+    m, v = gaussian(np.zeros(2), np.eye(2), design, REALS, 0.7)
+    return Case(program, REALS, {"mean": {"mean": m, "covariance": v}})
+
+
+@slow_case
 def arms_that_share_parameters():
     group = np.array([0, 1, 0])
 

@@ -113,7 +113,7 @@ def probit_link(arm):
     bernoulli(jax.scipy.special.ndtr(reals())[arm])
 
 
-@near_miss("not affine|inside", is_slow=True)
+@near_miss("flattens|inside", is_slow=True)
 def exponential_link(arm):
     numpyro.sample("reward", dist.Poisson(jnp.exp(reals()[arm])))
 
@@ -139,7 +139,19 @@ def product_of_gaussians(arm):
     normal(reals("first")[arm] * reals("second")[arm])
 
 
-@near_miss("not affine", is_slow=True)
+@near_miss("flattens")
+def a_bump_too_narrow_to_meet(arm):
+    rate = rates()[arm]
+    bernoulli(rate - 0.5 * rate * (1.0 - rate) * jnp.exp(-1e8 * (rate - 0.3) ** 2))
+
+
+@near_miss("overflow", is_slow=True)
+def a_gate_made_of_a_high_power(arm):
+    rate = gammas()[arm]
+    numpyro.sample("reward", dist.Poisson(rate * (1.0 + 1.0 / (1.0 + (rate / 50.0) ** 100))))
+
+
+@near_miss("flattens", is_slow=True)
 def saturation_far_out(arm):
     mean = reals()[arm]
     normal(mean + mean * jax.nn.sigmoid(50.0 * (mean - 8.0)))
@@ -221,13 +233,13 @@ def branch_by_a_test_for_nan(arm):
     bernoulli(jnp.where(jnp.isnan(jnp.log(0.999 - rate)), rate**2, rate))
 
 
-@near_miss("finite|comparison", is_slow=True)
+@near_miss("finite|flattens", is_slow=True)
 def branch_by_overflow(arm):
     rate = rates()[arm]
     bernoulli(jnp.where(jnp.isfinite(jnp.exp(1e6 * (rate - 0.999))), rate, rate**2))
 
 
-@near_miss("comparison", is_slow=True)
+@near_miss("comparison|flattens", is_slow=True)
 def branch_by_underflow(arm):
     rate = rates()[arm]
     bernoulli(jnp.where(jnp.exp(1e6 * (rate - 0.9999)) > 0.0, rate**2, rate))

@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, Literal
 from jaxtyping import Array, Bool
 
 from ppl_bandit.engines import intervals
-from ppl_bandit.engines.intervals import Flow, anywhere, as_flow, is_nonzero, is_positive
+from ppl_bandit.engines.intervals import Flow, anywhere, as_flow, is_graded, is_nonzero, is_positive
 from ppl_bandit.jaxprs import bind, subjaxpr
 
 __all__ = ["Obstacle", "interpret"]
@@ -98,10 +98,6 @@ def _increasing(function: Callable, domain: Callable[[Flow], Array] | None = Non
     return _unary(lambda x: intervals.increasing(function, x, None if domain is None else domain(x)), words)
 
 
-def _entire(x: Flow) -> Flow:
-    return anywhere(x.is_analytic)
-
-
 def _on_positive(x: Flow) -> Flow:
     return anywhere(x.is_analytic & is_positive(x))
 
@@ -138,10 +134,18 @@ def _is_in_range(eqn: Any, values: list[Any]) -> Array:
 
 
 def _total(eqn: Any, values: list[Any]) -> Step:
-    """Sums, plain and cumulative."""
-    low, high, lost = (bind(eqn, [array.astype(float)])[0] for array in (*values[0][:2], ~values[0].is_analytic))
-    zero = as_flow(jnp.zeros(low.shape))
-    return [intervals.add(Flow(low, high, lost < 0.5), zero)], ""
+    """Sums, plain, cumulative and scattered."""
+    fixed = _FIXED_OPERANDS.get(eqn.primitive.name, lambda n: ())(len(values))
+    if any(isinstance(values[i], Flow) for i in fixed):
+        return None, "an index that depends on a latent"
+    flows = [value if i in fixed else as_flow(value) for i, value in enumerate(values)]
+
+    def added(read: Callable[[Flow], Array]) -> Array:
+        return bind(eqn, [v if i in fixed else read(v).astype(float) for i, v in enumerate(flows)])[0]
+
+    low, high = added(lambda x: x.low), added(lambda x: x.high)
+    total = Flow(low, high, added(lambda x: ~x.is_analytic) < 0.5)
+    return [intervals.add(total, as_flow(jnp.zeros(low.shape)))], ""
 
 
 def _mul(eqn: Any, values: list[Any]) -> Step:
@@ -151,13 +155,14 @@ def _mul(eqn: Any, values: list[Any]) -> Step:
 
 
 def _integer_pow(eqn: Any, values: list[Any]) -> Step:
-    return [intervals.power(values[0], eqn.params["y"])], "a negative power of a quantity that may be zero"
+    words = "a power that can overflow" if eqn.params["y"] > 0 else "a negative power of a quantity that may be zero"
+    return [intervals.power(values[0], eqn.params["y"])], words
 
 
 def _pow(eqn: Any, values: list[Any]) -> Step:
     base, exponent = (as_flow(v) for v in values)
     out = intervals.real_power(base, exponent, not isinstance(values[1], Flow))
-    return [out], "a real power of a quantity that may be zero or negative"
+    return [out], "a real power of a quantity that may be zero or negative, or a power that can overflow"
 
 
 def _reduce_prod(eqn: Any, values: list[Any]) -> Step:
@@ -266,12 +271,15 @@ _FIXED_OPERANDS: dict[str, Callable[[int], tuple[int, ...]]] = {
     "dynamic_update_slice": lambda n: tuple(range(2, n)),
     "select_n": lambda n: (0,),
     "scatter": lambda n: (1,),
+    "scatter-add": lambda n: (1,),
 }
 
 # Equations that call a jaxpr with their own operands. `reduce` also carries one, of single elements.
 _CALLS = (
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr checkpoint remat remat2 composite"
 ).split()
+
+_SATURATES = "an exponential, or a sigmoid, of a quantity so large that floating point flattens it"
 
 _REASONS = {
     "gather": "indexing at a position that depends on a latent",
@@ -312,17 +320,17 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     "square": _unary(lambda x: intervals.power(x, 2)),
     "integer_pow": _integer_pow,
     "pow": _pow,
-    "exp": _increasing(jnp.exp),
-    "exp2": _increasing(jnp.exp2),
-    "expm1": _increasing(jnp.expm1),
-    "tanh": _increasing(jnp.tanh),
-    "sinh": _increasing(jnp.sinh),
-    "logistic": _increasing(lambda x: 1.0 / (1.0 + jnp.exp(-x))),
-    "erf": _unary(_entire),
-    "erfc": _unary(_entire),
-    "sin": _unary(_entire),
-    "cos": _unary(_entire),
-    "cosh": _unary(_entire),
+    "exp": _increasing(jnp.exp, is_graded, _SATURATES),
+    "exp2": _increasing(jnp.exp2, is_graded, _SATURATES),
+    "expm1": _increasing(jnp.expm1, is_graded, _SATURATES),
+    "tanh": _increasing(jnp.tanh, is_graded, _SATURATES),
+    "sinh": _increasing(jnp.sinh, is_graded, _SATURATES),
+    "logistic": _increasing(lambda x: 1.0 / (1.0 + jnp.exp(-x)), is_graded, _SATURATES),
+    "erf": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
+    "erfc": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
+    "cosh": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
+    "sin": _unary(lambda x: anywhere(x.is_analytic)),
+    "cos": _unary(lambda x: anywhere(x.is_analytic)),
     "log": _increasing(jnp.log, is_positive, "the logarithm of a quantity that may be zero or negative"),
     "log1p": _increasing(jnp.log1p, lambda x: x.low > -1, "log1p of a quantity that may be -1 or less"),
     "sqrt": _increasing(jnp.sqrt, is_positive, "the square root of a quantity that may be zero or negative"),
@@ -345,6 +353,7 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     "select_n": _select,
     "reduce_sum": _total,
     "cumsum": _total,
+    "scatter-add": _total,
     "reduce_prod": _reduce_prod,
     "dot_general": _dot_general,
     "cholesky": _cholesky,

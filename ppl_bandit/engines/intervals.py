@@ -1,7 +1,9 @@
 """Intervals that contain a quantity, elementwise, with a flag: is it proved a real-analytic function of the latents?
 
 Latents range over closed boxes inside their supports, wide enough for any number that a posterior can produce. So a bound that
-is infinite means that arithmetic can overflow, and a strict inequality between bounds holds in floating point too.
+is infinite means that arithmetic can overflow, and a strict inequality between bounds holds in floating point too. Functions
+that saturate are proved only where they cannot vanish or overflow: an analytic step or bump that floating point flattens to
+zero would look like no step at all.
 """
 
 from collections.abc import Callable
@@ -20,6 +22,7 @@ __all__ = [
     "finiteness",
     "hull",
     "increasing",
+    "is_graded",
     "is_inside",
     "is_nonzero",
     "is_positive",
@@ -52,7 +55,7 @@ class Flow(NamedTuple):
 def support_box(low: Any, high: Any, shape: tuple[int, ...]) -> Flow:
     """Return a latent on the interior of its support, up to numbers so small or large that no posterior reaches them."""
     dtype = jnp.zeros(()).dtype
-    huge = 1e30 if dtype == jnp.float64 else 1e9
+    huge = 1e20 if dtype == jnp.float64 else 1e9
     low, high = (jnp.broadcast_to(jnp.asarray(bound, dtype), shape) for bound in (low, high))
     above = jnp.where(low == 0, 1.0 / huge, jnp.nextafter(low, jnp.inf))
     below = jnp.where(high == 0, -1.0 / huge, jnp.nextafter(high, -jnp.inf))
@@ -85,6 +88,12 @@ def is_positive(x: Flow) -> Array:
 def is_nonzero(x: Flow) -> Array:
     """Tell where a quantity has a sign for sure."""
     return (x.low > 0) | (x.high < 0)
+
+
+def is_graded(x: Flow) -> Array:
+    """Tell where an exponential of a quantity neither vanishes nor overflows; single precision, which cannot, is let off."""
+    limit = 700.0 if x.low.dtype == jnp.float64 else jnp.inf
+    return (x.low > -limit) & (x.high < limit)
 
 
 def is_inside(x: Flow, low: float, high: float) -> Bool[Array, "..."]:
@@ -137,9 +146,10 @@ def power(x: Flow, exponent: int) -> Flow:
     if exponent == 0:
         return as_flow(jnp.ones(x.low.shape))
     a, b = x.low**exponent, x.high**exponent
+    proved = x.is_analytic & (jnp.isfinite(a) & jnp.isfinite(b) | (exponent <= 2))
     if exponent % 2:
-        return Flow(a, b, x.is_analytic)
-    return Flow(jnp.where(is_nonzero(x), jnp.minimum(a, b), 0.0), jnp.maximum(a, b), x.is_analytic)
+        return Flow(a, b, proved)
+    return Flow(jnp.where(is_nonzero(x), jnp.minimum(a, b), 0.0), jnp.maximum(a, b), proved)
 
 
 def real_power(base: Flow, exponent: Flow, is_fixed: bool) -> Flow:
@@ -150,7 +160,8 @@ def real_power(base: Flow, exponent: Flow, is_fixed: bool) -> Flow:
         jnp.log(jnp.where(positive, base.high, 1.0)),
         base.is_analytic & positive,
     )
-    out = increasing(jnp.exp, product(logarithm, exponent))
+    multiple = product(logarithm, exponent)
+    out = increasing(jnp.exp, multiple, is_graded(multiple))
     if not is_fixed:
         return out
     whole = ~positive & (exponent.low >= 0) & (exponent.low == jnp.floor(exponent.low))

@@ -42,6 +42,7 @@ _GUARDED: dict[type, dict[str, tuple[float, float]]] = {
     dist.Gamma: {"concentration": _POSITIVE, "rate": _POSITIVE},
     dist.InverseGamma: {"concentration": _POSITIVE, "rate": _POSITIVE},
     dist.MultivariateNormal: {},
+    dist.NegativeBinomialLogits: {},
     dist.Poisson: {"rate": _POSITIVE},
 }
 
