@@ -97,6 +97,7 @@ def test_beta_bernoulli_over_a_long_run():
     check_long_run(beta_bernoulli, (arm, click), expected)
 
 
+@pytest.mark.slow
 def test_gamma_poisson_over_a_long_run():
     rng = np.random.default_rng(2)
     arm, exposure = rng.integers(0, A, NUM_ROWS), rng.uniform(0.1, 3.0, NUM_ROWS)
@@ -202,6 +203,7 @@ def test_single_precision_follows_the_default_flag(bernoulli_engine):
     np.testing.assert_allclose(state.beta[:, 0], 1.0 + sums(click, arm), rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_single_precision_certifies_a_variance():
     engine = conjugate(RewardModel(normal_inverse_gamma, A))
     reward = np.random.default_rng(6).normal(3.0, 2.0, size=60)
@@ -213,6 +215,7 @@ def test_single_precision_certifies_a_variance():
     np.testing.assert_allclose(engine.parameters(state)["mean"]["mean"], posterior_mean, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_engine_serves_both_precisions():
     engine = conjugate(RewardModel(regression, A, np.ones(2)))
     means = []
@@ -266,6 +269,7 @@ def test_a_row_that_the_program_cannot_produce_is_not_absorbed(bernoulli_engine,
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True))
 
 
+@pytest.mark.slow
 def test_a_context_that_indexes_nothing_is_not_absorbed():
     def program(arm, context):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([4, A]))
@@ -277,6 +281,7 @@ def test_a_context_that_indexes_nothing_is_not_absorbed():
     assert info.is_certified.tolist() == [True, False, False]
 
 
+@pytest.mark.slow
 def test_a_discount_weighs_each_row_by_its_age():
     # Three outcomes in one program put a Beta, a Gamma and a Normal-InverseGamma posterior to the test at once.
     def program(arm):
