@@ -429,7 +429,7 @@ def gamma_with_a_latent_shape(arm):
     numpyro.sample("reward", dist.Gamma(gammas()[arm], 1.0))
 
 
-@near_miss("not affine", is_slow=True)
+@near_miss("power that can overflow", is_slow=True)
 def weibull_with_a_latent_shape(arm):
     numpyro.sample("reward", dist.Weibull(1.0, gammas()[arm]))
 
