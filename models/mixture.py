@@ -2,7 +2,8 @@
 
 Use it when rewards fall into groups and the group of a reward is not observed. A discrete latent per row cannot be
 learnt; its sum can: the outcome is a mixture distribution, which has the group summed out. The offset between the groups
-is positive, so that they cannot change names. There is no conjugate form, so the posterior is approximate.
+is positive, so that they cannot change names, and the noise keeps away from zero, so that one row cannot be explained by
+no noise at all. There is no conjugate form, so the posterior is approximate.
 """
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ num_arms = 3
 
 
 def model(arm):
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    noise = numpyro.sample("noise", dist.LogNormal(-0.7, 0.5))
     with numpyro.plate("arms", num_arms):
         large_share = numpyro.sample("large_share", dist.Beta(1.0, 3.0))
         ordinary = numpyro.sample("ordinary", dist.Normal(0.0, 1.0))
