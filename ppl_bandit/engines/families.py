@@ -147,13 +147,13 @@ def latents_at(layout: Layout, point: Coordinates) -> dict[str, Array]:
     latents: dict[str, Array] = {}
     for site in layout.sites:
         span = slice(site.start, site.start + site.size)
+        # With its type spelled out: jax may remember a NumPy constant across a change of its precision.
+        low, high = (jnp.asarray(bound, point.unit.dtype) for bound in (site.low, site.high))
         if site.kind == UNIT:
-            latents[site.name] = site.low + (site.high - site.low) * jax.nn.sigmoid(
-                point.unit[span].reshape(site.shape)
-            )
+            latents[site.name] = low + (high - low) * jax.nn.sigmoid(point.unit[span].reshape(site.shape))
         elif site.kind == POSITIVE:
             log_z = point.positive[span] / jnp.asarray(layout.power[span])
-            latents[site.name] = site.low + jnp.exp(log_z.reshape(site.shape))
+            latents[site.name] = low + jnp.exp(log_z.reshape(site.shape))
         elif site.kind == SIMPLEX:
             latents[site.name] = jax.nn.softmax(point.simplex[site.start], axis=-1).reshape(site.shape)
         else:
@@ -370,10 +370,11 @@ def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> 
     for site in layout.sites:
         span = slice(site.start, site.start + site.size)
         full = (num_samples, *site.shape)
+        low, high = (jnp.asarray(bound, unit.dtype) for bound in (site.low, site.high))
         if site.kind == UNIT:
-            draws[site.name] = site.low + (site.high - site.low) * unit[:, span].reshape(full)
+            draws[site.name] = low + (high - low) * unit[:, span].reshape(full)
         elif site.kind == POSITIVE:
-            draws[site.name] = site.low + jnp.exp(log_u[:, span] / layout.power[span]).reshape(full)
+            draws[site.name] = low + jnp.exp(log_u[:, span] / layout.power[span]).reshape(full)
         elif site.kind == SIMPLEX:
             rows = posterior.dirichlet[site.start]
             key_site = jax.random.fold_in(keys["simplex"], site.start)
