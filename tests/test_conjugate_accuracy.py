@@ -216,18 +216,45 @@ def test_single_precision_certifies_a_variance():
 
 
 @pytest.mark.slow
+def regression_on_an_interval(arm, context):
+    """Everything that the engine keeps as NumPy constants: bounds of a support, powers, members, free elements."""
+    share = numpyro.sample("share", dist.Uniform(jnp.zeros(A), 0.5))
+    variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5))
+    weight = numpyro.sample("weight", dist.Normal(jnp.zeros(2), jnp.sqrt(variance)).to_event(1))
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([A]))
+    numpyro.sample("click", dist.Bernoulli(2.0 * share[arm]))
+    numpyro.sample("value", dist.Normal(context @ weight, jnp.sqrt(variance)))
+    numpyro.sample("other", dist.Normal(level[arm], 0.5))
+    numpyro.deterministic("expected_reward", share[arm])
+
+
 def test_one_engine_serves_both_precisions():
-    engine = conjugate(RewardModel(regression, A, np.ones(2)))
-    means = []
+    names = ("click", "value", "other")
+    engine = conjugate(RewardModel(regression_on_an_interval, A, np.ones(2), names))
+    found = []
     for is_double in (False, True, False):
         with jax.enable_x64(is_double):
-            rows = Interaction(jnp.arange(A), jnp.array([1.0, 2.0, 3.0]), jnp.ones((A, 2)))
+            reward = dict(zip(names, jnp.array([[1.0, 0.0, 1.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), strict=True))
+            rows = Interaction(jnp.arange(A), reward, jnp.array([[1.0, 0.5], [0.3, -1.0], [2.0, 1.0]]))
             state, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
             assert bool(info.is_trusted)
-            means.append(engine.parameters(state)["offset"]["mean"])
-    # In float32 the smallest of six coupled precisions is 1e4 times below the largest.
-    np.testing.assert_allclose(means[0], means[1], rtol=1e-2)
-    np.testing.assert_array_equal(means[0], means[2])
+            found.append(engine.parameters(state))
+            assert all(np.isfinite(draw).all() for draw in engine.sample(KEY, state, 3).values())
+    # A handful of float32 roundings.
+    assert_close(found[0], found[1], rtol=1e-4)
+    assert_close(found[0], found[2], rtol=0.0)
+
+
+@pytest.mark.slow
+def test_the_scales_of_hundreds_of_arms_are_told_apart():
+    def program(arm):
+        with numpyro.plate("arms", 300):
+            variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5))
+            mean = numpyro.sample("mean", dist.Normal(0.3, jnp.sqrt(variance)))
+        numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
+
+    engine = conjugate(RewardModel(program, 300))
+    assert set(engine.explanation.sites) == {"variance", "mean"}
 
 
 def bent_in_rare_contexts(arm, context):

@@ -140,20 +140,30 @@ def find_mode(potential: Potential, start: Float[Array, " K"]) -> Mode:
         tried = position + lengths[:, None] * direction
         energies = jnp.append(jax.vmap(potential)(tried), potential(position))
         best = jnp.argmin(jnp.where(jnp.isnan(energies), jnp.inf, energies))
-        position = jnp.append(tried, position[None], axis=0)[best]
+        position = _off_zero(jnp.append(tried, position[None], axis=0)[best])
         return position, jnp.sum(jnp.square(slope) / values), number + 1
 
     def is_moving(carry: tuple[Array, Array, Array]) -> Array:
         _, decrement, number = carry
         return (decrement > _TOLERANCE) & (number < _MAX_STEPS)
 
-    begin = (start, jnp.asarray(jnp.inf, start.dtype), jnp.zeros((), int))
+    begin = (_off_zero(start), jnp.asarray(jnp.inf, start.dtype), jnp.zeros((), int))
     position, decrement, num_steps = jax.lax.while_loop(is_moving, step, begin)
     curvature = hessian(position)
     values, vectors = _spectrum(curvature)
     is_convex = jnp.linalg.eigvalsh(curvature)[0] > 0
     is_converged = (decrement <= _TOLERANCE) & is_convex & jnp.all(jnp.isfinite(position))
     return Mode(position, vectors / jnp.sqrt(values), is_converged, num_steps)
+
+
+def _off_zero(position: Float[Array, " K"]) -> Float[Array, " K"]:
+    """Move coordinates off an exact zero, each by its own small amount.
+
+    A logit of 0 is a kink of the stable formulas of Bernoulli log densities: its derivatives there are wrong, and the mode
+    of a symmetric prior is just there.
+    """
+    size = position.shape[0]
+    return jnp.where(position == 0, 1e-4 * (1.0 + jnp.arange(size) / size), position)
 
 
 def _spectrum(hessian: Float[Array, "K K"]) -> tuple[Float[Array, " K"], Float[Array, "K K"]]:
