@@ -85,8 +85,8 @@ def check_long_run(program, rows, expected, example=None):
         one_by_one, together = absorbed(engine, rows), absorbed_at_once(engine, rows)
     assert_close(one_by_one, expected, rtol=1e-6)
     assert_close(together, expected, rtol=1e-6)
-    # Both orders of summation round at most once per row: 1e5 roundings of 1e-16, times the condition of the problem.
-    assert_close(together, one_by_one, rtol=1e-9)
+    # 1e5 roundings of 1e-16 each, and offsets of 0.04 that are differences of levels of 1e4.
+    assert_close(together, one_by_one, rtol=1e-7)
 
 
 def test_beta_bernoulli_over_a_long_run():
