@@ -14,6 +14,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
+from ppl_bandit.compilation import quick_jit
 from ppl_bandit.probing import feasible_latents
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction, Selection, Selector
@@ -63,7 +64,7 @@ def compiled_choice(select: Selector, num_samples: int, num_arms: int) -> "Futur
         with jax.enable_x64(True):
             whole = jax.ShapeDtypeStruct((), np.int64)
             table = jax.ShapeDtypeStruct((num_samples, num_arms), np.float64)
-            return jax.jit(choose).lower(whole, table, whole, jax.ShapeDtypeStruct((num_arms,), bool)).compile()
+            return quick_jit(choose).lower(whole, table, whole, jax.ShapeDtypeStruct((num_arms,), bool)).compile()
 
     return _BACKGROUND.submit(compile_choice)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit import engines, selectors
+from ppl_bandit.compilation import quick_jit
 from ppl_bandit.environment import Environment
 from ppl_bandit.model_files import ModelFile, load_model
 from ppl_bandit.plots import DemoPanel, draw_demo
-from ppl_bandit.probing import FAST_COMPILE
 from ppl_bandit.program import RewardModel
 from ppl_bandit.simulation import rollout
 from ppl_bandit.types import Engine, Key, Selection, Selector
@@ -53,7 +53,7 @@ class _Prepared(NamedTuple):
     file: ModelFile
     engine: Engine
     environment: Environment
-    compiled: "Future[Any]"
+    played: "Future[tuple[np.ndarray, np.ndarray]]"
 
 
 def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoResult]:
@@ -64,10 +64,10 @@ def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoR
     """
     say(f"proving {len(CONJUGATE_MODELS)} bundled models conjugate ...")
     with jax.enable_x64(True), ThreadPoolExecutor(1) as pool:
-        # The next program is traced here while the last one is compiled there.
-        prepared = [_prepare(name, pool, say) for name in CONJUGATE_MODELS]
+        # The next program is traced here while the last one is compiled and played there.
+        prepared = [_prepare(name, pool, seed, say) for name in CONJUGATE_MODELS]
         say(f"\nplaying {NUM_REALIZATIONS} realizations of {NUM_STEPS} steps each ...")
-        played = [_play(item, seed) for item in prepared]
+        played = [_result(item) for item in prepared]
     panels = [panel for panel, _ in played]
     results = [result for _, result in played]
     for result in results:
@@ -96,7 +96,7 @@ def _one_of(number: Array) -> Selector:
     return select
 
 
-def _prepare(name: str, pool: ThreadPoolExecutor, say: Callable[[str], None]) -> _Prepared:
+def _prepare(name: str, pool: ThreadPoolExecutor, seed: int, say: Callable[[str], None]) -> _Prepared:
     file = load_model(name)
     model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
     engine = engines.conjugate(model)
@@ -109,8 +109,14 @@ def _prepare(name: str, pool: ThreadPoolExecutor, say: Callable[[str], None]) ->
         return steps.regret, steps.best_arm_probs
 
     # Compiling takes longer than playing: spend little on it.
-    lowered = jax.jit(jax.vmap(play), compiler_options=FAST_COMPILE).lower(*_runs(0))
-    return _Prepared(file, engine, environment, pool.submit(lowered.compile))
+    runs = _runs(seed)
+    lowered = quick_jit(jax.vmap(play)).lower(*runs)
+
+    def compile_and_play() -> tuple[np.ndarray, np.ndarray]:
+        with jax.enable_x64(True):
+            return jax.device_get(lowered.compile()(*runs))
+
+    return _Prepared(file, engine, environment, pool.submit(compile_and_play))
 
 
 def _runs(seed: int) -> tuple[Array, Array]:
@@ -119,8 +125,8 @@ def _runs(seed: int) -> tuple[Array, Array]:
     return jr.split(jr.key(seed), num_runs), jnp.repeat(jnp.arange(len(_SELECTORS)), NUM_REALIZATIONS)
 
 
-def _play(item: _Prepared, seed: int) -> tuple[DemoPanel, DemoResult]:
-    steps, probs = jax.device_get(item.compiled.result()(*_runs(seed)))
+def _result(item: _Prepared) -> tuple[DemoPanel, DemoResult]:
+    steps, probs = item.played.result()
     by_selector = steps.reshape(len(_SELECTORS), NUM_REALIZATIONS, NUM_STEPS)
     regret = {label: np.cumsum(runs, axis=1) for label, runs in zip(_SELECTORS, by_selector, strict=True)}
     final = {

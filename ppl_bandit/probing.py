@@ -1,4 +1,4 @@
-"""Values at which to try a program before there are data, and a cheap way to run it there once."""
+"""Values at which to try a program before there are data."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +11,9 @@ from numpyro.distributions import biject_to
 
 from ppl_bandit.tracing import Site, possible, repeat_rows, run_program
 
-__all__ = ["CANDIDATE_REWARDS", "FAST_COMPILE", "NUMBERS", "feasible_latents", "feasible_rewards", "run_once"]
+__all__ = ["CANDIDATE_REWARDS", "NUMBERS", "feasible_latents", "feasible_rewards"]
 
 NUMBERS = {"i": int, "f": float}  # an outcome's kind of number -> its dtype
-
-# A one-off computation: compiling it well costs more than running it badly.
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 # Values that between them fall into every support we know, small counts and edges first; what a support excludes is skipped.
 CANDIDATE_REWARDS = np.array(
@@ -75,8 +72,3 @@ def feasible_rewards(
         values[name] = candidates[chosen].astype(NUMBERS[kind])
         is_possible &= count > 0
     return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible
-
-
-def run_once(function: Callable[[], Any]) -> Any:
-    """Compile cheaply, run once, and return numpy arrays."""
-    return jax.device_get(jax.jit(function, compiler_options=FAST_COMPILE)())

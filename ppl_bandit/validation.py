@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit import means
+from ppl_bandit.compilation import run_once
 from ppl_bandit.jaxprs import UNKNOWN, dependencies, read_indices
-from ppl_bandit.probing import NUMBERS, feasible_latents, feasible_rewards, run_once
+from ppl_bandit.probing import NUMBERS, feasible_latents, feasible_rewards
 from ppl_bandit.tracing import Site, Trace, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.types import InvalidProgram
 

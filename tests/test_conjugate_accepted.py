@@ -19,12 +19,11 @@ from numpyro import handlers
 from numpyro.distributions.transforms import PowerTransform
 from numpyro.infer.reparam import LocScaleReparam
 
+from ppl_bandit.compilation import quick_jit
 from ppl_bandit.engines import conjugate
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction
 
-# The tests' own updates run once or twice: compiling them well costs more than running them badly.
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 A = 3
 ARM = np.array([0, 2, 1, 1, 0, 2, 0])
 CLICKS = np.array([1, 0, 1, 1, 0, 0, 1])
@@ -68,7 +67,7 @@ def test_a_conjugate_program_is_accepted_and_its_posterior_is_the_textbook_one(m
     assert engine.explanation.is_exact
     with jax.enable_x64(True):
         rows = Interaction(*jax.tree.map(jnp.asarray, (given.arm, given.reward, given.context)))
-        update = jax.jit(engine.update, compiler_options=FAST_COMPILE)
+        update = quick_jit(engine.update)
         together, info = update(jr.key(0), engine.init(jr.key(0)), rows._replace(mask=jnp.ones(7, bool)))
         in_turn, infos = engine.init(jr.key(0)), []
         for row in range(7):  # one row at a time, the others masked: the same shape compiles once

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "ppl_bandit"
 # Bottom to top. A module may import its own layer and those before it; a folder counts as one module.
 LAYERS = (
     ("types",),
-    ("program", "tracing", "validation", "probing", "means", "jaxprs", "selectors", "sampling", "tails", "precision"),
+    ("compilation", "program", "tracing", "validation", "probing", "means", "jaxprs", "selectors", "sampling", "tails"),
     ("environment", "engines"),
     ("simulation", "bandit", "journal", "snapshot", "history", "inputs", "summary", "arviz_export", "compiled"),
     ("paper", "comparison", "report", "plots"),

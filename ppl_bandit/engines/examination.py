@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import constraints
 
+from ppl_bandit.compilation import quick_jit, run_once
 from ppl_bandit.engines import report
 from ppl_bandit.engines.certificate import certify_row, make_offsets, residual_of, tolerance
 from ppl_bandit.engines.chunks import join_chunks, split_chunks
@@ -23,7 +24,7 @@ from ppl_bandit.engines.families import (
     latents_at,
 )
 from ppl_bandit.engines.proof import analyticity
-from ppl_bandit.probing import FAST_COMPILE, feasible_latents, feasible_rewards
+from ppl_bandit.probing import feasible_latents, feasible_rewards
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -70,7 +71,7 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Coordinates, Evidenc
     """
     layout = _find_scales(model, _read_supports(model))
     words: list[str] = []
-    found = jax.device_get(jax.jit(lambda: _measure(model, layout, words), compiler_options=FAST_COMPILE)())
+    found = run_once(lambda: _measure(model, layout, words))
     for sentence, happened in zip(words, found.obstacles, strict=True):
         if bool(happened):
             raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
@@ -112,7 +113,7 @@ def _read_supports(model: RewardModel) -> Layout:
     shapes = jax.eval_shape(bounds, 0)
     values: dict[str, list[Array]] = {name: [] for name in shapes}
     if any(shapes.values()):
-        here, there = (jax.jit(bounds, compiler_options=FAST_COMPILE)(seed) for seed in (3, 4))
+        here, there = (quick_jit(bounds)(seed) for seed in (3, 4))
         for name in shapes:
             if any(bool(jnp.any(a != b)) for a, b in zip(here[name], there[name], strict=True)):
                 raise report.refusal(
@@ -195,7 +196,7 @@ def _find_scales(model: RewardModel, layout: Layout) -> Layout:
         shifted = start.positive + jnp.log(jnp.asarray(factors)) / power
         return power, curvature(shifted) / curvature(start.positive)
 
-    power, ratios = jax.device_get(jax.jit(measure, compiler_options=FAST_COMPILE)())
+    power, ratios = run_once(measure)
     for site in layout.of("positive"):
         if not np.all(np.isfinite(power[site.start : site.start + site.size])):
             raise report.refusal(
@@ -397,7 +398,7 @@ def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_
         natural = derive(layout, log_density, centre)
         return [residual_of(layout, log_density, natural, centre, _only(offsets, site)) for site in layout.sites]
 
-    alone_residuals = jax.device_get(jax.jit(by_site, compiler_options=FAST_COMPILE)())
+    alone_residuals = run_once(by_site)
     alone = [site.name for site, found in zip(layout.sites, alone_residuals, strict=True) if not found <= tolerance()]
     raise report.density_refusal(model, layout, alone, residual, row, is_prior)
 
