@@ -32,7 +32,7 @@ def _is_known(options: dict[str, Any]) -> bool:
     return True
 
 
-def quick_jit(function: Callable, **settings: Any) -> Callable:
+def quick_jit(function: Callable, **settings: Any) -> jax.stages.Wrapped:
     """Jit a function that is to be compiled quickly rather than well."""
     return jax.jit(function, compiler_options=quick_options(), **settings)
 
