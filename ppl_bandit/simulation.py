@@ -51,10 +51,10 @@ def rollout(
         context = environment.draw_context(key_context)
         table = reward_model.expected_rewards(engine.sample(key_draw, state, num_samples), context)
         chosen = selector(key_select, table, number)
-        reward = environment.draw_reward(key_reward, chosen.arm, context)
+        reward = environment.draw_reward(key_reward, chosen.arm, context, number)
         rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (chosen.arm, reward, context))
         state, _ = engine.update(key_update, state, Interaction(*rows))
-        truth = environment.expected_rewards(context)
+        truth = environment.expected_rewards(context, number)
         regret = jnp.max(truth) - truth[chosen.arm]
         return state, Rollout(chosen.arm, reward, regret, chosen.num_candidates, chosen.best_arm_probs)
 
