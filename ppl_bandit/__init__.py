@@ -6,6 +6,7 @@ proved conjugate - and plays arms by double sampling or by another selector.
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.bandit import Bandit, Decision, NotCertified
+from ppl_bandit.comparison import compare
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Engine, Explanation, Interaction, InvalidProgram, NotConjugate, Selection
 
@@ -20,6 +21,7 @@ __all__ = [
     "NotConjugate",
     "RewardModel",
     "Selection",
+    "compare",
     "engines",
     "selectors",
 ]

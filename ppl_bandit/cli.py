@@ -40,7 +40,44 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print findings as JSON")
     check.add_argument("--explain", action="store_true", help="print the whole account of each model")
     check.set_defaults(run=_check)
+
+    compare = commands.add_parser("compare", help="measure engines against the exact posterior, or rank several models")
+    compare.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="one model compares engines on it; several are ranked on the same rows, by log evidence and LOO",
+    )
+    rows = compare.add_mutually_exclusive_group()
+    rows.add_argument(
+        "--data", type=Path, metavar="FILE.csv", help="rows of your own: arm, outcome and context columns"
+    )
+    rows.add_argument(
+        "--simulate", type=int, default=200, metavar="N", help="rows of the (first) model at its truth (%(default)s)"
+    )
+    compare.add_argument("--play", metavar="SELECTOR", help="who plays simulated rows (default: the arms in turn)")
+    compare.add_argument(
+        "--engines", default="exact,nuts,svi,laplace,reweight", help="separated by commas (%(default)s)"
+    )
+    compare.add_argument("--arms", help="names of the arms, in the program's order, separated by commas")
+    compare.add_argument("--samples", type=int, default=1000, help="posterior draws of each run (%(default)s)")
+    compare.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    compare.add_argument("--out", type=Path, default=Path("ppl-bandit-compare"), help="folder for files (%(default)s)")
+    compare.add_argument("--report", action="store_true", help="write a self-contained HTML report too")
+    compare.add_argument("--json", action="store_true", help="print results as JSON")
+    compare.set_defaults(run=_compare)
     return parser
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.compare_command import compare_from_arguments
+
+    try:
+        compare_from_arguments(arguments, _say, lambda line: print(line, file=sys.stderr, flush=True))
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit compare: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -16,9 +16,9 @@ LAYERS = (
     ("compilation", "program", "tracing", "validation", "probing", "means", "jaxprs", "selectors", "sampling", "tails"),
     ("environment", "engines"),
     ("simulation", "bandit", "journal", "snapshot", "history", "inputs", "summary", "arviz_export", "compiled"),
-    ("paper", "comparison", "report", "plots"),
+    ("data_files", "paper", "comparison", "report", "plots"),
     ("__init__",),
-    ("model_files", "check", "demo", "cli", "__main__"),
+    ("model_files", "check", "compare_command", "demo", "cli", "__main__"),
 )
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 

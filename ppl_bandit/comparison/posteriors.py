@@ -1,0 +1,521 @@
+"""Compare engines on one program and the same rows: posteriors, decisions, cost, and all of these as the rows grow."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from ppl_bandit import engines as library, selectors
+from ppl_bandit.comparison.closed_form import Law, exact_marginals
+from ppl_bandit.comparison.errors import (
+    QUANTILES,
+    Estimate,
+    LatentErrors,
+    Target,
+    estimate,
+    latent_errors,
+    latent_floor,
+    r_hat,
+    spread,
+    total_variation,
+)
+from ppl_bandit.comparison.running import Decide, Run, Runner, build_runner, flatten, make_decide, run
+from ppl_bandit.compilation import quick_jit
+from ppl_bandit.data_files import check_data
+from ppl_bandit.engines.diagnostics import chain_ess
+from ppl_bandit.inputs import Arms
+from ppl_bandit.program import RewardModel
+from ppl_bandit.types import Engine, Explanation, Interaction, Key, NotConjugate, Selector
+
+__all__ = ["Comparison", "DecisionErrors", "EngineResult", "Floor", "Reference", "StreamPoint", "compare"]
+
+Factory = Callable[[RewardModel], Engine]
+
+_DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
+_NUM_SAMPLES_OF_REFERENCE = 20  # of the engines' size, in pairs for the floor
+_MOST_LONG_DRAWS = 40_000
+_LONG_WARMUP = 500
+_MOST_CONTEXTS = 8  # in which decisions are compared
+
+
+class Floor(NamedTuple):
+    """Distances between independent samples of the reference itself, each with the standard deviation of one of them.
+
+    Attributes:
+        wasserstein: (K,), between two samples, in the units of the errors.
+        kolmogorov: (K,), between two samples.
+        best_arm_probs: total variation of one sample's p-hat from that of all others.
+        other_arm_prob: total variation of one sample's propensities from those of all others on average.
+    """
+
+    wasserstein: Estimate
+    kolmogorov: Estimate
+    best_arm_probs: Estimate
+    other_arm_prob: Estimate
+
+
+class Reference(NamedTuple):
+    """What engines are measured against.
+
+    Attributes:
+        name: "exact", or the name of the engine that stands in for it.
+        is_exact: whether it is the exact posterior, in closed form.
+        is_trusted: whether the evidence of its own run speaks for it.
+        words: what it is, in a sentence.
+        explanation: of its engine.
+        target: moments, quantiles and samples of the latents.
+        floor: what sampling alone does to every distance.
+        laws: {site: Law}, the marginals in closed form; None if it is not exact.
+        best_arm_probs: (C, A), p-hat over all of its samples.
+        num_candidates: (C,), N, averaged over its samples.
+        propensities: (C, A), averaged over its samples.
+    """
+
+    name: str
+    is_exact: bool
+    is_trusted: bool
+    words: str
+    explanation: Explanation
+    target: Target
+    floor: Floor
+    laws: dict[str, Law] | None
+    best_arm_probs: np.ndarray
+    num_candidates: np.ndarray
+    propensities: np.ndarray
+
+
+class DecisionErrors(NamedTuple):
+    """How an engine would have decided, in each of C contexts (one for a program without).
+
+    Attributes:
+        best_arm_probs: p-hat (C, A).
+        num_candidates: N (C,).
+        propensities: (C, A).
+        best_arm_probs_distance: total variation of p-hat from the reference's, averaged over contexts.
+        other_arm_prob: probability of playing another arm than the reference would, were both to use chance as alike as
+            can be: the total variation of the propensities, averaged over contexts.
+    """
+
+    best_arm_probs: Estimate
+    num_candidates: Estimate
+    propensities: Estimate
+    best_arm_probs_distance: Estimate
+    other_arm_prob: Estimate
+
+
+class EngineResult(NamedTuple):
+    """What one engine did.
+
+    Attributes:
+        explanation: its own account.
+        runs: independent runs on all rows.
+        latents: errors of its draws.
+        decisions: errors of its decisions.
+        ess: (K,), effective sample size of a run's M draws.
+        r_hat: (K,), of the runs taken as chains.
+        info: evidence of the last run; divergences are summed over the runs.
+        seconds_cold: from the program to draws: building the engine, compiling, running.
+        seconds_warm: the same once compiled, averaged over the later runs.
+    """
+
+    explanation: Explanation
+    runs: list[Run]
+    latents: LatentErrors
+    decisions: DecisionErrors
+    ess: np.ndarray
+    r_hat: np.ndarray
+    info: dict[str, float]
+    seconds_cold: float
+    seconds_warm: Estimate
+
+
+class StreamPoint(NamedTuple):
+    """The comparison after the first rows: one run of each engine, which learnt them part by part."""
+
+    num_rows: int
+    reference: Reference
+    engines: dict[str, tuple[LatentErrors, DecisionErrors]]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Engines on the same program and rows; `print` it for the tables.
+
+    Attributes:
+        name: of the program.
+        model: the program.
+        arms: names of the arms.
+        data: the rows.
+        contexts: those in which decisions were compared (C, ...); None for a program without.
+        labels: K names, one for each element of each latent.
+        reference: what all are measured against.
+        engines: label -> result.
+        refused: label -> why that engine could not be run.
+        stream: the same after 1/8, 1/4, 1/2 and all of the rows, or where `checkpoints` asked.
+        num_samples: posterior draws M of each run.
+        seed: of all random numbers.
+        selector: name of the selector that decided.
+    """
+
+    name: str
+    model: RewardModel
+    arms: list[Any]
+    data: Interaction
+    contexts: Any
+    labels: list[str]
+    reference: Reference
+    engines: dict[str, EngineResult]
+    refused: dict[str, str]
+    stream: list[StreamPoint]
+    num_samples: int
+    seed: int
+    selector: str
+
+    def __str__(self) -> str:
+        from ppl_bandit.comparison.tables import describe
+
+        return describe(self)
+
+    def to_arviz(self, engine: str) -> Any:
+        """Return the draws of an engine, with its runs as chains, as an ArviZ object; see `Bandit.to_arviz`."""
+        from ppl_bandit import arviz_export
+
+        if engine not in self.engines:
+            raise ValueError(f"engine={engine!r} was not run; the engines of this comparison are {list(self.engines)}")
+        runs = self.engines[engine].runs
+        posterior = {name: np.concatenate([run.draws[name] for run in runs]) for name in self.model.latent_shapes}
+        with jax.enable_x64(True):
+            draw = quick_jit(lambda: self.model.sample_prior(jr.key(self.seed), self.num_samples))
+            prior = jax.device_get(draw())
+        rewards = self.data.reward if isinstance(self.data.reward, Mapping) else None
+        given = dict(rewards) if rewards is not None else {self.model.outcomes[0]: self.data.reward}
+        rows: Any = self.data.arm, given, self.data.context
+        return arviz_export.export(self.model, self.arms, posterior, prior, rows, num_chains=len(runs))
+
+
+def compare(
+    reward_model: RewardModel,
+    data: Interaction,
+    engines: Sequence[Factory] | Mapping[str, Factory] = _DEFAULT_ENGINES,
+    reference: Factory | None = None,
+    *,
+    num_samples: int = 1000,
+    num_runs: int = 4,
+    checkpoints: Sequence[int] | None = None,
+    selector: Selector | None = None,
+    arms: Sequence[str] | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Run engines on the same rows, and measure them against the exact posterior.
+
+    Where the program is not conjugate, a long run of NUTS stands in for the exact posterior, and the result says so. All
+    engines are the functions that the live bandit runs, in float64, whatever jax's flag says.
+
+    Args:
+        reward_model: the program.
+        data: the rows: arms by number (or by name, with `arms`), rewards, contexts.
+        engines: engine factories, such as `engines.nuts`; a mapping names them.
+        reference: the factory of another reference.
+        num_samples: posterior draws M of each run, as in a live bandit.
+        num_runs: independent runs of each engine, at least 2; error bars come from them.
+        checkpoints: numbers of rows after which to compare as well; None takes 1/8, 1/4 and 1/2 of them.
+        selector: decides on the draws; None is double sampling.
+        arms: names of the arms.
+        seed: of all random numbers.
+        name: of the program, for titles; None takes the function's own.
+        say: told one line per engine, as it is done.
+
+    Raises:
+        ValueError: with what was given, what was expected and what to do instead.
+    """
+    factories = _labelled(engines)
+    for argument, value, least in (("num_samples", num_samples, 20), ("num_runs", num_runs, 2)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{argument} must be an integer of at least {least}, got {value!r}")
+    selector = selectors.double_sampling() if selector is None else selector
+    names = Arms(reward_model.num_arms if arms is None else None, arms)
+    with jax.enable_x64(True):
+        data = check_data(reward_model, data, names)
+        parts = _parts(data, _checkpoints(checkpoints, len(data.arm)))
+        contexts = _some_contexts(data)
+        decide = make_decide(reward_model, selector, contexts)
+        key_reference, key_engines = jr.split(jr.key(seed))
+        lab = _Lab(reward_model, data, parts, decide, num_samples, num_runs)
+        references, refused, exact = _reference(lab, key_reference, reference, say)
+        results: dict[str, EngineResult] = {}
+        streams: dict[str, list[Run]] = {}
+        for number, (label, factory) in enumerate(factories.items()):
+            if label in refused:
+                say(f"{label}: not run: {refused[label]}")
+                continue
+            try:
+                built = exact if factory is library.conjugate else None
+                result, streams[label] = _contest(lab, jr.fold_in(key_engines, number), factory, references[-1], built)
+            except NotConjugate as refusal:
+                refused[label] = str(refusal)
+                say(f"{label}: not run: {refusal}")
+                continue
+            results[label] = result
+            say(f"{label}: {num_runs} runs, {result.seconds_cold:.3g} s cold, {result.seconds_warm.value:.3g} s warm")
+        stream = [
+            StreamPoint(
+                lab.num_rows_after(number),
+                point,
+                {label: _judge(lab, point, [runs[number]]) for label, runs in streams.items()},
+            )
+            for number, point in enumerate(references[:-1])
+        ]
+    end = {label: (result.latents, result.decisions) for label, result in results.items()}
+    stream.append(StreamPoint(len(data.arm), references[-1], end))
+    return Comparison(
+        getattr(reward_model.program, "__name__", "program") if name is None else name,
+        reward_model,
+        names.names,
+        data,
+        contexts,
+        element_labels(reward_model, names.names),
+        references[-1],
+        results,
+        {label: why for label, why in refused.items() if label in factories},
+        stream,
+        num_samples,
+        seed,
+        getattr(selector, "__qualname__", type(selector).__name__).partition(".<locals>")[0],
+    )
+
+
+def element_labels(model: RewardModel, arms: Sequence[Any]) -> list[str]:
+    """Name every element of every latent: `rate[high]` where the first axis has as many entries as there are arms."""
+    labels = []
+    for name, shape in model.latent_shapes.items():
+        for index in np.ndindex(shape):
+            parts = [str(arms[i]) if axis == 0 and shape[0] == len(arms) else str(i) for axis, i in enumerate(index)]
+            labels.append(f"{name}[{', '.join(parts)}]" if parts else name)
+    return labels
+
+
+class _Lab(NamedTuple):
+    """What all engines are run with; the parts are the rows, masked to those that are new after each checkpoint."""
+
+    model: RewardModel
+    data: Interaction
+    parts: list[Interaction]
+    decide: Decide
+    num_samples: int
+    num_runs: int
+
+    @property
+    def whole(self) -> Interaction:
+        """All rows at once."""
+        return self.parts[0]._replace(mask=jnp.ones(len(self.data.arm), bool))
+
+    def num_rows_after(self, number: int) -> int:
+        """Count the rows up to and with the part of a number."""
+        return sum(int(np.sum(np.asarray(part.mask))) for part in self.parts[: number + 1])
+
+
+def _labelled(engines: Sequence[Factory] | Mapping[str, Factory]) -> dict[str, Factory]:
+    if isinstance(engines, Mapping):
+        return dict(engines)
+    if callable(engines) or isinstance(engines, str) or not all(callable(factory) for factory in engines):
+        raise ValueError(
+            f"engines must be a sequence of engine factories, such as (engines.conjugate, engines.nuts), or a mapping of "
+            f"names to them, got {engines!r}"
+        )
+    labels = [_name_of(factory) for factory in engines]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"engines holds {labels}: name them apart with a mapping, such as {{'long nuts': factory}}")
+    return dict(zip(labels, engines, strict=True))
+
+
+def _name_of(factory: Any) -> str:
+    while isinstance(factory, partial):
+        factory = factory.func
+    return "exact" if factory is library.conjugate else getattr(factory, "__name__", type(factory).__name__)
+
+
+def _checkpoints(asked: Sequence[int] | None, num_rows: int) -> list[int]:
+    if asked is None:
+        return [n for n in sorted({num_rows // 8, num_rows // 4, num_rows // 2}) if n > 0]
+    given = list(asked)
+    if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 < n <= num_rows for n in given):
+        raise ValueError(f"checkpoints must be numbers of rows between 1 and {num_rows}, got {given}")
+    return [int(n) for n in sorted(set(given)) if n < num_rows]
+
+
+def _parts(data: Interaction, checkpoints: list[int]) -> list[Interaction]:
+    """Cut the rows at the checkpoints: all parts have the shape of the whole, so that an update compiles once."""
+    position = np.arange(len(data.arm))
+    ends = [*checkpoints, len(data.arm)]
+    rows = jax.tree.map(jnp.asarray, data)
+    return [
+        rows._replace(mask=jnp.asarray((position >= first) & (position < last)))
+        for first, last in zip([0, *ends[:-1]], ends, strict=True)
+    ]
+
+
+def _some_contexts(data: Interaction) -> Any:
+    if data.context is None:
+        return None
+    chosen = np.unique(np.linspace(0, len(data.arm) - 1, _MOST_CONTEXTS).round().astype(int))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), data.context)
+
+
+def _reference(
+    lab: _Lab, key: Key, factory: Factory | None, say: Callable[[str], None]
+) -> tuple[list[Reference], dict[str, str], tuple[Runner, float] | None]:
+    """Return the reference after every part; why the exact engine was refused; or that engine, with its first seconds."""
+    key_run, key_samples = jr.split(key)
+    refused: dict[str, str] = {}
+    if factory is None or factory is library.conjugate:
+        try:
+            runner = build_runner(library.conjugate, lab.model, len(lab.data.arm), lab.num_samples)
+            runs = run(runner, key_run, lab.parts, lab.decide)
+            _check_certified(runs[-1])
+        except NotConjugate as refusal:
+            if factory is not None:
+                raise
+            refused["exact"] = str(refusal)
+        else:
+            keys = jr.split(key_samples, _NUM_SAMPLES_OF_REFERENCE)
+            samples = [[jax.device_get(runner.draw(key, at.state)) for key in keys] for at in runs]
+            say("reference: the exact posterior")
+            return (
+                [
+                    _refer(lab, key_samples, number, runner, at, drawn)
+                    for number, (at, drawn) in enumerate(zip(runs, samples, strict=True))
+                ],
+                refused,
+                (runner, runs[0].seconds),
+            )
+    many = _NUM_SAMPLES_OF_REFERENCE * lab.num_samples
+    many = max(2 * lab.num_samples, min(many, _MOST_LONG_DRAWS))
+    many -= many % lab.num_samples
+    if factory is None:
+        rounded = 100 * -(-many // 100)
+        factory = partial(library.nuts, num_draws=rounded, num_warmup=_LONG_WARMUP)
+    runner = build_runner(factory, lab.model, len(lab.data.arm), many)
+    runs = run(runner, key_run, lab.parts, lab.decide)
+    references = []
+    for number, at in enumerate(runs):
+        order = (
+            np.random.default_rng(0).permutation(many).reshape(-1, lab.num_samples)
+        )  # chains are mixed among samples
+        drawn = [{name: values[index] for name, values in at.draws.items()} for index in order]
+        references.append(_refer(lab, key_samples, number, runner, at, drawn))
+    say(f"reference: {references[-1].words}")
+    return references, refused, None
+
+
+def _check_certified(at: Run) -> None:
+    if not at.info["is_trusted"]:
+        raise NotConjugate("a row of the data is not conjugate, or their posterior is not proper in float64")
+
+
+def _refer(lab: _Lab, key: Key, number: int, runner: Runner, at: Run, drawn: list[dict[str, np.ndarray]]) -> Reference:
+    """Return the reference after the part of a number, from samples of it and, where there is one, its closed form."""
+    samples = np.stack([flatten(lab.model, draws) for draws in drawn])
+    pooled = samples.reshape(-1, samples.shape[2])
+    laws = None
+    mean, sd = pooled.mean(axis=0), pooled.std(axis=0)
+    levels = (*QUANTILES, 0.16, 0.84)
+    quantiles = np.quantile(pooled, levels, axis=0)
+    if runner.engine.parameters is not None:
+        laws = exact_marginals(lab.model, runner.engine, at.state)
+        sites = [laws[site] for site in lab.model.latent_shapes]
+        mean, sd = (np.concatenate([np.ravel(part) for part in parts]) for parts in _moments(sites))
+        quantiles = np.stack([np.concatenate([np.ravel(site.law.ppf(q)) for site in sites]) for q in levels])
+    unit = np.where(np.isfinite(sd), sd, (quantiles[-1] - quantiles[-2]) / 2)
+    target = Target(mean, sd, unit, quantiles[: len(QUANTILES)], samples)
+    num_rows = lab.num_rows_after(number)
+    keys = jr.split(key, len(drawn))
+    chosen = [jax.device_get(lab.decide(k, draws, num_rows + 1)) for k, draws in zip(keys, drawn, strict=True)]
+    probs, plays = (np.stack([getattr(c, part) for c in chosen]) for part in ("best_arm_probs", "propensities"))
+    is_exact = laws is not None and runner.engine.explanation.is_exact
+    name = "exact" if is_exact else runner.engine.explanation.engine
+    words = (
+        "the exact posterior, in closed form"
+        if is_exact
+        else f"a long run of the {name} engine, {len(pooled):,} draws: no exact posterior is proved"
+    )
+    return Reference(
+        name,
+        is_exact,
+        bool(at.info.get("is_trusted", 1.0)),
+        words,
+        runner.engine.explanation,
+        target,
+        Floor(*latent_floor(target), _leave_one_out(probs), _leave_one_out(plays)),
+        laws,
+        probs.mean(axis=0),
+        np.mean([c.num_candidates for c in chosen], axis=0),
+        plays.mean(axis=0),
+    )
+
+
+def _moments(sites: list[Law]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return [site.mean for site in sites], [site.sd for site in sites]
+
+
+def _leave_one_out(probs: np.ndarray) -> Estimate:
+    """Return the total variation of each sample's probabilities (S, C, A) from the mean of the others', over contexts."""
+    number = len(probs)
+    others = (probs.sum(axis=0) - probs) / (number - 1)
+    return spread(total_variation(probs, others).mean(axis=1))
+
+
+def _contest(
+    lab: _Lab, key: Key, factory: Factory, reference: Reference, built: tuple[Runner, float] | None
+) -> tuple[EngineResult, list[Run]]:
+    """Run one engine on all rows, several times, and once along the stream.
+
+    Args:
+        built: the engine, if it was built before, and the seconds that its first run took.
+    """
+    key_runs, key_stream = jr.split(key)
+    num_rows = len(lab.data.arm)
+    runner = build_runner(factory, lab.model, num_rows, lab.num_samples) if built is None else built[0]
+    runs = [run(runner, k, [lab.whole], lab.decide)[0] for k in jr.split(key_runs, lab.num_runs)]
+    if runner.engine.explanation.is_exact:
+        _check_certified(runs[0])
+    stream = run(runner, key_stream, lab.parts[:-1], lab.decide) if len(lab.parts) > 1 else []
+    latents, decisions = _judge(lab, reference, runs)
+    draws = np.stack([flatten(lab.model, at.draws) for at in runs])
+    ess = np.asarray(quick_jit(chain_ess)(jnp.asarray(draws))) / lab.num_runs
+    info = dict(runs[-1].info)
+    if "num_divergences" in info:
+        info["num_divergences"] = sum(at.info["num_divergences"] for at in runs)
+    if "chain_ess" in info or "num_pending" in info:  # draws that repeat or were correlated before they were shuffled
+        ess = np.minimum(ess, min(info["ess"], info.get("chain_ess", np.inf)))
+    info["is_trusted"] = float(all(at.info.get("is_trusted", 1.0) for at in runs))
+    return EngineResult(
+        runner.engine.explanation,
+        [at._replace(state=None) for at in runs],
+        latents,
+        decisions,
+        np.minimum(ess, lab.num_samples),
+        r_hat(draws),
+        info,
+        runner.seconds_to_build + (runs[0].seconds if built is None else built[1]),
+        estimate(np.array([at.seconds for at in runs[1:]])),
+    ), stream
+
+
+def _judge(lab: _Lab, reference: Reference, runs: list[Run]) -> tuple[LatentErrors, DecisionErrors]:
+    draws = np.stack([flatten(lab.model, at.draws) for at in runs])
+    probs, plays = (np.stack([getattr(at.chosen, part) for at in runs]) for part in ("best_arm_probs", "propensities"))
+    decisions = DecisionErrors(
+        estimate(probs),
+        estimate(np.stack([np.asarray(at.chosen.num_candidates, float) for at in runs])),
+        estimate(plays),
+        estimate(total_variation(probs, reference.best_arm_probs).mean(axis=1)),
+        estimate(total_variation(plays, reference.propensities).mean(axis=1)),
+    )
+    return latent_errors(draws, reference.target), decisions

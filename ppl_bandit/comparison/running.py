@@ -1,0 +1,130 @@
+"""Run engines on the same rows: the pure functions of the live bandit, timed, and repeated with other random numbers."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from ppl_bandit.compilation import quick_jit
+from ppl_bandit.engines.nuts import NutsState
+from ppl_bandit.engines.unconstrained import unconstrained_space
+from ppl_bandit.program import RewardModel
+from ppl_bandit.types import Draws, Engine, Interaction, Key, Selection, Selector
+
+__all__ = ["Decide", "Run", "Runner", "build_runner", "flatten", "make_decide", "run"]
+
+Decide = Callable[[Key, Mapping[str, Any], int], Selection]
+
+
+class Run(NamedTuple):
+    """What is known after one run of an engine on rows.
+
+    Attributes:
+        draws: {site: (M, ...)}; in the order of its chains for NUTS, so that their correlation can be seen.
+        info: the evidence that the engine gave of itself, {name: number}.
+        chosen: the selector's answer in each context: arm (C,), best_arm_probs (C, A), num_candidates (C,), propensities
+            (C, A).
+        seconds: from rows to draws; compilation counts in a runner's first run.
+        state: of the engine, after the rows.
+    """
+
+    draws: dict[str, np.ndarray]
+    info: dict[str, float]
+    chosen: Selection
+    seconds: float
+    state: Any
+
+
+class Runner(NamedTuple):
+    """An engine with its functions jitted, for one number of rows and of draws.
+
+    Attributes:
+        engine: the engine itself.
+        seconds_to_build: what it took to be built; for the exact engine, the proof.
+        start: key -> state, with room for all rows.
+        learn: (key, state, rows) -> (state, info).
+        draw: (key, state) -> draws.
+        read: state -> draws in the order of its chains, for NUTS; None where draws have no order.
+    """
+
+    engine: Engine
+    seconds_to_build: float
+    start: Callable[[Key], Any]
+    learn: Callable[[Key, Any, Interaction], tuple[Any, Any]]
+    draw: Callable[[Key, Any], Draws]
+    read: Callable[[Any], Draws]
+
+
+def build_runner(
+    factory: Callable[[RewardModel], Engine], model: RewardModel, num_rows: int, num_samples: int
+) -> Runner:
+    """Build an engine and jit its functions, as the live bandit does."""
+    begin = time.perf_counter()
+    engine = factory(model)
+    seconds = time.perf_counter() - begin
+    init = jax.jit(engine.init)
+
+    def start(key: Key) -> Any:
+        state = init(key)
+        return state if engine.reserve is None else engine.reserve(state, num_rows)
+
+    def read(state: Any) -> Draws:
+        return jax.vmap(unconstrained_space(model).constrain)(state.draws)
+
+    draw = jax.jit(lambda key, state: engine.sample(key, state, num_samples))
+    return Runner(engine, seconds, start, jax.jit(engine.update), draw, quick_jit(read))
+
+
+def run(runner: Runner, key: Key, parts: Sequence[Interaction], decide: Decide) -> list[Run]:
+    """Absorb parts of the data one after another, and return what is known after each."""
+    key_start, key_parts = jr.split(key)
+    found: list[Run] = []
+    num_seen = 0
+    begin = time.perf_counter()
+    state = runner.start(key_start)
+    for rows, key_part in zip(parts, jr.split(key_parts, len(parts)), strict=True):
+        key_learn, key_draw, key_decide = jr.split(key_part, 3)
+        state, info = runner.learn(key_learn, state, rows)
+        draws = jax.block_until_ready(runner.draw(key_draw, state))
+        seconds = time.perf_counter() - begin
+        num_seen += rows.arm.shape[0] if rows.mask is None else int(np.sum(rows.mask))
+        chosen = jax.device_get(decide(key_decide, draws, num_seen + 1))
+        if isinstance(state, NutsState) and len(state.draws) == len(next(iter(draws.values()))):
+            draws = runner.read(state)
+        found.append(Run(jax.device_get(draws), _numbers(info), chosen, seconds, state))
+        begin = time.perf_counter()
+    return found
+
+
+def _numbers(info: Any) -> dict[str, float]:
+    """Return the scalars of an engine's evidence."""
+    facts = jax.device_get(info)._asdict()
+    return {name: float(value) for name, value in facts.items() if np.ndim(value) == 0}
+
+
+def make_decide(model: RewardModel, selector: Selector, contexts: Any) -> Decide:
+    """Return the function (key, draws, step) -> Selection in every context (C, ...).
+
+    Args:
+        contexts: contexts to decide in, with a leading axis; None for a program without.
+    """
+
+    def decide(key: Key, draws: Mapping[str, Array], step: Any) -> Selection:
+        def one(context: Any) -> Selection:
+            return selector(key, model.expected_rewards(dict(draws), context), step)
+
+        if contexts is None:
+            return jax.tree.map(lambda leaf: leaf[None], one(None))
+        return jax.lax.map(one, contexts)
+
+    return quick_jit(decide)
+
+
+def flatten(model: RewardModel, draws: Mapping[str, Any]) -> np.ndarray:
+    """Return draws (M, K): one column per element of every latent, sites in the program's order."""
+    columns = [np.asarray(draws[name], float) for name in model.latent_shapes]
+    return np.concatenate([column.reshape(len(column), -1) for column in columns], axis=1)

@@ -1,0 +1,319 @@
+"""A comparison in words and numbers: tables to print, records for machines."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_bandit.comparison.errors import QUANTILES, Estimate
+from ppl_bandit.comparison.models import Ranking
+from ppl_bandit.comparison.posteriors import Comparison, StreamPoint
+
+__all__ = ["Table", "describe", "describe_ranking", "ranking_table", "records", "tables", "verdict"]
+
+Table = tuple[str, list[str], list[list[str]]]  # title, header, rows
+
+_MOST_LATENTS = 12  # of each engine, in the printed table; files and JSON hold all
+
+
+def describe(result: Comparison) -> str:
+    """Return the tables, ready to print."""
+    lines = [
+        f"{result.name}: {len(result.data.arm)} rows, {len(result.arms)} arms; M = {result.num_samples} draws a run, "
+        f"{len(next(iter(result.engines.values())).runs) if result.engines else 0} runs an engine, seed {result.seed}",
+        f"reference: {result.reference.words}",
+    ]
+    if not result.reference.is_trusted:
+        lines.append("  beware: the evidence of the reference's own run speaks against it")
+    lines += [f"{label}: not run: {why}" for label, why in result.refused.items()]
+    for title, header, rows in tables(result):
+        lines += ["", title, *_aligned(header, rows)]
+    lines += ["", verdict(result)]
+    return "\n".join(lines)
+
+
+def verdict(result: Comparison) -> str:
+    """Say in a sentence per engine whether it would have decided differently."""
+    lines = []
+    floor = result.reference.floor.other_arm_prob
+    limit = floor.value + 2.0 * floor.error
+    for label, engine in result.engines.items():
+        share = engine.decisions.other_arm_prob
+        differs = share.value - 2.0 * share.error > limit
+        words = "decides differently from" if differs else "cannot be told by its decisions from"
+        lines.append(
+            f"{label} {words} the reference: another arm with probability {_plus_minus(share)}; chance alone gives "
+            f"{floor.value:.3f}, sd {floor.error:.3f}"
+        )
+    return "\n".join(lines)
+
+
+def tables(result: Comparison) -> list[Table]:
+    """Return the tables of a comparison: cost and evidence, decisions, latents, and the stream."""
+    return [_costs(result), _decisions(result), _latents(result), _stream(result)]
+
+
+def _costs(result: Comparison) -> Table:
+    rows = []
+    for label, engine in result.engines.items():
+        info = engine.info
+        rows.append(
+            [
+                label,
+                _seconds(engine.seconds_cold),
+                _seconds(float(engine.seconds_warm.value)),
+                f"{engine.ess.min():.0f}",
+                f"{np.max(engine.r_hat):.3f}",
+                f"{info['num_divergences']:.0f}" if "num_divergences" in info else "-",
+                f"{info['k_hat']:.2f}" if "k_hat" in info else "-",
+                "yes" if info["is_trusted"] else "NO",
+            ]
+        )
+    header = ["engine", "s cold", "s warm", "least ESS", "most R-hat", "divergences", "k-hat", "trusted"]
+    return "Cost and evidence (cold: build, compile and run; warm: run)", header, rows
+
+
+def _decisions(result: Comparison) -> Table:
+    reference = result.reference
+    floor = reference.floor
+
+    def line(label: str, probs: Any, num: Any, plays: Any, distance: str, other: str) -> list[str]:
+        return [label, _list(probs), f"{np.mean(num):.1f}", _list(plays), distance, other]
+
+    rows = [
+        line(
+            f"({reference.name})",
+            reference.best_arm_probs.mean(axis=0),
+            reference.num_candidates,
+            reference.propensities.mean(axis=0),
+            f"floor {floor.best_arm_probs.value:.3f}",
+            f"floor {floor.other_arm_prob.value:.3f}",
+        )
+    ]
+    for label, engine in result.engines.items():
+        d = engine.decisions
+        rows.append(
+            line(
+                label,
+                d.best_arm_probs.value.mean(axis=0),
+                d.num_candidates.value,
+                d.propensities.value.mean(axis=0),
+                _plus_minus(d.best_arm_probs_distance),
+                _plus_minus(d.other_arm_prob),
+            )
+        )
+    num = reference.best_arm_probs.shape[0]
+    where = "" if result.contexts is None else f", averaged over {num} contexts of the data"
+    header = ["engine", "p-hat", "N", "propensities", "TV of p-hat", "P(other arm)"]
+    return f"Decisions by {result.selector}{where}; arms {', '.join(map(str, result.arms))}", header, rows
+
+
+def _latents(result: Comparison) -> Table:
+    floor = result.reference.floor
+    rows = []
+    for label, engine in result.engines.items():
+        errors = engine.latents
+        order = np.argsort(-errors.wasserstein.value, kind="stable")[:_MOST_LATENTS]
+        for k in sorted(order):
+            rows.append(
+                [
+                    label,
+                    result.labels[k],
+                    _plus_minus(errors.mean, k, sign=True),
+                    _plus_minus(errors.sd, k, sign=True),
+                    _signed(errors.quantiles.value[0, k]),
+                    _signed(errors.quantiles.value[-1, k]),
+                    f"{_plus_minus(errors.wasserstein, k)} ({floor.wasserstein.value[k]:.3f})",
+                    f"{_plus_minus(errors.kolmogorov, k)} ({floor.kolmogorov.value[k]:.3f})",
+                ]
+            )
+    header = ["engine", "latent", "mean", "sd", "2.5%", "97.5%", "W1 (floor)", "KS (floor)"]
+    shown = f"; the {_MOST_LATENTS} farthest of {len(result.labels)}" if len(result.labels) > _MOST_LATENTS else ""
+    return f"Errors of the latents, in sds of the reference{shown}", header, rows
+
+
+def _stream(result: Comparison) -> Table:
+    rows = []
+    for point in result.stream:
+        for label, (latents, decisions) in point.engines.items():
+            rows.append(
+                [
+                    f"{point.num_rows}",
+                    label,
+                    f"{_largest(latents.mean.value):.3f}",
+                    f"{_largest(latents.sd.value):.3f}",
+                    f"{_largest(latents.wasserstein.value):.3f} ({_largest(point.reference.floor.wasserstein.value):.3f})",
+                    f"{decisions.best_arm_probs_distance.value:.3f} ({point.reference.floor.best_arm_probs.value:.3f})",
+                    f"{decisions.other_arm_prob.value:.3f} ({point.reference.floor.other_arm_prob.value:.3f})",
+                ]
+            )
+    header = ["rows", "engine", "mean", "sd", "W1 (floor)", "TV of p-hat (floor)", "P(other arm) (floor)"]
+    return "As the rows grow (largest error over the latents)", header, rows
+
+
+def describe_ranking(ranking: Ranking) -> str:
+    """Return the table of a ranking and its conclusion, ready to print."""
+    title, header, rows = ranking_table(ranking)
+    first, second = ranking.scores[:2]
+    lead = first.log_evidence - second.log_evidence
+    error = math.hypot(first.log_evidence_error, second.log_evidence_error)
+    lines = [title, *_aligned(header, rows), ""]
+    is_clear = lead - 2.0 * error > math.log(3.0)
+    lines.append(
+        f"{first.name} is ahead of {second.name} by {lead:.2f} ± {error:.2f} in log evidence, odds of {_odds(lead)} to 1"
+        + ("" if is_clear else ": hardly more than a tie")
+    )
+    if math.isnan(first.elpd):
+        lines.append("LOO was left out: it needs ArviZ (pip install arviz)")
+    for score in ranking.scores:
+        if score.num_bad_rows:
+            lines.append(
+                f"beware: {score.num_bad_rows} rows are too influential for LOO of {score.name} (Pareto k-hat above 0.7)"
+            )
+    return "\n".join(lines)
+
+
+def ranking_table(ranking: Ranking) -> Table:
+    """Return the table of a ranking."""
+    rows = [
+        [
+            f"{number}",
+            score.name,
+            f"{score.log_evidence:.3f}"
+            + ("" if score.evidence_way == "exact" else f" ± {score.log_evidence_error:.3f}"),
+            score.evidence_way,
+            f"{score.probability:.3g}",
+            f"{score.elpd:.2f} ± {score.elpd_error:.2f}",
+            f"{score.elpd_difference:.2f} ± {score.elpd_difference_error:.2f}",
+        ]
+        for number, score in enumerate(ranking.scores, 1)
+    ]
+    header = ["rank", "model", "log evidence", "by", "P(model)", "LOO elpd", "behind the best"]
+    return f"Models on the same {ranking.num_rows} rows, seed {ranking.seed}", header, rows
+
+
+def _odds(log_odds: float) -> str:
+    return f"{math.exp(log_odds):.3g}" if log_odds < 50 else f"1e{log_odds / math.log(10.0):.0f}"
+
+
+def records(result: Comparison) -> dict[str, Any]:
+    """Return everything that was measured, as dicts and lists for JSON."""
+    reference = result.reference
+    floor = reference.floor
+    return {
+        "program": result.name,
+        "num_rows": len(result.data.arm),
+        "arms": [str(arm) for arm in result.arms],
+        "num_samples": result.num_samples,
+        "seed": result.seed,
+        "selector": result.selector,
+        "reference": {
+            "name": reference.name,
+            "is_exact": reference.is_exact,
+            "is_trusted": reference.is_trusted,
+            "words": reference.words,
+            "best_arm_probs": _plain(reference.best_arm_probs),
+            "num_candidates": _plain(reference.num_candidates),
+            "propensities": _plain(reference.propensities),
+            "floor": {
+                "best_arm_probs_distance": _pair(floor.best_arm_probs),
+                "other_arm_prob": _pair(floor.other_arm_prob),
+            },
+        },
+        "refused": result.refused,
+        "engines": {label: _engine_record(result, label) for label in result.engines},
+        "stream": [_stream_record(result, point) for point in result.stream],
+    }
+
+
+def _engine_record(result: Comparison, label: str) -> dict[str, Any]:
+    engine, reference = result.engines[label], result.reference
+    return {
+        "seconds_cold": engine.seconds_cold,
+        "seconds_warm": _pair(engine.seconds_warm),
+        "info": {name: _plain(value) for name, value in engine.info.items()},
+        "decisions": {name: _pair(value) for name, value in engine.decisions._asdict().items()},
+        "latents": [
+            {
+                "latent": name,
+                "mean_error": _pair(engine.latents.mean, k),
+                "sd_error": _pair(engine.latents.sd, k),
+                "quantile_errors": {
+                    f"{q:g}": _plain(engine.latents.quantiles.value[i, k]) for i, q in enumerate(QUANTILES)
+                },
+                "wasserstein": _pair(engine.latents.wasserstein, k),
+                "wasserstein_floor": _pair(reference.floor.wasserstein, k),
+                "kolmogorov": _pair(engine.latents.kolmogorov, k),
+                "kolmogorov_floor": _pair(reference.floor.kolmogorov, k),
+                "ess": _plain(engine.ess[k]),
+                "r_hat": _plain(engine.r_hat[k]),
+            }
+            for k, name in enumerate(result.labels)
+        ],
+    }
+
+
+def _stream_record(result: Comparison, point: StreamPoint) -> dict[str, Any]:
+    floor = point.reference.floor
+    return {
+        "num_rows": point.num_rows,
+        "floor": {
+            "wasserstein": _largest(floor.wasserstein.value),
+            "best_arm_probs_distance": float(floor.best_arm_probs.value),
+            "other_arm_prob": float(floor.other_arm_prob.value),
+        },
+        "engines": {
+            label: {
+                "mean_error": _largest(latents.mean.value),
+                "sd_error": _largest(latents.sd.value),
+                "wasserstein": _largest(latents.wasserstein.value),
+                "best_arm_probs_distance": float(decisions.best_arm_probs_distance.value),
+                "num_candidates": _plain(decisions.num_candidates.value),
+                "other_arm_prob": float(decisions.other_arm_prob.value),
+            }
+            for label, (latents, decisions) in point.engines.items()
+        },
+    }
+
+
+def _largest(values: np.ndarray) -> float:
+    sizes = np.abs(values)
+    return float(np.nanmax(sizes)) if np.isfinite(sizes).any() else math.nan
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers that JSON has: null where a value is not finite."""
+    if np.ndim(value):
+        return [_plain(entry) for entry in np.asarray(value)]
+    return float(value) if np.isfinite(value) else None
+
+
+def _pair(value: Estimate, index: int | None = None) -> dict[str, Any]:
+    pick = (lambda part: part) if index is None else (lambda part: part[..., index])
+    return {"value": _plain(pick(value.value)), "error": _plain(pick(value.error))}
+
+
+def _plus_minus(value: Estimate, index: int | None = None, sign: bool = False) -> str:
+    mean, error = (part if index is None else part[index] for part in value)
+    return f"{mean:{'+' if sign else ''}.3f} ± {error:.3f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _list(values: np.ndarray) -> str:
+    return " ".join(f"{value:.3f}" for value in values)
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    return [
+        "  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    ]
