@@ -13,7 +13,7 @@ from ppl_bandit.compilation import quick_jit
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction, Key
 
-__all__ = ["export", "latent_dims"]
+__all__ = ["export", "latent_dims", "replicate"]
 
 _AT_ONCE = 32  # draws whose likelihoods are computed together
 
@@ -93,18 +93,22 @@ def _read_draws(model: RewardModel, draws: Mapping[str, np.ndarray], rows: tuple
             if arms.size == 0:
                 return {"lp": log_prior}
             density = model.log_likelihood(latents, data)
-            return {"lp": log_prior + density.sum(), "log_likelihood": density, **_replicate(model, key, latents, data)}
+            return {"lp": log_prior + density.sum(), "log_likelihood": density, **_predicted(model, key, latents, data)}
 
         return jax.device_get(quick_jit(lambda xs: jax.lax.map(read, xs, batch_size=_AT_ONCE))((keys, latents)))
 
 
-def _replicate(model: RewardModel, key: Key, latents: dict[str, Array], data: Interaction) -> dict[str, Array]:
-    """Draw the outcomes of every row again."""
+def _predicted(model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction) -> dict[str, Array]:
+    return {f"drawn {name}": values for name, values in replicate(model, key, latents, data).items()}
+
+
+def replicate(model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction) -> dict[str, Array]:
+    """Draw the outcomes of every row again, {outcome: (N,)}; 0 where the program masks one."""
     trace = model.trace(latents, data.arm, data.context, key=key)
     drawn = {}
     for name in model.outcomes:
         fn, value = trace[name]["fn"], trace[name]["value"]
         while type(fn).__name__ == "MaskedDistribution":
             value, fn = jnp.where(fn._mask, value, 0), fn.base_dist
-        drawn[f"drawn {name}"] = jnp.broadcast_to(value, data.arm.shape)
+        drawn[name] = jnp.broadcast_to(value, data.arm.shape)
     return drawn

@@ -2,18 +2,21 @@
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.comparison.models import rank_models
+from ppl_bandit.comparison.figures import draw_figures
+from ppl_bandit.comparison.models import Score, rank_models
 from ppl_bandit.comparison.posteriors import compare
 from ppl_bandit.comparison.simulated import simulate_rows
 from ppl_bandit.comparison.tables import records
 from ppl_bandit.data_files import read_data, write_data
 from ppl_bandit.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.program import RewardModel
+from ppl_bandit.report import comparison_report, ranking_report
 from ppl_bandit.types import Interaction
 
 __all__ = ["ENGINES", "SELECTORS", "CompareOptions", "compare_from_arguments"]
@@ -117,6 +120,11 @@ def _compare(
     files = [options.out / "comparison.json", options.out / "data.csv"]
     files[0].write_text(json.dumps(found, indent=2) + "\n")
     write_data(files[1], model, result.data, result.arms)
+    figures = draw_figures(result, options.out)
+    files += figures.values()
+    if options.has_report:
+        files.append(options.out / "report.html")
+        files[-1].write_text(comparison_report(result, figures, file.path.read_text()), encoding="utf-8")
     return str(result), found, files
 
 
@@ -136,11 +144,25 @@ def _rank(
     else:
         data = {name: read_data(options.data, model, options.arms) for name, model in models.items()}
     ranking = rank_models(models, data, num_samples=2 * options.num_samples, seed=options.seed, say=progress)
-    found = {"num_rows": ranking.num_rows, "seed": ranking.seed, "ranking": [s._asdict() for s in ranking.scores]}
+    found = {"num_rows": ranking.num_rows, "seed": ranking.seed, "ranking": [_plain(score) for score in ranking.scores]}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "ranking.json"
     path.write_text(json.dumps(found, indent=2) + "\n")
-    return str(ranking), found, [path]
+    written = [path]
+    if options.has_report:
+        written.append(options.out / "report.html")
+        sources = {name: file.path.read_text() for name, file in zip(names, files, strict=True)}
+        explanations = {score.name: score.explanation for score in ranking.scores}
+        written[-1].write_text(ranking_report(ranking, explanations, sources), encoding="utf-8")
+    return str(ranking), found, written
+
+
+def _plain(score: Score) -> dict[str, Any]:
+    """Return a score for JSON, which has no nan."""
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in score._asdict().items()
+    }
 
 
 def _words(text: str) -> list[str]:

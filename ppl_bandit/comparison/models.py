@@ -35,6 +35,7 @@ class Score(NamedTuple):
         elpd_difference: behind the best program by elpd; 0 for that one.
         elpd_difference_error: the standard error of the difference, paired by row.
         num_bad_rows: rows whose Pareto k-hat exceeds 0.7: too influential for this LOO.
+        explanation: of the engine that drew from its posterior.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Score(NamedTuple):
     elpd_difference: float
     elpd_difference_error: float
     num_bad_rows: int
+    explanation: str
 
 
 class Ranking(NamedTuple):
@@ -96,13 +98,14 @@ def rank_models(
     evidences: dict[str, tuple[float, float, str]] = {}
     pointwise: dict[str, np.ndarray | None] = {}
     bad: dict[str, int] = {}
+    words: dict[str, str] = {}
     for name, model in models.items():
         with jax.enable_x64(True):
-            evidences[name], draws = _evidence(model, given[name], num_samples, num_runs, seed)
+            evidences[name], draws, words[name] = _evidence(model, given[name], num_samples, num_runs, seed)
         pointwise[name], bad[name] = _leave_one_out(model, given[name], draws, num_runs) if has_arviz else (None, 0)
         value, error, way = evidences[name]
         say(f"{name}: log evidence {value:.3f}{'' if way == 'exact' else f' +- {error:.3f}'} ({way})")
-    return Ranking(_scores(evidences, pointwise, bad), len(next(iter(given.values())).arm), seed)
+    return Ranking(_scores(evidences, pointwise, bad, words), len(next(iter(given.values())).arm), seed)
 
 
 def _check_same(given: Mapping[str, Interaction], models: Mapping[str, RewardModel]) -> None:
@@ -123,8 +126,8 @@ def _facts(rows: Interaction) -> Any:
 
 def _evidence(
     model: RewardModel, data: Interaction, num_samples: int, num_runs: int, seed: int
-) -> tuple[tuple[float, float, str], dict[str, np.ndarray]]:
-    """Return (log evidence, standard error, way) and posterior draws, run after run."""
+) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
+    """Return (log evidence, standard error, way), posterior draws, run after run, and the engine's account."""
     keys = jr.split(jr.key(seed), num_runs)
     rows = jax.tree.map(jnp.asarray, data)._replace(mask=jnp.ones(len(data.arm), bool))
     per_run = -(-num_samples // num_runs)
@@ -139,12 +142,12 @@ def _evidence(
     drawn = [jax.device_get(runner.draw(key, posterior)) for key in keys]
     points = [{name: values[0] for name, values in draws.items()} for draws in drawn]
     found = exact_log_evidence(model, runner.engine, prior, posterior, rows, points)
-    return (float(np.median(found)), 0.0, "exact"), _joined(drawn)
+    return (float(np.median(found)), 0.0, "exact"), _joined(drawn), str(runner.engine.explanation)
 
 
 def _estimated_evidence(
     model: RewardModel, rows: Interaction, keys: Any, per_run: int
-) -> tuple[tuple[float, float, str], dict[str, np.ndarray]]:
+) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
     runner = build_runner(library.reweight, model, rows.arm.shape[0], per_run)
     drawn, values, errors = [], [], []
     for key in keys:
@@ -158,7 +161,7 @@ def _estimated_evidence(
     # agree by chance and the engine's own error takes its draws for independent.
     value = float(np.logaddexp.reduce(values) - np.log(number))
     error = max(float(np.std(values, ddof=1)), float(np.mean(errors))) / np.sqrt(number)
-    return (value, error, "reweight"), _joined(drawn)
+    return (value, error, "reweight"), _joined(drawn), str(runner.engine.explanation)
 
 
 def _joined(drawn: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -182,7 +185,10 @@ def _leave_one_out(
 
 
 def _scores(
-    evidences: Mapping[str, tuple[float, float, str]], pointwise: Mapping[str, Any], bad: Mapping[str, int]
+    evidences: Mapping[str, tuple[float, float, str]],
+    pointwise: Mapping[str, Any],
+    bad: Mapping[str, int],
+    words: Mapping[str, str],
 ) -> list[Score]:
     values = np.array([evidence[0] for evidence in evidences.values()])
     probs = np.exp(values - np.logaddexp.reduce(values))
@@ -197,7 +203,9 @@ def _scores(
             behind = rows - pointwise[best]
             elpd, elpd_error = float(rows.sum()), _standard_error(rows)
             gap, gap_error = float(behind.sum()), _standard_error(behind)
-        scores.append(Score(name, value, error, way, float(prob), elpd, elpd_error, gap, gap_error, bad[name]))
+        scores.append(
+            Score(name, value, error, way, float(prob), elpd, elpd_error, gap, gap_error, bad[name], words[name])
+        )
     return sorted(scores, key=lambda score: -score.log_evidence)
 
 

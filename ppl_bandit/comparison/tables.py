@@ -10,7 +10,7 @@ from ppl_bandit.comparison.errors import QUANTILES, Estimate
 from ppl_bandit.comparison.models import Ranking
 from ppl_bandit.comparison.posteriors import Comparison, StreamPoint
 
-__all__ = ["Table", "describe", "describe_ranking", "ranking_table", "records", "tables", "verdict"]
+__all__ = ["Table", "conclusion", "describe", "describe_ranking", "ranking_table", "records", "tables", "verdict"]
 
 Table = tuple[str, list[str], list[list[str]]]  # title, header, rows
 
@@ -40,6 +40,9 @@ def verdict(result: Comparison) -> str:
     limit = floor.value + 2.0 * floor.error
     for label, engine in result.engines.items():
         share = engine.decisions.other_arm_prob
+        if not np.isfinite(share.value):
+            lines.append(f"{label} gave draws that are not finite: no decision can be made on them")
+            continue
         differs = share.value - 2.0 * share.error > limit
         words = "decides differently from" if differs else "cannot be told by its decisions from"
         lines.append(
@@ -155,15 +158,19 @@ def _stream(result: Comparison) -> Table:
 def describe_ranking(ranking: Ranking) -> str:
     """Return the table of a ranking and its conclusion, ready to print."""
     title, header, rows = ranking_table(ranking)
+    return "\n".join([title, *_aligned(header, rows), "", *conclusion(ranking)])
+
+
+def conclusion(ranking: Ranking) -> list[str]:
+    """Say by how much the first program leads, and what to beware of."""
     first, second = ranking.scores[:2]
     lead = first.log_evidence - second.log_evidence
     error = math.hypot(first.log_evidence_error, second.log_evidence_error)
-    lines = [title, *_aligned(header, rows), ""]
     is_clear = lead - 2.0 * error > math.log(3.0)
-    lines.append(
+    lines = [
         f"{first.name} is ahead of {second.name} by {lead:.2f} ± {error:.2f} in log evidence, odds of {_odds(lead)} to 1"
         + ("" if is_clear else ": hardly more than a tie")
-    )
+    ]
     if math.isnan(first.elpd):
         lines.append("LOO was left out: it needs ArviZ (pip install arviz)")
     for score in ranking.scores:
@@ -171,7 +178,7 @@ def describe_ranking(ranking: Ranking) -> str:
             lines.append(
                 f"beware: {score.num_bad_rows} rows are too influential for LOO of {score.name} (Pareto k-hat above 0.7)"
             )
-    return "\n".join(lines)
+    return lines
 
 
 def ranking_table(ranking: Ranking) -> Table:
