@@ -242,7 +242,12 @@ class Bandit:
     def explain(self) -> str:
         """Return what was proved about the program, what the data say so far, and how decisions are made."""
         table = None if self.model.context is not None else self.expected_rewards()
-        return summary.describe(self.explanation, self._arms.names, self._history.rows()[0], table, self._selector)
+        played = self._history.rows()[0]
+        evidence = None
+        if hasattr(self._state, "log_evidence"):
+            with jax.enable_x64(True):
+                evidence = float(self._state.log_evidence), float(self._state.log_evidence_error)
+        return summary.describe(self.explanation, self._arms.names, played, table, self._selector, evidence)
 
     def to_arviz(self, num_samples: int = 1000) -> Any:
         """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1)."""

@@ -11,16 +11,27 @@ __all__ = ["describe"]
 
 
 def describe(
-    explanation: Explanation, arms: Sequence[Any], played: np.ndarray, table: np.ndarray | None, selector: Selector
+    explanation: Explanation,
+    arms: Sequence[Any],
+    played: np.ndarray,
+    table: np.ndarray | None,
+    selector: Selector,
+    log_evidence: tuple[float, float] | None = None,
 ) -> str:
     """Return the whole account of a live bandit.
 
     Args:
         played: index of the arm of every reward learnt.
         table: (M, A) draws of expected rewards; None where they depend on a context.
+        log_evidence: of the program so far and its standard error, from an engine that adds it up.
     """
     name = getattr(selector, "__qualname__", type(selector).__name__).partition(".<locals>")[0]
     lines = [str(explanation), "", f"  learnt from {played.size} rewards; decisions by {name}"]
+    if log_evidence is not None:
+        lines.append(
+            f"  log evidence of the program so far: {log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f}); compare it "
+            "with another program's on the same rewards"
+        )
     counts = np.bincount(played, minlength=len(arms))
     width = max(5, *(len(str(arm)) for arm in arms))
     if table is None:

@@ -8,6 +8,7 @@ error larger (a Student-t with 4 degrees of freedom has no kurtosis), four of it
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction
 
 MAX_ROWS = 500
+NUMS_ROWS = (5, 50, MAX_ROWS)
 NUM_DRAWS = 4000
 CONJUGATE = (
     "bernoulli",
@@ -104,8 +106,23 @@ def reference(name, num_rows):
         return jax.device_get({site: mcmc.get_samples()[site] for site in model.latent_shapes})
 
 
+class Errors(NamedTuple):
+    """Errors of an engine's draws, the largest over the unconstrained coordinates.
+
+    Attributes:
+        mean: in posterior standard deviations.
+        sd: of a standard deviation, relative to itself.
+        sd_allowed: the same error relative to what is allowed: 10%, or four Monte Carlo errors where these are larger.
+        variation: total variation of p-hat.
+    """
+
+    mean: float
+    sd: float
+    sd_allowed: float
+    variation: float
+
+
 def compare(name, draws, exact):
-    """Largest error of a mean in posterior sd, of an sd in units of its bound of 10%, and the total variation of p-hat."""
     model, _ = loaded(name)
     space = unconstrained_space(model)
     real = jax.jit(jax.vmap(space.unconstrain))
@@ -114,11 +131,13 @@ def compare(name, draws, exact):
         tables = [np.asarray(jax.jit(model.expected_rewards)(jax.tree.map(jnp.asarray, d))) for d in (draws, exact)]
     sd = right.std(axis=0)
     kurtosis = np.mean(((right - right.mean(axis=0)) / sd) ** 4, axis=0)
-    bound = np.maximum(0.1, 4 * np.sqrt((kurtosis - 1) / (4 * NUM_DRAWS / 2)))
+    allowed = np.maximum(0.1, 4 * np.sqrt((kurtosis - 1) / (4 * NUM_DRAWS / 2)))
+    sd_error = np.abs(found.std(axis=0) / sd - 1)
     shares = [np.bincount(table.argmax(axis=1), minlength=model.num_arms) / len(table) for table in tables]
-    return (
+    return Errors(
         np.max(np.abs(found.mean(axis=0) - right.mean(axis=0)) / sd),
-        0.1 * np.max(np.abs(found.std(axis=0) / sd - 1) / bound),
+        np.max(sd_error),
+        np.max(sd_error / allowed),
         0.5 * np.abs(shares[0] - shares[1]).sum(),
     )
 
@@ -126,36 +145,24 @@ def compare(name, draws, exact):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine_name", ["nuts", "reweight"])
 @pytest.mark.parametrize("name", [*CONJUGATE, *OTHERS])
-def test_sampling_engines_agree_with_the_reference(name, engine_name, capsys):
-    for num_rows in (5, 50, 500):
-        draws, info = approximate(name, engine_name, num_rows)
-        mean_error, sd_error, variation = compare(name, draws, reference(name, num_rows))
-        with capsys.disabled():
-            print(
-                f"\n{name:>22} {engine_name:>8} n={num_rows:<3} mean {mean_error:.3f} sd {sd_error:.3f} "
-                f"p-hat {variation:.3f} divergences {int(info.num_divergences)} trusted {bool(info.is_trusted)}",
-                end="",
-            )
-        assert mean_error < 0.1
-        assert sd_error < 0.1
-        assert variation < 0.03
+def test_sampling_engines_agree_with_the_reference(name, engine_name):
+    for num_rows in NUMS_ROWS:
+        draws, _ = approximate(name, engine_name, num_rows)
+        errors = compare(name, draws, reference(name, num_rows))
+        assert errors.mean < 0.1
+        assert errors.sd_allowed < 1
+        assert errors.variation < 0.03
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine_name", ["svi", "laplace"])
-@pytest.mark.parametrize("name", ["bernoulli", "hierarchical_gaussian", *OTHERS])
-def test_gaussian_engines_report_their_k_hat(name, engine_name, capsys):
-    for num_rows in (5, 50, 500):
+@pytest.mark.parametrize("name", [*CONJUGATE, *OTHERS])
+def test_gaussian_engines_say_when_they_are_far_off(name, engine_name):
+    for num_rows in NUMS_ROWS:
         draws, info = approximate(name, engine_name, num_rows)
-        mean_error, sd_error, variation = compare(name, draws, reference(name, num_rows))
-        with capsys.disabled():
-            print(
-                f"\n{name:>22} {engine_name:>8} n={num_rows:<3} mean {mean_error:.3f} sd {sd_error:.3f} "
-                f"p-hat {variation:.3f} k-hat {float(info.k_hat):.2f} trusted {bool(info.is_trusted)}",
-                end="",
-            )
+        errors = compare(name, draws, reference(name, num_rows))
         # Where the evidence says that the draws can be trusted, no mean is off by half a standard deviation.
-        assert not bool(info.is_trusted) or mean_error < 0.5
+        assert not bool(info.is_trusted) or errors.mean < 0.5
 
 
 NUM_TRIALS, NUM_SUCCESSES = 200, 2

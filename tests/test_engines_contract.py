@@ -5,6 +5,8 @@ posterior standard deviations and a standard deviation by 1 / sqrt(2 x 1,000) of
 """
 
 import functools
+import importlib
+import logging
 import math
 
 import jax
@@ -172,24 +174,54 @@ def test_reweighting_adds_up_the_log_evidence():
     assert abs(float(info.log_evidence) - exact) < 4 * float(info.log_evidence_error)
 
 
-def test_a_stream_compiles_as_often_as_its_capacity_doubles():
-    # T steps compile at most 2 + log2(T / first capacity) times; the arithmetic is the buffer's, the same for every engine.
-    first_capacity, num_steps, num_traces = 8, 20, 0
-    engine = MAKERS["laplace"](capacity=first_capacity)
+# What is counted does not depend on how much work an update is, so each does little.
+SMALL = {
+    "nuts": dict(num_draws=8, num_chains=2, num_warmup=5, refresh_every=100),
+    "reweight": dict(num_particles=8, num_chains=2, num_warmup=5),
+    "laplace": {},
+    "svi": dict(num_steps=5, num_particles=1),
+}
 
-    @jax.jit
-    def update(key, state, interaction):
-        nonlocal num_traces
-        num_traces += 1
-        return engine.update(key, state, interaction)
 
+def count_compilations(name, first_capacity, num_steps, monkeypatch, caplog):
+    """Compilations by XLA, of whatever kind, during updates of one row each."""
+    for module in ("svi", "laplace"):
+        monkeypatch.setattr(importlib.import_module(f"ppl_bandit.engines.{module}"), "_NUM_CHECKS", 10)
+    engine = getattr(engines, name)(reward_model(), capacity=first_capacity, **SMALL[name])
+    update = jax.jit(lambda number, state, row: engine.update(jr.fold_in(jr.key(0), number), state, row))
     state = jax.jit(engine.init)(jr.key(0))
-    for step in range(num_steps):
-        row = Interaction(jnp.array([step % 2]), jnp.array([1.0]))
-        state, info = update(jr.key(step), engine.reserve(state, 1), row)
-        assert not bool(info.is_full)
+    with jax.log_compiles(True), caplog.at_level(logging.DEBUG):
+        for step in range(num_steps):
+            row = Interaction(np.array([step % 2]), np.array([1.0], np.float32))
+            state, _ = update(np.int32(step), engine.reserve(state, 1), row)
     assert int(state.buffer.num_rows) == num_steps
-    assert num_traces <= 2 + math.log2(num_steps / first_capacity)
+    return sum("Finished XLA compilation" in record.getMessage() for record in caplog.records)
+
+
+@every_engine
+def test_an_update_compiles_once_for_each_capacity(name):
+    # What jit looks up a compiled program by - shapes, kinds of number, weak types - is the same after an update as before.
+    engine = getattr(engines, name)(reward_model(), capacity=4, **SMALL[name])
+    before = jax.eval_shape(engine.init, jr.key(0))
+    row = Interaction(jnp.array([0]), jnp.array([1.0]))
+    after, _ = jax.eval_shape(engine.update, jr.key(0), before, row)
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    forms = [[(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(state)] for state in (before, after)]
+    assert forms[0] == forms[1]
+
+
+def test_a_stream_compiles_as_often_as_its_capacity_doubles(monkeypatch, caplog):
+    first_capacity, num_steps = 2, 5  # capacities 2, 4 and 8
+    assert count_compilations("laplace", first_capacity, num_steps, monkeypatch, caplog) == 3
+    assert 3 <= 2 + math.log2(num_steps / first_capacity)
+
+
+@pytest.mark.slow
+@every_engine
+def test_ten_thousand_updates_compile_nine_times(name, monkeypatch, caplog):
+    first_capacity, num_steps = 64, 10_000  # up to a capacity of 16,384
+    num_compilations = count_compilations(name, first_capacity, num_steps, monkeypatch, caplog)
+    assert num_compilations <= 2 + math.log2(num_steps / first_capacity)
 
 
 @every_engine

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program import RewardModel
@@ -85,7 +86,7 @@ def append(model: RewardModel, buffer: Buffer, interaction: Interaction) -> Buff
 def grow(buffer: Buffer, num_rows: int) -> Buffer:
     """Return a buffer with room for more rows: the same one, or one of doubled capacity, doubled until they fit.
 
-    It reads the number of rows, so it runs outside `jit`.
+    It reads the number of rows, so it runs outside `jit`, in NumPy: growing compiles nothing.
     """
     capacity = buffer.arm.shape[0]
     needed = int(buffer.num_rows) + num_rows
@@ -95,10 +96,10 @@ def grow(buffer: Buffer, num_rows: int) -> Buffer:
     if larger == capacity:
         return buffer
 
-    def pad(leaf: Array) -> Array:
-        return jnp.concatenate([leaf, jnp.broadcast_to(leaf[:1], (larger - capacity, *leaf.shape[1:]))])
+    def pad(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([leaf, np.repeat(leaf[:1], larger - capacity, axis=0)])
 
-    arm, reward, context = jax.tree.map(pad, buffer[:3])
+    arm, reward, context = jax.tree.map(pad, jax.device_get(buffer[:3]))
     return Buffer(arm, reward, context, buffer.num_rows)
 
 

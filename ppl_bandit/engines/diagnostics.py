@@ -10,11 +10,21 @@ from jaxtyping import Array, Float, Int
 from ppl_bandit.tails import fit_generalized_pareto
 from ppl_bandit.types import Key
 
-__all__ = ["MAX_K_HAT", "chain_ess", "finite_weights", "pareto_k_hat", "resample", "weight_ess"]
+__all__ = [
+    "MAX_K_HAT",
+    "MAX_MEAN_SHIFT",
+    "chain_ess",
+    "finite_weights",
+    "mean_shift",
+    "pareto_k_hat",
+    "resample",
+    "weight_ess",
+]
 
 MAX_K_HAT = (
     0.7  # beyond it the error of importance sampling no longer falls with the number of draws (Vehtari et al. 2024)
 )
+MAX_MEAN_SHIFT = 0.5  # posterior standard deviations; k-hat allows more, because weights could still put it right
 
 
 def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
@@ -48,6 +58,17 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     k_hat = jnp.where(is_flat, 0.0, shape)
     is_sound = jnp.isfinite(top[0]) & jnp.isfinite(k_hat) & ~jnp.any(jnp.isnan(log_weights))
     return jnp.where(is_sound, k_hat, jnp.inf)
+
+
+def mean_shift(positions: Float[Array, "M K"], log_weights: Float[Array, " M"]) -> Float[Array, ""]:
+    """Return how far the weights move the mean of the draws: the largest move of a coordinate, in standard deviations.
+
+    Where k-hat allows the weights, this is the error of unweighted draws, up to 1 / sqrt(effective sample size).
+    """
+    weights = jax.nn.softmax(finite_weights(log_weights))
+    mean = weights @ positions
+    sd = jnp.sqrt(weights @ jnp.square(positions - mean))
+    return jnp.max(jnp.abs(jnp.mean(positions, axis=0) - mean) / sd)
 
 
 def resample(key: Key, log_weights: Float[Array, " M"], num_samples: int) -> Int[Array, " samples"]:

@@ -49,6 +49,11 @@ class ReweightState(NamedTuple):
     squared_error: Float[Array, ""]
     num_refreshes: Int[Array, ""]
 
+    @property
+    def log_evidence_error(self) -> Float[Array, ""]:
+        """Standard error of the log evidence, as if the draws of each run were independent and exact."""
+        return jnp.sqrt(self.squared_error + _squared_error(self.log_weights))
+
 
 class ReweightInfo(NamedTuple):
     """Evidence of an update.
@@ -199,7 +204,7 @@ def reweight(
             after.evidence.num_divergences,
             after.num_refreshes,
             after.log_evidence,
-            jnp.sqrt(after.squared_error + _squared_error(after.log_weights)),
+            after.log_evidence_error,
             ~has_room,
         )
         return after, info

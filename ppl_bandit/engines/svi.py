@@ -18,7 +18,7 @@ from numpyro.optim import Adam
 from ppl_bandit.engines.approximate import check_settings, explain, reserve
 from ppl_bandit.engines.buffer import Buffer, Data, append, empty_buffer, fits, read, row_mask
 from ppl_bandit.engines.chains import first_adaptation
-from ppl_bandit.engines.diagnostics import MAX_K_HAT, pareto_k_hat, weight_ess
+from ppl_bandit.engines.diagnostics import MAX_K_HAT, MAX_MEAN_SHIFT, mean_shift, pareto_k_hat, weight_ess
 from ppl_bandit.engines.unconstrained import unconstrained_space
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
@@ -56,8 +56,9 @@ class SviInfo(NamedTuple):
     """Evidence of an update.
 
     Attributes:
-        is_trusted: whether k-hat allows the guide and the rows were absorbed.
+        is_trusted: whether k-hat and the mean's shift allow the guide and the rows were absorbed.
         k_hat: Pareto k-hat of the posterior's density relative to the guide's.
+        mean_shift: largest error of a mean in posterior standard deviations, as importance weights show it.
         ess: effective sample size of 1,000 draws of the guide, weighted to the posterior.
         elbo: evidence lower bound, from these draws.
         is_full: the rows had no room and were left out; reserve room and update again.
@@ -65,6 +66,7 @@ class SviInfo(NamedTuple):
 
     is_trusted: Bool[Array, ""]
     k_hat: Float[Array, ""]
+    mean_shift: Float[Array, ""]
     ess: Float[Array, ""]
     elbo: Float[Array, ""]
     is_full: Bool[Array, ""]
@@ -139,10 +141,12 @@ def svi(
         log_guide, trace = log_density(handlers.seed(auto, key), (None,), {}, constrain_params(params))
         return trace[_SITE]["value"], log_guide
 
-    def weigh(key: Key, params: dict[str, Any], target: _Target, num_draws: int) -> Float[Array, " M"]:
-        """Return the log weights of the posterior relative to the guide, at draws of the guide."""
+    def weigh(
+        key: Key, params: dict[str, Any], target: _Target, num_draws: int
+    ) -> tuple[Float[Array, "M K"], Float[Array, " M"]]:
+        """Return draws of the guide, and the log weights of the posterior relative to the guide."""
         positions, log_guide = jax.vmap(draw, (0, None))(jr.split(key, num_draws), params)
-        return jax.vmap(log_joint, (0, None))(positions, target) - log_guide
+        return positions, jax.vmap(log_joint, (0, None))(positions, target) - log_guide
 
     def init(key: Key) -> SviState:
         key_prior, key_fit = jr.split(key)
@@ -161,13 +165,14 @@ def svi(
         has_room = fits(state.buffer, interaction)
         buffer = append(model, state.buffer, interaction._replace(mask=row_mask(interaction) & has_room))
         target = _Target(read(buffer, discount), state.centre, state.scale)
-        ess = weight_ess(weigh(key_check, state.params, target, _NUM_GLANCES))
+        _, log_weights = weigh(key_check, state.params, target, _NUM_GLANCES)
+        ess = weight_ess(log_weights)
         is_near = ess / _NUM_GLANCES >= 0.9 * state.ess / _NUM_CHECKS
         params = fit(key_fit, state.params, target, is_near)
-        log_weights = weigh(key_check, params, target, _NUM_CHECKS)
-        k_hat = pareto_k_hat(log_weights)
-        ess = weight_ess(log_weights)
-        info = SviInfo((k_hat <= MAX_K_HAT) & has_room, k_hat, ess, jnp.mean(log_weights), ~has_room)
+        positions, log_weights = weigh(key_check, params, target, _NUM_CHECKS)
+        k_hat, shift, ess = pareto_k_hat(log_weights), mean_shift(positions, log_weights), weight_ess(log_weights)
+        is_trusted = (k_hat <= MAX_K_HAT) & (shift <= MAX_MEAN_SHIFT) & has_room
+        info = SviInfo(is_trusted, k_hat, shift, ess, jnp.mean(log_weights), ~has_room)
         return state._replace(buffer=buffer, params=params, ess=ess), info
 
     def sample(key: Key, state: SviState, num_samples: int) -> Draws:
@@ -183,7 +188,8 @@ def svi(
         discount,
         [
             "approximated: the form of the posterior, by the guide's; such fits tend to be too narrow",
-            f"evidence: Pareto k-hat of the posterior relative to the guide, at most {MAX_K_HAT}",
+            f"evidence: Pareto k-hat of the posterior relative to the guide, at most {MAX_K_HAT}, and the largest error of "
+            f"a mean, at most {MAX_MEAN_SHIFT} standard deviations",
         ],
     )
     return Engine(init, update, sample, explanation, reserve=reserve)
