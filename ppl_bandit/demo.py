@@ -17,7 +17,7 @@ from ppl_bandit.environment import Environment
 from ppl_bandit.model_files import ModelFile, load_model
 from ppl_bandit.plots import DemoPanel, draw_demo
 from ppl_bandit.program import RewardModel
-from ppl_bandit.simulation import rollout
+from ppl_bandit.rollouts import rollout
 from ppl_bandit.types import Engine, Key, Selection, Selector
 
 __all__ = ["CONJUGATE_MODELS", "DemoResult", "run_demo"]

@@ -26,9 +26,19 @@ from jaxtyping import Array, DTypeLike, Float, UInt32
 
 from ppl_bandit.types import Key
 
-__all__ = ["beta", "dirichlet", "gamma", "log_gamma", "multivariate_normal_precision", "normal"]
+__all__ = [
+    "beta",
+    "binomial",
+    "dirichlet",
+    "gamma",
+    "log_gamma",
+    "multinomial",
+    "multivariate_normal_precision",
+    "normal",
+]
 
 _Shape: TypeAlias = tuple[int, ...]
+_Search: TypeAlias = tuple[Array, Array, Array, Array, Array]
 _Words: TypeAlias = tuple[UInt32[Array, ""], UInt32[Array, ""]]  # a Threefry key
 
 
@@ -148,6 +158,70 @@ def multivariate_normal_precision(
     inverse = lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
     shifts = jnp.matmul(inverse.mT, noise, precision=lax.Precision.HIGHEST)
     return mean + jnp.moveaxis(shifts, -1, 0).reshape(*sample_shape, *batch, num_features)
+
+
+def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Draw Binomial(num, prob) variables, as floats.
+
+    By inversion from the mode outwards: a handful of standard deviations of additions, all elements in lockstep.
+
+    Args:
+        num: whole numbers of at least 0; broadcasts against `prob`.
+        prob: in [0, 1].
+    """
+    prob = _as_float(prob)
+    num, prob = jnp.broadcast_arrays(jnp.asarray(num, prob.dtype), prob)
+    uniform = _uniform(key, prob.shape, prob.dtype)
+    inside = jnp.clip(prob, jnp.finfo(prob.dtype).tiny, 1.0 - jnp.finfo(prob.dtype).epsneg)
+    odds = inside / (1.0 - inside)
+    mode = jnp.minimum(jnp.floor((num + 1.0) * inside), num)
+    log_choose = lax.lgamma(num + 1.0) - lax.lgamma(mode + 1.0) - lax.lgamma(num - mode + 1.0)
+    at_mode = jnp.exp(log_choose + mode * jnp.log(inside) + (num - mode) * jnp.log1p(-inside))
+
+    def widen(state: _Search) -> _Search:
+        distance, rest, above, below, found = state
+        up, down = mode + distance, mode - distance
+        above = above * odds * (num - up + 1.0) / up
+        below = below * (down + 1.0) / (odds * jnp.maximum(num - down, 1.0))
+        above, below = jnp.where(up <= num, above, 0.0), jnp.where(down >= 0, below, 0.0)
+        is_open = found < 0
+        found = jnp.where(is_open & (rest < above), up, found)
+        found = jnp.where((found < 0) & (rest < above + below), down, found)
+        # What rounding leaves over when both tails are used up belongs to the mode.
+        found = jnp.where((found < 0) & (up >= num) & (down <= 0), mode, found)
+        return distance + 1.0, jnp.where(is_open, rest - above - below, rest), above, below, found
+
+    first = jnp.where(uniform < at_mode, mode, -1.0)
+    start = (jnp.ones_like(prob), uniform - at_mode, at_mode, at_mode, first)
+    found = lax.while_loop(lambda state: jnp.any(state[-1] < 0), widen, start)[-1]
+    return jnp.where(prob <= 0, 0.0, jnp.where(prob >= 1, num, found))
+
+
+def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, " K"]:
+    """Draw the counts of `num` independent draws from Cat(probs), as floats: one binomial after another.
+
+    Args:
+        probs: nonnegative, and sum to 1.
+    """
+    probs = _as_float(probs)
+    later = jnp.cumsum(probs[::-1])[::-1]  # of this category and those after it
+    shares = jnp.where(later > 0, probs / jnp.where(later > 0, later, 1.0), 0.0)
+    if probs.size == 2:
+        first = binomial(key, jnp.asarray(num, probs.dtype), shares[0])
+        return jnp.stack([first, num - first])
+
+    def take(left: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        count = binomial(row[0], left, jnp.clip(row[1], 0.0, 1.0))
+        return left - count, count
+
+    left, counts = lax.scan(take, jnp.asarray(num, probs.dtype), (jr.split(key, probs.size - 1), shares[:-1]))
+    return jnp.append(counts, left)
+
+
+def _uniform(key: Key, shape: _Shape, dtype: DTypeLike) -> Array:
+    index = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    high, low = _threefry(_key_words(key), index, jnp.uint32(0))
+    return _to_unit_interval(high, low if dtype == jnp.float64 else None, dtype)
 
 
 def _as_float(parameter: Array) -> Array:

@@ -1,62 +1,201 @@
-"""Play a bandit against a simulated world: the pure functions of the live bandit, in a scan."""
+"""Many realizations of bandits against a simulated world, as one labelled dataset.
 
-from typing import Any, NamedTuple
+Realizations are vectorised, and run in chunks that fit a memory budget. The random numbers of a realization come from the
+seed and its own number, so that a result depends neither on how the work was cut up nor on where it ran. All selectors meet
+the same realizations: their differences are paired.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Int
 
+from ppl_bandit import records
 from ppl_bandit.environment import Environment
 from ppl_bandit.program import RewardModel
-from ppl_bandit.types import Engine, Interaction, Key, Selector
+from ppl_bandit.rollouts import rollout
+from ppl_bandit.types import Engine, Key, Selector
 
-__all__ = ["Rollout", "rollout"]
+if TYPE_CHECKING:
+    import xarray
 
+__all__ = ["simulate"]
 
-class Rollout(NamedTuple):
-    """One realization, step by step.
-
-    Attributes:
-        arm: arm played.
-        reward: outcome, or {outcome: value}.
-        regret: expected ("pseudo") regret of the step: the best arm's true expected reward less the played arm's.
-        num_candidates: N_{t+1}.
-        best_arm_probs: p-hat.
-    """
-
-    arm: Int[Array, " T"]
-    reward: Any
-    regret: Float[Array, " T"]
-    num_candidates: Int[Array, " T"]
-    best_arm_probs: Float[Array, "T A"]
+_CACHE = 1 << 22  # bytes of a chunk's draws that stay close to a CPU
+_WORKING_COPIES = 6  # of a realization's draws, while they are drawn and compared
 
 
-def rollout(
-    key: Key,
+def simulate(
+    key: Key | int,
     reward_model: RewardModel,
-    engine: Engine,
-    selector: Selector,
+    engine: Engine | Callable[[RewardModel], Engine],
+    selector: Selector | Mapping[str, Selector],
     environment: Environment,
     *,
     num_steps: int,
+    num_realizations: int,
     num_samples: int = 1000,
-) -> Rollout:
-    """Simulate one realization; `vmap` over keys for more."""
-    key_init, key_steps = jr.split(key)
+    summary: bool = False,
+    memory: int = 1 << 29,
+    mesh: Mesh | None = None,
+    progress: bool = False,
+) -> "xarray.Dataset":
+    """Simulate realizations of a bandit, and return all that happened, or a summary of it.
 
-    def step(state: Any, inputs: tuple[Key, Array]) -> tuple[Any, Rollout]:
-        key, number = inputs
-        key_context, key_draw, key_select, key_reward, key_update = jr.split(key, 5)
-        context = environment.draw_context(key_context)
-        table = reward_model.expected_rewards(engine.sample(key_draw, state, num_samples), context)
-        chosen = selector(key_select, table, number)
-        reward = environment.draw_reward(key_reward, chosen.arm, context, number)
-        rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (chosen.arm, reward, context))
-        state, _ = engine.update(key_update, state, Interaction(*rows))
-        truth = environment.expected_rewards(context, number)
-        regret = jnp.max(truth) - truth[chosen.arm]
-        return state, Rollout(chosen.arm, reward, regret, chosen.num_candidates, chosen.best_arm_probs)
+    Computed in float64 whatever jax's flag says. Interrupted (Ctrl-C), it returns the realizations that are done and says
+    so; the attribute `is_complete` is then 0.
 
-    steps = jr.split(key_steps, num_steps), jnp.arange(1, num_steps + 1)
-    return jax.lax.scan(step, engine.init(key_init), steps)[1]
+    Args:
+        key: a key, or a seed.
+        engine: an engine of the reward model, or a factory such as `engines.conjugate`.
+        selector: a selector, or {name: selector}: several give the result a dimension `selector`.
+        environment: the world; it may be another program than the reward model.
+        num_steps: decisions in a realization.
+        num_realizations: independent repetitions.
+        num_samples: posterior draws M behind each decision.
+        summary: whether to keep means, standard deviations and quantiles over the realizations in place of every step of
+            each one.
+        memory: bytes that a chunk of realizations may take, roughly.
+        mesh: devices, in one axis, over which to spread the realizations; None is jax's default device.
+        progress: whether to show a progress bar with the time left.
+
+    Returns:
+        A dataset over `realization`, `step` and `arm`: arm, reward, regret (expected, of each step), num_candidates,
+        best_arm_probs, is_trusted. Or, with `summary`, statistics of them over `step`, `arm`, `checkpoint`,
+        `quantile`, and each realization's final regret.
+    """
+    counts = {"num_steps": num_steps, "num_realizations": num_realizations, "num_samples": num_samples}
+    for name, value in (counts | {"memory": memory}).items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    if environment.reward_model.num_arms != reward_model.num_arms:
+        raise ValueError(
+            f"environment has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
+            "and its world must have the same arms"
+        )
+    named = dict(selector) if isinstance(selector, Mapping) else {records.name_of(selector): selector}
+    if not named:
+        raise ValueError("selector is empty: give at least one")
+    with jax.enable_x64(True):
+        if not isinstance(engine, Engine):
+            engine = engine(reward_model)
+        key = jr.key(key) if isinstance(key, int | np.integer) else key
+        parts: dict[str, list[Any]] = {name: [] for name in named}
+        with _Progress(len(named) * int(num_realizations), progress) as bar:
+            try:
+                for name, select in named.items():
+
+                    def play(key: Key, select: Selector = select) -> Any:
+                        return rollout(
+                            key,
+                            reward_model,
+                            engine,
+                            select,
+                            environment,
+                            num_steps=int(num_steps),
+                            num_samples=int(num_samples),
+                        )
+
+                    for part, num_done in _chunks(play, key, int(num_realizations), summary, memory, mesh):
+                        parts[name].append(part)
+                        bar.advance(num_done)
+            except KeyboardInterrupt:
+                if not any(parts.values()):
+                    raise
+                sys.stderr.write("\ninterrupted: the realizations that are done are kept\n")
+    make = records.summarised if summary else records.stepwise
+    datasets = {name: make(found) for name, found in parts.items() if found}
+    facts = records.provenance(key, reward_model, engine, environment, counts)
+    return records.joined(datasets, isinstance(selector, Mapping), facts, int(num_realizations))
+
+
+def _chunks(
+    play: Callable[[Key], Any], key: Key, num_realizations: int, summary: bool, memory: int, mesh: Mesh | None
+) -> Iterator[tuple[Any, int]]:
+    """Run realizations chunk by chunk; yield what is kept of each, and how many they were."""
+    num_devices = 1 if mesh is None else mesh.size
+    play = jax.jit(play)  # traced once, for its size and to be run
+    num_chunk = num_devices * _chunk_size(
+        play.trace(key), -(-num_realizations // num_devices), memory // num_devices, mesh
+    )
+
+    def run(key: Key, numbers: Int[Array, " R"], num_real: Int[Array, ""]) -> Any:
+        played = jax.vmap(lambda number: records.compact(play(jr.fold_in(key, number))))(numbers)
+        return records.reduced(played, numbers < num_real) if summary else played
+
+    if mesh is not None:
+        axis = mesh.axis_names[0]
+        each, same = PartitionSpec(axis), PartitionSpec()
+        run = jax.shard_map(run, mesh=mesh, in_specs=(same, each, same), out_specs=each, check_vma=False)
+    compiled = jax.jit(run)
+    pending: tuple[Any, int] | None = None
+    for start in range(0, num_realizations, num_chunk):
+        # The next chunk is under way while the last one is fetched.
+        started = compiled(key, jnp.arange(start, start + num_chunk), jnp.asarray(num_realizations)), start
+        if pending is not None:
+            yield _fetched(*pending, num_chunk, num_realizations, summary)
+        pending = started
+    if pending is not None:
+        yield _fetched(*pending, num_chunk, num_realizations, summary)
+
+
+def _fetched(part: Any, start: int, num_chunk: int, num_realizations: int, summary: bool) -> tuple[Any, int]:
+    num_done = min(num_chunk, num_realizations - start)
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(part)):
+        from jax.experimental import multihost_utils
+
+        part = multihost_utils.process_allgather(part, tiled=True)
+    part = jax.device_get(part)
+    return (records.trimmed(part, num_done, summary), num_done)
+
+
+def _chunk_size(play: Any, num_realizations: int, memory: int, mesh: Mesh | None) -> int:
+    """Return how many realizations fit the memory, and on a CPU also stay in its cache."""
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(play.out_info))
+    working = _WORKING_COPIES * _largest(play.jaxpr.jaxpr)
+    fits = memory // (kept + working)
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    if platform == "cpu":
+        fits = min(fits, max(_CACHE // working, 16))
+    return int(np.clip(fits, 1, num_realizations))
+
+
+def _largest(jaxpr: Any) -> int:
+    """Return the bytes of the largest array that a computation makes, loops included."""
+    sizes = [1]
+    for eqn in jaxpr.eqns:
+        sizes += [math.prod(v.aval.shape) * 8 for v in eqn.outvars if hasattr(v.aval, "shape")]
+        for inner in jaxprs_in_params(eqn.params):
+            sizes.append(_largest(inner))
+    return max(sizes)
+
+
+class _Progress:
+    """A progress bar in realizations, or nothing."""
+
+    def __init__(self, total: int, is_shown: bool):
+        self._bar = None
+        if is_shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, unit="realization", unit_scale=True)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, num: int) -> None:
+        """Tell that realizations are done."""
+        if self._bar is not None:
+            self._bar.update(num)

@@ -44,15 +44,18 @@ class Interaction(NamedTuple):
 
 
 class Marginals(NamedTuple):
-    """The law of each arm's expected reward in closed form, where arms are independent.
+    """The posterior law of each arm's expected reward in closed form.
 
     Attributes:
         cdf: x (A,) -> (A,), the posterior probability that arm a's expected reward is at most x_a.
         quantile: q (scalar) -> (A,), the posterior q-quantile of each arm's expected reward.
+        best_arm_probs: mask of allowed arms (A,), or None -> (A,), the posterior probability that each arm is best; None
+            where arms are not independent.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
     quantile: Callable[[Float[Array, ""]], Float[Array, " A"]]
+    best_arm_probs: Callable[[Bool[Array, " A"] | None], Float[Array, " A"]] | None = None
 
 
 class Selection(NamedTuple):
@@ -106,6 +109,7 @@ class Engine(NamedTuple):
         explanation: what this engine is and why it fits the program.
         parameters: state -> {site: {parameter: array}} where the posterior has a closed form, else None.
         reserve: (state, num_rows) -> state with room for as many more rows, outside of jit; None if any number fits.
+        marginals: (state, context) -> `Marginals` where each arm's expected reward has a law in closed form, else None.
     """
 
     init: Callable[[Key], State]
@@ -114,6 +118,7 @@ class Engine(NamedTuple):
     explanation: Explanation
     parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
     reserve: Callable[[State, int], State] | None = None
+    marginals: Callable[[State, Any], Marginals] | None = None
 
 
 class InvalidProgram(ValueError):

@@ -29,6 +29,7 @@ from ppl_bandit.engines.families import (
     sample,
     total_of,
 )
+from ppl_bandit.engines.marginals import marginals_of
 from ppl_bandit.engines.proof import analyticity
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
@@ -86,7 +87,14 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
         return report.parameters(layout, state)
 
-    return Engine(init, update, draw, report.accepted(model, layout, prior, evidence, discount), parameters)
+    return Engine(
+        init,
+        update,
+        draw,
+        report.accepted(model, layout, prior, evidence, discount),
+        parameters,
+        marginals=marginals_of(model, layout),
+    )
 
 
 def _update(

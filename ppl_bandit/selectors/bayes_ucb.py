@@ -29,12 +29,13 @@ def bayes_ucb() -> Selector:
 
     def rule(key: Key, situation: Situation):
         table, step = situation.table, situation.step
-        scores = situation.scores
+        scores, dtype = situation.scores, situation.best_arm_probs.dtype
         if scores is None:
+            assert table is not None  # the contract: scores or a table
             quantiles = jax.vmap(tail_quantile, in_axes=(1, None))(table, _order(step, table.dtype))
             scores = _level_at_step_one(quantiles, step)
         # Equal columns can differ in the last place, because vectorised code treats the last few lanes differently.
-        propensities = share_equally(is_largest(scores, situation.allowed, rounding=4.0), table.dtype)
+        propensities = share_equally(is_largest(scores, situation.allowed, rounding=4.0), dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
     return make_selector(rule, score=score)

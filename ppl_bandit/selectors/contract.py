@@ -23,14 +23,15 @@ class Situation(NamedTuple):
     """All that a selection rule may look at.
 
     Attributes:
-        table: sampled expected rewards; finite, and 0 in the columns of arms that are not allowed.
+        table: sampled expected rewards; finite, and 0 in the columns of arms that are not allowed. None where p-hat is
+            given in its place, to a rule that does not read the table.
         allowed: which arms may be played; at least one.
         best_arm_probs: p-hat, the share of draws that each arm wins.
         scores: what the rule's `score` made of the marginals; None without marginals, or without a `score`.
         step: counts from 1.
     """
 
-    table: Float[Array, "M A"]
+    table: Float[Array, "M A"] | None
     allowed: Bool[Array, " A"]
     best_arm_probs: Float[Array, " A"]
     scores: Float[Array, " A"] | None
@@ -41,7 +42,14 @@ Rule: TypeAlias = Callable[[Key, Situation], tuple[Int[Array, ""], Int[Array, ""
 Score: TypeAlias = Callable[[Marginals, Int[Array, ""]], Float[Array, " A"]]
 
 
-def make_selector(rule: Rule, *, is_lowest_first: bool = False, score: Score | None = None) -> Selector:
+def make_selector(
+    rule: Rule,
+    *,
+    is_lowest_first: bool = False,
+    score: Score | None = None,
+    reads_table: bool = False,
+    is_exact: bool = False,
+) -> Selector:
     """Turn a selection rule into a selector: check, clean the table, decide, and flag what could not be decided.
 
     The rule is compiled once per selector and per shape of the table, also when the selector is called outside `jit`.
@@ -51,21 +59,32 @@ def make_selector(rule: Rule, *, is_lowest_first: bool = False, score: Score | N
         is_lowest_first: whether a row's tied arms lose to the lowest index instead of sharing the row.
         score: reads the marginals, where a rule has a use for them; it stays outside the compiled part, because an
             engine hands over new functions at every step.
+        reads_table: whether the rule looks at the table itself, and not at p-hat and scores alone.
+        is_exact: whether p-hat is the marginals' exact probability, where they offer it.
 
     Returns:
         The selector. Where an allowed arm has a non-finite entry (or score) or no arm is allowed it raises ValueError,
-        or, inside a trace, returns arm -1, num_candidates 0, and nan for both kinds of probabilities.
+        or, inside a trace, returns arm -1, num_candidates 0, and nan for both kinds of probabilities. Its
+        attributes: `uses_marginals`, whether marginals change what it does; `is_exact`; and, unless the rule reads the table,
+        `from_shares(key, shares, step, allowed=None, marginals=None)`, the same decision from p-hat in place of a table.
     """
 
     @jax.jit
-    def decide(key, table, allowed, scores, step) -> Selection:
-        used = table if scores is None else jnp.concatenate([table, scores[None]])
-        is_usable = jnp.all(jnp.isfinite(used) | ~allowed) & jnp.any(allowed)
+    def decide(key, table, shares, allowed, scores, step) -> Selection:
+        used = [part for part in (table, shares, scores) if part is not None]
+        is_usable = jnp.any(allowed)
+        for part in used:
+            is_usable &= jnp.all(jnp.isfinite(part) | ~allowed)
         # A clean stand-in keeps loops finite; its result is thrown away below.
         safe_allowed = allowed | ~is_usable
-        safe_table = jnp.where(is_usable & allowed, table, 0.0)
+        safe_table = None if table is None else jnp.where(is_usable & allowed, table, 0.0)
         safe_scores = None if scores is None else jnp.where(is_usable & allowed, scores, 0.0)
-        probs = best_arm_probs(safe_table, safe_allowed, is_lowest_first=is_lowest_first)
+        if shares is None:
+            assert safe_table is not None  # one of the two is given
+            probs = best_arm_probs(safe_table, safe_allowed, is_lowest_first=is_lowest_first)
+        else:
+            even = safe_allowed / jnp.sum(safe_allowed).astype(shares.dtype)
+            probs = jnp.where(is_usable, jnp.where(allowed, shares, 0.0), even)
         arm, num_candidates, propensities = rule(key, Situation(safe_table, safe_allowed, probs, safe_scores, step))
         return Selection(
             arm=jnp.where(is_usable, arm, -1).astype(int),
@@ -83,12 +102,39 @@ def make_selector(rule: Rule, *, is_lowest_first: bool = False, score: Score | N
         marginals: Marginals | None = None,
     ) -> Selection:
         table, allowed, step = check_arguments(table, allowed, step)
+        if is_exact and marginals is not None and marginals.best_arm_probs is not None:
+            return from_shares(key, marginals.best_arm_probs(allowed), step, allowed=allowed, marginals=marginals)
         scores = None
         if score is not None and marginals is not None:
             scores = _check_scores(jnp.asarray(score(marginals, step), table.dtype), allowed)
-        return decide(key, table, allowed, scores, step)
+        return decide(key, table, None, allowed, scores, step)
 
-    select.__qualname__ = rule.__qualname__  # a selector is known by its factory
+    def from_shares(
+        key: Key,
+        shares: Float[Array, " A"],
+        step: int | Int[Array, ""],
+        *,
+        allowed: Bool[Array, " A"] | None = None,
+        marginals: Marginals | None = None,
+    ) -> Selection:
+        (shares,), allowed, step = check_arguments(jnp.asarray(shares)[None], allowed, step)
+        scores = None
+        if score is not None:
+            if marginals is None:
+                raise ValueError("marginals must be given where there is no table to read quantiles from")
+            scores = _check_scores(jnp.asarray(score(marginals, step), shares.dtype), allowed)
+        return decide(key, None, shares, allowed, scores, step)
+
+    # A selector is known by its factory; functions have no declared attributes.
+    attributes: dict[str, Any] = {
+        "__qualname__": rule.__qualname__,
+        "uses_marginals": is_exact or score is not None,
+        "is_exact": is_exact,
+    }
+    if not reads_table:
+        attributes["from_shares"] = from_shares
+    for name, value in attributes.items():
+        setattr(select, name, value)
     return select
 
 

@@ -55,4 +55,5 @@ def with_floor(selector: Selector, floor: float) -> Selector:
             propensities=floored,
         )
 
+    setattr(select, "uses_marginals", getattr(selector, "uses_marginals", False))  # noqa: B010 - undeclared attribute
     return select

@@ -28,11 +28,12 @@ def information_directed() -> Selector:
     """
 
     def rule(key: Key, situation: Situation):
+        assert situation.table is not None  # it reads the table
         regrets, informations = regret_and_information(situation.table, situation.allowed, situation.best_arm_probs)
         propensities = least_ratio_mixture(regrets, informations, situation.allowed)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule)
+    return make_selector(rule, reads_table=True)
 
 
 def regret_and_information(

@@ -17,7 +17,7 @@ __all__ = ["double_sampling", "greedy", "thompson", "top_two"]
 _ROUNDING = 8.0  # equal shares of thirds and sevenths, added up in another order, differ by an epsilon or two
 
 
-def double_sampling(max_candidates: int = 1000, ties: str = "random") -> Selector:
+def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: bool = False) -> Selector:
     """Draw N arms from Cat(p-hat) and play their mode, with N larger the surer the best arm: the paper's policy.
 
     N = floor(log10(1 / p_FA)), where p_FA is the probability that another arm is better than the leader.
@@ -31,6 +31,9 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random") -> Selecto
         ties: "random" shares a draw that several arms win and breaks ties of the mode at random, so that no result
             depends on the order of the arms. "lowest" gives both to the lowest index, as the paper's authors' code
             does.
+        exact: whether p-hat is the exact probability that each arm is best, by quadrature, in place of a share of M
+            draws, wherever the engine offers it (an exact posterior with independent arms). Then no arm's p-hat is ever
+            0, and a run cannot get stuck for want of draws.
 
     Returns:
         A selector whose propensities are the exact distribution of the mode.
@@ -52,7 +55,7 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random") -> Selecto
         arm = draw_mode(key, probs, num, is_lowest_first=is_lowest_first)
         return arm, num, mode_probs(probs, num, is_lowest_first=is_lowest_first)
 
-    return make_selector(rule, is_lowest_first=is_lowest_first)
+    return make_selector(rule, is_lowest_first=is_lowest_first, is_exact=exact)
 
 
 def thompson() -> Selector:
