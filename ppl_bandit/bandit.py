@@ -130,8 +130,11 @@ class Bandit:
         mask = self._arms.mask(allowed)
         with jax.enable_x64(True):
             number = self._num_decisions
-            table = self._run.table(self.seed, self._state, number, context)
-            chosen = self._choice.result()(np.int64(self.seed), table, np.int64(number), mask)
+            if self._marginals is not None:
+                chosen = self._run.decide(self.seed, self._state, number, context, mask)
+            else:
+                table = self._run.table(self.seed, self._state, number, context)
+                chosen = self._choice.result()(np.int64(self.seed), table, np.int64(number), mask)
         return self._record(jax.device_get(chosen), context)
 
     def select_many(
@@ -302,8 +305,10 @@ class Bandit:
 
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
+        # Selectors without a use for marginals are compiled apart from the model, ahead of time.
+        self._marginals = engine.marginals if getattr(self._selector, "uses_marginals", False) else None
         self._run = compiled_functions(
-            self.model, engine.init, engine.update, engine.sample, self._selector, self.num_samples
+            self.model, engine.init, engine.update, engine.sample, self._marginals, self._selector, self.num_samples
         )
 
     def _prior(self) -> Any:

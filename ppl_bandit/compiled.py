@@ -33,6 +33,7 @@ class Compiled(NamedTuple):
     Attributes:
         init: seed -> state.
         table: (seed, state, number, context) -> (M, A) expected rewards behind the decision of that number, from 0.
+        decide: (seed, state, number, context, allowed) -> Selection, for a selector that uses the engine's marginals.
         decide_many: (seed, state, numbers, contexts, allowed) -> Selections.
         learn: (seed, state, num_seen, rows) -> (state, info, {outcome: is possible}).
         draw: (seed, state, M) -> draws for reading.
@@ -41,6 +42,7 @@ class Compiled(NamedTuple):
 
     init: Callable
     table: Callable
+    decide: Callable
     decide_many: Callable
     learn: Callable
     draw: Callable
@@ -71,9 +73,15 @@ def compiled_choice(select: Selector, num_samples: int, num_arms: int) -> "Futur
 
 @functools.lru_cache(maxsize=32)
 def compiled_functions(
-    model: RewardModel, init: Callable, update: Callable, sample: Callable, select: Selector, num_samples: int
+    model: RewardModel,
+    init: Callable,
+    update: Callable,
+    sample: Callable,
+    marginals: Callable | None,
+    select: Selector,
+    num_samples: int,
 ) -> Compiled:
-    """Return the jitted functions of a model, an engine's `init`, `update` and `sample`, a selector and M."""
+    """Return the jitted functions of a model, the functions of an engine, a selector and M."""
 
     def expected(key: Array, state: Any, context: Any, num: int) -> Array:
         return model.expected_rewards(sample(key, state, num), context)
@@ -81,13 +89,14 @@ def compiled_functions(
     def table(seed: int, state: Any, number: Array, context: Any) -> Array:
         return expected(_key(seed, _DRAW, number), state, context, num_samples)
 
-    def decide_many(seed: int, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Selection:
-        def decide(row: tuple[Array, Any]) -> Selection:
-            number, context = row
-            rewards = table(seed, state, number, context)
-            return select(_key(seed, _CHOOSE, number), rewards, number + 1, allowed=allowed)
+    def decide(seed: int, state: Any, number: Array, context: Any, allowed: Array) -> Selection:
+        rewards, key = table(seed, state, number, context), _key(seed, _CHOOSE, number)
+        if marginals is None:
+            return select(key, rewards, number + 1, allowed=allowed)
+        return select(key, rewards, number + 1, allowed=allowed, marginals=marginals(state, context))
 
-        return jax.lax.map(decide, (numbers, contexts))
+    def decide_many(seed: int, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Selection:
+        return jax.lax.map(lambda row: decide(seed, state, row[0], row[1], allowed), (numbers, contexts))
 
     def learn(seed: int, state: Any, num_seen: int, rows: Interaction) -> tuple[Any, Any, dict[str, Array]]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
@@ -97,6 +106,7 @@ def compiled_functions(
     return Compiled(
         jax.jit(lambda seed: init(jr.key(seed))),
         jax.jit(table),
+        jax.jit(decide),
         jax.jit(decide_many),
         jax.jit(learn),
         jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2),

@@ -6,8 +6,11 @@ the same realizations: their differences are paired.
 """
 
 import math
+import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -45,6 +48,7 @@ def simulate(
     num_samples: int = 1000,
     summary: bool = False,
     memory: int = 1 << 29,
+    draws: bool = False,
     mesh: Mesh | None = None,
     progress: bool = False,
 ) -> "xarray.Dataset":
@@ -64,6 +68,7 @@ def simulate(
         summary: whether to keep means, standard deviations and quantiles over the realizations in place of every step of
             each one.
         memory: bytes that a chunk of realizations may take, roughly.
+        draws: whether to draw all M rows of every table, also where p-hat can be drawn from its own law (see `rollout`).
         mesh: devices, in one axis, over which to spread the realizations; None is jax's default device.
         progress: whether to show a progress bar with the time left.
 
@@ -102,6 +107,7 @@ def simulate(
                             environment,
                             num_steps=int(num_steps),
                             num_samples=int(num_samples),
+                            draws=draws,
                         )
 
                     for part, num_done in _chunks(play, key, int(num_realizations), summary, memory, mesh):
@@ -121,60 +127,75 @@ def _chunks(
     play: Callable[[Key], Any], key: Key, num_realizations: int, summary: bool, memory: int, mesh: Mesh | None
 ) -> Iterator[tuple[Any, int]]:
     """Run realizations chunk by chunk; yield what is kept of each, and how many they were."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     num_devices = 1 if mesh is None else mesh.size
+    # On a CPU each core has chunks of its own; elsewhere a second worker fetches while the first computes. Processes that
+    # share a mesh must all do the same things in the same order.
+    num_workers = 1 if mesh is not None else (os.cpu_count() or 1) if platform == "cpu" else 2
     play = jax.jit(play)  # traced once, for its size and to be run
-    num_chunk = num_devices * _chunk_size(
-        play.trace(key), -(-num_realizations // num_devices), memory // num_devices, mesh
+    num_each = _chunk_size(
+        play.trace(key), -(-num_realizations // (num_devices * num_workers)), memory // num_workers, platform
     )
+    num_chunk = num_devices * num_each
 
-    def run(key: Key, numbers: Int[Array, " R"], num_real: Int[Array, ""]) -> Any:
+    def run(key: Key, start: Int[Array, ""]) -> Any:
+        position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
+        numbers = start + num_each * position + jnp.arange(num_each)
         played = jax.vmap(lambda number: records.compact(play(jr.fold_in(key, number))))(numbers)
-        return records.reduced(played, numbers < num_real) if summary else played
+        return records.reduced(played, numbers < num_realizations) if summary else played
 
     if mesh is not None:
-        axis = mesh.axis_names[0]
-        each, same = PartitionSpec(axis), PartitionSpec()
-        run = jax.shard_map(run, mesh=mesh, in_specs=(same, each, same), out_specs=each, check_vma=False)
-    compiled = jax.jit(run)
-    pending: tuple[Any, int] | None = None
-    for start in range(0, num_realizations, num_chunk):
-        # The next chunk is under way while the last one is fetched.
-        started = compiled(key, jnp.arange(start, start + num_chunk), jnp.asarray(num_realizations)), start
-        if pending is not None:
-            yield _fetched(*pending, num_chunk, num_realizations, summary)
-        pending = started
-    if pending is not None:
-        yield _fetched(*pending, num_chunk, num_realizations, summary)
+        each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+        run = jax.shard_map(run, mesh=mesh, in_specs=(same, same), out_specs=each, check_vma=False)
+    starts = range(0, num_realizations, num_chunk)
+    compiled = jax.jit(run).lower(key, jnp.asarray(0)).compile()
+
+    def finish(start: int) -> tuple[Any, int]:
+        with jax.enable_x64(True):
+            part = _fetch(compiled(key, jnp.asarray(start)))
+        num_done = min(num_chunk, num_realizations - start)
+        return records.trimmed(part, num_done, summary), num_done
+
+    if num_workers == 1:
+        yield from map(finish, starts)
+        return
+    with ThreadPoolExecutor(num_workers) as pool:
+        waiting = deque(pool.submit(finish, start) for start in starts)
+        try:
+            while waiting:
+                yield waiting[0].result()
+                waiting.popleft()
+        finally:  # interrupted: what has not begun is dropped
+            for future in waiting:
+                future.cancel()
 
 
-def _fetched(part: Any, start: int, num_chunk: int, num_realizations: int, summary: bool) -> tuple[Any, int]:
-    num_done = min(num_chunk, num_realizations - start)
+def _fetch(part: Any) -> Any:
+    """Return numpy arrays; where other processes hold shards of them, the shards of all."""
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(part)):
         from jax.experimental import multihost_utils
 
         part = multihost_utils.process_allgather(part, tiled=True)
-    part = jax.device_get(part)
-    return (records.trimmed(part, num_done, summary), num_done)
+    return jax.device_get(part)
 
 
-def _chunk_size(play: Any, num_realizations: int, memory: int, mesh: Mesh | None) -> int:
+def _chunk_size(play: Any, num_realizations: int, memory: int, platform: str) -> int:
     """Return how many realizations fit the memory, and on a CPU also stay in its cache."""
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(play.out_info))
     working = _WORKING_COPIES * _largest(play.jaxpr.jaxpr)
     fits = memory // (kept + working)
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform == "cpu":
         fits = min(fits, max(_CACHE // working, 16))
     return int(np.clip(fits, 1, num_realizations))
 
 
 def _largest(jaxpr: Any) -> int:
-    """Return the bytes of the largest array that a computation makes, loops included."""
+    """Return the bytes of the largest array that a computation makes in a step; what a loop collects is counted as kept."""
     sizes = [1]
     for eqn in jaxpr.eqns:
-        sizes += [math.prod(v.aval.shape) * 8 for v in eqn.outvars if hasattr(v.aval, "shape")]
-        for inner in jaxprs_in_params(eqn.params):
-            sizes.append(_largest(inner))
+        if eqn.primitive.name != "scan":
+            sizes += [math.prod(var.aval.shape) * 8 for var in eqn.outvars]
+        sizes += [_largest(inner) for inner in jaxprs_in_params(eqn.params)]
     return max(sizes)
 
 
