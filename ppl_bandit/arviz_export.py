@@ -56,7 +56,11 @@ def export(
     dims |= {name: ["row"] for name in (*model.outcomes, "played_arm", "reward")}
     coords: dict[str, Any] = {"arm": list(arms)} if any("arm" in names for names in dims.values()) else {}
     if indices.size:
-        groups["observed_data"] = {name: np.asarray(value) for name, value in rewards.items()}
+        # Whole numbers as such: ArviZ then draws their histogram and not a smooth density.
+        groups["observed_data"] = {
+            name: np.asarray(value, np.int64 if model.outcome_kinds[name] == "i" else float)
+            for name, value in rewards.items()
+        }
         constants = {"played_arm": np.asarray(arms)[indices]}
         for path, leaf in jax.tree_util.tree_flatten_with_path(contexts)[0]:
             keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]

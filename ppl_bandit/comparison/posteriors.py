@@ -222,7 +222,8 @@ def compare(
         reward_model: the program.
         data: the rows: arms by number (or by name, with `arms`), rewards, contexts.
         engines: engine factories, such as `engines.nuts`; a mapping names them.
-        reference: the factory of another reference.
+        reference: the factory of another reference, with 20 M draws of its own, such as
+            `partial(engines.nuts, num_draws=20_000)` for M = 1000.
         num_samples: posterior draws M of each run, as in a live bandit.
         num_runs: independent runs of each engine, at least 2; error bars come from them.
         checkpoints: numbers of rows after which to compare as well; None takes 1/8, 1/4 and 1/2 of them.
@@ -443,7 +444,7 @@ def _refer(lab: _Lab, key: Key, number: int, runner: Runner, at: Run, drawn: lis
     words = (
         "the exact posterior, in closed form"
         if is_exact
-        else f"a long run of the {name} engine, {len(pooled):,} draws: no exact posterior is proved"
+        else f"a long run of the {name} engine, {len(pooled):,} draws: no exact posterior is at hand"
     )
     return Reference(
         name,
