@@ -41,6 +41,23 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--explain", action="store_true", help="print the whole account of each model")
     check.set_defaults(run=_check)
 
+    run = commands.add_parser("run", help="simulate selectors on a model at its truth: table, figures, data")
+    run.add_argument("model", metavar="MODEL", help="path/to/file.py, file.py:function, or the name of a bundled model")
+    run.add_argument(
+        "--selectors",
+        default="ds,ts",
+        help="separated by commas: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids (%(default)s)",
+    )
+    run.add_argument("--engine", default="auto", help="auto, exact, reweight, nuts, svi or laplace (%(default)s)")
+    run.add_argument("--steps", type=int, default=1000, help="decisions in a realization (%(default)s)")
+    run.add_argument("--realizations", type=int, default=1000, help="independent repetitions (%(default)s)")
+    run.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
+    run.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    run.add_argument("--devices", type=int, metavar="N", help="spread realizations over N devices; 0 for all")
+    run.add_argument("--out", type=Path, default=Path("ppl-bandit-run"), help="folder for files (%(default)s)")
+    run.add_argument("--json", action="store_true", help="print the table as JSON")
+    run.set_defaults(run=_run)
+
     compare = commands.add_parser("compare", help="measure engines against the exact posterior, or rank several models")
     compare.add_argument(
         "models",
@@ -67,6 +84,34 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help="print results as JSON")
     compare.set_defaults(run=_compare)
     return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.run_command import run_model
+    from ppl_bandit.scores import table
+
+    try:
+        scored, engine = run_model(
+            arguments.model,
+            arguments.selectors.split(","),
+            arguments.out,
+            engine=arguments.engine,
+            num_steps=arguments.steps,
+            num_realizations=arguments.realizations,
+            num_samples=arguments.samples,
+            seed=arguments.seed,
+            devices=arguments.devices,
+            progress=not arguments.json and sys.stderr.isatty(),
+        )
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit run: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        rows = [{name: None if value != value else value for name, value in s._asdict().items()} for s in scored]
+        print(json.dumps({"engine": engine, "scores": rows, "out": str(arguments.out)}, indent=2))
+    else:
+        print(f"{table(scored)}\n\n{engine} engine; wrote table.md, runs.nc and figures to {arguments.out}")
+    return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:

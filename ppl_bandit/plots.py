@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["DemoPanel", "draw_demo"]
+__all__ = ["COLOURS", "DASHES", "DemoPanel", "draw_demo", "figure_tools"]
 
 # Told apart in black and white by their dashes, in colour by hues that colour-blind readers can separate.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
 class DemoPanel(NamedTuple):
@@ -29,13 +29,19 @@ class DemoPanel(NamedTuple):
     best_arm: int
 
 
-def draw_demo(panels: list[DemoPanel], path: str | PathLike, footnote: str) -> None:
-    """Draw cumulative regret and p-hat over time for each model, two models to a row."""
+def figure_tools() -> Any:
+    """Return matplotlib's pyplot, on a backend that needs no screen unless the user has chosen another."""
     import matplotlib
 
     matplotlib.use("Agg", force=False)
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def draw_demo(panels: list[DemoPanel], path: str | PathLike, footnote: str) -> None:
+    """Draw cumulative regret and p-hat over time for each model, two models to a row."""
+    plt = figure_tools()
     num_rows = -(-len(panels) // 2)
     figure, axes = plt.subplots(num_rows, 4, figsize=(17, 2.9 * num_rows + 0.8), squeeze=False, layout="constrained")
     for axis in axes.flat[2 * len(panels) :]:
@@ -51,7 +57,7 @@ def draw_demo(panels: list[DemoPanel], path: str | PathLike, footnote: str) -> N
 
 
 def _regret(axis: Any, panel: DemoPanel) -> None:
-    for (name, runs), colour, dash in zip(panel.regret.items(), _COLOURS, _DASHES, strict=False):
+    for (name, runs), colour, dash in zip(panel.regret.items(), COLOURS, DASHES, strict=False):
         steps = np.arange(1, runs.shape[1] + 1)
         mean = runs.mean(axis=0)
         margin = 1.96 * runs.std(axis=0, ddof=1) / np.sqrt(runs.shape[0])
@@ -64,7 +70,7 @@ def _regret(axis: Any, panel: DemoPanel) -> None:
 
 def _best_arm_probs(axis: Any, panel: DemoPanel) -> None:
     steps = np.arange(1, panel.best_arm_probs.shape[0] + 1)
-    for arm, (probs, colour, dash) in enumerate(zip(panel.best_arm_probs.T, _COLOURS * 9, _DASHES * 9, strict=False)):
+    for arm, (probs, colour, dash) in enumerate(zip(panel.best_arm_probs.T, COLOURS * 9, DASHES * 9, strict=False)):
         label = f"arm {arm} (best)" if arm == panel.best_arm else f"arm {arm}"
         axis.plot(steps, probs, color=colour, linestyle=dash, linewidth=1.1, label=label)
     axis.set(title="one run of double sampling", xlabel="step", ylabel="P(arm is best), p-hat", ylim=(-0.03, 1.03))

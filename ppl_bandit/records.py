@@ -38,6 +38,7 @@ class Moments(NamedTuple):
         candidates, optimal: sums of N, and of whether the play had no regret.
         checkpoints: (R, C), cumulative regret at the checkpoints, the last of which is the last step.
         is_stuck, is_trusted: (R,), whether the last quarter of the steps all had regret; whether all updates were trusted.
+        one_probs, one_candidates: p-hat and N of the chunk's first realization.
     """
 
     num_runs: Array
@@ -50,6 +51,8 @@ class Moments(NamedTuple):
     checkpoints: Array
     is_stuck: Array
     is_trusted: Array
+    one_probs: Array
+    one_candidates: Array
 
 
 def name_of(selector: Selector) -> str:
@@ -94,6 +97,8 @@ def reduced(runs: Rollout, is_real: Bool[Array, " R"]) -> Moments:
         cumulative[:, checkpoints(num_steps) - 1].astype(jnp.float32),
         _is_stuck(runs.regret),
         jnp.all(runs.is_trusted, axis=1),
+        runs.best_arm_probs[:1],
+        runs.num_candidates[:1],
     )
 
 
@@ -133,11 +138,12 @@ def summarised(parts: list[Moments]) -> "xarray.Dataset":
     import xarray
 
     each = ("checkpoints", "is_stuck", "is_trusted")
+    one = parts[0].one_probs[0], parts[0].one_candidates[0]
     own = {name: np.concatenate([getattr(part, name) for part in parts]) for name in each}
     sums = {
         name: sum(np.asarray(getattr(part, name)).sum(axis=0) for part in parts)
         for name in Moments._fields
-        if name not in each
+        if name not in each and not name.startswith("one_")
     }
     count = int(sums["num_runs"])
     mean = {name: value / count for name, value in sums.items()}
@@ -155,6 +161,8 @@ def summarised(parts: list[Moments]) -> "xarray.Dataset":
             "best_arm_probs_mean": (("step", "arm"), mean["probs"]),
             "num_candidates_mean": ("step", mean["candidates"]),
             "optimal_share": ("step", mean["optimal"]),
+            "one_best_arm_probs": (("step", "arm"), one[0]),
+            "one_num_candidates": ("step", one[1]),
             "final_regret": ("realization", own["checkpoints"][:, -1]),
             "is_stuck": ("realization", own["is_stuck"]),
             "is_trusted": ("realization", own["is_trusted"]),
@@ -228,6 +236,8 @@ _LONG_NAMES = {
     "cumulative_regret_mean": "mean of the cumulative expected regret over realizations",
     "cumulative_regret_sd": "standard deviation of the cumulative expected regret over realizations",
     "cumulative_regret_quantiles": "quantiles of the cumulative expected regret over realizations",
+    "one_best_arm_probs": "p-hat of the first realization",
+    "one_num_candidates": "N of the first realization",
     "play_share": "share of realizations that play the arm",
     "best_arm_probs_mean": "mean over realizations of p-hat",
     "num_candidates_mean": "mean over realizations of N",

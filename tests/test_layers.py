@@ -40,9 +40,9 @@ LAYERS = (
         "arviz_export",
         "compiled",
     ),
-    ("data_files", "paper", "comparison", "report", "plots"),
+    ("data_files", "paper", "comparison", "report", "plots", "run_figures", "scores"),
     ("__init__",),
-    ("model_files", "check", "compare_command", "demo", "cli", "__main__"),
+    ("model_files", "check", "compare_command", "demo", "run_command", "reproduce_command", "cli", "__main__"),
 )
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 

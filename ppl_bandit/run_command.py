@@ -1,0 +1,93 @@
+"""`ppl-bandit run`: play selectors on a model, and write a table, figures and the data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from ppl_bandit import engines, selectors
+from ppl_bandit.environment import Environment
+from ppl_bandit.model_files import ModelFileError, load_model
+from ppl_bandit.program import RewardModel
+from ppl_bandit.run_figures import draw_run
+from ppl_bandit.scores import Score, scores, table
+from ppl_bandit.simulation import simulate
+from ppl_bandit.types import Selector
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["ENGINES", "SELECTORS", "run_model"]
+
+SELECTORS: Mapping[str, tuple[str, Callable[[], Selector]]] = {
+    "ds": ("double sampling", selectors.double_sampling),
+    "ds-lowest": ("double sampling, ties lowest", lambda: selectors.double_sampling(ties="lowest")),
+    "ds-exact": ("double sampling, exact P(best)", lambda: selectors.double_sampling(exact=True)),
+    "ts": ("Thompson", selectors.thompson),
+    "bucb": ("Bayes-UCB", selectors.bayes_ucb),
+    "greedy": ("greedy", selectors.greedy),
+    "top-two": ("top-two", selectors.top_two),
+    "ids": ("information-directed", selectors.information_directed),
+}
+ENGINES: Mapping[str, Callable] = {
+    "auto": engines.choose,
+    "exact": engines.conjugate,
+    "reweight": engines.reweight,
+    "nuts": engines.nuts,
+    "svi": engines.svi,
+    "laplace": engines.laplace,
+}
+
+
+def run_model(
+    spec: str,
+    names: Sequence[str],
+    out: Path,
+    *,
+    engine: str = "auto",
+    num_steps: int,
+    num_realizations: int,
+    num_samples: int = 1000,
+    seed: int = 0,
+    devices: int | None = None,
+    progress: bool = False,
+) -> tuple[list[Score], str]:
+    """Simulate selectors on a model file at its truth, and write `runs.nc`, `table.md` and the figures to `out`.
+
+    Returns:
+        The scores, and the engine's name.
+    """
+    for given, known, argument in ((names, SELECTORS, "--selectors"), ([engine], ENGINES, "--engine")):
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{argument} has {name!r}, expected some of {', '.join(known)}")
+    chosen = {SELECTORS[name][0]: SELECTORS[name][1]() for name in names}
+    file = load_model(spec)
+    if file.truth is None:
+        raise ModelFileError(f"{file.path} has no truth: add `truth = {{site: value}}`, the world to simulate")
+    model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
+    with jax.enable_x64(True):
+        built = ENGINES[engine](model)
+    world = Environment(model, file.truth, file.contexts)
+    settings: dict[str, Any] = {"num_steps": num_steps, "num_samples": num_samples, "progress": progress}
+    mesh = None
+    if devices is not None:
+        mesh = jax.make_mesh((devices or len(jax.devices()),), ("realization",))
+    found = simulate(
+        seed, model, built, chosen, world, num_realizations=num_realizations, summary=True, mesh=mesh, **settings
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    scored = scores(found)
+    (out / "table.md").write_text(f"{table(scored)}\n\n{_caption(file.name, found)}\n")
+    found.to_netcdf(out / "runs.nc")
+    draw_run(found, out, _caption(file.name, found))
+    return scored, built.explanation.engine
+
+
+def _caption(name: str, found: "xarray.Dataset") -> str:
+    facts = found.attrs
+    return (
+        f"{name}: {facts['num_realizations']} realizations of {facts['num_steps']} steps, M = {facts['num_samples']}, "
+        f"{facts['engine']} engine, key {facts['key']}; regret is expected (pseudo) regret"
+    )
