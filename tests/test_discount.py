@@ -1,5 +1,7 @@
 """Forgetting: an exact posterior under a discount is the posterior of the likelihood so weighted."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -8,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Interaction, RewardModel, engines
+from ppl_bandit import Environment, Interaction, RewardModel, engines, selectors, simulate
 
 
 def mixed(arm, context):
@@ -77,3 +79,30 @@ def test_a_discounted_posterior_matches_weighted_sums_by_hand(model):
 def test_a_discount_outside_its_range_is_refused(model):
     with pytest.raises(ValueError, match=r"discount must lie in \(0, 1\], got 1.5"):
         engines.conjugate(model, discount=1.5)
+
+
+def conversion(arm):
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+@pytest.mark.slow
+def test_forgetting_lowers_the_regret_where_the_best_arm_changes_and_costs_some_where_it_does_not():
+    # Paired over 40 realizations; both differences are tested at four standard errors.
+    model = RewardModel(conversion, 3)
+    world = Environment(model, {"rate": [0.6, 0.4, 0.2]}, changes={301: {"rate": [0.2, 0.4, 0.6]}})
+
+    def regret(discount):
+        engine = functools.partial(engines.conjugate, discount=discount)
+        counts = dict(num_steps=600, num_realizations=40, num_samples=300)
+        found = simulate(0, model, engine, selectors.double_sampling(), world, **counts)["regret"].values
+        return found[:, :300].sum(axis=1), found[:, 300:].sum(axis=1)
+
+    (kept_before, kept_after), (before, after) = regret(1.0), regret(0.98)
+
+    def standard_errors(difference):
+        return difference.mean() / (difference.std(ddof=1) / np.sqrt(len(difference)))
+
+    assert standard_errors(before - kept_before) > 4
+    assert standard_errors(kept_before + kept_after - before - after) > 4

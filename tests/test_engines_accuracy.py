@@ -72,10 +72,13 @@ def compiled(name, engine_name):
 
 
 def approximate(name, engine_name, num_rows, key=3):
-    init, update, sample = compiled(name, engine_name)
-    mask = jnp.arange(MAX_ROWS) < num_rows
-    state, info = update(jr.key(key), init(jr.key(0)), rows_of(name)._replace(mask=mask))
-    return sample(jr.key(1), state, NUM_DRAWS), info
+    # Gaussians are fitted in double precision, as in the live bandit: Newton's method ends on a gradient that float32 cannot
+    # resolve. Chains lose nothing to float32, and are faster in it.
+    with jax.enable_x64(engine_name in ("svi", "laplace")):
+        init, update, sample = compiled(name, engine_name)
+        mask = jnp.arange(MAX_ROWS) < num_rows
+        state, info = update(jr.key(key), init(jr.key(0)), rows_of(name)._replace(mask=mask))
+        return sample(jr.key(1), state, NUM_DRAWS), info
 
 
 @functools.cache
@@ -83,6 +86,8 @@ def reference(name, num_rows):
     """Draws of the exact posterior, or 100,000 of NumPyro's NUTS."""
     model, _ = loaded(name)
     rows = jax.tree.map(lambda leaf: leaf[:num_rows], rows_of(name))
+    if name == "student_t" and num_rows == 5:
+        return student_t_by_quadrature(rows)
     with jax.enable_x64(True):
         if name in CONJUGATE:
             engine = engines.conjugate(model)
@@ -104,6 +109,37 @@ def reference(name, num_rows):
         )
         mcmc.run(jr.key(0), rows.arm, rows.context)
         return jax.device_get({site: mcmc.get_samples()[site] for site in model.latent_shapes})
+
+
+def student_t_by_quadrature(rows, num_draws=40_000):
+    """Exact draws of `student_t` on few rows: arms are independent, and each has two latents.
+
+    An arm with one row leaves a funnel, its mean the nearer to the row the smaller its scale, which NumPyro's NUTS with a
+    target acceptance of 0.9 does not reach the end of: 100,000 draws of it are off by 0.1 standard deviations.
+    """
+    rng = np.random.default_rng(0)
+    log_scales = np.linspace(-14.0, 3.0, 1701)
+    arm, reward = np.asarray(rows.arm), np.asarray(rows.reward, float)
+    draws = {"mean": np.empty((num_draws, 3)), "scale": np.empty((num_draws, 3))}
+    for a in range(3):
+        grids, cumulatives = [], []
+        for log_scale in log_scales:
+            near = [y + np.exp(log_scale) * np.sinh(np.linspace(-9.0, 9.0, 801)) for y in reward[arm == a]]
+            mean = np.unique(np.clip(np.concatenate([np.linspace(-12.0, 12.0, 1201), *near]), -12.0, 12.0))
+            residual = (reward[arm == a][:, None] - mean) / np.exp(log_scale)
+            log_density = -(mean**2) / 8 - np.exp(2 * log_scale) / 2 + log_scale  # priors, and the Jacobian of the log
+            log_density += np.sum(-2.5 * np.log1p(residual**2 / 4) - log_scale, axis=0)
+            density = np.exp(log_density)
+            pieces = np.diff(mean) * (density[1:] + density[:-1]) / 2
+            grids.append(mean)
+            cumulatives.append(np.concatenate([[0.0], np.cumsum(pieces)]))
+        totals = np.array([cumulative[-1] for cumulative in cumulatives])
+        index = rng.choice(len(log_scales), num_draws, p=totals / totals.sum())
+        draws["scale"][:, a] = np.exp(log_scales[index])
+        for i in np.unique(index):
+            points = rng.uniform(size=np.sum(index == i)) * totals[i]
+            draws["mean"][index == i, a] = np.interp(points, cumulatives[i], grids[i])
+    return draws
 
 
 class Errors(NamedTuple):
