@@ -159,7 +159,7 @@ def draw_best_arms(result: Comparison) -> Any:
 
 def draw_costs(result: Comparison) -> Any:
     """Draw the largest error of an engine against the time it takes, cold and warm."""
-    figure, axes = _canvas(result, (7.5, 4.6), 1, 1)
+    figure, axes = _canvas(result, (8.6, 4.4), 1, 1)
     axis = axes[0, 0]
     floor = result.reference.floor.wasserstein
     worst = int(np.argmax(floor.value))
@@ -175,9 +175,9 @@ def draw_costs(result: Comparison) -> Any:
         heights += [value / 2, value + error]
         axis.plot([warm, cold], [value, value], color=style.colour, linestyle=":", linewidth=1.2)
         axis.errorbar([warm], [value], [[min(error, 0.9 * value)], [error]], color=style.colour, capsize=3)
-        axis.plot([warm], [value], style.marker, color=style.colour, markeredgecolor="black", markersize=10)
+        marks = {"markeredgecolor": "black", "markersize": 10, "linestyle": "none", "label": label}
+        axis.plot([warm], [value], style.marker, color=style.colour, **marks)
         axis.plot([cold], [value], style.marker, color="white", markeredgecolor=style.colour, markersize=9)
-        axis.annotate(label, (warm, value), (-9, 3), textcoords="offset points", ha="right", fontsize=9.5)
     bottom = min(heights) / 1.5
     axis.axhspan(bottom, ceiling, facecolor="0.95", edgecolor="0.8", hatch="///", linewidth=0, zorder=0)
     axis.text(
@@ -194,7 +194,7 @@ def draw_costs(result: Comparison) -> Any:
     axis.set_ylabel("largest Wasserstein-1 distance\nof a latent, in posterior sds")
     axis.set_ylim(bottom, max(heights) * 1.5)
     axis.margins(x=0.15)
-    _finish(figure, None, "Error against time to compute; bars: two standard errors over runs")
+    _finish(figure, axis, "Error against time to compute; bars: two standard errors over runs")
     return figure
 
 
@@ -288,11 +288,11 @@ def _canvas(result: Comparison, size: tuple[float, float], rows: int, columns: i
     return figure, axes
 
 
-def _finish(figure: Any, axis: Any | None, title: str) -> None:
-    """Write the title above, and the legend, if there is one, to the right."""
-    figure.suptitle("\n".join(textwrap.wrap(title, int(figure.get_figwidth() * 8))), fontsize=12)
-    if axis is not None:
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, handlelength=3.2)
+def _finish(figure: Any, axis: Any, title: str) -> None:
+    """Write the title above, to the left, and the legend to the right of the panels."""
+    num_letters = int(10.0 * (figure.get_figwidth() - 2.0))
+    figure.suptitle("\n".join(textwrap.wrap(title, num_letters)), fontsize=12, x=0.01, ha="left")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, handlelength=3.2)
 
 
 def _engines(result: Comparison, has_exact: bool = False) -> Iterator[tuple[str, _Style, np.ndarray]]:

@@ -160,6 +160,7 @@ class Comparison:
         num_samples: posterior draws M of each run.
         seed: of all random numbers.
         selector: name of the selector that decided.
+        is_cached: whether jax kept compiled programs on disk, so that a first run may have been faster than it looks.
     """
 
     name: str
@@ -175,6 +176,7 @@ class Comparison:
     num_samples: int
     seed: int
     selector: str
+    is_cached: bool
 
     def __str__(self) -> str:
         from ppl_bandit.comparison.tables import describe
@@ -289,6 +291,7 @@ def compare(
         num_samples,
         seed,
         getattr(selector, "__qualname__", type(selector).__name__).partition(".<locals>")[0],
+        all(getattr(jax.config, flag) for flag in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")),
     )
 
 

@@ -34,20 +34,23 @@ def describe(result: Comparison) -> str:
 
 
 def verdict(result: Comparison) -> str:
-    """Say in a sentence per engine whether it would have decided differently."""
+    """Say in a sentence per engine whether it would have decided differently.
+
+    It would if its distance lies three standard errors above that of as many samples of the reference itself.
+    """
     lines = []
     floor = result.reference.floor.other_arm_prob
-    limit = floor.value + 2.0 * floor.error
     for label, engine in result.engines.items():
         share = engine.decisions.other_arm_prob
         if not np.isfinite(share.value):
             lines.append(f"{label} gave draws that are not finite: no decision can be made on them")
             continue
-        differs = share.value - 2.0 * share.error > limit
-        words = "decides differently from" if differs else "cannot be told by its decisions from"
+        error = floor.error / math.sqrt(len(engine.runs))
+        differs = share.value > floor.value + 3.0 * error
+        words = "DECIDES DIFFERENTLY from" if differs else "cannot be told by its decisions from"
         lines.append(
-            f"{label} {words} the reference: another arm with probability {_plus_minus(share)}; chance alone gives "
-            f"{floor.value:.3f}, sd {floor.error:.3f}"
+            f"{label} {words} the reference: another arm with probability {share.value:.3f}, where chance gives "
+            f"{floor.value:.3f} ± {error:.3f}"
         )
     return "\n".join(lines)
 
@@ -74,7 +77,8 @@ def _costs(result: Comparison) -> Table:
             ]
         )
     header = ["engine", "s cold", "s warm", "least ESS", "most R-hat", "divergences", "k-hat", "trusted"]
-    return "Cost and evidence (cold: build, compile and run; warm: run)", header, rows
+    cold = "build, compile or take from jax's cache, and run" if result.is_cached else "build, compile and run"
+    return f"Cost and evidence (cold: {cold}; warm: run)", header, rows
 
 
 def _decisions(result: Comparison) -> Table:
@@ -215,6 +219,7 @@ def records(result: Comparison) -> dict[str, Any]:
         "num_samples": result.num_samples,
         "seed": result.seed,
         "selector": result.selector,
+        "has_compilation_cache": result.is_cached,
         "reference": {
             "name": reference.name,
             "is_exact": reference.is_exact,
