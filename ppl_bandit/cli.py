@@ -58,6 +58,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print the table as JSON")
     run.set_defaults(run=_run)
 
+    reproduce = commands.add_parser(
+        "reproduce", help="run the paper's evaluation: its figures, and a verdict on each number"
+    )
+    reproduce.add_argument(
+        "figures",
+        nargs="*",
+        metavar="FIGURE",
+        help="execution, correct-actions, bernoulli-regret, bernoulli-kl, linear-regret, linear-kl (all)",
+    )
+    size = reproduce.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer realizations: minutes on two cores (the default)")
+    size.add_argument("--full", action="store_true", help="the paper's sizes, 5,000 realizations: meant for a GPU")
+    reproduce.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    reproduce.add_argument("--out", type=Path, default=Path("ppl-bandit-paper"), help="folder for files (%(default)s)")
+    reproduce.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    reproduce.set_defaults(run=_reproduce)
+
     compare = commands.add_parser("compare", help="measure engines against the exact posterior, or rank several models")
     compare.add_argument(
         "models",
@@ -111,6 +128,31 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"engine": engine, "scores": rows, "out": str(arguments.out)}, indent=2))
     else:
         print(f"{table(scored)}\n\n{engine} engine; wrote table.md, runs.nc and figures to {arguments.out}")
+    return 0
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.reproduce_command import reproduce
+
+    say = _silent if arguments.json else _say
+    shows = not arguments.json and sys.stderr.isatty()
+    try:
+        findings = reproduce(
+            arguments.figures, arguments.out, is_full=arguments.full, seed=arguments.seed, say=say, progress=shows
+        )
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit reproduce: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        rows = [{**f.number._asdict(), "ours": f.ours, "our_error": f.error, "verdict": f.verdict} for f in findings]
+        print(json.dumps(rows, indent=2))
+        return 0
+    for f in findings:
+        print(
+            f"{f.number.setting:<16} {f.number.policy:<29} {f.number.source:<9} {f.number.value:6.2f} +- {f.number.error:.2f}  "
+            f"ours {f.ours:6.2f} +- {f.error:.2f}  {f.verdict}"
+        )
+    print(f"\nwrote reproduction.md, figures and data to {arguments.out}")
     return 0
 
 

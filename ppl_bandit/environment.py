@@ -46,8 +46,8 @@ class Environment:
         if contexts is not None and reward_model.context is None:
             raise ValueError("contexts was given, but the program takes arm alone: leave it out")
         self.reward_model = reward_model
-        self.truth = {name: np.asarray(value) for name, value in truth.items()}
-        self.changes = {int(step): {n: np.asarray(v) for n, v in later.items()} for step, later in changes.items()}
+        self.truth = dict(truth)
+        self.changes = {int(step): dict(later) for step, later in changes.items()}
         self._contexts = contexts
 
     def draw_context(self, key: Key) -> Any:

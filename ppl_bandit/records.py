@@ -60,15 +60,17 @@ def name_of(selector: Selector) -> str:
     return getattr(selector, "__qualname__", "selector").partition(".")[0]
 
 
-def compact(run: Rollout) -> Rollout:
-    """Store numbers in no more bits than they need."""
+def compact(kept: Any) -> Any:
+    """Store the steps of a realization in no more bits than they need; what is no `Rollout` stays as it is."""
+    if not isinstance(kept, Rollout):
+        return kept
     return Rollout(
-        run.arm.astype(jnp.int16),
-        jax.tree.map(lambda leaf: leaf.astype(jnp.float32 if leaf.dtype.kind == "f" else jnp.int32), run.reward),
-        run.regret.astype(jnp.float32),
-        run.num_candidates.astype(jnp.int16),
-        run.best_arm_probs.astype(jnp.float32),
-        run.is_trusted,
+        kept.arm.astype(jnp.int16),
+        jax.tree.map(lambda leaf: leaf.astype(jnp.float32 if leaf.dtype.kind == "f" else jnp.int32), kept.reward),
+        kept.regret.astype(jnp.float32),
+        kept.num_candidates.astype(jnp.int16),
+        kept.best_arm_probs.astype(jnp.float32),
+        kept.is_trusted,
     )
 
 

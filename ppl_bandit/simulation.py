@@ -19,7 +19,7 @@ import jax.random as jr
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from ppl_bandit import records
 from ppl_bandit.environment import Environment
@@ -30,7 +30,7 @@ from ppl_bandit.types import Engine, Key, Selector
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["simulate"]
+__all__ = ["realize", "simulate"]
 
 _CACHE = 1 << 22  # bytes of a chunk's draws that stay close to a CPU
 _WORKING_COPIES = 6  # of a realization's draws, while they are drawn and compared
@@ -49,12 +49,13 @@ def simulate(
     summary: bool = False,
     memory: int = 1 << 29,
     draws: bool = False,
+    precision: str = "float64",
     mesh: Mesh | None = None,
     progress: bool = False,
 ) -> "xarray.Dataset":
     """Simulate realizations of a bandit, and return all that happened, or a summary of it.
 
-    Computed in float64 whatever jax's flag says. Interrupted (Ctrl-C), it returns the realizations that are done and says
+    Interrupted (Ctrl-C), it returns the realizations that are done and says
     so; the attribute `is_complete` is then 0.
 
     Args:
@@ -69,6 +70,7 @@ def simulate(
             each one.
         memory: bytes that a chunk of realizations may take, roughly.
         draws: whether to draw all M rows of every table, also where p-hat can be drawn from its own law (see `rollout`).
+        precision: "float64", as the live bandit whatever jax's flag says, or "float32", several times faster on a GPU.
         mesh: devices, in one axis, over which to spread the realizations; None is jax's default device.
         progress: whether to show a progress bar with the time left.
 
@@ -89,7 +91,9 @@ def simulate(
     named = dict(selector) if isinstance(selector, Mapping) else {records.name_of(selector): selector}
     if not named:
         raise ValueError("selector is empty: give at least one")
-    with jax.enable_x64(True):
+    if precision not in ("float64", "float32"):
+        raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
+    with jax.enable_x64(precision == "float64"):
         if not isinstance(engine, Engine):
             engine = engine(reward_model)
         key = jr.key(key) if isinstance(key, int | np.integer) else key
@@ -98,9 +102,9 @@ def simulate(
             try:
                 for name, select in named.items():
 
-                    def play(key: Key, select: Selector = select) -> Any:
+                    def play(key: Key, number: Array, select: Selector = select) -> Any:
                         return rollout(
-                            key,
+                            jr.fold_in(key, number),
                             reward_model,
                             engine,
                             select,
@@ -110,8 +114,9 @@ def simulate(
                             draws=draws,
                         )
 
-                    for part, num_done in _chunks(play, key, int(num_realizations), summary, memory, mesh):
-                        parts[name].append(part)
+                    reduce = records.reduced if summary else None
+                    for part, num_done in realize(play, key, int(num_realizations), reduce, memory=memory, mesh=mesh):
+                        parts[name].append(records.trimmed(part, num_done, summary))
                         bar.advance(num_done)
             except KeyboardInterrupt:
                 if not any(parts.values()):
@@ -119,30 +124,45 @@ def simulate(
                 sys.stderr.write("\ninterrupted: the realizations that are done are kept\n")
     make = records.summarised if summary else records.stepwise
     datasets = {name: make(found) for name, found in parts.items() if found}
-    facts = records.provenance(key, reward_model, engine, environment, counts)
+    facts = records.provenance(key, reward_model, engine, environment, counts) | {"precision": precision}
     return records.joined(datasets, isinstance(selector, Mapping), facts, int(num_realizations))
 
 
-def _chunks(
-    play: Callable[[Key], Any], key: Key, num_realizations: int, summary: bool, memory: int, mesh: Mesh | None
+def realize(
+    play: Callable[[Key, Array], Any],
+    key: Key,
+    num_realizations: int,
+    reduce: Callable[[Any, Bool[Array, " R"]], Any] | None = None,
+    *,
+    memory: int = 1 << 29,
+    mesh: Mesh | None = None,
 ) -> Iterator[tuple[Any, int]]:
-    """Run realizations chunk by chunk; yield what is kept of each, and how many they were."""
+    """Run numbered realizations in chunks; yield what is kept of each chunk, and how many of its first rows are real.
+
+    Args:
+        play: (key, number) -> what is kept of a realization. It makes its own key from the two.
+        reduce: (chunk, which of its rows are real) -> what is kept of the chunk, with a leading axis; None keeps it all.
+    """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    is_double = jnp.zeros(()).dtype == jnp.float64
     num_devices = 1 if mesh is None else mesh.size
     # On a CPU each core has chunks of its own; elsewhere a second worker fetches while the first computes. Processes that
     # share a mesh must all do the same things in the same order.
     num_workers = 1 if mesh is not None else (os.cpu_count() or 1) if platform == "cpu" else 2
     play = jax.jit(play)  # traced once, for its size and to be run
     num_each = _chunk_size(
-        play.trace(key), -(-num_realizations // (num_devices * num_workers)), memory // num_workers, platform
+        play.trace(key, jnp.asarray(0)),
+        -(-num_realizations // (num_devices * num_workers)),
+        memory // num_workers,
+        platform,
     )
     num_chunk = num_devices * num_each
 
     def run(key: Key, start: Int[Array, ""]) -> Any:
         position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
         numbers = start + num_each * position + jnp.arange(num_each)
-        played = jax.vmap(lambda number: records.compact(play(jr.fold_in(key, number))))(numbers)
-        return records.reduced(played, numbers < num_realizations) if summary else played
+        played = jax.vmap(lambda number: records.compact(play(key, number)))(numbers)
+        return played if reduce is None else reduce(played, numbers < num_realizations)
 
     if mesh is not None:
         each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
@@ -151,10 +171,8 @@ def _chunks(
     compiled = jax.jit(run).lower(key, jnp.asarray(0)).compile()
 
     def finish(start: int) -> tuple[Any, int]:
-        with jax.enable_x64(True):
-            part = _fetch(compiled(key, jnp.asarray(start)))
-        num_done = min(num_chunk, num_realizations - start)
-        return records.trimmed(part, num_done, summary), num_done
+        with jax.enable_x64(is_double):
+            return _fetch(compiled(key, jnp.asarray(start))), min(num_chunk, num_realizations - start)
 
     if num_workers == 1:
         yield from map(finish, starts)

@@ -40,7 +40,7 @@ LAYERS = (
         "arviz_export",
         "compiled",
     ),
-    ("data_files", "paper", "comparison", "report", "plots", "run_figures", "scores"),
+    ("data_files", "paper", "comparison", "report", "plots", "run_figures", "scores", "paper_figures"),
     ("__init__",),
     ("model_files", "check", "compare_command", "demo", "run_command", "reproduce_command", "cli", "__main__"),
 )
