@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array
+from numpyro.distributions import biject_to
 
 from ppl_bandit import means
 from ppl_bandit.compilation import run_once
@@ -227,6 +228,14 @@ def _check_latents(trace: Trace, longer: Trace, latents: list[str]) -> None:
                 f"the latent '{name}' is discrete: sum it out, for instance with dist.MixtureSameFamily or "
                 "dist.MixtureGeneral for the outcome"
             )
+        try:
+            biject_to(trace[name]["fn"].support)
+        except NotImplementedError:
+            raise InvalidProgram(
+                f"the latent '{name}' lives on {type(trace[name]['fn'].support).__name__.strip('_')}, to which NumPyro has no "
+                "bijection from the reals, so no engine can sample it: write it as a function of latents with a real, "
+                "positive, interval or simplex support"
+            ) from None
 
 
 def _check_expected_reward(trace: Trace, outcomes: tuple[str, ...]) -> bool:

@@ -1,7 +1,5 @@
 """The parts of the approximate engines, each against what is known about it."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -12,7 +10,7 @@ import pytest
 from numpyro.infer.util import potential_energy
 
 from ppl_bandit.engines.buffer import append, empty_buffer, fits, grow, read
-from ppl_bandit.engines.diagnostics import chain_ess, finite_weights, pareto_k_hat, resample, weight_ess
+from ppl_bandit.engines.diagnostics import chain_ess, finite_weights, mean_shift, pareto_k_hat, resample, weight_ess
 from ppl_bandit.engines.laplace import find_mode
 from ppl_bandit.engines.unconstrained import unconstrained_space
 from ppl_bandit.program import RewardModel
@@ -111,15 +109,8 @@ def test_a_support_without_a_bijection_is_refused_with_the_remedy():
         direction = numpyro.sample("direction", dist.ProjectedNormal(jnp.array([1.0, 0.0])))
         numpyro.sample("reward", dist.Normal(jnp.broadcast_to(direction[0], arm.shape), 1.0))
 
-    model = SimpleNamespace(
-        program=program,
-        outcomes=("reward",),
-        latent_shapes={"direction": (2,)},
-        context_rows=lambda num_rows: None,
-        outcome_values=lambda reward: reward,
-    )
     with pytest.raises(InvalidProgram, match="'direction' lives on .*write it as a function of latents"):
-        unconstrained_space(model)
+        RewardModel(program, 2)
 
 
 @pytest.mark.parametrize("shape", [0.3, 0.5, 1.0])
@@ -139,6 +130,13 @@ def test_equal_weights_have_no_tail_and_impossible_weights_are_never_trusted():
     assert float(weight_ess(jnp.full(50, -jnp.inf))) == 0.0
     np.testing.assert_array_equal(finite_weights(jnp.array([jnp.nan, -jnp.inf])), [0.0, 0.0])
     np.testing.assert_array_equal(finite_weights(jnp.array([jnp.nan, 1.0])), [-jnp.inf, 1.0])
+
+
+def test_the_shift_of_a_mean_is_what_the_weights_say():
+    # exp(x / 2) makes N(1/2, 1) of N(0, 1). Two means of 100,000 and of exp(-1/4) times as many: 0.005, and four of these.
+    positions = jr.normal(jr.key(0), (100_000, 2))
+    assert abs(float(mean_shift(positions, positions[:, 1] / 2)) - 0.5) < 0.02
+    assert float(mean_shift(positions, jnp.zeros(100_000))) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_resampling_uses_each_draw_in_proportion_to_its_weight():

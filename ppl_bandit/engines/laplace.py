@@ -70,9 +70,6 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
     Args:
         capacity: rows of data that the first state has room for.
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
-
-    Raises:
-        InvalidProgram: where a latent's support has no bijection from the reals.
     """
     check_settings(discount, capacity=capacity)
     space = unconstrained_space(model)

@@ -85,9 +85,6 @@ def nuts(
         num_warmup: transitions of each chain before drawing, when the posterior has moved far.
         refresh_every: the chains run at every so many updates; in between, draws do not know the latest rows.
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
-
-    Raises:
-        InvalidProgram: where a latent's support has no bijection from the reals.
     """
     check_settings(
         discount,

@@ -104,9 +104,6 @@ def reweight(
             that neither modes nor tails are lost; it divides num_particles.
         num_warmup: transitions of each chain before drawing, when few particles are left.
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
-
-    Raises:
-        InvalidProgram: where a latent's support has no bijection from the reals.
     """
     check_settings(
         discount, num_particles=num_particles, capacity=capacity, num_chains=num_chains, num_warmup=num_warmup

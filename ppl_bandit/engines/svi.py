@@ -103,7 +103,6 @@ def svi(
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
 
     Raises:
-        InvalidProgram: where a latent's support has no bijection from the reals.
         ValueError: where the guide does not fit the program, such as a flow on a single number.
     """
     check_settings(discount, num_steps=num_steps, num_particles=num_particles, capacity=capacity)

@@ -17,7 +17,7 @@ from numpyro.distributions import biject_to
 from ppl_bandit.engines.buffer import Data
 from ppl_bandit.program import RewardModel
 from ppl_bandit.tracing import Site, Trace, is_prior_term, log_prob, run_program
-from ppl_bandit.types import Draws, InvalidProgram, Key
+from ppl_bandit.types import Draws, Key
 
 __all__ = ["Space", "unconstrained_space"]
 
@@ -42,11 +42,7 @@ class Space(NamedTuple):
 
 
 def unconstrained_space(model: RewardModel) -> Space:
-    """Return the unconstrained space of a program.
-
-    Raises:
-        InvalidProgram: where a latent's support has no bijection from the reals.
-    """
+    """Return the unconstrained space of a program; that every support has a bijection was checked with the program."""
     shapes = _shapes(model)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     total = sum(sizes.values())
@@ -117,15 +113,7 @@ def _shapes(model: RewardModel) -> dict[str, tuple[int, ...]]:
     def body() -> None:
         trace = run_program(model.program, *_one_row(model), key=jr.key(0))
         for name, shape in model.latent_shapes.items():
-            support = trace[name]["fn"].support
-            try:
-                shapes[name] = tuple(biject_to(support).inverse_shape(shape))
-            except NotImplementedError:
-                raise InvalidProgram(
-                    f"the latent '{name}' lives on {type(support).__name__.strip('_')}, to which NumPyro has no bijection "
-                    "from the reals, so no gradient-based engine can sample it: write it as a function of latents with a "
-                    "real, positive, interval or simplex support"
-                ) from None
+            shapes[name] = tuple(biject_to(trace[name]["fn"].support).inverse_shape(shape))
 
     jax.eval_shape(body)
     return shapes
