@@ -79,7 +79,8 @@ def read_data(path: str | PathLike, model: RewardModel, arms: Sequence[str] | No
         arms: the arms' names in the program's order, if the file names them; otherwise it numbers them from 0.
 
     Raises:
-        DataFileError: with the row (the first below the header is 1), the column, what was wrong and what to do.
+        DataFileError: with the row (the first below the header is 1, and blank ones count), the column, what was wrong and
+            what to do.
     """
     names = Arms(model.num_arms if arms is None else None, arms)
     if len(names) != model.num_arms:
@@ -97,10 +98,10 @@ def read_data(path: str | PathLike, model: RewardModel, arms: Sequence[str] | No
             f"{', '.join(needed)}, and the file has {', '.join(header) or 'none'}: rename or add them"
         )
     place = {column: header.index(column) for column in needed}
-    arm: Any = np.array([_arm(path, number, row[place["arm"]], names) for number, row in enumerate(table, 1)], np.int64)
+    arm: Any = np.array([_arm(path, number, row[place["arm"]], names) for number, row in table], np.int64)
 
     def numbers(column: str, kind: str) -> np.ndarray:
-        return np.array([_number(path, i, column, row[place[column]], kind) for i, row in enumerate(table, 1)])
+        return np.array([_number(path, number, column, row[place[column]], kind) for number, row in table])
 
     rewards = {name: numbers(column, "f") for name, column in outcomes.items()}
     leaves: list[Any] = [
@@ -115,7 +116,7 @@ def read_data(path: str | PathLike, model: RewardModel, arms: Sequence[str] | No
     for name, row in wrong.items():
         raise _fault(
             path,
-            row + 1,
+            table[row][0],
             outcomes[name],
             f"the program cannot produce {name} = {rewards[name][row]:g} on arm {names.names[arm[row]]!r}",
             "correct the value, or give the outcome a distribution that has it",
@@ -138,24 +139,26 @@ def write_data(path: str | PathLike, model: RewardModel, data: Interaction, arms
         writer.writerows(zip(*columns.values(), strict=True))
 
 
-def _read_table(path: str | PathLike) -> tuple[list[str], list[list[str]]]:
+def _read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header, and the rows that are not blank, with their numbers."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file) if any(cell.strip() for cell in line)]
+            lines = [[cell.strip() for cell in line] for line in csv.reader(file)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataFileError(f"{path}: {error}; give a CSV file in UTF-8, with a header") from error
-    if len(lines) < 2:
+    header = lines[0] if lines else []
+    table = [(number, line) for number, line in enumerate(lines[1:], 1) if any(line)]
+    if not table:
         raise DataFileError(f"{path}: there are no rows; give a header and at least one row below it")
-    header = [cell.strip() for cell in lines[0]]
     twice = next((name for name in header if name and header.count(name) > 1), None)
     if twice is not None:
         raise DataFileError(f"{path}: the column {twice!r} stands twice in the header; rename one of them")
-    for number, line in enumerate(lines[1:], 1):
+    for number, line in table:
         if len(line) != len(header):
             raise DataFileError(
                 f"{path}: row {number} has {len(line)} cells, the header has {len(header)}; quote cells that hold commas"
             )
-    return header, [[cell.strip() for cell in line] for line in lines[1:]]
+    return header, table
 
 
 def _arm(path: Any, row: int, cell: str, arms: Arms) -> int:

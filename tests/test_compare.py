@@ -13,9 +13,10 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from ppl_bandit import Interaction, NotConjugate, RewardModel, compare, engines
+from ppl_bandit import Bandit, Interaction, NotConjugate, RewardModel, compare, engines
 from ppl_bandit.cli import main
 from ppl_bandit.comparison.errors import QUANTILES
+from ppl_bandit.comparison.figures import draw_figures
 from ppl_bandit.comparison.simulated import simulate_rows
 from ppl_bandit.comparison.tables import records
 
@@ -151,7 +152,7 @@ def test_arviz_reads_every_engine(result, monkeypatch):
     found = loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo
     assert abs(found - exact) < 0.5  # Laplace's own error is 0.1 to 0.2 here
     az.plot_forest(tree)
-    az.plot_ppc(tree) if hasattr(az, "plot_ppc") else az.plot_ppc_dist(tree)
+    az.plot_ppc(tree, num_pp_samples=20) if hasattr(az, "plot_ppc") else az.plot_ppc_dist(tree)
     with pytest.raises(ValueError, match="'nuts' was not run"):
         result.to_arviz("nuts")
 
@@ -355,6 +356,37 @@ def test_the_estimated_evidence_agrees_with_quadrature():
     assert score.evidence_way == "reweight" and 0 < score.log_evidence_error < 0.2
     # Four runs of 1,000 particles: the mean over them has few degrees of freedom, so six standard errors.
     assert abs(score.log_evidence - expected) < 6 * score.log_evidence_error
+
+
+@pytest.mark.slow
+def test_a_live_bandit_exports_the_same_groups(result):
+    pytest.importorskip("arviz")
+    bandit = Bandit(conversion, arms=ARMS)
+    bandit.update_many(arms=[ARMS[arm] for arm in ROWS.arm], rewards=ROWS.reward)
+    own, compared = bandit.to_arviz(50), result.to_arviz("exact")
+    for group in (
+        "posterior",
+        "sample_stats",
+        "observed_data",
+        "constant_data",
+        "log_likelihood",
+        "posterior_predictive",
+    ):
+        assert own[group].sizes.keys() == compared[group].sizes.keys()
+        assert list(own[group].data_vars) == list(compared[group].data_vars)
+
+
+@pytest.mark.slow
+def test_draws_that_are_not_finite_are_said_to_be_so(model, tmp_path):
+    def broken(model):
+        engine = engines.conjugate(model)
+        none = engine._replace(sample=lambda key, state, num: {"rate": jnp.full((num, 2), jnp.nan)})
+        return none._replace(explanation=engine.explanation._replace(is_exact=False))
+
+    found = compare(model, ROWS, {"broken": broken}, num_runs=2, num_samples=100)
+    assert "broken gave draws that are not finite" in str(found)
+    json.dumps(records(found), allow_nan=False)
+    assert len(draw_figures(found, tmp_path)) == len(FIGURES)
 
 
 @pytest.mark.slow

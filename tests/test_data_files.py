@@ -73,6 +73,7 @@ def test_a_vector_is_numbered_and_a_single_outcome_may_be_called_reward(clicks, 
     [
         ("arm,click\n0,1\n7,0\n", "row 2, column 'arm': '7' is not an arm; number the arms from 0 to 2"),
         ("arm,click\n0,1\n,0\n", "row 2, column 'arm': empty"),
+        ("arm,click\n0,1\n\n1,7\n", "row 3, column 'click': the program cannot produce click = 7"),
         ("arm,click\n0,yes\n", "row 1, column 'click': 'yes' is not a number; write a number"),
         ("arm,click\n0,1\n1,\n", "row 2, column 'click': the cell is empty"),
         ("arm,click\n0,nan\n", "row 1, column 'click': 'nan' is not finite"),

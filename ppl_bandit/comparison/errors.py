@@ -15,6 +15,7 @@ __all__ = [
     "Target",
     "estimate",
     "kolmogorov",
+    "largest",
     "latent_errors",
     "latent_floor",
     "r_hat",
@@ -118,7 +119,7 @@ def wasserstein(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def kolmogorov(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the largest difference of two samples' distribution functions (M, K), per column."""
+    """Return the largest difference of two samples' distribution functions (M, K), per column; nan where one holds nan."""
     both = np.concatenate([first, second])
     order = np.argsort(both, axis=0, kind="stable")
     step = np.where(order < len(first), 1.0 / len(first), -1.0 / len(second))
@@ -126,7 +127,13 @@ def kolmogorov(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     # Between equal values the difference is not yet defined: only the last of them counts.
     values = np.take_along_axis(both, order, axis=0)
     is_last = np.concatenate([values[1:] != values[:-1], np.ones((1, values.shape[1]), bool)])
-    return np.where(is_last, gaps, 0.0).max(axis=0)
+    return np.where(np.isnan(both).any(axis=0), np.nan, np.where(is_last, gaps, 0.0).max(axis=0))
+
+
+def largest(values: np.ndarray) -> float:
+    """Return the largest absolute value, without those that are nan; nan if all are."""
+    sizes = np.abs(values)
+    return float(np.nanmax(sizes)) if np.isfinite(sizes).any() else float("nan")
 
 
 def total_variation(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ppl_bandit.arviz_export import replicate
 from ppl_bandit.comparison.closed_form import support_bounds
+from ppl_bandit.comparison.errors import largest
 from ppl_bandit.comparison.posteriors import Comparison
 from ppl_bandit.comparison.running import flatten
 from ppl_bandit.compilation import quick_jit
@@ -241,7 +242,7 @@ def draw_stream(result: Comparison) -> Any:
     figure, axes = _canvas(result, (12.5, 4.0), 1, 2)
     counts = [point.num_rows for point in result.stream]
     for label, style, _ in _engines(result):
-        errors = [np.nanmax(point.engines[label][0].wasserstein.value) for point in result.stream]
+        errors = [largest(point.engines[label][0].wasserstein.value) for point in result.stream]
         distances = [float(point.engines[label][1].other_arm_prob.value) for point in result.stream]
         for axis, values in zip(axes.flat, (errors, distances), strict=True):
             axis.plot(

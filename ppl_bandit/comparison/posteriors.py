@@ -142,7 +142,7 @@ class StreamPoint(NamedTuple):
     engines: dict[str, tuple[LatentErrors, DecisionErrors]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """Engines on the same program and rows; `print` it for the tables.
 
@@ -177,6 +177,9 @@ class Comparison:
     seed: int
     selector: str
     is_cached: bool
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.name}, {list(self.engines)} against {self.reference.name}, {len(self.data.arm)} rows)"
 
     def __str__(self) -> str:
         from ppl_bandit.comparison.tables import describe

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.comparison.errors import QUANTILES, Estimate
+from ppl_bandit.comparison.errors import QUANTILES, Estimate, largest
 from ppl_bandit.comparison.models import Ranking
 from ppl_bandit.comparison.posteriors import Comparison, StreamPoint
 
@@ -36,7 +36,8 @@ def describe(result: Comparison) -> str:
 def verdict(result: Comparison) -> str:
     """Say in a sentence per engine whether it would have decided differently.
 
-    It would if its distance lies three standard errors above that of as many samples of the reference itself.
+    It would if its distance lies three standard errors above that of as many samples of the reference itself; a sample's
+    own deviation counts as one draw of M at least, because 20 samples may agree by chance.
     """
     lines = []
     floor = result.reference.floor.other_arm_prob
@@ -45,7 +46,7 @@ def verdict(result: Comparison) -> str:
         if not np.isfinite(share.value):
             lines.append(f"{label} gave draws that are not finite: no decision can be made on them")
             continue
-        error = floor.error / math.sqrt(len(engine.runs))
+        error = max(float(floor.error), 1.0 / result.num_samples) / math.sqrt(len(engine.runs))
         differs = share.value > floor.value + 3.0 * error
         words = "DECIDES DIFFERENTLY from" if differs else "cannot be told by its decisions from"
         lines.append(
@@ -148,9 +149,9 @@ def _stream(result: Comparison) -> Table:
                 [
                     f"{point.num_rows}",
                     label,
-                    f"{_largest(latents.mean.value):.3f}",
-                    f"{_largest(latents.sd.value):.3f}",
-                    f"{_largest(latents.wasserstein.value):.3f} ({_largest(point.reference.floor.wasserstein.value):.3f})",
+                    f"{largest(latents.mean.value):.3f}",
+                    f"{largest(latents.sd.value):.3f}",
+                    f"{largest(latents.wasserstein.value):.3f} ({largest(point.reference.floor.wasserstein.value):.3f})",
                     f"{decisions.best_arm_probs_distance.value:.3f} ({point.reference.floor.best_arm_probs.value:.3f})",
                     f"{decisions.other_arm_prob.value:.3f} ({point.reference.floor.other_arm_prob.value:.3f})",
                 ]
@@ -271,27 +272,22 @@ def _stream_record(result: Comparison, point: StreamPoint) -> dict[str, Any]:
     return {
         "num_rows": point.num_rows,
         "floor": {
-            "wasserstein": _largest(floor.wasserstein.value),
-            "best_arm_probs_distance": float(floor.best_arm_probs.value),
-            "other_arm_prob": float(floor.other_arm_prob.value),
+            "wasserstein": _plain(largest(floor.wasserstein.value)),
+            "best_arm_probs_distance": _plain(floor.best_arm_probs.value),
+            "other_arm_prob": _plain(floor.other_arm_prob.value),
         },
         "engines": {
             label: {
-                "mean_error": _largest(latents.mean.value),
-                "sd_error": _largest(latents.sd.value),
-                "wasserstein": _largest(latents.wasserstein.value),
-                "best_arm_probs_distance": float(decisions.best_arm_probs_distance.value),
+                "mean_error": _plain(largest(latents.mean.value)),
+                "sd_error": _plain(largest(latents.sd.value)),
+                "wasserstein": _plain(largest(latents.wasserstein.value)),
+                "best_arm_probs_distance": _plain(decisions.best_arm_probs_distance.value),
                 "num_candidates": _plain(decisions.num_candidates.value),
-                "other_arm_prob": float(decisions.other_arm_prob.value),
+                "other_arm_prob": _plain(decisions.other_arm_prob.value),
             }
             for label, (latents, decisions) in point.engines.items()
         },
     }
-
-
-def _largest(values: np.ndarray) -> float:
-    sizes = np.abs(values)
-    return float(np.nanmax(sizes)) if np.isfinite(sizes).any() else math.nan
 
 
 def _plain(value: Any) -> Any:
