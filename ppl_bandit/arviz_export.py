@@ -9,11 +9,12 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.compilation import quick_jit
+from ppl_bandit.compilation import quick_jit, run_once
+from ppl_bandit.probing import feasible_latents
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Interaction, Key
 
-__all__ = ["export", "latent_dims", "replicate"]
+__all__ = ["export", "latent_dims", "observed", "replicate"]
 
 _AT_ONCE = 32  # draws whose likelihoods are computed together
 
@@ -30,7 +31,7 @@ def export(
 
     These are posterior, prior, sample_stats (`lp`, the log joint density) and, once there are rows, observed_data,
     constant_data, log_likelihood and posterior_predictive. An outcome that the program masks in a row (no spend without a
-    sale) is 0 there in the predictive draws. With several outcomes the log likelihood of a row is that of all of them, and
+    sale) is 0 there, observed or predicted. With several outcomes the log likelihood of a row is that of all of them, and
     is called `reward`. An axis of a latent whose length is the number of arms is named `arm` where it comes first, with the
     arms' names as coordinates; other axes are named after the site.
 
@@ -40,7 +41,7 @@ def export(
     """
     import arviz as az
 
-    indices, rewards, contexts = rows
+    indices, _, contexts = rows
     per_draw = _read_draws(model, posterior, rows)
 
     def in_chains(values: Any) -> np.ndarray:
@@ -56,11 +57,7 @@ def export(
     dims |= {name: ["row"] for name in (*model.outcomes, "played_arm", "reward")}
     coords: dict[str, Any] = {"arm": list(arms)} if any("arm" in names for names in dims.values()) else {}
     if indices.size:
-        # Whole numbers as such: ArviZ then draws their histogram and not a smooth density.
-        groups["observed_data"] = {
-            name: np.asarray(value, np.int64 if model.outcome_kinds[name] == "i" else float)
-            for name, value in rewards.items()
-        }
+        groups["observed_data"] = observed(model, _rows(model, rows))
         constants = {"played_arm": np.asarray(arms)[indices]}
         for path, leaf in jax.tree_util.tree_flatten_with_path(contexts)[0]:
             keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
@@ -84,22 +81,26 @@ def latent_dims(name: str, shape: tuple[int, ...], num_arms: int) -> list[str]:
 
 def _read_draws(model: RewardModel, draws: Mapping[str, np.ndarray], rows: tuple) -> dict[str, np.ndarray]:
     """Return, for each draw, the log joint density, the log likelihood of each row and outcomes in its place."""
-    arms, rewards, contexts = rows
-    given = rewards if len(model.outcomes) > 1 else rewards[model.outcomes[0]]
+    num_rows = rows[0].size
     with jax.enable_x64(True):
-        data = jax.tree.map(jnp.asarray, Interaction(arms, given, contexts))
+        data = jax.tree.map(jnp.asarray, _rows(model, rows))
         latents = {name: jnp.asarray(value) for name, value in draws.items()}
         keys = jr.split(jr.key(0), len(next(iter(latents.values()))))
 
         def read(one: tuple[Key, dict[str, Array]]) -> dict[str, Array]:
             key, latents = one
             log_prior = model.log_prior(latents)
-            if arms.size == 0:
+            if num_rows == 0:
                 return {"lp": log_prior}
             density = model.log_likelihood(latents, data)
             return {"lp": log_prior + density.sum(), "log_likelihood": density, **_predicted(model, key, latents, data)}
 
         return jax.device_get(quick_jit(lambda xs: jax.lax.map(read, xs, batch_size=_AT_ONCE))((keys, latents)))
+
+
+def _rows(model: RewardModel, rows: tuple) -> Interaction:
+    arms, rewards, contexts = rows
+    return Interaction(arms, rewards if len(model.outcomes) > 1 else rewards[model.outcomes[0]], contexts)
 
 
 def _predicted(model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction) -> dict[str, Array]:
@@ -109,10 +110,24 @@ def _predicted(model: RewardModel, key: Key, latents: Mapping[str, Array], data:
 def replicate(model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction) -> dict[str, Array]:
     """Draw the outcomes of every row again, {outcome: (N,)}; 0 where the program masks one."""
     trace = model.trace(latents, data.arm, data.context, key=key)
-    drawn = {}
-    for name in model.outcomes:
-        fn, value = trace[name]["fn"], trace[name]["value"]
-        while type(fn).__name__ == "MaskedDistribution":
-            value, fn = jnp.where(fn._mask, value, 0), fn.base_dist
-        drawn[name] = jnp.broadcast_to(value, data.arm.shape)
-    return drawn
+    return {name: jnp.broadcast_to(_unmasked(trace[name]), data.arm.shape) for name in model.outcomes}
+
+
+def observed(model: RewardModel, data: Interaction) -> dict[str, np.ndarray]:
+    """Return the outcomes of the rows, in their own kind of number; 0 where the program masks one and ignores its value."""
+
+    def read() -> dict[str, Array]:
+        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
+        rows = jax.tree.map(jnp.asarray, data)
+        trace = model.trace(latents, rows.arm, rows.context, model.outcome_values(rows.reward))
+        return {name: _unmasked(trace[name]) for name in model.outcomes}
+
+    with jax.enable_x64(True):
+        return run_once(read)
+
+
+def _unmasked(site: Any) -> Array:
+    fn, value = site["fn"], site["value"]
+    while type(fn).__name__ == "MaskedDistribution":
+        value, fn = jnp.where(fn._mask, value, 0), fn.base_dist
+    return value

@@ -11,6 +11,7 @@ from scipy import stats
 from scipy.special import betaln, gammaln
 
 from ppl_bandit import Interaction, RewardModel, engines
+from ppl_bandit.arviz_export import observed, replicate
 from ppl_bandit.comparison import errors
 from ppl_bandit.comparison.closed_form import exact_log_evidence, exact_marginals
 from ppl_bandit.compilation import quick_jit
@@ -170,3 +171,21 @@ def test_the_log_evidence_of_every_family_is_the_textbook_one_at_any_point(famil
         found = exact_log_evidence(model, engine, prior, posterior, rows, points)
     # Log densities of some tens of nats, added up in float64.
     np.testing.assert_allclose(found, textbook_log_evidence(), atol=1e-10)
+
+
+def sale(arm):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+    sold = numpyro.sample("sold", dist.Bernoulli(rate[arm]))
+    numpyro.sample("spend", dist.Exponential(jnp.full(arm.shape, 0.1)).mask(sold == 1))
+    numpyro.deterministic("expected_reward", 10.0 * rate[arm])
+
+
+def test_an_outcome_that_does_not_count_is_0_observed_and_drawn_again():
+    model = RewardModel(sale, 2, outcomes=("sold", "spend"))
+    rows = Interaction(np.array([0, 1, 1, 0]), {"sold": np.array([1.0, 0, 1, 0]), "spend": np.array([3.0, 7, 5, 9])})
+    found = observed(model, rows)
+    assert found["sold"].dtype.kind == "i" and found["sold"].tolist() == [1, 0, 1, 0]
+    assert found["spend"].tolist() == [3.0, 0.0, 5.0, 0.0]
+    data = Interaction(jnp.arange(200) % 2, None)
+    again = quick_jit(lambda: replicate(model, jr.key(1), {"rate": jnp.array([0.3, 0.7])}, data))()
+    assert np.all((again["spend"] > 0) == (again["sold"] == 1)) and 0 < again["sold"].sum() < 200

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.arviz_export import replicate
+from ppl_bandit.arviz_export import observed, replicate
 from ppl_bandit.comparison.closed_form import support_bounds
 from ppl_bandit.comparison.errors import largest
 from ppl_bandit.comparison.posteriors import Comparison
@@ -90,35 +90,32 @@ def draw_densities(result: Comparison) -> Any:
 
 
 def draw_forest(result: Comparison) -> Any:
-    """Draw the central 50% and 95% intervals of each latent, by engine."""
+    """Draw the central 50% and 95% intervals of each latent, by engine; one panel for each site, with its own scale."""
     chosen = _elements(result)
     everyone = list(_engines(result))
-    step = 1.0 / (len(everyone) + 2)
-    figure, axes = _canvas(result, (9.5, 0.2 * len(chosen) * (len(everyone) + 2) + 1.4), 1, 1)
-    axis = axes[0, 0]
-    pooled = result.reference.target.samples.reshape(-1, len(result.labels))
-    spans = np.quantile(pooled, (0.025, 0.25, 0.5, 0.75, 0.975), axis=0)
-    spans = result.reference.target.quantiles if result.reference.is_exact else spans
-    lines = [(_reference_name(result), _Style("black", "-", "|"), spans)]
-    lines += [
-        (label, style, np.quantile(draws, (0.025, 0.25, 0.5, 0.75, 0.975), axis=0)) for label, style, draws in everyone
-    ]
-    for position, k in enumerate(chosen):
-        if position % 2:
-            axis.axhspan(position - 0.5, position + 0.5, color="0.94", linewidth=0)
-        for number, (label, style, quantiles) in enumerate(lines):
-            y = position + (number + 1) * step - 0.5
-            low, first, middle, third, high = quantiles[:, k]
-            axis.plot([low, high], [y, y], color=style.colour, linewidth=1.1)
-            axis.plot([first, third], [y, y], color=style.colour, linewidth=3.2, solid_capstyle="butt")
-            name = label if position == 0 else None
-            size = 9 if style.marker == "|" else 5.5
-            axis.plot(
-                [middle], [y], style.marker, color=style.colour, markersize=size, markeredgecolor="black", label=name
-            )
-    axis.set(yticks=range(len(chosen)), ylim=(len(chosen) - 0.5, -0.5), xlabel="value of the latent")
-    axis.set_yticklabels([result.labels[k] for k in chosen])
-    _finish(figure, axis, f"Median, central 50% (thick) and 95% (thin) of each latent{_left_out(result)}")
+    levels = (0.025, 0.25, 0.5, 0.75, 0.975)
+    lines = [(_reference_name(result), _Style("black", "-", "|"), result.reference.target.quantiles)]
+    lines += [(label, style, np.quantile(draws, levels, axis=0)) for label, style, draws in everyone]
+    sites = [result.labels[k].partition("[")[0] for k in chosen]
+    panels = [[k for k, site in zip(chosen, sites, strict=True) if site == name] for name in dict.fromkeys(sites)]
+    height = 0.2 * len(chosen) * (len(lines) + 1) + 0.7 * len(panels) + 0.8
+    figure, axes = _canvas(result, (9.5, height), len(panels), 1, height_ratios=[len(panel) for panel in panels])
+    for axis, panel in zip(axes[:, 0], panels, strict=True):
+        for position, k in enumerate(panel):
+            if position % 2:
+                axis.axhspan(position - 0.5, position + 0.5, color="0.94", linewidth=0)
+            for number, (label, style, quantiles) in enumerate(lines):
+                y = position + (number + 1) / (len(lines) + 1) - 0.5
+                low, first, middle, third, high = quantiles[:, k]
+                axis.plot([low, high], [y, y], color=style.colour, linewidth=1.1)
+                axis.plot([first, third], [y, y], color=style.colour, linewidth=3.2, solid_capstyle="butt")
+                size = 9 if style.marker == "|" else 5.5
+                marks = {"markeredgecolor": "black", "markersize": size, "linestyle": "none"}
+                axis.plot([middle], [y], style.marker, color=style.colour, label=None if position else label, **marks)
+        axis.set(yticks=range(len(panel)), ylim=(len(panel) - 0.5, -0.5))
+        axis.set_yticklabels([result.labels[k] for k in panel])
+    axes[-1, 0].set_xlabel("value of the latent")
+    _finish(figure, axes[0, 0], f"Median, central 50% (thick) and 95% (thin) of each latent{_left_out(result)}")
     return figure
 
 
@@ -201,13 +198,11 @@ def draw_costs(result: Comparison) -> Any:
 
 def draw_predictive(result: Comparison) -> Any:
     """Draw what each engine's posterior predicts for the rows again, beside what was observed, arm by arm."""
-    observed = result.data.reward
-    if not isinstance(observed, dict):
-        observed = {result.model.outcomes[0]: observed}
+    rewards = observed(result.model, result.data)
     panels: list[tuple[str, str, Any]] = []
     for name in result.model.outcomes:
         panels.append((name, "mean", np.mean))
-        if not set(np.unique(observed[name])) <= {0.0, 1.0}:  # of 0 and 1 the mean tells all
+        if not set(np.unique(rewards[name])) <= {0.0, 1.0}:  # of 0 and 1 the mean tells all
             panels.append((name, "sd", np.std))
     columns, rows = min(2, len(panels)), -(-len(panels) // 2)
     num_arms, everyone = len(result.arms), list(_engines(result, has_exact=True))
@@ -218,7 +213,7 @@ def draw_predictive(result: Comparison) -> Any:
     width = 0.8 / max(1, len(everyone))
     replicated = {label: _replicates(result, label) for label, _, _ in everyone}
     for axis, (name, what, statistic) in zip(axes.flat, panels, strict=False):
-        seen = [statistic(np.asarray(observed[name])[played == arm]) for arm in arms]
+        seen = [statistic(rewards[name][played == arm]) for arm in arms]
         axis.hlines(seen, arms - 0.45, arms + 0.45, color="black", linewidth=2, label="observed", zorder=1)
         for number, (label, style, _) in enumerate(everyone):
             again = np.stack([statistic(replicated[label][name][:, played == arm], axis=1) for arm in arms])
@@ -275,10 +270,10 @@ FIGURES = {
 }
 
 
-def _canvas(result: Comparison, size: tuple[float, float], rows: int, columns: int) -> tuple[Any, Any]:
+def _canvas(result: Comparison, size: tuple[float, float], rows: int, columns: int, **grid: Any) -> tuple[Any, Any]:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **grid)
     runs = len(next(iter(result.engines.values())).runs)
     figure.supxlabel(
         f"{result.name}: {len(result.data.arm)} rows; M = {result.num_samples} draws a run, {runs} runs, seed {result.seed}; "
