@@ -44,7 +44,7 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     """Return k-hat, the shape of a generalised Pareto law fitted to the largest importance weights.
 
     The tail is the largest 3 sqrt(M) weights, at most a fifth of them, and the estimate is drawn towards 1/2 with the weight
-    of ten draws (Vehtari et al. 2024). Equal weights have k-hat 0; weights that are not finite have k-hat inf.
+    of ten draws (Vehtari et al. 2024). Weights that are nearly equal have k-hat 0; weights that are not finite have k-hat inf.
     """
     num_draws = log_weights.shape[0]
     num_tail = max(5, math.ceil(min(0.2 * num_draws, 3.0 * math.sqrt(num_draws))))
@@ -53,8 +53,8 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     exceedances = weights[:-1] - weights[-1]
     shape, scale = fit_generalized_pareto(exceedances)
     shape = (num_tail * shape + 5.0) / (num_tail + 10.0)
-    # Where all weights agree to rounding there is no tail to fit.
-    is_flat = exceedances[0] <= 100 * jnp.finfo(weights.dtype).eps
+    # Where the largest weights agree to a thousandth, or to the rounding of a log density, there is no tail to fit.
+    is_flat = exceedances[0] <= jnp.maximum(1e-3, 10 * jnp.finfo(weights.dtype).eps * jnp.abs(top[0]))
     k_hat = jnp.where(is_flat, 0.0, shape)
     is_sound = jnp.isfinite(top[0]) & jnp.isfinite(k_hat) & ~jnp.any(jnp.isnan(log_weights))
     return jnp.where(is_sound, k_hat, jnp.inf)
