@@ -182,5 +182,15 @@ def test_newton_finds_a_far_mode_through_a_region_that_is_not_convex():
     np.testing.assert_allclose(mode.root @ mode.root.T, np.eye(2) * 0.01 * 3 / 4, rtol=1e-3, atol=1e-6)
 
 
+def test_newton_leaves_a_flat_start_whose_full_step_overflows():
+    # A weight about 1 with an unknown log variance: at (0, 0) the Hessian is singular, and a Newton step goes for ever.
+    def potential(z):
+        return 1.5 * z[0] + (1.0 + 0.5 * jnp.square(z[1] - 1.0)) * jnp.exp(-z[0])
+
+    mode = jax.jit(lambda start: find_mode(potential, start))(jnp.zeros(2))
+    assert bool(mode.is_converged)
+    np.testing.assert_allclose(mode.position, [-np.log(1.5), 1.0], atol=1e-2)
+
+
 def test_newton_says_when_there_is_no_mode():
     assert not bool(find_mode(lambda z: jnp.sum(z), jnp.zeros(2)).is_converged)

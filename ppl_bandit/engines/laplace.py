@@ -20,6 +20,7 @@ __all__ = ["LaplaceInfo", "LaplaceState", "laplace"]
 _MAX_STEPS = 50
 _TOLERANCE = 1e-5  # of the Newton decrement: the mode is found to about 0.004 posterior standard deviations
 _NUM_HALVINGS = 12
+_DAMPING = (0.0, 0.01, 1.0)  # least eigenvalue of a step relative to the largest
 _NUM_CHECKS = 1000  # draws of the Gaussian that k-hat is read from
 
 
@@ -128,20 +129,21 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
 def find_mode(potential: Potential, start: Float[Array, " K"]) -> Mode:
     """Minimise a potential by Newton's method with the absolute values of the Hessian's eigenvalues.
 
-    Their absolute values make every step go downhill, and among 1, 1/2, 1/4, ... of a step the lowest point is taken, so
-    that a start far from the mode, or where the potential is not convex, is no trap.
+    Their absolute values make every step go downhill, and among 1, 1/2, 1/4, ... of a step, with and without the smallest of
+    them raised, the lowest point is taken, so that a start far from the mode, or where the potential is flat or not convex,
+    is no trap.
     """
     gradient, hessian = jax.grad(potential), jax.hessian(potential)
-    lengths = 0.5 ** jnp.arange(_NUM_HALVINGS)
+    lengths, damping = 0.5 ** jnp.arange(_NUM_HALVINGS), jnp.array(_DAMPING)
 
     def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         position, _, number = carry
         values, vectors = _spectrum(hessian(position))
         slope = vectors.T @ gradient(position)
-        direction = -vectors @ (slope / values)
-        tried = position + lengths[:, None] * direction
+        directions = -(slope / jnp.maximum(values, damping[:, None] * jnp.max(values))) @ vectors.T
+        tried = (position + lengths[:, None, None] * directions).reshape(-1, position.shape[0])
         energies = jnp.append(jax.vmap(potential)(tried), potential(position))
-        best = jnp.argmin(jnp.where(jnp.isnan(energies), jnp.inf, energies))
+        best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
         position = _off_zero(jnp.append(tried, position[None], axis=0)[best])
         return position, jnp.sum(jnp.square(slope) / values), number + 1
 
