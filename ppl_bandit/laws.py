@@ -20,10 +20,11 @@ from jaxtyping import Array, Bool, Float
 __all__ = ["Law", "beta_law", "best_arm_probs", "cdf", "gamma_law", "quantile", "student_t_law"]
 
 _NUM_NODES = 128
-_QUANTILE_NODES = 256
+_QUANTILE_NODES = 160
 _LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
 _LOGIT, _LOG, _PLAIN = range(3)
+_FEW_ARMS = 8
 
 
 class Law(NamedTuple):
@@ -51,13 +52,16 @@ class Law(NamedTuple):
 
 
 class _Nodes(NamedTuple):
-    """A law at its nodes: spacing, v, density times spacing, and the probability below and above each node."""
+    """A law at its nodes: spacing, v, density times spacing, the probability below and above each node, and the cubics in
+    between: coefficients of the probability below, by powers of the part of the interval that is passed.
+    """
 
     step: Float[Array, " A"]
     v: Float[Array, "A G"]
     mass: Float[Array, "A G"]
     below: Float[Array, "A G"]
     above: Float[Array, "A G"]
+    cubics: Float[Array, "A G-1 4"]
 
 
 def beta_law(a: Float[Array, " A"], b: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0) -> Law:
@@ -110,8 +114,8 @@ def best_arm_probs(
     """
     num_arms = law.centre.size
     allowed = jnp.ones(num_arms, bool) if allowed is None else allowed
-    if num_nodes is None:  # with many arms the nodes of all together are dense
-        num_nodes = 96 if num_arms == 2 else 64 if num_arms <= 8 else 48
+    if num_nodes is None:  # with several arms the nodes of all together are denser
+        num_nodes = 96 if num_arms == 2 else 48
     nodes = _nodes(law, num_nodes)
     if num_arms == 1:
         return jnp.ones(1)
@@ -129,14 +133,9 @@ def _duel(law: Law, nodes: _Nodes) -> Float[Array, "2"]:
     middle = jnp.argmax(nodes.below >= 0.25, axis=1), jnp.argmax(nodes.below >= 0.75, axis=1)
     ends = [jnp.take_along_axis(x, index[:, None], axis=1)[:, 0] for index in middle]
     narrow = jnp.argmin(jnp.abs(ends[1] - ends[0]))
-    rival = jax.tree.map(lambda leaf: leaf[1 - narrow][None], (_arrays(law), nodes))
-    below = jax.vmap(lambda value: _below(law._replace(**rival[0]), rival[1], value[None])[0])(x[narrow])
+    below = _one_below(law, nodes, 1 - narrow, x[narrow])
     wins = jnp.sum(nodes.mass[narrow] * below)
     return jnp.where(jnp.arange(2) == narrow, wins, 1.0 - wins)
-
-
-def _arrays(law: Law) -> dict[str, Array]:
-    return {name: value for name, value in law._asdict().items() if name not in ("kind", "is_common")}
 
 
 def _tournament(law: Law, nodes: _Nodes, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
@@ -149,7 +148,10 @@ def _tournament(law: Law, nodes: _Nodes, allowed: Bool[Array, " A"]) -> Float[Ar
     x = jnp.sort(jnp.where(allowed[:, None], _comparable(law, nodes.v)[:, ::2], jnp.inf).ravel())
     x = jnp.where(jnp.isfinite(x), x, jnp.max(jnp.where(jnp.isfinite(x), x, -jnp.inf)))
     points = jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
-    below = jax.vmap(lambda value: _below(law, nodes, jnp.broadcast_to(value, (num_arms,))))(points)
+    if num_arms <= _FEW_ARMS:
+        below = jnp.stack([_one_below(law, nodes, arm, points) for arm in range(num_arms)], axis=1)
+    else:
+        below = jax.vmap(lambda value: _below(law, nodes, jnp.broadcast_to(value, (num_arms,))))(points)
     below = jnp.where(allowed, below, 1.0)
     others = _product_of_others(below)
     first, middle, last = others[:-1:2], others[1::2], others[2::2]
@@ -208,7 +210,10 @@ def _nodes(law: Law, num_nodes: int) -> _Nodes:
     pieces, none = inner / total, jnp.zeros_like(total)
     below = jnp.concatenate([none, jnp.cumsum(pieces, axis=1)], axis=1)
     above = jnp.concatenate([jnp.cumsum(pieces[:, ::-1], axis=1)[:, ::-1], none], axis=1)
-    return _Nodes(step, v, density / jnp.sum(density, axis=1, keepdims=True), below, above)
+    mass = density / jnp.sum(density, axis=1, keepdims=True)
+    left, right, rise = mass[:, :-1], mass[:, 1:], pieces
+    cubics = jnp.stack([below[:, :-1], left, 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise], axis=-1)
+    return _Nodes(step, v, mass, below, above, cubics)
 
 
 def _log_density(law: Law, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
@@ -257,20 +262,35 @@ def _from_x(law: Law, x: Array) -> Array:
     return inner
 
 
+def _one_below(law: Law, nodes: _Nodes, arm: Any, values: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Interpolate one arm's distribution function at many values: a gather of rows, which accelerators do best."""
+    fields = {name: leaf[arm][None] for name, leaf in law._asdict().items() if name not in ("kind", "is_common")}
+    own, mine = law._replace(**fields), jax.tree.map(lambda leaf: leaf[arm][None], nodes)
+    index, part = _position(own, mine, values)
+    return _interpolated(own, mine.cubics[0].at[index].get(mode="promise_in_bounds"), part)
+
+
 def _below(law: Law, nodes: _Nodes, value: Float[Array, " A"], *, is_x: bool = False) -> Float[Array, " A"]:
     """Interpolate the probability that each arm's variable is at most a comparable value, or at most x."""
+    index, part = _position(law, nodes, value, is_x=is_x)
+    cubic = jnp.take_along_axis(nodes.cubics, index[:, None, None], axis=1, mode="promise_in_bounds")[:, 0]
+    return _interpolated(law, cubic, part)
+
+
+def _position(law: Law, nodes: _Nodes, value: Array, *, is_x: bool = False) -> tuple[Array, Array]:
+    """Return the interval between nodes that a value falls into, and the part of it that is passed."""
     s = value if law.is_common and not is_x else _from_x(law, value)
     last = nodes.v.shape[1] - 1
     z = (s - law.centre) / law.width
     v = jnp.sign(z) * jnp.log(jnp.abs(z) + jnp.sqrt(z * z + 1.0))
     position = jnp.clip((v + law.reach) / nodes.step, 0.0, float(last))
     index = jnp.clip(position.astype(jnp.int32), 0, last - 1)
+    return index, position - index
 
-    def at(rows: Float[Array, "A G"], index: Array) -> Array:
-        return jnp.take_along_axis(rows, index[:, None], axis=1, mode="promise_in_bounds")[:, 0]
 
-    ends = at(nodes.below, index), at(nodes.below, index + 1), at(nodes.mass, index), at(nodes.mass, index + 1)
-    lower = jnp.clip(_cubic(position - index, *ends), 0.0, 1.0)
+def _interpolated(law: Law, cubic: Float[Array, "n 4"], part: Float[Array, " n"]) -> Float[Array, " n"]:
+    lower = cubic[:, 0] + part * (cubic[:, 1] + part * (cubic[:, 2] + part * cubic[:, 3]))
+    lower = jnp.clip(lower, 0.0, 1.0)
     return jnp.where(law.slope * law.power > 0, lower, 1.0 - lower)
 
 

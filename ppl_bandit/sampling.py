@@ -37,6 +37,8 @@ __all__ = [
     "normal",
 ]
 
+_WIDENINGS = 4  # of a binomial's search, between two looks at whether it is over: looking costs an accelerator dearly
+
 _Shape: TypeAlias = tuple[int, ...]
 _Search: TypeAlias = tuple[Array, Array, Array, Array, Array]
 _Words: TypeAlias = tuple[UInt32[Array, ""], UInt32[Array, ""]]  # a Threefry key
@@ -193,7 +195,13 @@ def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> F
 
     first = jnp.where(uniform < at_mode, mode, -1.0)
     start = (jnp.ones_like(prob), uniform - at_mode, at_mode, at_mode, first)
-    found = lax.while_loop(lambda state: jnp.any(state[-1] < 0), widen, start)[-1]
+
+    def widen_often(state: _Search) -> _Search:
+        for _ in range(_WIDENINGS):
+            state = widen(state)
+        return state
+
+    found = lax.while_loop(lambda state: jnp.any(state[-1] < 0), widen_often, start)[-1]
     return jnp.where(prob <= 0, 0.0, jnp.where(prob >= 1, num, found))
 
 

@@ -47,7 +47,7 @@ def simulate(
     num_realizations: int,
     num_samples: int = 1000,
     summary: bool = False,
-    memory: int = 1 << 29,
+    memory: int | None = None,
     draws: bool = False,
     precision: str = "float64",
     mesh: Mesh | None = None,
@@ -68,7 +68,8 @@ def simulate(
         num_samples: posterior draws M behind each decision.
         summary: whether to keep means, standard deviations and quantiles over the realizations in place of every step of
             each one.
-        memory: bytes that a chunk of realizations may take, roughly.
+        memory: bytes that a chunk of realizations may take, roughly; None is half a gigabyte on a CPU, and a third of the
+            memory of another device.
         draws: whether to draw all M rows of every table, also where p-hat can be drawn from its own law (see `rollout`).
         precision: "float64", as the live bandit whatever jax's flag says, or "float32", several times faster on a GPU.
         mesh: devices, in one axis, over which to spread the realizations; None is jax's default device.
@@ -80,7 +81,7 @@ def simulate(
         `quantile`, and each realization's final regret.
     """
     counts = {"num_steps": num_steps, "num_realizations": num_realizations, "num_samples": num_samples}
-    for name, value in (counts | {"memory": memory}).items():
+    for name, value in (counts | ({} if memory is None else {"memory": memory})).items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
     if environment.reward_model.num_arms != reward_model.num_arms:
@@ -134,7 +135,7 @@ def realize(
     num_realizations: int,
     reduce: Callable[[Any, Bool[Array, " R"]], Any] | None = None,
     *,
-    memory: int = 1 << 29,
+    memory: int | None = None,
     mesh: Mesh | None = None,
 ) -> Iterator[tuple[Any, int]]:
     """Run numbered realizations in chunks; yield what is kept of each chunk, and how many of its first rows are real.
@@ -146,14 +147,17 @@ def realize(
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     is_double = jnp.zeros(()).dtype == jnp.float64
     num_devices = 1 if mesh is None else mesh.size
-    # On a CPU each core has chunks of its own; elsewhere a second worker fetches while the first computes. Processes that
-    # share a mesh must all do the same things in the same order.
-    num_workers = 1 if mesh is not None else (os.cpu_count() or 1) if platform == "cpu" else 2
+    # On a CPU each core has chunks of its own. Processes that share a mesh must all do the same things in the same order.
+    num_workers = (os.cpu_count() or 1) if platform == "cpu" and mesh is None else 1
+    if memory is None:
+        memory = (
+            1 << 29 if platform == "cpu" else jax.local_devices()[0].memory_stats()["bytes_limit"] // 3 * num_devices
+        )
     play = jax.jit(play)  # traced once, for its size and to be run
     num_each = _chunk_size(
         play.trace(key, jnp.asarray(0)),
         -(-num_realizations // (num_devices * num_workers)),
-        memory // num_workers,
+        memory // (num_workers * num_devices),
         platform,
     )
     num_chunk = num_devices * num_each

@@ -71,10 +71,11 @@ def make_selector(
 
     @jax.jit
     def decide(key, table, shares, allowed, scores, step) -> Selection:
-        used = [part for part in (table, shares, scores) if part is not None]
         is_usable = jnp.any(allowed)
-        for part in used:
-            is_usable &= jnp.all(jnp.isfinite(part) | ~allowed)
+        # Where scores decide, shares are only passed on: looking at them would cost a simulation their computation.
+        for part in (table, shares if scores is None else None, scores):
+            if part is not None:
+                is_usable &= jnp.all(jnp.isfinite(part) | ~allowed)
         # A clean stand-in keeps loops finite; its result is thrown away below.
         safe_allowed = allowed | ~is_usable
         safe_table = None if table is None else jnp.where(is_usable & allowed, table, 0.0)

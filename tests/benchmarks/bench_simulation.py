@@ -1,0 +1,118 @@
+"""Cost of a simulated step, in microseconds per realization and step, beside a straightforward port.
+
+The port draws the table with `jax.random.beta` and counts successes by hand; same law, same selector. Run it alone on the
+machine: `python tests/benchmarks/bench_simulation.py`. `--paper` times the paper's experiment, 5,000 realizations of 1,500
+steps with M = 1,000 real draws, in float32: meant for a GPU.
+"""
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+
+from ppl_bandit import Environment, engines, paper, selectors
+from ppl_bandit.rollouts import rollout
+from ppl_bandit.simulation import realize
+
+NUM_DRAWS = 1000
+
+
+def port(key, number, *, num_steps, rates):
+    """The double-sampling Bernoulli bandit, written down without the library's engines and samplers."""
+    select = selectors.double_sampling()
+
+    def step(counts, inputs):
+        key, number = inputs
+        key_draw, key_select, key_reward = jr.split(key, 3)
+        table = jr.beta(key_draw, 1.0 + counts[0], 1.0 + counts[1], (NUM_DRAWS, rates.size))
+        arm = select(key_select, table, number).arm
+        won = jr.bernoulli(key_reward, rates[arm]).astype(counts.dtype)
+        return counts.at[0, arm].add(won).at[1, arm].add(1.0 - won), jnp.max(rates) - rates[arm]
+
+    steps = jr.split(jr.fold_in(key, number), num_steps), jnp.arange(1, num_steps + 1)
+    return jnp.sum(jax.lax.scan(step, jnp.zeros((2, rates.size)), steps)[1])
+
+
+def library(setting, draws, num_steps):
+    bandit = paper.SETTINGS[setting]
+    is_linear = bool(bandit.weights)
+    model = paper._linear(len(bandit.weights)) if is_linear else paper._bernoulli(len(bandit.rates))
+    truth = (
+        paper._linear_truth(bandit.weights, bandit.noise) if is_linear else {"rate": jnp.asarray(bandit.rates, float)}
+    )
+    world = Environment(model, truth, paper.uniform_context if is_linear else None)
+    engine, select = engines.conjugate(model), selectors.double_sampling()
+
+    def play(key, number):
+        run = rollout(
+            jr.fold_in(key, number),
+            model,
+            engine,
+            select,
+            world,
+            num_steps=num_steps,
+            num_samples=NUM_DRAWS,
+            draws=draws,
+        )
+        return jnp.sum(run.regret)
+
+    return play
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--paper", action="store_true")
+    arguments = parser.parse_args()
+    num_runs, num_steps = (5000, 1500) if arguments.paper else (arguments.runs, arguments.steps)
+    precision = not arguments.paper
+    cases = [
+        ("Bernoulli (.4, .8), law of p-hat", "bernoulli", False, num_runs),
+        ("Bernoulli (.4, .8), real draws", "bernoulli", True, num_runs if arguments.paper else max(num_runs // 20, 20)),
+        ("Bernoulli (.4, .7, .8), law of p-hat", "bernoulli-three", False, num_runs // 4),
+        ("linear Gaussian caption, law of p-hat", "linear-caption", False, num_runs),
+    ]
+    print(
+        f"{jax.devices()[0].device_kind}, {'float64' if precision else 'float32'}, {num_steps} steps, M = {NUM_DRAWS}"
+    )
+    with jax.enable_x64(precision):
+        rates = jnp.array([0.4, 0.8])
+        few = max(num_runs // 100, 8)
+        reference = None
+        if not arguments.paper:
+            play = jax.jit(jax.vmap(lambda n: port(jr.key(0), n, num_steps=num_steps, rates=rates)))
+            jax.block_until_ready(play(jnp.arange(few)))
+            began = time.perf_counter()
+            jax.block_until_ready(play(jnp.arange(few)))
+            reference = (time.perf_counter() - began) / few / num_steps * 1e6
+            print(f"{'straightforward port, jax.random.beta':<40} {reference:10.2f} us")
+        for label, setting, draws, runs in cases:
+            seconds, regret = timed(library(setting, draws, num_steps), runs)
+            each = seconds / runs / num_steps * 1e6
+            ratio = "" if reference is None or "linear" in label else f"{reference / each:8.1f}x faster"
+            print(f"{label:<40} {each:10.2f} us  {seconds:8.2f} s for {runs} runs  mean regret {regret:.2f} {ratio}")
+
+
+def timed(play, num_runs):
+    """Return the seconds of all chunks after compilation, and the mean regret."""
+    clock = {}
+
+    def stamped(*arguments, **settings):
+        compiled = original(*arguments, **settings)
+        clock["start"] = time.perf_counter()
+        return compiled
+
+    original = jax.stages.Lowered.compile
+    jax.stages.Lowered.compile = stamped
+    try:
+        parts = [part[:num_real] for part, num_real in realize(play, jr.key(0), num_runs)]
+    finally:
+        jax.stages.Lowered.compile = original
+    return time.perf_counter() - clock["start"], float(sum(part.sum() for part in parts) / num_runs)
+
+
+if __name__ == "__main__":
+    main()
