@@ -168,7 +168,8 @@ def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> F
     By inversion from the mode outwards: a handful of standard deviations of additions, all elements in lockstep.
 
     Args:
-        num: whole numbers of at least 0; broadcasts against `prob`.
+        num: whole numbers of at least 0; broadcasts against `prob`. In float32 at most a few thousand: beyond, the
+            probability of the mode, a difference of log factorials, loses its digits.
         prob: in [0, 1].
     """
     prob = _as_float(prob)

@@ -109,7 +109,7 @@ class Engine(NamedTuple):
         explanation: what this engine is and why it fits the program.
         parameters: state -> {site: {parameter: array}} where the posterior has a closed form, else None.
         reserve: (state, num_rows) -> state with room for as many more rows, outside of jit; None if any number fits.
-        marginals: (state, context) -> `Marginals` where each arm's expected reward has a law in closed form, else None.
+        marginals: (state, context) -> `Marginals`, or None where an arm's expected reward has no law in closed form.
     """
 
     init: Callable[[Key], State]
@@ -118,7 +118,7 @@ class Engine(NamedTuple):
     explanation: Explanation
     parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
     reserve: Callable[[State, int], State] | None = None
-    marginals: Callable[[State, Any], Marginals] | None = None
+    marginals: Callable[[State, Any], Marginals | None] | None = None
 
 
 class InvalidProgram(ValueError):

@@ -70,3 +70,27 @@ def test_bad_arguments_end_with_status_2(capsys):
         main(["check"])
     assert stopped.value.code == 2
     assert "MODEL" in capsys.readouterr().err
+
+
+def test_run_writes_table_figures_and_data(tmp_path, capsys):
+    command = ["run", "bernoulli", "--selectors", "ds,ts", "--steps", "15", "--realizations", "8", "--samples", "20"]
+    assert main([*command, "--out", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["engine"] == "conjugate"
+    assert [score["selector"] for score in found["scores"]] == ["double sampling", "Thompson"]
+    assert found["scores"][1]["relative"] == 0.0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"table.md", "runs.nc", "regret.png", "arms.png", "one_run.png"}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--selectors", "ds,ucb"], "--selectors has 'ucb', expected some of ds, "),
+        (["--engine", "mcmc"], "--engine has 'mcmc', expected some of auto, exact"),
+        (["--steps", "0"], "num_steps must be a positive integer, got 0"),
+    ],
+)
+def test_run_refuses_what_it_does_not_know(arguments, message, tmp_path, capsys):
+    assert main(["run", "bernoulli", *arguments, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

@@ -200,7 +200,8 @@ def same_element(arm):
 
 @pytest.mark.parametrize("program", [squared, shared, clipped])
 def test_what_is_not_affine_in_one_element_has_no_closed_form(program):
-    assert engines.conjugate(RewardModel(program, 2)).marginals is None
+    engine = engines.conjugate(RewardModel(program, 2))
+    assert engine.marginals(engine.init(jr.key(0)), None) is None
 
 
 def test_arms_that_share_an_element_are_not_independent():

@@ -5,6 +5,7 @@ form of a Gaussian block. Whether it is affine, and which elements it reads, is 
 for every context at once; what is not plainly affine has no closed form here.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,8 +49,25 @@ class _Affine(NamedTuple):
     power: int = 1
 
 
-def marginals_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], Marginals] | None:
-    """Return (state, context) -> the law of every arm's expected reward, or None where it has no closed form."""
+def marginals_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], Marginals | None]:
+    """Return (state, context) -> the law of every arm's expected reward, or None where it has no closed form.
+
+    The program is looked at when it is first asked for: most bandits never do.
+    """
+
+    @functools.cache
+    def offer() -> Callable[[Posterior, Any], Marginals] | None:
+        with jax.ensure_compile_time_eval():
+            return _offer_of(model, layout)
+
+    def marginals(state: Posterior, context: Any) -> Marginals | None:
+        known = offer()
+        return None if known is None else known(state, context)
+
+    return marginals
+
+
+def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], Marginals] | None:
     try:
         found = _expected_reward_structure(model, layout)
     except _NotAffine:
@@ -266,16 +284,18 @@ def _apply(eqn: Any, values: list[Any], fill: float, fixed: Sequence[int] = ()) 
     """Send the elements that are read through a linear operation; what is not a latent is filled."""
     affine = [value for value in values if isinstance(value, _Affine)]
 
-    def through(column: int) -> Array:
+    def through(columns: Sequence[Array]) -> Array:
+        left = iter(columns)
         operands = []
         for i, (atom, value) in enumerate(zip(eqn.invars, values, strict=True)):
             if isinstance(value, _Affine):
-                operands.append(jnp.abs(jnp.asarray(value.reads[..., column], float)))
+                operands.append(next(left))
             else:
                 operands.append(value if i in fixed else jnp.full(atom.aval.shape, fill))
-        return jnp.abs(bind(eqn, operands)[0])
+        return bind(eqn, operands)[0]
 
-    reads = np.stack([np.asarray(through(e)) > 0 for e in range(affine[0].reads.shape[-1])], axis=-1)
+    columns = [jnp.asarray(value.reads, float) for value in affine]
+    reads = np.asarray(jax.vmap(through, in_axes=-1, out_axes=-1)(columns)) != 0
     # A constant that takes part, in a concatenation or a choice, is something added.
     is_term = all(value.is_term for value in affine) and (fill == 1.0 or len(affine) == len(values) - len(fixed))
     return _Affine(reads, is_term, affine[0].power)

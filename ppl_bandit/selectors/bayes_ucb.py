@@ -38,7 +38,7 @@ def bayes_ucb() -> Selector:
         propensities = share_equally(is_largest(scores, situation.allowed, rounding=4.0), dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule, score=score)
+    return make_selector(rule, score=score, reads_table=False)
 
 
 def _order(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:

@@ -47,7 +47,7 @@ def make_selector(
     *,
     is_lowest_first: bool = False,
     score: Score | None = None,
-    reads_table: bool = False,
+    reads_table: bool = True,
     is_exact: bool = False,
 ) -> Selector:
     """Turn a selection rule into a selector: check, clean the table, decide, and flag what could not be decided.

@@ -33,7 +33,7 @@ def information_directed() -> Selector:
         propensities = least_ratio_mixture(regrets, informations, situation.allowed)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule, reads_table=True)
+    return make_selector(rule)
 
 
 def regret_and_information(

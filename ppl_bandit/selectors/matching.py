@@ -55,7 +55,7 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: 
         arm = draw_mode(key, probs, num, is_lowest_first=is_lowest_first)
         return arm, num, mode_probs(probs, num, is_lowest_first=is_lowest_first)
 
-    return make_selector(rule, is_lowest_first=is_lowest_first, is_exact=exact)
+    return make_selector(rule, is_lowest_first=is_lowest_first, reads_table=False, is_exact=exact)
 
 
 def thompson() -> Selector:
@@ -67,7 +67,7 @@ def thompson() -> Selector:
     def rule(key: Key, situation: Situation):
         return draw_arm(key, situation.best_arm_probs), jnp.asarray(1), situation.best_arm_probs
 
-    return make_selector(rule)
+    return make_selector(rule, reads_table=False)
 
 
 def greedy() -> Selector:
@@ -81,7 +81,7 @@ def greedy() -> Selector:
         propensities = share_equally(is_largest(probs, situation.allowed, rounding=_ROUNDING), probs.dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule)
+    return make_selector(rule, reads_table=False)
 
 
 def top_two(challenge_rate: float = 0.5) -> Selector:
@@ -112,4 +112,4 @@ def top_two(challenge_rate: float = 0.5) -> Selector:
         propensities = jnp.where(has_challenger, split_probs, leader_probs)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule)
+    return make_selector(rule, reads_table=False)

@@ -1,0 +1,71 @@
+"""The paper's evaluation, at sizes that a test can afford."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ppl_bandit import paper, reproduce_command
+from ppl_bandit.cli import main
+from ppl_bandit.paper import LOWEST, NUMBERS, SETTINGS, THOMPSON
+
+
+def test_the_papers_figures_are_in_the_package():
+    curves = paper.paper_data("regret_curves")
+    assert curves["bernoulli_TS"]["mean"][-1] == 4.4204 and len(curves["t"]) == len(curves["lingauss_DS"]["mean"])
+    assert len(paper.paper_data("bernoulli_kl")["points"]) == 969
+    assert len(paper.paper_data("linear_gaussian_kl")["points"]) == 360
+
+
+def test_every_number_belongs_to_a_setting_that_a_figure_runs():
+    run = {setting for settings in reproduce_command.FIGURES.values() for setting in settings}
+    assert {number.setting for number in NUMBERS} <= run <= set(SETTINGS)
+    assert set(paper.QUICK.runs) == set(paper.FULL.runs) == set(SETTINGS)
+
+
+def test_the_divergence_is_the_papers():
+    points = paper.paper_data("bernoulli_kl")["points"]
+    rates = np.array([point["theta"] for point in points])
+    found = paper._bernoulli_divergence(rates[:, -2], rates[:, -1])
+    np.testing.assert_allclose(found, [point["min_kl"] for point in points], atol=1e-6)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    short = {name: setting._replace(num_steps=40) for name, setting in SETTINGS.items()}
+    monkeypatch.setattr(paper, "SETTINGS", short)
+    monkeypatch.setattr(paper, "_GRID_STEPS", 20)
+    monkeypatch.setattr(paper, "QUICK", paper.Sizes(dict.fromkeys(SETTINGS, 30), 3, 2, 2, 5))
+
+
+def test_a_figure_is_drawn_with_its_table_and_data(small, tmp_path, capsys):
+    assert main(["reproduce", "correct-actions", "bernoulli-kl", "--out", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["setting"] for row in rows} == {"bernoulli"} and {"value", "ours", "verdict"} <= set(rows[0])
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"correct_actions.png", "bernoulli_kl.png", "reproduction.md", "bernoulli.nc"}
+    report = (tmp_path / "reproduction.md").read_text()
+    assert "| Bernoulli, rates (.4, .8) | 40 | 30 | Thompson | 4.52 +- 0.04 | authors |" in report
+    assert "Bernoulli grid, A = 2 (3 problems)" in report and "stuck" in report
+
+
+def test_an_unknown_figure_is_refused(tmp_path, capsys):
+    assert main(["reproduce", "regret", "--out", str(tmp_path)]) == 2
+    assert "FIGURE has 'regret', expected some of execution" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_regrets_of_the_bernoulli_bandit_are_those_of_the_authors():
+    # 4,000 realizations of 1,000 steps; verdicts allow three standard errors, which is derived where they are made.
+    runs = {"bernoulli": paper.run_setting("bernoulli", 4000, precision="float64", progress=False)}
+    found = paper.verdicts(runs)
+    assert {f.number.policy for f in found} >= {THOMPSON, LOWEST}
+    assert [f.verdict for f in found] == ["reproduces"] * len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear-caption", "linear-figure"])
+def test_the_regrets_of_the_linear_bandits_are_those_of_the_authors(name):
+    found = paper.verdicts({name: paper.run_setting(name, 1000, precision="float64", progress=False)})
+    authors = [f for f in found if f.number.source == "authors"]
+    assert len(authors) == 3 and all(f.verdict == "reproduces" for f in authors)
