@@ -94,12 +94,13 @@ def simulate(
         raise ValueError("selector is empty: give at least one")
     if precision not in ("float64", "float32"):
         raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
+    num_realizations = int(num_realizations)
     with jax.enable_x64(precision == "float64"):
         if not isinstance(engine, Engine):
             engine = engine(reward_model)
         key = jr.key(key) if isinstance(key, int | np.integer) else key
         parts: dict[str, list[Any]] = {name: [] for name in named}
-        with _Progress(len(named) * int(num_realizations), progress) as bar:
+        with _Progress(len(named) * num_realizations, progress) as bar:
             try:
                 for name, select in named.items():
 
@@ -116,7 +117,9 @@ def simulate(
                         )
 
                     reduce = records.reduced if summary else None
-                    for part, num_done in realize(play, key, int(num_realizations), reduce, memory=memory, mesh=mesh):
+                    in_turn = not engine.explanation.is_exact
+                    chunks = realize(play, key, num_realizations, reduce, memory=memory, mesh=mesh, in_turn=in_turn)
+                    for part, num_done in chunks:
                         parts[name].append(records.trimmed(part, num_done, summary))
                         bar.advance(num_done)
             except KeyboardInterrupt:
@@ -126,7 +129,7 @@ def simulate(
     make = records.summarised if summary else records.stepwise
     datasets = {name: make(found) for name, found in parts.items() if found}
     facts = records.provenance(key, reward_model, engine, environment, counts) | {"precision": precision}
-    return records.joined(datasets, isinstance(selector, Mapping), facts, int(num_realizations))
+    return records.joined(datasets, isinstance(selector, Mapping), facts, num_realizations)
 
 
 def realize(
@@ -137,12 +140,15 @@ def realize(
     *,
     memory: int | None = None,
     mesh: Mesh | None = None,
+    in_turn: bool = False,
 ) -> Iterator[tuple[Any, int]]:
     """Run numbered realizations in chunks; yield what is kept of each chunk, and how many of its first rows are real.
 
     Args:
         play: (key, number) -> what is kept of a realization. It makes its own key from the two.
         reduce: (chunk, which of its rows are real) -> what is kept of the chunk, with a leading axis; None keeps it all.
+        in_turn: whether the realizations of a chunk run one after another on a CPU. Vectorised ones walk in step: each
+            would pay for every other one's refresh.
     """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     is_double = jnp.zeros(()).dtype == jnp.float64
@@ -165,7 +171,8 @@ def realize(
     def run(key: Key, start: Int[Array, ""]) -> Any:
         position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
         numbers = start + num_each * position + jnp.arange(num_each)
-        played = jax.vmap(lambda number: records.compact(play(key, number)))(numbers)
+        every = jax.lax.map if in_turn and platform == "cpu" else lambda function, rows: jax.vmap(function)(rows)
+        played = every(lambda number: records.compact(play(key, number)), numbers)
         return played if reduce is None else reduce(played, numbers < num_realizations)
 
     if mesh is not None:
