@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 __all__ = ["Law", "beta_law", "best_arm_probs", "cdf", "gamma_law", "quantile", "student_t_law"]
 
 _NUM_NODES = 128
-_QUANTILE_NODES = 160
+_QUANTILE_NODES = 192
 _LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
 _LOGIT, _LOG, _PLAIN = range(3)

@@ -284,15 +284,17 @@ def linear_grid(
 ) -> Cloud:
     """Run two-armed linear Gaussian bandits of the paper's footnote: 360 drawn from its grid, or some of them.
 
-    The divergence divides by the noise, not its square, as the paper's axis does: E (x' (w1 - w0))^2 / (2 noise).
+    Both weights of the second arm are the larger ones, as in the paper's example, so that it is better in every context.
+    The paper's points lie on one curve, which bandits whose best arm depends on the context leave. The divergence divides
+    by the noise, not its square, as the paper's axis does: E (x' (w1 - w0))^2 / (2 noise).
     """
     rng = np.random.default_rng(0)
-    weights = rng.integers(-10, 11, (360, 2, 2)) * 0.1
+    weights = np.sort(rng.integers(-10, 11, (1000, 2, 2)), axis=1) * 0.1
+    weights = weights[np.all(weights[:, 1] > weights[:, 0], axis=1)][:360]
     noise = rng.integers(1, 11, 360) * 0.1
     gap = weights[:, 1] - weights[:, 0]
     divergence = ((gap**2).sum(axis=1) / 3.0 + gap.prod(axis=1) / 2.0) / (2.0 * noise)
-    chosen = np.flatnonzero(divergence > 0)
-    chosen = chosen[_spread(divergence[chosen], num_problems)]
+    chosen = _spread(divergence, num_problems)
     weights, noise, divergence = weights[chosen], noise[chosen], divergence[chosen]
     truths = {"weights": weights, "variance": np.repeat(noise[:, None] ** 2, 2, axis=1)}
     words = [f"{w.round(1).tolist()}, noise {s:.1f}" for w, s in zip(weights, noise, strict=True)]

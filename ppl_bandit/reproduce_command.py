@@ -166,5 +166,5 @@ _NOTES = [
     "- The paper's figures show realised regret of 5,000 realizations, whose standard deviation (13 and 34) is mostly the "
     "noise of the rewards; ours is expected regret, which has the same mean.",
     "- The weights of the paper's linear Gaussian grid are not listed: ours are 360 problems drawn from the grid that its "
-    "footnote describes, so points compare as clouds and not one by one.",
+    "footnote describes, with one arm better in every context, so points compare as clouds and not one by one.",
 ]

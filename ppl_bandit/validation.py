@@ -129,12 +129,22 @@ def _num_positional(program: Callable) -> tuple[int, float]:
     return required, float("inf") if many else len(positional)
 
 
+def _has_bijection(fn: Any) -> bool:
+    try:
+        biject_to(fn.support)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def _traced(program: Callable, context: Any, num_rows: int) -> Trace:
     """Trace the program without running it."""
     caught: dict[str, Any] = {}
 
     def body(arm: Array, rows: Any) -> None:
         caught.update(run_program(program, arm, rows, {}))
+        for site in caught.values():  # now: bounds of a support may be traced values, which mean nothing later
+            site["has_bijection"] = site["type"] != "sample" or _has_bijection(site["fn"])
 
     rows = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_rows, *leaf.shape)), context)
     try:
@@ -228,14 +238,12 @@ def _check_latents(trace: Trace, longer: Trace, latents: list[str]) -> None:
                 f"the latent '{name}' is discrete: sum it out, for instance with dist.MixtureSameFamily or "
                 "dist.MixtureGeneral for the outcome"
             )
-        try:
-            biject_to(trace[name]["fn"].support)
-        except NotImplementedError:
+        if not trace[name]["has_bijection"]:
             raise InvalidProgram(
                 f"the latent '{name}' lives on {type(trace[name]['fn'].support).__name__.strip('_')}, to which NumPyro has no "
                 "bijection from the reals, so no engine can sample it: write it as a function of latents with a real, "
                 "positive, interval or simplex support"
-            ) from None
+            )
 
 
 def _check_expected_reward(trace: Trace, outcomes: tuple[str, ...]) -> bool:

@@ -74,12 +74,12 @@ def test_bad_arguments_end_with_status_2(capsys):
 
 def test_run_writes_table_figures_and_data(tmp_path, capsys):
     command = ["run", "bernoulli", "--selectors", "ds,ts", "--steps", "15", "--realizations", "8", "--samples", "20"]
-    assert main([*command, "--out", str(tmp_path), "--json"]) == 0
+    assert main([*command, "--out", str(tmp_path / "runs"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["engine"] == "conjugate"
     assert [score["selector"] for score in found["scores"]] == ["double sampling", "Thompson"]
     assert found["scores"][1]["relative"] == 0.0
-    written = {path.name for path in tmp_path.iterdir()}
+    written = {path.name for path in (tmp_path / "runs").iterdir()}
     assert written == {"table.md", "runs.nc", "regret.png", "arms.png", "one_run.png"}
 
 

@@ -38,15 +38,18 @@ def small(monkeypatch):
     monkeypatch.setattr(paper, "QUICK", paper.Sizes(dict.fromkeys(SETTINGS, 30), 3, 2, 2, 5))
 
 
-def test_a_figure_is_drawn_with_its_table_and_data(small, tmp_path, capsys):
-    assert main(["reproduce", "correct-actions", "bernoulli-kl", "--out", str(tmp_path), "--json"]) == 0
+@pytest.mark.parametrize("grid", [None, pytest.param("bernoulli-kl", marks=pytest.mark.slow)])
+def test_a_figure_is_drawn_with_its_table_and_data(grid, small, tmp_path, capsys):
+    figures = ["correct-actions", *([grid] if grid else [])]
+    assert main(["reproduce", *figures, "--out", str(tmp_path / "paper"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["setting"] for row in rows} == {"bernoulli"} and {"value", "ours", "verdict"} <= set(rows[0])
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"correct_actions.png", "bernoulli_kl.png", "reproduction.md", "bernoulli.nc"}
-    report = (tmp_path / "reproduction.md").read_text()
+    written = {path.name for path in (tmp_path / "paper").iterdir()}
+    drawn = {"bernoulli_kl.png"} if grid else set()
+    assert written == {"correct_actions.png", "reproduction.md", "bernoulli.nc"} | drawn
+    report = (tmp_path / "paper" / "reproduction.md").read_text()
     assert "| Bernoulli, rates (.4, .8) | 40 | 30 | Thompson | 4.52 +- 0.04 | authors |" in report
-    assert "Bernoulli grid, A = 2 (3 problems)" in report and "stuck" in report
+    assert ("Bernoulli grid, A = 2 (3 problems)" in report) == bool(grid) and "stuck" in report
 
 
 def test_an_unknown_figure_is_refused(tmp_path, capsys):
