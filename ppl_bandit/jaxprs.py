@@ -3,14 +3,14 @@
 Both questions are asked of the jaxpr, before anything runs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import Array
 
-__all__ = ["UNKNOWN", "ArmIndex", "bind", "dependencies", "read_indices", "subjaxpr"]
+__all__ = ["UNKNOWN", "ArmIndex", "bind", "dependencies", "evaluate", "read_indices", "subjaxpr"]
 
 UNKNOWN = object()  # a value that is not fixed before the program runs
 
@@ -53,6 +53,21 @@ def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
+def evaluate(
+    jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any], step: Callable[[Any, list[Any]], Sequence[Any]]
+) -> list[Any]:
+    """Go through a jaxpr with values of any kind; `step` turns an equation and its inputs into its outputs."""
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, step(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
 def dependencies(jaxpr: Jaxpr, inputs: Sequence[frozenset]) -> list[frozenset]:
     """Return, for each output of a jaxpr, the union of the labels of the inputs that reach it.
 
@@ -83,25 +98,17 @@ def read_indices(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any]) -> li
 
 
 def _walk(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any], found: list[ArmIndex]) -> list[Any]:
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        values = [read(atom) for atom in eqn.invars]
-        inner = subjaxpr(eqn)
+    def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
         if eqn.primitive.name == "gather" and values[1] is not UNKNOWN:
             found.extend(_gathered(eqn, values[1]))
+        inner = subjaxpr(eqn)
         if inner is not None:
-            outs = _walk(inner[0], inner[1], values, found)
-        elif any(value is UNKNOWN for value in values) or eqn.effects:
-            outs = [UNKNOWN] * len(eqn.outvars)
-        else:
-            outs = bind(eqn, values)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+            return _walk(inner[0], inner[1], values, found)
+        if any(value is UNKNOWN for value in values) or eqn.effects:
+            return [UNKNOWN] * len(eqn.outvars)
+        return bind(eqn, values)
+
+    return evaluate(jaxpr, consts, args, step)
 
 
 def _gathered(eqn: Any, indices: Array) -> Iterator[ArmIndex]:

@@ -147,7 +147,10 @@ OFFERS = {
 }
 
 
-@pytest.mark.parametrize("name", OFFERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in ("poisson", "hierarchical_gaussian") else []) for n in OFFERS],
+)
 def test_the_exact_engine_offers_the_law_of_its_own_draws(name):
     file = load_model(name)
     model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)

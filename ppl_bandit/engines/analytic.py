@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr
 from jaxtyping import Array, Bool
 
 from ppl_bandit.engines import intervals
 from ppl_bandit.engines.intervals import Flow, anywhere, as_flow, is_graded, is_nonzero, is_positive
-from ppl_bandit.jaxprs import bind, subjaxpr
+from ppl_bandit.jaxprs import bind, evaluate, subjaxpr
 
 __all__ = ["Obstacle", "interpret"]
 
@@ -35,20 +35,11 @@ class Obstacle(NamedTuple):
 
 def interpret(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any], obstacles: list[Obstacle]) -> list[Any]:
     """Interpret a jaxpr; inputs and outputs are `Flow`s where latents reach and plain arrays elsewhere."""
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
+    def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
+        return _apply(eqn, values, obstacles) if any(isinstance(v, Flow) for v in values) else bind(eqn, values)
 
-    for eqn in jaxpr.eqns:
-        values = [read(atom) for atom in eqn.invars]
-        if not any(isinstance(value, Flow) for value in values):
-            outs = bind(eqn, values)
-        else:
-            outs = _apply(eqn, values, obstacles)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return evaluate(jaxpr, consts, args, step)
 
 
 def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle]) -> list[Any]:

@@ -5,6 +5,7 @@ form of a Gaussian block. Whether it is affine, and which elements it reads, is 
 for every context at once; what is not plainly affine has no closed form here.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit import laws
 from ppl_bandit.engines.families import Layout, Posterior
-from ppl_bandit.jaxprs import bind, subjaxpr
+from ppl_bandit.jaxprs import bind, evaluate, subjaxpr
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Marginals
 
@@ -225,30 +226,20 @@ def _expected_reward_structure(model: RewardModel, layout: Layout) -> _Affine:
 
 
 def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        values = [read(atom) for atom in eqn.invars]
+    def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
         inner = subjaxpr(eqn)
         if inner is not None:
-            outs = _follow(inner[0], inner[1], values)
-        elif any(value is _LOST for value in values):
-            outs = [_LOST] * len(eqn.outvars)
-        elif any(isinstance(value, _Affine) for value in values):
-            try:
-                outs = [_step(eqn, values)]
-            except _NotAffine:
-                outs = [_LOST] * len(eqn.outvars)
-        elif any(value is _DATA for value in values) or eqn.effects:
-            outs = [_DATA] * len(eqn.outvars)
-        else:
-            outs = bind(eqn, values)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+            return _follow(inner[0], inner[1], values)
+        if any(isinstance(value, _Affine) for value in values) and not any(value is _LOST for value in values):
+            with contextlib.suppress(_NotAffine):
+                return [_step(eqn, values)]
+        if any(value is _LOST or isinstance(value, _Affine) for value in values):
+            return [_LOST] * len(eqn.outvars)
+        if any(value is _DATA for value in values) or eqn.effects:
+            return [_DATA] * len(eqn.outvars)
+        return bind(eqn, values)
+
+    return evaluate(jaxpr, consts, args, step)
 
 
 def _step(eqn: Any, values: list[Any]) -> _Affine:
