@@ -260,13 +260,11 @@ def test_two_processes_give_the_same_results(whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("factory, num_realizations", [(engines.reweight, 60), (engines.nuts, 30)])
 def test_approximate_engines_have_the_regret_of_the_exact_one(factory, num_realizations):
-    # The exact engine's mean is known to a tenth of the error of the other's, whose standard error sets the tolerance.
+    # Both have the same law if the draws are right, so the standard error comes from the exact engine's many runs: a few
+    # runs of a skewed law, without one of the rare bad ones, would think themselves too precise.
     exact = run(THOMPSON, num_steps=40, num_realizations=100 * num_realizations, summary=True)
     found = run(
         THOMPSON, engine=factory(MODEL), num_steps=40, num_realizations=num_realizations, num_samples=200, summary=True
     )
-    final = np.asarray(found.final_regret, float)
-    error = np.hypot(
-        final.std(ddof=1) / np.sqrt(final.size), float(exact.final_regret.std()) / np.sqrt(exact.final_regret.size)
-    )
-    assert abs(final.mean() - float(exact.final_regret.mean())) < 3 * error, (final.mean(), error)
+    error = float(exact.final_regret.std()) * np.sqrt(1.01 / num_realizations)
+    assert abs(float(found.final_regret.mean()) - float(exact.final_regret.mean())) < 3 * error
