@@ -89,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     rows.add_argument(
         "--simulate", type=int, default=200, metavar="N", help="rows of the (first) model at its truth (%(default)s)"
     )
-    compare.add_argument("--play", metavar="SELECTOR", help="who plays simulated rows (default: the arms in turn)")
+    compare.add_argument(
+        "--play", metavar="SELECTOR", help="who plays simulated rows, such as ds or ts (default: the arms in turn)"
+    )
     compare.add_argument(
         "--engines", default="exact,nuts,svi,laplace,reweight", help="separated by commas (%(default)s)"
     )

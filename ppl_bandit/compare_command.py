@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ppl_bandit import engines, selectors
 from ppl_bandit.comparison.figures import draw_figures
 from ppl_bandit.comparison.models import Score, rank_models
 from ppl_bandit.comparison.posteriors import compare
@@ -18,24 +17,9 @@ from ppl_bandit.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.program import RewardModel
 from ppl_bandit.report import comparison_report, ranking_report
 from ppl_bandit.types import Interaction
+from ppl_bandit.vocabulary import ENGINES, SELECTORS, check_words
 
-__all__ = ["ENGINES", "SELECTORS", "CompareOptions", "compare_from_arguments"]
-
-ENGINES = {
-    "exact": engines.conjugate,
-    "nuts": engines.nuts,
-    "svi": engines.svi,
-    "laplace": engines.laplace,
-    "reweight": engines.reweight,
-}
-SELECTORS = {
-    "double-sampling": selectors.double_sampling,
-    "thompson": selectors.thompson,
-    "greedy": selectors.greedy,
-    "top-two": selectors.top_two,
-    "bayes-ucb": selectors.bayes_ucb,
-    "information-directed": selectors.information_directed,
-}
+__all__ = ["CompareOptions", "compare_from_arguments"]
 
 
 class CompareOptions(NamedTuple):
@@ -99,9 +83,7 @@ def compare_from_arguments(
 def _compare(
     specs: list[str], options: CompareOptions, progress: Callable[[str], None]
 ) -> tuple[str, dict[str, Any], list[Path]]:
-    unknown = [name for name in options.engines if name not in ENGINES]
-    if unknown or not options.engines:
-        raise ValueError(f"--engines: there is no engine {unknown or 'given'}; choose among {', '.join(ENGINES)}")
+    check_words(options.engines or [""], ENGINES, "--engines")
     (file,) = [load_model(spec) for spec in specs]
     model = _read(file)
     data = _rows(file, model, options)
@@ -182,9 +164,8 @@ def _rows(file: ModelFile, model: RewardModel, options: CompareOptions) -> Inter
             f"{file.path} gives no `truth` to simulate from: add a line such as `truth = {{site: value}}`, or give rows of "
             "your own with --data FILE.csv"
         )
-    if options.play is not None and options.play not in SELECTORS:
-        raise ValueError(f"--play {options.play} is no selector; choose one of {', '.join(SELECTORS)}")
-    selector = None if options.play is None else SELECTORS[options.play]()
+    check_words([] if options.play is None else [options.play], SELECTORS, "--play")
+    selector = None if options.play is None else SELECTORS[options.play][1]()
     return simulate_rows(
         model, file.truth, options.num_rows, contexts=file.contexts, selector=selector, seed=options.seed
     )

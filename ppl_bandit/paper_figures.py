@@ -1,19 +1,19 @@
 """The paper's figures, with its own curves and points beside ours."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ppl_bandit.paper import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, Cloud, paper_data
-from ppl_bandit.plots import COLOURS, DASHES, figure_tools
+from ppl_bandit.plots import figure_tools, finish, styles
 
 if TYPE_CHECKING:
     import xarray
 
 __all__ = ["draw_cloud", "draw_correct_actions", "draw_execution", "draw_regret"]
 
-_STYLE = dict(zip((THOMPSON, BAYES_UCB, LOWEST, RANDOM), zip(COLOURS, DASHES, strict=True), strict=False))
+_STYLE = dict(zip((THOMPSON, BAYES_UCB, LOWEST, RANDOM), styles(), strict=False))
 _CURVES = {THOMPSON: "TS", BAYES_UCB: "BUCB", LOWEST: "DS"}
 
 
@@ -22,14 +22,13 @@ def draw_execution(found: "xarray.Dataset", path: Path) -> None:
     plt = figure_tools()
     run = found.sel(selector=LOWEST)
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
-    for arm, (colour, dash) in enumerate(zip(COLOURS, DASHES, strict=True)):
-        if arm < run.sizes["arm"]:
-            axes[0].plot(run.step, run.one_best_arm_probs[:, arm], color=colour, linestyle=dash, label=f"arm {arm}")
+    for arm, (colour, dash) in zip(range(run.sizes["arm"]), styles(), strict=False):
+        axes[0].plot(run.step, run.one_best_arm_probs[:, arm], color=colour, linestyle=dash, label=f"arm {arm}")
     axes[0].set(xlabel="step", ylabel="P(arm is best), p-hat", ylim=(-0.03, 1.03), title="p-hat over time")
     axes[0].legend()
     axes[1].step(run.step, run.one_num_candidates, color="black", linewidth=0.9)
     axes[1].set(xlabel="step", ylabel="candidates, N", yscale="log", title="N over time")
-    _finish(plt, figure, "One execution of double sampling", _caption("bernoulli-three", found, one=True), path)
+    finish(figure, "One execution of double sampling", _caption("bernoulli-three", found, one=True), path)
 
 
 def draw_correct_actions(found: "xarray.Dataset", path: Path) -> None:
@@ -46,7 +45,7 @@ def draw_correct_actions(found: "xarray.Dataset", path: Path) -> None:
         axis.set(xlabel="step", ylabel="P(best arm is played)", xscale="log", ylim=(0, 1.3))
         axis.legend(loc="lower right")
     caption = _caption("bernoulli", found) + "; bands: one standard deviation of a single play"
-    _finish(plt, figure, "Correct actions", caption, path)
+    finish(figure, "Correct actions", caption, path)
 
 
 def draw_regret(found: "xarray.Dataset", setting: str, path: Path) -> None:
@@ -69,7 +68,7 @@ def draw_regret(found: "xarray.Dataset", setting: str, path: Path) -> None:
     axis.set(xlabel="step", ylabel="cumulative regret (ours: expected; paper: realised)", ylim=(0, None))
     axis.legend(fontsize=8)
     caption = _caption(setting, found) + "; bands: 95% interval of the mean"
-    _finish(plt, figure, f"Cumulative regret: {SETTINGS[setting].title}", caption, path)
+    finish(figure, f"Cumulative regret: {SETTINGS[setting].title}", caption, path)
 
 
 def draw_cloud(clouds: dict[str, Cloud], data: str, title: str, num_runs: int, path: Path) -> None:
@@ -80,7 +79,7 @@ def draw_cloud(clouds: dict[str, Cloud], data: str, title: str, num_runs: int, p
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
     for axis, policy, field in zip(axes, (THOMPSON, BAYES_UCB), ("vs_thompson", "vs_bayes_ucb"), strict=True):
         axis.scatter([p[axis_name] for p in points], [p[field] for p in points], s=7, color="0.75", label="the paper")
-        for (name, cloud), colour, marker in zip(clouds.items(), COLOURS, "osv^", strict=False):
+        for (name, cloud), (colour, _), marker in zip(clouds.items(), styles(), "osv^", strict=False):
             axis.errorbar(
                 cloud.divergence, cloud.relative[policy], yerr=1.96 * cloud.error[policy], fmt=marker, markersize=4,
                 color=colour, elinewidth=0.6, label=f"ours, {name} ({cloud.divergence.size} problems)",
@@ -89,16 +88,9 @@ def draw_cloud(clouds: dict[str, Cloud], data: str, title: str, num_runs: int, p
         axis.set(xscale="log", xlabel="Kullback-Leibler divergence", ylabel=f"regret relative to {policy}, less 1")
         axis.legend(fontsize=8)
     caption = f"double sampling (ties lowest) after 1500 steps, {num_runs} realizations a problem; bars: 95% intervals"
-    _finish(plt, figure, title, caption, path)
+    finish(figure, title, caption, path)
 
 
 def _caption(setting: str, found: "xarray.Dataset", one: bool = False) -> str:
     runs = "one" if one else str(found.sizes["realization"])
     return f"{SETTINGS[setting].title}; {runs} realization{'' if one else 's'}, M = {found.attrs['num_samples']}"
-
-
-def _finish(plt: Any, figure: Any, title: str, caption: str, path: Path) -> None:
-    figure.suptitle(title)
-    figure.supxlabel(caption, fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -1,16 +1,17 @@
 """Figures that stand alone: titles, units, uncertainty bands, and what was run."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["COLOURS", "DASHES", "DemoPanel", "draw_demo", "figure_tools"]
+__all__ = ["DemoPanel", "draw_demo", "figure_tools", "finish", "styles"]
 
 # Told apart in black and white by their dashes, in colour by hues that colour-blind readers can separate.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
 class DemoPanel(NamedTuple):
@@ -39,6 +40,19 @@ def figure_tools() -> Any:
     return plt
 
 
+def styles() -> Iterator[tuple[str, Any]]:
+    """Yield colours and dashes without end; seven of each, of which no two agree."""
+    return zip(itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=True)
+
+
+def finish(figure: Any, title: str, caption: str, path: str | PathLike) -> None:
+    """Say above a figure what it shows and below it what was run, write it, and let it go."""
+    figure.suptitle(title)
+    figure.supxlabel(caption, fontsize=8)
+    figure.savefig(path, dpi=110)
+    figure_tools().close(figure)
+
+
 def draw_demo(panels: list[DemoPanel], path: str | PathLike, footnote: str) -> None:
     """Draw cumulative regret and p-hat over time for each model, two models to a row."""
     plt = figure_tools()
@@ -50,14 +64,12 @@ def draw_demo(panels: list[DemoPanel], path: str | PathLike, footnote: str) -> N
         left, right = axes.flat[2 * position : 2 * position + 2]
         _regret(left, panel)
         _best_arm_probs(right, panel)
-    figure.suptitle("Bandits from NumPyro programs, exact posteriors: cumulative regret and probability of being best")
-    figure.supxlabel(footnote, fontsize=9)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    title = "Bandits from NumPyro programs, exact posteriors: cumulative regret and probability of being best"
+    finish(figure, title, footnote, path)
 
 
 def _regret(axis: Any, panel: DemoPanel) -> None:
-    for (name, runs), colour, dash in zip(panel.regret.items(), COLOURS, DASHES, strict=False):
+    for (name, runs), (colour, dash) in zip(panel.regret.items(), styles(), strict=False):
         steps = np.arange(1, runs.shape[1] + 1)
         mean = runs.mean(axis=0)
         margin = 1.96 * runs.std(axis=0, ddof=1) / np.sqrt(runs.shape[0])
@@ -70,7 +82,7 @@ def _regret(axis: Any, panel: DemoPanel) -> None:
 
 def _best_arm_probs(axis: Any, panel: DemoPanel) -> None:
     steps = np.arange(1, panel.best_arm_probs.shape[0] + 1)
-    for arm, (probs, colour, dash) in enumerate(zip(panel.best_arm_probs.T, COLOURS * 9, DASHES * 9, strict=False)):
+    for arm, (probs, (colour, dash)) in enumerate(zip(panel.best_arm_probs.T, styles(), strict=False)):
         label = f"arm {arm} (best)" if arm == panel.best_arm else f"arm {arm}"
         axis.plot(steps, probs, color=colour, linestyle=dash, linewidth=1.1, label=label)
     axis.set(title="one run of double sampling", xlabel="step", ylabel="P(arm is best), p-hat", ylim=(-0.03, 1.03))

@@ -16,12 +16,12 @@ from jaxtyping import Array, Bool
 from ppl_bandit.environment import Environment
 from ppl_bandit.program import RewardModel
 from ppl_bandit.rollouts import Rollout
-from ppl_bandit.types import Engine, Key, Selector
+from ppl_bandit.types import Engine, Key
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["compact", "joined", "name_of", "provenance", "reduced", "stepwise", "summarised", "trimmed"]
+__all__ = ["compact", "joined", "provenance", "reduced", "stepwise", "summarised", "trimmed"]
 
 _NUM_CHECKPOINTS = 50
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -53,11 +53,6 @@ class Moments(NamedTuple):
     is_trusted: Array
     one_probs: Array
     one_candidates: Array
-
-
-def name_of(selector: Selector) -> str:
-    """Return a selector's name: that of its factory."""
-    return getattr(selector, "__qualname__", "selector").partition(".")[0]
 
 
 def compact(kept: Any) -> Any:

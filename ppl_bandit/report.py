@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ppl_bandit.comparison.models import Ranking
-from ppl_bandit.comparison.posteriors import Comparison
+from ppl_bandit.comparison.results import Comparison
 from ppl_bandit.comparison.tables import conclusion, ranking_table, tables, verdict
 
 __all__ = ["comparison_report", "ranking_report"]

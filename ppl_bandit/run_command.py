@@ -1,43 +1,24 @@
 """`ppl-bandit run`: play selectors on a model, and write a table, figures and the data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from ppl_bandit import engines, selectors
+from ppl_bandit import engines
 from ppl_bandit.environment import Environment
 from ppl_bandit.model_files import ModelFileError, load_model
 from ppl_bandit.program import RewardModel
 from ppl_bandit.run_figures import draw_run
 from ppl_bandit.scores import Score, scores, table
 from ppl_bandit.simulation import simulate
-from ppl_bandit.types import Selector
+from ppl_bandit.vocabulary import ENGINES, SELECTORS, check_words
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["ENGINES", "SELECTORS", "run_model"]
-
-SELECTORS: Mapping[str, tuple[str, Callable[[], Selector]]] = {
-    "ds": ("double sampling", selectors.double_sampling),
-    "ds-lowest": ("double sampling, ties lowest", lambda: selectors.double_sampling(ties="lowest")),
-    "ds-exact": ("double sampling, exact P(best)", lambda: selectors.double_sampling(exact=True)),
-    "ts": ("Thompson", selectors.thompson),
-    "bucb": ("Bayes-UCB", selectors.bayes_ucb),
-    "greedy": ("greedy", selectors.greedy),
-    "top-two": ("top-two", selectors.top_two),
-    "ids": ("information-directed", selectors.information_directed),
-}
-ENGINES: Mapping[str, Callable] = {
-    "auto": engines.choose,
-    "exact": engines.conjugate,
-    "reweight": engines.reweight,
-    "nuts": engines.nuts,
-    "svi": engines.svi,
-    "laplace": engines.laplace,
-}
+__all__ = ["run_model"]
 
 
 def run_model(
@@ -58,17 +39,16 @@ def run_model(
     Returns:
         The scores, and the engine's name.
     """
-    for given, known, argument in ((names, SELECTORS, "--selectors"), ([engine], ENGINES, "--engine")):
-        for name in given:
-            if name not in known:
-                raise ValueError(f"{argument} has {name!r}, expected some of {', '.join(known)}")
+    factories = {"auto": engines.choose, **ENGINES}
+    check_words(names, SELECTORS, "--selectors")
+    check_words([engine], factories, "--engine")
     chosen = {SELECTORS[name][0]: SELECTORS[name][1]() for name in names}
     file = load_model(spec)
     if file.truth is None:
         raise ModelFileError(f"{file.path} has no truth: add `truth = {{site: value}}`, the world to simulate")
     model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
     with jax.enable_x64(True):
-        built = ENGINES[engine](model)
+        built = factories[engine](model)
     world = Environment(model, file.truth, file.contexts)
     settings: dict[str, Any] = {"num_steps": num_steps, "num_samples": num_samples, "progress": progress}
     mesh = None

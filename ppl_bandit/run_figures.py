@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.plots import COLOURS, DASHES, figure_tools
+from ppl_bandit.plots import figure_tools, finish, styles
 
 if TYPE_CHECKING:
     import xarray
@@ -23,28 +23,28 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     names = [str(name) for name in found.selector.values]
 
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
-    for name, colour, dash in zip(names, COLOURS, DASHES, strict=False):
+    for name, (colour, dash) in zip(names, styles(), strict=False):
         _band(axes[0], found.sel(selector=name), name, colour, dash)
         _tail(axes[1], found.sel(selector=name), name, colour, dash)
     axes[0].set(title="mean, with the 95% interval of the mean", xlabel="step", ylabel="cumulative expected regret")
     axes[1].set(title="median (line) to 99th percentile (top)", xlabel="step", ylabel="cumulative expected regret")
     axes[0].legend(fontsize=9)
     axes[1].legend(fontsize=9)
-    _finish(plt, figure, "Cumulative expected regret", caption, out / "regret.png")
+    finish(figure, "Cumulative expected regret", caption, out / "regret.png")
 
-    shown, columns = names, min(len(names), 3)
-    rows = -(-len(shown) // columns)
+    columns = min(len(names), 3)
+    rows = -(-len(names) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(4.6 * columns, 3.4 * rows), squeeze=False, layout="constrained", sharey=True
     )
-    for axis, name in zip(axes.flat, shown, strict=False):
+    for axis, name in zip(axes.flat, names, strict=False):
         shares = found.sel(selector=name).play_share
         _by_arm(axis, np.asarray(shares), "share of realizations")
         axis.set(title=name, ylim=(-0.03, 1.03))
-    for axis in axes.flat[len(shown) :]:
+    for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     axes.flat[0].legend(fontsize=8, ncols=2)
-    _finish(plt, figure, "Which arm is played at each step", caption, out / "arms.png")
+    finish(figure, "Which arm is played at each step", caption, out / "arms.png")
 
     figure, axes = plt.subplots(2, len(names), figsize=(4.4 * len(names), 6), squeeze=False, layout="constrained")
     for column, name in enumerate(names):
@@ -59,7 +59,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         )
         axes[1, column].set(xlabel="step", ylabel="candidates, N", yscale="log", ylim=(0.8, 1500))
     axes[0, 0].legend(fontsize=8)
-    _finish(plt, figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
+    finish(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
 
 
 def _band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:
@@ -78,13 +78,6 @@ def _tail(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any)
 
 
 def _by_arm(axis: Any, shares: np.ndarray, label: str) -> None:
-    for arm, (share, colour, dash) in enumerate(zip(shares.T, COLOURS * 9, DASHES * 9, strict=False)):
+    for arm, (share, (colour, dash)) in enumerate(zip(shares.T, styles(), strict=False)):
         axis.plot(np.arange(1, share.size + 1), share, color=colour, linestyle=dash, label=f"arm {arm}", linewidth=1.2)
     axis.set(xlabel="step", ylabel=label)
-
-
-def _finish(plt: Any, figure: Any, title: str, caption: str, path: Path) -> None:
-    figure.suptitle(title)
-    figure.supxlabel(caption, fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -25,6 +25,7 @@ from ppl_bandit import records
 from ppl_bandit.environment import Environment
 from ppl_bandit.program import RewardModel
 from ppl_bandit.rollouts import rollout
+from ppl_bandit.selectors.contract import name_of
 from ppl_bandit.types import Engine, Key, Selector
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def simulate(
 ) -> "xarray.Dataset":
     """Simulate realizations of a bandit, and return all that happened, or a summary of it.
 
-    Interrupted (Ctrl-C), it returns the realizations that are done and says
-    so; the attribute `is_complete` is then 0.
+    Interrupted (Ctrl-C), it returns the realizations that are done and says so; the attribute `is_complete` is then 0.
 
     Args:
         key: a key, or a seed.
@@ -89,7 +89,7 @@ def simulate(
             f"environment has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
             "and its world must have the same arms"
         )
-    named = dict(selector) if isinstance(selector, Mapping) else {records.name_of(selector): selector}
+    named = dict(selector) if isinstance(selector, Mapping) else {name_of(selector): selector}
     if not named:
         raise ValueError("selector is empty: give at least one")
     if precision not in ("float64", "float32"):

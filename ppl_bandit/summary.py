@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bandit.selectors.contract import name_of
 from ppl_bandit.types import Explanation, Selector
 
 __all__ = ["describe"]
@@ -25,8 +26,7 @@ def describe(
         table: (M, A) draws of expected rewards; None where they depend on a context.
         log_evidence: of the program so far and its standard error, from an engine that adds it up.
     """
-    name = getattr(selector, "__qualname__", type(selector).__name__).partition(".<locals>")[0]
-    lines = [str(explanation), "", f"  learnt from {played.size} rewards; decisions by {name}"]
+    lines = [str(explanation), "", f"  learnt from {played.size} rewards; decisions by {name_of(selector)}"]
     if log_evidence is not None:
         lines.append(
             f"  log evidence of the program so far: {log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f}); compare it "

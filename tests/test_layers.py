@@ -42,7 +42,17 @@ LAYERS = (
     ),
     ("data_files", "paper", "comparison", "report", "plots", "run_figures", "scores", "paper_figures"),
     ("__init__",),
-    ("model_files", "check", "compare_command", "demo", "run_command", "reproduce_command", "cli", "__main__"),
+    (
+        "model_files",
+        "check",
+        "compare_command",
+        "vocabulary",
+        "demo",
+        "run_command",
+        "reproduce_command",
+        "cli",
+        "__main__",
+    ),
 )
 HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
 

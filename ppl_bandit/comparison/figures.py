@@ -13,7 +13,7 @@ import numpy as np
 from ppl_bandit.arviz_export import observed, replicate
 from ppl_bandit.comparison.closed_form import support_bounds
 from ppl_bandit.comparison.errors import largest
-from ppl_bandit.comparison.posteriors import Comparison
+from ppl_bandit.comparison.results import Comparison
 from ppl_bandit.comparison.running import flatten
 from ppl_bandit.compilation import quick_jit
 

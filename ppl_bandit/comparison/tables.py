@@ -8,7 +8,7 @@ import numpy as np
 
 from ppl_bandit.comparison.errors import QUANTILES, Estimate, largest
 from ppl_bandit.comparison.models import Ranking
-from ppl_bandit.comparison.posteriors import Comparison, StreamPoint
+from ppl_bandit.comparison.results import Comparison, StreamPoint
 
 __all__ = ["Table", "conclusion", "describe", "describe_ranking", "ranking_table", "records", "tables", "verdict"]
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.selectors.shares import best_arm_probs
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
-__all__ = ["Situation", "Rule", "check_arguments", "make_selector"]
+__all__ = ["Rule", "Situation", "check_arguments", "make_selector", "name_of"]
 
 
 class Situation(NamedTuple):
@@ -137,6 +137,11 @@ def make_selector(
     for name, value in attributes.items():
         setattr(select, name, value)
     return select
+
+
+def name_of(selector: Any) -> str:
+    """Return a selector's name: that of its factory."""
+    return getattr(selector, "__qualname__", type(selector).__name__).partition(".<locals>")[0]
 
 
 def check_arguments(

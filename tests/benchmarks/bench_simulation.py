@@ -68,7 +68,7 @@ def main():
     parser.add_argument("--paper", action="store_true")
     arguments = parser.parse_args()
     num_runs, num_steps = (5000, 1500) if arguments.paper else (arguments.runs, arguments.steps)
-    precision = not arguments.paper
+    is_double = not arguments.paper
     cases = [
         ("Bernoulli (.4, .8), law of p-hat", "bernoulli", False, num_runs),
         ("Bernoulli (.4, .8), real draws", "bernoulli", True, num_runs if arguments.paper else max(num_runs // 20, 20)),
@@ -76,9 +76,9 @@ def main():
         ("linear Gaussian caption, law of p-hat", "linear-caption", False, num_runs),
     ]
     print(
-        f"{jax.devices()[0].device_kind}, {'float64' if precision else 'float32'}, {num_steps} steps, M = {NUM_DRAWS}"
+        f"{jax.devices()[0].device_kind}, {'float64' if is_double else 'float32'}, {num_steps} steps, M = {NUM_DRAWS}"
     )
-    with jax.enable_x64(precision):
+    with jax.enable_x64(is_double):
         rates = jnp.array([0.4, 0.8])
         few = max(num_runs // 100, 8)
         reference = None

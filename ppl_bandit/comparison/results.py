@@ -1,0 +1,196 @@
+"""What a comparison of engines found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.random as jr
+import numpy as np
+
+from ppl_bandit.comparison.closed_form import Law
+from ppl_bandit.comparison.errors import Estimate, LatentErrors, Target
+from ppl_bandit.comparison.running import Run
+from ppl_bandit.compilation import quick_jit
+from ppl_bandit.program import RewardModel
+from ppl_bandit.types import Explanation, Interaction
+
+__all__ = [
+    "Comparison",
+    "DecisionErrors",
+    "EngineResult",
+    "Floor",
+    "Reference",
+    "StreamPoint",
+    "element_labels",
+]
+
+
+class Floor(NamedTuple):
+    """Distances between independent samples of the reference itself, each with the standard deviation of one of them.
+
+    Attributes:
+        wasserstein: (K,), between two samples, in the units of the errors.
+        kolmogorov: (K,), between two samples.
+        best_arm_probs: total variation of one sample's p-hat from that of all others.
+        other_arm_prob: total variation of one sample's propensities from those of all others on average.
+    """
+
+    wasserstein: Estimate
+    kolmogorov: Estimate
+    best_arm_probs: Estimate
+    other_arm_prob: Estimate
+
+
+class Reference(NamedTuple):
+    """What engines are measured against.
+
+    Attributes:
+        name: "exact", or the name of the engine that stands in for it.
+        is_exact: whether it is the exact posterior, in closed form.
+        is_trusted: whether the evidence of its own run speaks for it.
+        words: what it is, in a sentence.
+        explanation: of its engine.
+        target: moments, quantiles and samples of the latents.
+        floor: what sampling alone does to every distance.
+        laws: {site: Law}, the marginals in closed form; None if it is not exact.
+        best_arm_probs: (C, A), p-hat over all of its samples.
+        num_candidates: (C,), N, averaged over its samples.
+        propensities: (C, A), averaged over its samples.
+    """
+
+    name: str
+    is_exact: bool
+    is_trusted: bool
+    words: str
+    explanation: Explanation
+    target: Target
+    floor: Floor
+    laws: dict[str, Law] | None
+    best_arm_probs: np.ndarray
+    num_candidates: np.ndarray
+    propensities: np.ndarray
+
+
+class DecisionErrors(NamedTuple):
+    """How an engine would have decided, in each of C contexts (one for a program without).
+
+    Attributes:
+        best_arm_probs: p-hat (C, A).
+        num_candidates: N (C,).
+        propensities: (C, A).
+        best_arm_probs_distance: total variation of p-hat from the reference's, averaged over contexts.
+        other_arm_prob: probability of playing another arm than the reference would, were both to use chance as alike as
+            can be: the total variation of the propensities, averaged over contexts.
+    """
+
+    best_arm_probs: Estimate
+    num_candidates: Estimate
+    propensities: Estimate
+    best_arm_probs_distance: Estimate
+    other_arm_prob: Estimate
+
+
+class EngineResult(NamedTuple):
+    """What one engine did.
+
+    Attributes:
+        explanation: its own account.
+        runs: independent runs on all rows.
+        latents: errors of its draws.
+        decisions: errors of its decisions.
+        ess: (K,), effective sample size of a run's M draws.
+        r_hat: (K,), of the runs taken as chains.
+        info: evidence of the last run; divergences are summed over the runs.
+        seconds_cold: from the program to draws: building the engine, compiling, running.
+        seconds_warm: the same once compiled, averaged over the later runs.
+    """
+
+    explanation: Explanation
+    runs: list[Run]
+    latents: LatentErrors
+    decisions: DecisionErrors
+    ess: np.ndarray
+    r_hat: np.ndarray
+    info: dict[str, float]
+    seconds_cold: float
+    seconds_warm: Estimate
+
+
+class StreamPoint(NamedTuple):
+    """The comparison after the first rows: one run of each engine, which learnt them part by part."""
+
+    num_rows: int
+    reference: Reference
+    engines: dict[str, tuple[LatentErrors, DecisionErrors]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Engines on the same program and rows; `print` it for the tables.
+
+    Attributes:
+        name: of the program.
+        model: the program.
+        arms: names of the arms.
+        data: the rows.
+        contexts: those in which decisions were compared (C, ...); None for a program without.
+        labels: K names, one for each element of each latent.
+        reference: what all are measured against.
+        engines: label -> result.
+        refused: label -> why that engine could not be run.
+        stream: the same after 1/8, 1/4, 1/2 and all of the rows, or where `checkpoints` asked.
+        num_samples: posterior draws M of each run.
+        seed: of all random numbers.
+        selector: name of the selector that decided.
+        is_cached: whether jax kept compiled programs on disk, so that a first run may have been faster than it looks.
+    """
+
+    name: str
+    model: RewardModel
+    arms: list[Any]
+    data: Interaction
+    contexts: Any
+    labels: list[str]
+    reference: Reference
+    engines: dict[str, EngineResult]
+    refused: dict[str, str]
+    stream: list[StreamPoint]
+    num_samples: int
+    seed: int
+    selector: str
+    is_cached: bool
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.name}, {list(self.engines)} against {self.reference.name}, {len(self.data.arm)} rows)"
+
+    def __str__(self) -> str:
+        from ppl_bandit.comparison.tables import describe
+
+        return describe(self)
+
+    def to_arviz(self, engine: str) -> Any:
+        """Return the draws of an engine, with its runs as chains, as an ArviZ object; see `Bandit.to_arviz`."""
+        from ppl_bandit import arviz_export
+
+        if engine not in self.engines:
+            raise ValueError(f"engine={engine!r} was not run; the engines of this comparison are {list(self.engines)}")
+        runs = self.engines[engine].runs
+        posterior = {name: np.concatenate([run.draws[name] for run in runs]) for name in self.model.latent_shapes}
+        with jax.enable_x64(True):
+            draw = quick_jit(lambda: self.model.sample_prior(jr.key(self.seed), self.num_samples))
+            prior = jax.device_get(draw())
+        rewards = self.data.reward if isinstance(self.data.reward, Mapping) else None
+        given = dict(rewards) if rewards is not None else {self.model.outcomes[0]: self.data.reward}
+        rows: Any = self.data.arm, given, self.data.context
+        return arviz_export.export(self.model, self.arms, posterior, prior, rows, num_chains=len(runs))
+
+
+def element_labels(model: RewardModel, arms: Sequence[Any]) -> list[str]:
+    """Name every element of every latent: `rate[high]` where the first axis has as many entries as there are arms."""
+    labels = []
+    for name, shape in model.latent_shapes.items():
+        for index in np.ndindex(shape):
+            parts = [str(arms[i]) if axis == 0 and shape[0] == len(arms) else str(i) for axis, i in enumerate(index)]
+            labels.append(f"{name}[{', '.join(parts)}]" if parts else name)
+    return labels
