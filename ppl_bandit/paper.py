@@ -316,8 +316,10 @@ def _cloud(
     with jax.enable_x64(precision == "float64"):
         engine = engines.conjugate(model)
         for policy in (LOWEST, THOMPSON, BAYES_UCB):
+            # One draw decides for Thompson sampling, however many there are; and one is cheaper than a quadrature.
+            table = {"num_samples": 1, "draws": True} if policy == THOMPSON else {}
             regret[policy] = _final_regrets(
-                jr.key(seed), model, engine, _POLICIES[policy](), truths, contexts, num_runs
+                jr.key(seed), model, engine, _POLICIES[policy](), truths, contexts, num_runs, **table
             )
             advance()
     ours = regret[LOWEST]
@@ -339,13 +341,18 @@ def _final_regrets(
     truths: dict[str, np.ndarray],
     contexts: Callable | None,
     num_runs: int,
+    **table: Any,
 ) -> np.ndarray:
-    """Return the final regret of each problem's realizations, (K, R): all problems run the same compiled function."""
+    """Return the final regret of each problem's realizations, (K, R): all problems run the same compiled function.
+
+    Args:
+        table: of `rollout`: how the table of draws is made.
+    """
     stacked = {name: jnp.asarray(value) for name, value in truths.items()}
 
     def play(key: Key, number: Array) -> Array:
         world = Environment(model, {name: value[number // num_runs] for name, value in stacked.items()}, contexts)
-        run = rollout(jr.fold_in(key, number), model, engine, selector, world, num_steps=_GRID_STEPS)
+        run = rollout(jr.fold_in(key, number), model, engine, selector, world, num_steps=_GRID_STEPS, **table)
         return jnp.sum(run.regret)
 
     num_problems = next(iter(truths.values())).shape[0]

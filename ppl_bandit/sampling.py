@@ -35,9 +35,11 @@ __all__ = [
     "multinomial",
     "multivariate_normal_precision",
     "normal",
+    "normal_inverse_gamma",
+    "student_t",
 ]
 
-_WIDENINGS = 4  # of a binomial's search, between two looks at whether it is over: looking costs an accelerator dearly
+_WIDENINGS = 8  # of a binomial's search, between two looks at whether it is over: looking costs an accelerator dearly
 
 _Shape: TypeAlias = tuple[int, ...]
 _Search: TypeAlias = tuple[Array, Array, Array, Array, Array]
@@ -57,7 +59,7 @@ def log_gamma(key: Key, concentration: Float[Array, "..."], sample_shape: _Shape
         Draws of shape `sample_shape + concentration.shape`.
     """
     concentration = _as_float(concentration)
-    return jnp.log(_mode(concentration)) + _log_gamma_ratio(key, concentration, sample_shape)
+    return _log_gamma_over(key, concentration, jnp.ones_like(concentration), sample_shape)
 
 
 def gamma(key: Key, concentration: Float[Array, "..."], sample_shape: _Shape = ()) -> Float[Array, "..."]:
@@ -162,14 +164,68 @@ def multivariate_normal_precision(
     return mean + jnp.moveaxis(shifts, -1, 0).reshape(*sample_shape, *batch, num_features)
 
 
+def student_t(
+    key: Key,
+    df: Float[Array, "..."],
+    loc: Float[Array, "..."],
+    scale: Float[Array, "..."],
+    sample_shape: _Shape = (),
+) -> Float[Array, "..."]:
+    """Draw Student-t variables.
+
+    Args:
+        df: degrees of freedom, positive; infinitely many give Normal(loc, scale).
+        loc: broadcasts against `df` and `scale`.
+        scale: nonnegative.
+        sample_shape: axes of independent draws, put in front of those of the parameters.
+
+    Returns:
+        Draws of shape `sample_shape` + the parameters' shape; infinite where a draw is beyond the largest float.
+    """
+    df, loc, scale = jnp.broadcast_arrays(*map(_as_float, (df, loc, scale)))
+    key_precision, key_noise = jr.split(key)
+    is_normal = jnp.isinf(df)
+    half = jnp.where(is_normal, 1.0, 0.5 * df)
+    log_precision = jnp.where(is_normal, 0.0, _log_gamma_over(key_precision, half, half, sample_shape))
+    noise = _standard_normal(key_noise, sample_shape + loc.shape, jnp.result_type(df, loc, scale))
+    return loc + scale * noise * jnp.exp(-0.5 * log_precision)
+
+
+def normal_inverse_gamma(
+    key: Key,
+    mean: Float[Array, "... D"],
+    precision_cholesky: Float[Array, "... D D"],
+    concentration: Float[Array, "..."],
+    rate: Float[Array, "..."],
+    sample_shape: _Shape = (),
+) -> tuple[Float[Array, "..."], Float[Array, "... D"]]:
+    """Draw variances from InverseGamma(concentration, rate), and Gaussian vectors of that variance.
+
+    Given its variance v, a vector has covariance v (L L')^-1; over all variances it is a multivariate Student-t.
+
+    Args:
+        mean: location of each vector.
+        precision_cholesky: lower-triangular L.
+        concentration: of each variance, positive.
+        rate: of each variance, positive.
+        sample_shape: axes of independent draws, put in front of those of the parameters.
+
+    Returns:
+        The logarithms of 1 / v, which hold variances that floats cannot, and the vectors.
+    """
+    key_precision, key_vector = jr.split(key)
+    log_precision = _log_gamma_over(key_precision, _as_float(concentration), _as_float(rate), sample_shape)
+    spread = multivariate_normal_precision(key_vector, jnp.zeros_like(mean), precision_cholesky, sample_shape)
+    return log_precision, mean + jnp.exp(-0.5 * log_precision)[..., None] * spread
+
+
 def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> Float[Array, "..."]:
     """Draw Binomial(num, prob) variables, as floats.
 
     By inversion from the mode outwards: a handful of standard deviations of additions, all elements in lockstep.
 
     Args:
-        num: whole numbers of at least 0; broadcasts against `prob`. In float32 at most a few thousand: beyond, the
-            probability of the mode, a difference of log factorials, loses its digits.
+        num: whole numbers of at least 0; broadcasts against `prob`.
         prob: in [0, 1].
     """
     prob = _as_float(prob)
@@ -178,8 +234,7 @@ def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> F
     inside = jnp.clip(prob, jnp.finfo(prob.dtype).tiny, 1.0 - jnp.finfo(prob.dtype).epsneg)
     odds = inside / (1.0 - inside)
     mode = jnp.minimum(jnp.floor((num + 1.0) * inside), num)
-    log_choose = lax.lgamma(num + 1.0) - lax.lgamma(mode + 1.0) - lax.lgamma(num - mode + 1.0)
-    at_mode = jnp.exp(log_choose + mode * jnp.log(inside) + (num - mode) * jnp.log1p(-inside))
+    at_mode = _binomial_mass_near_mean(mode, num, inside)
 
     def widen(state: _Search) -> _Search:
         distance, rest, above, below, found = state
@@ -190,9 +245,11 @@ def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> F
         is_open = found < 0
         found = jnp.where(is_open & (rest < above), up, found)
         found = jnp.where((found < 0) & (rest < above + below), down, found)
-        # What rounding leaves over when both tails are used up belongs to the mode.
-        found = jnp.where((found < 0) & (up >= num) & (down <= 0), mode, found)
-        return distance + 1.0, jnp.where(is_open, rest - above - below, rest), above, below, found
+        rest = jnp.where(is_open, rest - above - below, rest)
+        # At most num values are left, none of them likelier than these two. What all of them cannot use up is a rounding
+        # error, and belongs to the mode: one element that ran to the ends of its range would hold up all others.
+        found = jnp.where((found < 0) & (rest >= num * (above + below)), mode, found)
+        return distance + 1.0, rest, above, below, found
 
     first = jnp.where(uniform < at_mode, mode, -1.0)
     start = (jnp.ones_like(prob), uniform - at_mode, at_mode, at_mode, first)
@@ -204,6 +261,42 @@ def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> F
 
     found = lax.while_loop(lambda state: jnp.any(state[-1] < 0), widen_often, start)[-1]
     return jnp.where(prob <= 0, 0.0, jnp.where(prob >= 1, num, found))
+
+
+def _binomial_mass_near_mean(count: Array, num: Array, prob: Array) -> Array:
+    """Return the probability of `count`, within one of its mean, under Binomial(num, prob), to full relative precision.
+
+    By Loader (2000, "Fast and accurate computation of binomial probabilities"): what Stirling's formula lacks of each
+    factorial, and the deviance. Log factorials themselves are thousands, and their difference keeps few digits.
+    """
+    others = num - count
+    lacking = _stirling_error(num) - _stirling_error(count) - _stirling_error(others)
+    deviance = _deviance(count, num * prob) + _deviance(others, num * (1.0 - prob))
+    inner = jnp.sqrt(num / (2.0 * jnp.pi * jnp.maximum(count * others, 1.0))) * jnp.exp(lacking - deviance)
+    edge = jnp.exp(num * jnp.where(count == 0, jnp.log1p(-prob), jnp.log(prob)))
+    return jnp.where((count == 0) | (others == 0), edge, inner)
+
+
+_TABLED = 16
+_STIRLING_ERRORS = tuple(
+    0.0 if n == 0 else math.lgamma(n + 1) - (n + 0.5) * math.log(n) + n - 0.5 * math.log(2 * math.pi)
+    for n in range(_TABLED)
+)
+
+
+def _stirling_error(num: Array) -> Array:
+    """Return log(n!) less Stirling's formula for it, for whole n."""
+    inverse = 1.0 / jnp.maximum(num, float(_TABLED))
+    square = inverse * inverse
+    series = inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188))))
+    tabled = jnp.asarray(_STIRLING_ERRORS, num.dtype)[jnp.clip(num, 0, _TABLED - 1).astype(jnp.int32)]
+    return jnp.where(num < _TABLED, tabled, series)
+
+
+def _deviance(count: Array, mean: Array) -> Array:
+    """Return count log(count / mean) + mean - count, for a count within one of the mean."""
+    relative = (count - mean) / mean
+    return mean * ((1.0 + relative) * jnp.log1p(relative) - relative)
 
 
 def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, " K"]:
@@ -237,6 +330,11 @@ def _as_float(parameter: Array) -> Array:
     """Give a parameter the type that its draws have: at least 32 bits of floating point."""
     parameter = jnp.asarray(parameter)
     return parameter.astype(jnp.promote_types(jnp.result_type(parameter, float), jnp.float32))
+
+
+def _log_gamma_over(key: Key, concentration: Array, rate: Array, sample_shape: _Shape) -> Array:
+    """Draw the logarithm of Gamma(concentration, rate) variables; both parameters may be large."""
+    return jnp.log(_mode(concentration) / rate) + _log_gamma_ratio(key, concentration, sample_shape)
 
 
 def _mode(concentration: Array) -> Array:

@@ -178,6 +178,56 @@ def test_gaussian_draws_have_the_inverse_of_the_precision_as_covariance(dtype):
         assert_follows(draws[:, arm, 0], stats.norm(means[arm, 0], np.sqrt(exact[0, 0])).cdf)
 
 
+@precision
+def test_student_t_draws_follow_their_laws(dtype):
+    df = np.array([0.3, 1.0, 2.0, 4.0, 30.0, 1e4, 1e8, np.inf])
+    with in_precision(dtype):
+        loc, scale = jnp.linspace(-3.0, 4.0, len(df), dtype=dtype), jnp.geomspace(1e-2, 1e2, len(df), dtype=dtype)
+        draws = sampling.student_t(jr.key(16), jnp.asarray(df, dtype), loc, scale, (NUM_DRAWS,))
+        tails = np.asarray(sampling.student_t(jr.key(17), jnp.asarray(4.0, dtype), 0.0, 1.0, (2_000_000,)), float)
+        assert draws.shape == (NUM_DRAWS, len(df)) and draws.dtype == dtype
+        draws, loc, scale = (np.asarray(x, float) for x in (draws, loc, scale))
+    for column, freedom in zip(((draws - loc) / scale).T, df, strict=True):
+        law = stats.norm() if np.isinf(freedom) else stats.t(freedom)
+        assert_follows(column, law.cdf, f"Student-t({freedom})")
+    for threshold in (10.0, 30.0):  # some 560 and 7 draws beyond each end: Poisson counts
+        expected = len(tails) * stats.t(4.0).sf(threshold)
+        for count in ((tails > threshold).sum(), (tails < -threshold).sum()):
+            assert stats.poisson(expected).cdf(count) > LEVEL / NUM_TESTS
+            assert stats.poisson(expected).sf(count - 1) > LEVEL / NUM_TESTS
+
+
+@precision
+@pytest.mark.parametrize(("concentration", "rate"), [(0.1, 0.1), (1.0, 3.0), (40.0, 1e-3), (1e6, 1e6)])
+def test_normal_inverse_gamma_draws_follow_their_laws(concentration, rate, dtype):
+    factor = np.array([[2.0, 0.0], [-1.0, 0.5]])
+    covariance = np.linalg.inv(factor @ factor.T)
+    mean = np.array([[1.0, -2.0], [0.0, 5.0]])
+    with in_precision(dtype):
+        shape, scale = jnp.full(2, concentration, dtype), jnp.full(2, rate, dtype)
+        log_precision, vectors = sampling.normal_inverse_gamma(
+            jr.key(18), jnp.asarray(mean, dtype), jnp.asarray(factor, dtype), shape, scale, (NUM_DRAWS,)
+        )
+        assert log_precision.shape == (NUM_DRAWS, 2) and vectors.shape == (NUM_DRAWS, 2, 2)
+        assert log_precision.dtype == dtype and vectors.dtype == dtype
+    log_precision, vectors = np.asarray(log_precision, float), np.asarray(vectors, float)
+    marginal = stats.t(2 * concentration)
+    law = log_gamma_cdf(concentration)
+    for group in range(2):
+        assert_follows(log_precision[:, group] + np.log(rate), law, "log precision")
+        for feature in range(2):
+            scale = np.sqrt(rate / concentration * covariance[feature, feature])
+            assert_follows((vectors[:, group, feature] - mean[group, feature]) / scale, marginal.cdf, "marginal")
+        # Given the variance, L'(x - mean) / sqrt(variance) is standard normal, whatever the variance. Where that is so
+        # large that the mean is lost beside it, or so small beside the mean, float32 keeps too few digits to tell.
+        noise = (vectors[:, group] - mean[group]) * np.exp(0.5 * log_precision[:, group])[:, None] @ factor
+        if dtype == "float64" or rate > 1e-2:
+            for column in noise.T:
+                assert_follows(column, stats.norm.cdf, "noise")
+                correlation = stats.spearmanr(np.abs(column), log_precision[:, group]).statistic
+                assert abs(correlation) < two_sided_z(8) / np.sqrt(NUM_DRAWS - 1)
+
+
 def test_one_mean_and_one_precision_serve_a_batch_of_the_other():
     mean, factor = jnp.zeros(2), jnp.eye(2)
     assert sampling.multivariate_normal_precision(jr.key(0), mean, jnp.stack([factor] * 3)).shape == (3, 2)
@@ -207,6 +257,10 @@ DRAW = {
     "beta": lambda key: sampling.beta(key, SHAPES, SHAPES[::-1], (11,)),
     "dirichlet": lambda key: sampling.dirichlet(key, SHAPES, (11,)),
     "normal": lambda key: sampling.normal(key, SHAPES, SHAPES, (11,)),
+    "student_t": lambda key: sampling.student_t(key, SHAPES, 0.0, 1.0, (11,)),
+    "normal_inverse_gamma": lambda key: sampling.normal_inverse_gamma(
+        key, jnp.ones(2), FACTOR, jnp.array(3.0), jnp.array(2.0), (11,)
+    )[1],
     "gaussian": lambda key: sampling.multivariate_normal_precision(key, jnp.ones(2), FACTOR, (11,)),
 }
 FACTOR = jnp.array([[1.5, 0.0], [0.5, 1.0]])
@@ -285,6 +339,7 @@ def test_the_random_bits_are_those_of_jax():
         (1000, 0.9999, "float64"),
         (7, 0.3, "float32"),
         (100_000, 0.2, "float64"),
+        (1_000_000, 0.7, "float32"),
     ],
 )
 def test_binomial_draws_follow_their_laws(num, prob, dtype):
@@ -302,6 +357,20 @@ def test_binomial_draws_follow_their_laws(num, prob, dtype):
     keep = expected > 1e-3
     p_value = stats.chi2.sf(np.sum((observed - expected)[keep] ** 2 / expected[keep]), keep.sum() - 1)
     assert p_value > LEVEL / NUM_TESTS
+
+
+@precision
+def test_the_mode_of_a_binomial_has_its_exact_probability(dtype):
+    # In float32 the log factorials of a thousand differ by thousands of roundings: 3e-4 of the probability. A draw that no
+    # probability is left for would search the whole range, and all others with it.
+    num = np.repeat([1, 2, 15, 16, 17, 1000, 1_000_000], 200)
+    prob = np.tile(np.concatenate([np.geomspace(1e-7, 0.5, 100), 1 - np.geomspace(1e-6, 0.5, 100)]), 7).astype(dtype)
+    mode = np.minimum(np.floor((num + 1) * prob.astype(float)), num)
+    with in_precision(dtype):
+        found = sampling._binomial_mass_near_mean(*(jnp.asarray(x, dtype) for x in (mode, num, prob)))
+    exact = stats.binom(num, prob.astype(float)).pmf(mode)
+    # Some ten roundings; scipy's own error is 1e-14.
+    assert np.max(np.abs(np.asarray(found, float) / exact - 1)) < max(10 * np.finfo(dtype).eps, 5e-14)
 
 
 def test_binomial_draws_at_the_edges_are_certain():

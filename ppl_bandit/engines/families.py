@@ -350,11 +350,10 @@ def _solve(precision: Array, rhs: Array) -> Array:
 
 def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> Draws:
     """Draw from the posterior: {site: (M, ...)}, exact and independent."""
-    keys = dict(zip(("beta", "scale", "scaled", "free", "simplex"), jax.random.split(key, 5), strict=True))
+    keys = dict(zip(("beta", "scale", "free", "simplex"), jax.random.split(key, 4), strict=True))
     lead = (num_samples,)
     draws: Draws = {}
     unit = sampling.beta(keys["beta"], posterior.beta[:, 0], posterior.beta[:, 1], lead)
-    log_u = sampling.log_gamma(keys["scale"], posterior.shape, lead) - jnp.log(posterior.rate)
     real = jnp.zeros((num_samples, layout.count(REAL)), posterior.mean.dtype)
     if layout.free.size:
         factor = jnp.linalg.cholesky(posterior.precision)
@@ -362,11 +361,12 @@ def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> 
         real = real.at[:, layout.free].set(free)
     if layout.members.size:
         factor = jnp.linalg.cholesky(posterior.scaled_precision)
-        spread = sampling.multivariate_normal_precision(
-            keys["scaled"], jnp.zeros_like(posterior.scaled_mean), factor, lead
+        log_u, scaled = sampling.normal_inverse_gamma(
+            keys["scale"], posterior.scaled_mean, factor, posterior.shape, posterior.rate, lead
         )
-        scaled = posterior.scaled_mean + jnp.exp(-0.5 * log_u)[..., None] * spread
         real = real.at[:, layout.members[layout.is_member]].set(scaled[:, layout.is_member])
+    else:
+        log_u = sampling.log_gamma(keys["scale"], posterior.shape, lead) - jnp.log(posterior.rate)
     for site in layout.sites:
         span = slice(site.start, site.start + site.size)
         full = (num_samples, *site.shape)
