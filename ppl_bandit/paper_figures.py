@@ -15,6 +15,7 @@ __all__ = ["draw_cloud", "draw_correct_actions", "draw_execution", "draw_regret"
 
 _STYLE = dict(zip((THOMPSON, BAYES_UCB, LOWEST, RANDOM), styles(), strict=False))
 _CURVES = {THOMPSON: "TS", BAYES_UCB: "BUCB", LOWEST: "DS"}
+_FEW = 60  # problems in a cloud, of which each can be told from the others
 
 
 def draw_execution(found: "xarray.Dataset", path: Path) -> None:
@@ -72,18 +73,20 @@ def draw_regret(found: "xarray.Dataset", setting: str, path: Path) -> None:
 
 
 def draw_cloud(clouds: dict[str, Cloud], data: str, title: str, num_runs: int, path: Path) -> None:
-    """Draw relative regret against divergence, with the paper's points in grey."""
+    """Draw relative regret against divergence, with the paper's points on top: there may be hundreds of either."""
     plt = figure_tools()
     points = paper_data(data)["points"]
     axis_name = "min_kl" if "min_kl" in points[0] else "kl"
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
     for axis, policy, field in zip(axes, (THOMPSON, BAYES_UCB), ("vs_thompson", "vs_bayes_ucb"), strict=True):
-        axis.scatter([p[axis_name] for p in points], [p[field] for p in points], s=7, color="0.75", label="the paper")
         for (name, cloud), (colour, _), marker in zip(clouds.items(), styles(), "osv^", strict=False):
             axis.errorbar(
-                cloud.divergence, cloud.relative[policy], yerr=1.96 * cloud.error[policy], fmt=marker, markersize=4,
-                color=colour, elinewidth=0.6, label=f"ours, {name} ({cloud.divergence.size} problems)",
+                cloud.divergence, cloud.relative[policy], yerr=1.96 * cloud.error[policy], fmt=marker,
+                markersize=4 if cloud.divergence.size <= _FEW else 2.5, color=colour, elinewidth=0.6, alpha=0.8,
+                zorder=1, label=f"ours, {name} ({cloud.divergence.size} problems)",
             )  # fmt: skip
+        theirs = [p[axis_name] for p in points], [p[field] for p in points]
+        axis.scatter(*theirs, s=4, facecolor="none", edgecolor="black", linewidth=0.4, zorder=2, label="the paper")
         axis.axhline(0.0, color="black", linewidth=0.7)
         axis.set(xscale="log", xlabel="Kullback-Leibler divergence", ylabel=f"regret relative to {policy}, less 1")
         axis.legend(fontsize=8)

@@ -353,14 +353,18 @@ def _log_gamma_ratio(key: Key, concentration: Array, sample_shape: _Shape) -> Ar
     def propose(words: _Words, index: Array, attempt: Array) -> Array:
         return _propose_log_gamma_ratio(words, index, attempt, flat)
 
-    ratios = _draw_in_lockstep(key, propose, (flat.size, math.prod(sample_shape)), concentration.dtype)
+    ratios = _draw_in_lockstep(key, propose, (flat.size, math.prod(sample_shape)), concentration.dtype, num_unseen=2)
     return ratios.T.reshape(sample_shape + concentration.shape)
 
 
 def _draw_in_lockstep(
-    key: Key, propose: Callable[[_Words, Array, Array], Array], shape: _Shape, dtype: DTypeLike
+    key: Key, propose: Callable[[_Words, Array, Array], Array], shape: _Shape, dtype: DTypeLike, num_unseen: int = 0
 ) -> Array:
-    """Repeat `propose(words, index, attempt)`, for all elements at once, until none of them is infinite (rejected)."""
+    """Repeat `propose(words, index, attempt)`, for all elements at once, until none of them is infinite (rejected).
+
+    Args:
+        num_unseen: attempts before the first look at whether any is: of many elements some will be.
+    """
     words = _key_words(key)
     index = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
 
@@ -368,8 +372,10 @@ def _draw_in_lockstep(
         attempt, draws = carry
         return attempt + 1, jnp.where(draws == jnp.inf, propose(words, index, attempt), draws)
 
-    start = (jnp.uint32(0), jnp.full(shape, jnp.inf, dtype))
-    return lax.while_loop(lambda carry: jnp.any(carry[1] == jnp.inf), propose_where_rejected, start)[1]
+    carry = (jnp.uint32(0), jnp.full(shape, jnp.inf, dtype))
+    for _ in range(num_unseen):
+        carry = propose_where_rejected(carry)
+    return lax.while_loop(lambda carry: jnp.any(carry[1] == jnp.inf), propose_where_rejected, carry)[1]
 
 
 def _propose_log_gamma_ratio(words: _Words, index: Array, attempt: Array, concentration: Array) -> Array:

@@ -4,7 +4,9 @@ Means and standard deviations are compared in unconstrained space, where every p
 with an effective sample size of at least 2,000: a mean is off by 1 / sqrt(2,000) = 0.022 posterior standard deviations, a
 standard deviation by sqrt((kurtosis - 1) / (4 x 2,000)) of itself, which is 1.6% for a Gaussian, and the total variation of
 p-hat by some 0.013; the bounds 0.1, 10% and 0.03 are four, six and more than two of these. Where heavy tails make the second
-error larger (a Student-t with 4 degrees of freedom has no kurtosis), four of it are allowed.
+error larger, four of it are allowed. Weights of `linear_gaussian` after 5 rows are Student-t with 4 and 5 degrees of freedom:
+the sample variance of the former has itself no variance. There the standard deviations of the reference come from their
+closed form, and engines hold 20,000 draws: even exact draws miss 10% now and then with 4,000.
 """
 
 import functools
@@ -18,6 +20,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
+from scipy.special import polygamma
 
 from ppl_bandit import engines
 from ppl_bandit.engines.unconstrained import unconstrained_space
@@ -40,11 +43,12 @@ CONJUGATE = (
     "poisson",
 )
 OTHERS = ("logistic", "hierarchical_bernoulli", "student_t")
+HEAVY_TAILED = ("linear_gaussian", 5)
 MAKERS = {
-    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, num_chains=200, capacity=512),
-    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, num_chains=200, capacity=512),
-    "svi": functools.partial(engines.svi, capacity=512),
-    "laplace": functools.partial(engines.laplace, capacity=512),
+    "nuts": lambda model, num: engines.nuts(model, num_draws=num, num_chains=num // 20, capacity=512),
+    "reweight": lambda model, num: engines.reweight(model, num_particles=num, num_chains=num // 20, capacity=512),
+    "svi": lambda model, num: engines.svi(model, capacity=512),
+    "laplace": lambda model, num: engines.laplace(model, capacity=512),
 }
 
 
@@ -66,19 +70,40 @@ def rows_of(name):
 
 
 @functools.cache
-def compiled(name, engine_name):
-    engine = MAKERS[engine_name](loaded(name)[0])
+def compiled(name, engine_name, num_draws):
+    engine = MAKERS[engine_name](loaded(name)[0], num_draws)
     return jax.jit(engine.init), jax.jit(engine.update), jax.jit(engine.sample, static_argnums=2)
 
 
 def approximate(name, engine_name, num_rows, key=3):
     # Gaussians are fitted in double precision, as in the live bandit: Newton's method ends on a gradient that float32 cannot
     # resolve. Chains lose nothing to float32, and are faster in it.
+    num_draws = 5 * NUM_DRAWS if (name, num_rows) == HEAVY_TAILED else NUM_DRAWS
     with jax.enable_x64(engine_name in ("svi", "laplace")):
-        init, update, sample = compiled(name, engine_name)
+        init, update, sample = compiled(name, engine_name, num_draws)
         mask = jnp.arange(MAX_ROWS) < num_rows
         state, info = update(jr.key(key), init(jr.key(0)), rows_of(name)._replace(mask=mask))
-        return sample(jr.key(1), state, NUM_DRAWS), info
+        return sample(jr.key(1), state, num_draws), info
+
+
+@functools.cache
+def exact_posterior(name, num_rows):
+    engine = engines.conjugate(loaded(name)[0])
+    rows = jax.tree.map(lambda leaf: leaf[:num_rows], rows_of(name))
+    state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
+    assert bool(info.is_trusted)
+    return engine, state
+
+
+def heavy_tailed_sds():
+    """Standard deviations of log variances and of weights: a Normal-InverseGamma posterior in closed form."""
+    with jax.enable_x64(True):
+        engine, state = exact_posterior(*HEAVY_TAILED)
+        known = engine.parameters(state)
+    shape, rate = known["variance"]["concentration"], known["variance"]["rate"]
+    covariance = np.diag(known["weights"]["covariance_times_precision"]).reshape(2, 2)
+    variances = (rate / (shape - 1))[:, None] * covariance
+    return np.sqrt(np.concatenate([polygamma(1, shape), variances.ravel()]))
 
 
 @functools.cache
@@ -90,9 +115,7 @@ def reference(name, num_rows):
         return student_t_by_quadrature(rows)
     with jax.enable_x64(True):
         if name in CONJUGATE:
-            engine = engines.conjugate(model)
-            state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
-            assert bool(info.is_trusted)
+            engine, state = exact_posterior(name, num_rows)
             return jax.device_get(jax.jit(engine.sample, static_argnums=2)(jr.key(0), state, 40_000))
 
         def conditioned(arm, context):
@@ -158,15 +181,16 @@ class Errors(NamedTuple):
     variation: float
 
 
-def compare(name, draws, exact):
+def compare(name, num_rows, draws):
+    exact = reference(name, num_rows)
     model, _ = loaded(name)
     space = unconstrained_space(model)
     real = jax.jit(jax.vmap(space.unconstrain))
     with jax.enable_x64(True):
         found, right = (np.asarray(real(jax.tree.map(jnp.asarray, d)), float) for d in (draws, exact))
         tables = [np.asarray(jax.jit(model.expected_rewards)(jax.tree.map(jnp.asarray, d))) for d in (draws, exact)]
-    sd = right.std(axis=0)
-    kurtosis = np.mean(((right - right.mean(axis=0)) / sd) ** 4, axis=0)
+    sd = heavy_tailed_sds() if (name, num_rows) == HEAVY_TAILED else right.std(axis=0)
+    kurtosis = 1 if (name, num_rows) == HEAVY_TAILED else np.mean(((right - right.mean(axis=0)) / sd) ** 4, axis=0)
     allowed = np.maximum(0.1, 4 * np.sqrt((kurtosis - 1) / (4 * NUM_DRAWS / 2)))
     sd_error = np.abs(found.std(axis=0) / sd - 1)
     shares = [np.bincount(table.argmax(axis=1), minlength=model.num_arms) / len(table) for table in tables]
@@ -184,7 +208,7 @@ def compare(name, draws, exact):
 def test_sampling_engines_agree_with_the_reference(name, engine_name):
     for num_rows in NUMS_ROWS:
         draws, _ = approximate(name, engine_name, num_rows)
-        errors = compare(name, draws, reference(name, num_rows))
+        errors = compare(name, num_rows, draws)
         assert errors.mean < 0.1
         assert errors.sd_allowed < 1
         assert errors.variation < 0.03
@@ -196,9 +220,11 @@ def test_sampling_engines_agree_with_the_reference(name, engine_name):
 def test_gaussian_engines_say_when_they_are_far_off(name, engine_name):
     for num_rows in NUMS_ROWS:
         draws, info = approximate(name, engine_name, num_rows)
-        errors = compare(name, draws, reference(name, num_rows))
-        # Where the evidence says that the draws can be trusted, no mean is off by half a standard deviation.
+        errors = compare(name, num_rows, draws)
+        # Where the evidence says that the draws can be trusted, no mean is off by half a standard deviation, and no standard
+        # deviation by a fifth, up to the Monte Carlo error of the evidence, of which four are allowed.
         assert not bool(info.is_trusted) or errors.mean < 0.5
+        assert not bool(info.is_trusted) or errors.sd < 0.2 + 4 / np.sqrt(2 * float(info.ess))
 
 
 NUM_TRIALS, NUM_SUCCESSES = 200, 2

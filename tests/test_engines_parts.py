@@ -10,7 +10,14 @@ import pytest
 from numpyro.infer.util import potential_energy
 
 from ppl_bandit.engines.buffer import append, empty_buffer, fits, grow, read
-from ppl_bandit.engines.diagnostics import chain_ess, finite_weights, mean_shift, pareto_k_hat, resample, weight_ess
+from ppl_bandit.engines.diagnostics import (
+    chain_ess,
+    finite_weights,
+    moment_shifts,
+    pareto_k_hat,
+    resample,
+    weight_ess,
+)
 from ppl_bandit.engines.laplace import find_mode
 from ppl_bandit.engines.unconstrained import unconstrained_space
 from ppl_bandit.program import RewardModel
@@ -133,11 +140,17 @@ def test_equal_weights_have_no_tail_and_impossible_weights_are_never_trusted():
     np.testing.assert_array_equal(finite_weights(jnp.array([jnp.nan, 1.0])), [-jnp.inf, 1.0])
 
 
-def test_the_shift_of_a_mean_is_what_the_weights_say():
+def test_the_shifts_of_moments_are_what_the_weights_say():
     # exp(x / 2) makes N(1/2, 1) of N(0, 1). Two means of 100,000 and of exp(-1/4) times as many: 0.005, and four of these.
     positions = jr.normal(jr.key(0), (100_000, 2))
-    assert abs(float(mean_shift(positions, positions[:, 1] / 2)) - 0.5) < 0.02
-    assert float(mean_shift(positions, jnp.zeros(100_000))) == pytest.approx(0.0, abs=1e-5)
+    mean, sd = moment_shifts(positions, positions[:, 1] / 2)
+    assert abs(float(mean) - 0.5) < 0.02
+    # The weighted sd has an error of 1 / sqrt(2 x 78,000) = 0.0025; the larger of two coordinates, four of it.
+    assert float(sd) < 0.01
+    # exp(-x^2 / 2) makes N(0, 1/2) of it: sds are too wide by sqrt(2) - 1.
+    mean, sd = moment_shifts(positions, -0.5 * positions[:, 0] ** 2)
+    assert float(mean) < 0.02 and abs(float(sd) - (2**0.5 - 1)) < 0.02
+    np.testing.assert_allclose(moment_shifts(positions, jnp.zeros(100_000)), 0.0, atol=1e-5)
 
 
 def test_resampling_uses_each_draw_in_proportion_to_its_weight():

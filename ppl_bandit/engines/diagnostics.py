@@ -13,9 +13,10 @@ from ppl_bandit.types import Key
 __all__ = [
     "MAX_K_HAT",
     "MAX_MEAN_SHIFT",
+    "MAX_SD_SHIFT",
     "chain_ess",
     "finite_weights",
-    "mean_shift",
+    "moment_shifts",
     "pareto_k_hat",
     "resample",
     "weight_ess",
@@ -24,7 +25,9 @@ __all__ = [
 MAX_K_HAT = (
     0.7  # beyond it the error of importance sampling no longer falls with the number of draws (Vehtari et al. 2024)
 )
-MAX_MEAN_SHIFT = 0.5  # posterior standard deviations; k-hat allows more, because weights could still put it right
+# Of unweighted draws; k-hat allows more, because weights could still put it right.
+MAX_MEAN_SHIFT = 0.5  # posterior standard deviations
+MAX_SD_SHIFT = 0.2  # of a standard deviation
 
 
 def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
@@ -60,15 +63,19 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     return jnp.where(is_sound, k_hat, jnp.inf)
 
 
-def mean_shift(positions: Float[Array, "M K"], log_weights: Float[Array, " M"]) -> Float[Array, ""]:
-    """Return how far the weights move the mean of the draws: the largest move of a coordinate, in standard deviations.
+def moment_shifts(
+    positions: Float[Array, "M K"], log_weights: Float[Array, " M"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return how far weights move the draws' means, in standard deviations, and their standard deviations, of themselves.
 
-    Where k-hat allows the weights, this is the error of unweighted draws, up to 1 / sqrt(effective sample size).
+    Both are the largest of all coordinates. Where k-hat allows the weights, they are the errors of unweighted draws, up to
+    1 / sqrt(n) and, for a Gaussian, 1 / sqrt(2 n), n the effective sample size.
     """
     weights = jax.nn.softmax(finite_weights(log_weights))
     mean = weights @ positions
     sd = jnp.sqrt(weights @ jnp.square(positions - mean))
-    return jnp.max(jnp.abs(jnp.mean(positions, axis=0) - mean) / sd)
+    shift = jnp.abs(jnp.mean(positions, axis=0) - mean) / sd
+    return jnp.max(shift), jnp.max(jnp.abs(jnp.std(positions, axis=0) / sd - 1.0))
 
 
 def resample(key: Key, log_weights: Float[Array, " M"], num_samples: int) -> Int[Array, " samples"]:

@@ -10,7 +10,14 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.approximate import check_settings, explain, reserve
 from ppl_bandit.engines.buffer import Buffer, append, empty_buffer, fits, read, row_mask
 from ppl_bandit.engines.chains import Potential
-from ppl_bandit.engines.diagnostics import MAX_K_HAT, MAX_MEAN_SHIFT, mean_shift, pareto_k_hat, weight_ess
+from ppl_bandit.engines.diagnostics import (
+    MAX_K_HAT,
+    MAX_MEAN_SHIFT,
+    MAX_SD_SHIFT,
+    moment_shifts,
+    pareto_k_hat,
+    weight_ess,
+)
 from ppl_bandit.engines.unconstrained import unconstrained_space
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
@@ -36,9 +43,10 @@ class LaplaceInfo(NamedTuple):
     """Evidence of an update.
 
     Attributes:
-        is_trusted: whether a mode was found, k-hat and the mean's shift allow its Gaussian and the rows were absorbed.
+        is_trusted: whether a mode was found, k-hat and the shifts allow its Gaussian and the rows were absorbed.
         k_hat: Pareto k-hat of the posterior's density relative to the Gaussian's.
         mean_shift: largest error of a mean in posterior standard deviations, as importance weights show it.
+        sd_shift: largest error of a standard deviation, relative to itself, as they show it.
         ess: effective sample size of 1,000 draws of the Gaussian, weighted to the posterior.
         is_converged: whether Newton's method found a point where the gradient vanishes and the curvature is positive.
         num_steps: Newton steps.
@@ -48,6 +56,7 @@ class LaplaceInfo(NamedTuple):
     is_trusted: Bool[Array, ""]
     k_hat: Float[Array, ""]
     mean_shift: Float[Array, ""]
+    sd_shift: Float[Array, ""]
     ess: Float[Array, ""]
     is_converged: Bool[Array, ""]
     num_steps: Int[Array, ""]
@@ -95,11 +104,13 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         positions = mode.position + noise @ mode.root.T
         target = jax.vmap(lambda position: space.log_joint(position, data))(positions)
         log_weights = target + 0.5 * jnp.sum(jnp.square(noise), axis=1)
-        k_hat, shift = pareto_k_hat(log_weights), mean_shift(positions, log_weights)
+        k_hat, (mean_shift, sd_shift) = pareto_k_hat(log_weights), moment_shifts(positions, log_weights)
+        is_near = (mean_shift <= MAX_MEAN_SHIFT) & (sd_shift <= MAX_SD_SHIFT)
         info = LaplaceInfo(
-            mode.is_converged & (k_hat <= MAX_K_HAT) & (shift <= MAX_MEAN_SHIFT) & has_room,
+            mode.is_converged & (k_hat <= MAX_K_HAT) & is_near & has_room,
             k_hat,
-            shift,
+            mean_shift,
+            sd_shift,
             weight_ess(log_weights),
             mode.is_converged,
             mode.num_steps,
@@ -119,8 +130,9 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         discount,
         [
             "approximated: the form of the posterior; skewness and heavy tails are lost, and all modes but one",
-            f"evidence: convergence, Pareto k-hat of the posterior relative to the Gaussian, at most {MAX_K_HAT}, and the "
-            f"largest error of a mean, at most {MAX_MEAN_SHIFT} standard deviations",
+            f"evidence: convergence, Pareto k-hat of the posterior relative to the Gaussian, at most {MAX_K_HAT}, the "
+            f"largest error of a mean, at most {MAX_MEAN_SHIFT} standard deviations, and of a standard deviation, at most "
+            f"{MAX_SD_SHIFT:.0%}",
         ],
     )
     return Engine(init, update, sample, explanation, reserve=reserve)

@@ -18,7 +18,14 @@ from numpyro.optim import Adam
 from ppl_bandit.engines.approximate import check_settings, explain, reserve
 from ppl_bandit.engines.buffer import Buffer, Data, append, empty_buffer, fits, read, row_mask
 from ppl_bandit.engines.chains import first_adaptation
-from ppl_bandit.engines.diagnostics import MAX_K_HAT, MAX_MEAN_SHIFT, mean_shift, pareto_k_hat, weight_ess
+from ppl_bandit.engines.diagnostics import (
+    MAX_K_HAT,
+    MAX_MEAN_SHIFT,
+    MAX_SD_SHIFT,
+    moment_shifts,
+    pareto_k_hat,
+    weight_ess,
+)
 from ppl_bandit.engines.unconstrained import unconstrained_space
 from ppl_bandit.program import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
@@ -58,9 +65,10 @@ class SviInfo(NamedTuple):
     """Evidence of an update.
 
     Attributes:
-        is_trusted: whether k-hat and the mean's shift allow the guide and the rows were absorbed.
+        is_trusted: whether k-hat and the shifts allow the guide and the rows were absorbed.
         k_hat: Pareto k-hat of the posterior's density relative to the guide's.
         mean_shift: largest error of a mean in posterior standard deviations, as importance weights show it.
+        sd_shift: largest error of a standard deviation, relative to itself, as they show it.
         ess: effective sample size of 1,000 draws of the guide, weighted to the posterior.
         elbo: evidence lower bound, from these draws.
         is_full: the rows had no room and were left out; reserve room and update again.
@@ -69,6 +77,7 @@ class SviInfo(NamedTuple):
     is_trusted: Bool[Array, ""]
     k_hat: Float[Array, ""]
     mean_shift: Float[Array, ""]
+    sd_shift: Float[Array, ""]
     ess: Float[Array, ""]
     elbo: Float[Array, ""]
     is_full: Bool[Array, ""]
@@ -193,9 +202,10 @@ def svi(
             return _Round(last.number + 1, params, *weigh(key_check, params, target, _NUM_CHECKS), ess)
 
         _, params, positions, log_weights, _ = jax.lax.while_loop(needs_more, fit_once, begin)
-        k_hat, shift, ess = pareto_k_hat(log_weights), mean_shift(positions, log_weights), weight_ess(log_weights)
-        is_trusted = (k_hat <= MAX_K_HAT) & (shift <= MAX_MEAN_SHIFT) & has_room
-        info = SviInfo(is_trusted, k_hat, shift, ess, jnp.mean(log_weights), ~has_room)
+        k_hat, ess = pareto_k_hat(log_weights), weight_ess(log_weights)
+        mean_shift, sd_shift = moment_shifts(positions, log_weights)
+        is_trusted = (k_hat <= MAX_K_HAT) & (mean_shift <= MAX_MEAN_SHIFT) & (sd_shift <= MAX_SD_SHIFT) & has_room
+        info = SviInfo(is_trusted, k_hat, mean_shift, sd_shift, ess, jnp.mean(log_weights), ~has_room)
         return state._replace(buffer=buffer, params=params, ess=ess), info
 
     def sample(key: Key, state: SviState, num_samples: int) -> Draws:
@@ -211,8 +221,8 @@ def svi(
         discount,
         [
             "approximated: the form of the posterior, by the guide's; such fits tend to be too narrow",
-            f"evidence: Pareto k-hat of the posterior relative to the guide, at most {MAX_K_HAT}, and the largest error of "
-            f"a mean, at most {MAX_MEAN_SHIFT} standard deviations",
+            f"evidence: Pareto k-hat of the posterior relative to the guide, at most {MAX_K_HAT}, the largest error of a "
+            f"mean, at most {MAX_MEAN_SHIFT} standard deviations, and of a standard deviation, at most {MAX_SD_SHIFT:.0%}",
         ],
     )
     return Engine(init, update, sample, explanation, reserve=reserve)

@@ -17,7 +17,7 @@ import test_engines_accuracy as accuracy  # noqa: E402
 def cell(name, engine_name, num_rows):
     """Errors of a mean, a standard deviation and p-hat; k-hat where an engine reports it for its form; * if not trusted."""
     draws, info = accuracy.approximate(name, engine_name, num_rows)
-    errors = accuracy.compare(name, draws, accuracy.reference(name, num_rows))
+    errors = accuracy.compare(name, num_rows, draws)
     numbers = f"{errors.mean:.2f}, {errors.sd:.2f}, {errors.variation:.3f}"
     if engine_name in ("svi", "laplace"):
         numbers += f", {float(info.k_hat):.2f}"
