@@ -23,6 +23,7 @@ __all__ = ["Adaptation", "ChainEvidence", "Chains", "first_adaptation", "refresh
 Potential = Callable[[Float[Array, " K"]], Float[Array, ""]]
 
 TARGET_ACCEPT = 0.9  # above NumPyro's 0.8: scales with few rows make funnels, which larger steps fall out of
+CAREFUL_ACCEPT = 0.98  # of a second attempt, where the first was not sound
 MAX_DIVERGENT_SHARE = 0.01  # of the transitions that yield draws
 MIN_ESS_SHARE = 0.05  # of the number of draws: 50 of 1,000 leave p-hat off by 0.07 at most, one standard error
 MIN_ACCEPT = 0.5  # chains that hardly move would pass for independent draws if they began far apart
@@ -86,7 +87,8 @@ def refresh(
     """Replace weighted draws by as many fresh ones, from chains that start at the draws with the largest share of weight.
 
     The more the weights agree, the less there is to warm up: with half of the effective sample size left the chains start
-    in their stationary law and know its covariance; below a tenth they warm up in full.
+    in their stationary law and know its covariance; below a tenth they warm up in full. A run that was not sound is run once
+    more, warmed up in full and to smaller steps: the steps of the run before may be too large for the posterior of now.
 
     Args:
         potential: negative log density of the data of now.
@@ -103,10 +105,31 @@ def refresh(
     is_near = ess >= 0.1 * num_draws
     inverse_mass = jnp.where(is_near, covariance, adaptation.inverse_mass)
     num_steps, _ = _windows(num_draws // num_chains)
+    in_full = -(-num_warmup // num_steps)
     # A third of the weight can be lost to a row that moves one coordinate alone, so the threshold is below a half.
-    num_windows = jnp.where(ess >= 0.3 * num_draws, 0, jnp.where(is_near, 1, -(-num_warmup // num_steps)))
+    num_windows = jnp.where(ess >= 0.3 * num_draws, 0, jnp.where(is_near, 1, in_full))
     adaptation = adaptation._replace(inverse_mass=inverse_mass)
-    return run_chains(key_run, potential, starts, adaptation, num_windows, num_draws // num_chains)
+
+    def attempt(carry: tuple[Array, Chains]) -> tuple[Array, Chains]:
+        number, _ = carry
+        chains = run_chains(
+            jnp.where(number == 0, key_run, jr.fold_in(key_run, number)),
+            potential,
+            starts,
+            adaptation,
+            jnp.where(number == 0, num_windows, in_full),
+            num_draws // num_chains,
+            jnp.where(number == 0, TARGET_ACCEPT, CAREFUL_ACCEPT),
+        )
+        return number + 1, chains
+
+    def is_wanting(carry: tuple[Array, Chains]) -> Bool[Array, ""]:
+        number, chains = carry
+        return (number == 0) | (~chains.evidence.is_sound & (number < 2))
+
+    none = ChainEvidence(jnp.zeros_like(ess), jnp.zeros((), int), jnp.array(False))
+    start = Chains(draws, jnp.zeros_like(log_weights), adaptation, none)
+    return jax.lax.while_loop(is_wanting, attempt, (jnp.zeros((), int), start))[1]
 
 
 def run_chains(
@@ -116,6 +139,7 @@ def run_chains(
     adaptation: Adaptation,
     num_windows: Int[Array, ""],
     num_draws: int,
+    target_accept: Float[Array, ""] | float = TARGET_ACCEPT,
 ) -> Chains:
     """Warm up for some windows of transitions, then draw S = num_draws states of every chain.
 
@@ -125,6 +149,7 @@ def run_chains(
         potential: negative log density, closed over the data of now.
         starts: where the chains begin.
         num_windows: how often step size and mass matrix are estimated anew; may be traced, may be 0.
+        target_accept: probability that a proposal be accepted, which the step size is tuned to.
     """
     num_chains, size = starts.shape
     num_steps, num_drawing = _windows(num_draws)
@@ -140,7 +165,6 @@ def run_chains(
             dense_mass=True,
             adapt_step_size=False,
             adapt_mass_matrix=False,
-            target_accept_prob=TARGET_ACCEPT,
         )
         # States are built from positions alone: the cached energy of a state from before would be that of older data.
         states = kernel.init(jr.split(jr.fold_in(key, number), num_chains), 0, init_params=carry.positions)
@@ -151,7 +175,7 @@ def run_chains(
             adapt_state = states.adapt_state._replace(step_size=jnp.broadcast_to(step_size, (num_chains,)))
             states = kernel.sample(states._replace(adapt_state=adapt_state), (), {})
             accept = jnp.mean(jnp.nan_to_num(states.accept_prob))
-            averaging = follow(TARGET_ACCEPT - accept, averaging)
+            averaging = follow(target_accept - accept, averaging)
             return (states, averaging), (states.z, states.potential_energy, states.diverging, accept)
 
         log_step_size = jnp.log(before.step_size)
@@ -194,7 +218,7 @@ def run_chains(
         & (accept >= MIN_ACCEPT)
     )
     # The drawing windows adapt nothing, but what they saw of acceptance corrects the step size of the next run.
-    correction = jnp.clip(accept - TARGET_ACCEPT, -0.5, 0.1)
+    correction = jnp.clip(accept - target_accept, -0.5, 0.1)
     after = Adaptation(
         progress.adaptation.step_size * jnp.exp(correction),
         _covariance(draws, None, draws.shape[0], progress.adaptation.inverse_mass),
