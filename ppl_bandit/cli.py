@@ -92,9 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--play", metavar="SELECTOR", help="who plays simulated rows, such as ds or ts (default: the arms in turn)"
     )
-    compare.add_argument(
-        "--engines", default="exact,nuts,svi,laplace,reweight", help="separated by commas (%(default)s)"
-    )
+    compare.add_argument("--engines", help="for one model, separated by commas (all: exact,nuts,svi,laplace,reweight)")
     compare.add_argument("--arms", help="names of the arms, in the program's order, separated by commas")
     compare.add_argument("--samples", type=int, default=1000, help="posterior draws of each run (%(default)s)")
     compare.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")

@@ -64,13 +64,18 @@ def compare_from_arguments(
         arguments.data,
         arguments.simulate,
         arguments.play,
-        _words(arguments.engines),
+        list(ENGINES) if arguments.engines is None else _words(arguments.engines),
         None if arguments.arms is None else _words(arguments.arms),
         arguments.out,
         arguments.samples,
         arguments.seed,
         arguments.report,
     )
+    if len(arguments.models) > 1 and arguments.engines is not None:
+        raise ValueError(
+            f"--engines compares engines on one model, and {len(arguments.models)} models were given, which are ranked "
+            "instead: leave it out, or give one model"
+        )
     run = _rank if len(arguments.models) > 1 else _compare
     words, found, files = run(arguments.models, options, progress)
     if arguments.json:

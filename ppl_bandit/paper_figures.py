@@ -57,7 +57,7 @@ def draw_regret(found: "xarray.Dataset", setting: str, path: Path) -> None:
     figure, axis = plt.subplots(figsize=(9, 5.4), layout="constrained")
     for policy, (colour, dash) in _STYLE.items():
         run = found.sel(selector=policy)
-        mean, error = run.cumulative_regret_mean, run.cumulative_regret_sd / np.sqrt(run.sizes["realization"])
+        mean, error = run.cumulative_regret_mean, run.cumulative_regret_sd / np.sqrt(run.num_runs)
         axis.plot(run.step, mean, color=colour, linestyle=dash, label=f"{policy}, ours")
         axis.fill_between(run.step, mean - 1.96 * error, mean + 1.96 * error, color=colour, alpha=0.2, linewidth=0)
         if policy in _CURVES:

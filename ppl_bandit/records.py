@@ -163,6 +163,7 @@ def summarised(parts: list[Moments]) -> "xarray.Dataset":
             "final_regret": ("realization", own["checkpoints"][:, -1]),
             "is_stuck": ("realization", own["is_stuck"]),
             "is_trusted": ("realization", own["is_trusted"]),
+            "num_runs": ((), count),
         },
         coords={
             "realization": np.arange(count),
@@ -228,6 +229,7 @@ _LONG_NAMES = {
     "num_candidates": "candidates drawn, N",
     "best_arm_probs": "posterior probability that the arm is best, p-hat",
     "is_trusted": "whether the engine stands by its posterior",
+    "num_runs": "realizations behind the statistics; interrupted, one selector may have more than another",
     "is_stuck": "whether every step of the last quarter had regret",
     "final_regret": "cumulative expected regret after the last step",
     "cumulative_regret_mean": "mean of the cumulative expected regret over realizations",

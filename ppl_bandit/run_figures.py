@@ -63,7 +63,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
 
 
 def _band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:
-    mean, error = found.cumulative_regret_mean, found.cumulative_regret_sd / np.sqrt(found.sizes["realization"])
+    mean, error = found.cumulative_regret_mean, found.cumulative_regret_sd / np.sqrt(found.num_runs)
     axis.plot(found.step, mean, color=colour, linestyle=dash, label=name)
     axis.fill_between(found.step, mean - 1.96 * error, mean + 1.96 * error, color=colour, alpha=0.2, linewidth=0)
 

@@ -267,6 +267,11 @@ def test_a_browser_opens_the_report_without_an_error(report, tmp_path):
     assert shown.stdout.count("<tr>") > 10 and "Versions and seed" in shown.stdout
 
 
+def test_engines_are_refused_where_models_are_ranked(folder, capsys):
+    assert call(folder, folder / "one.py", folder / "two.py", "--data", folder / "rows.csv", "--engines", "nuts") != 0
+    assert "--engines compares engines on one model, and 2 models were given" in capsys.readouterr().err
+
+
 def test_two_models_are_ranked_by_evidence_and_loo(folder, capsys):
     pytest.importorskip("arviz")
     assert call(folder, folder / "one.py", folder / "two.py", "--data", folder / "rows.csv", "--json") == 0

@@ -161,6 +161,11 @@ def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys):
     found = run()
     assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 0
     assert "interrupted" in capsys.readouterr().err
+    # Of two selectors the first was done with six realizations, and the second with three.
+    calls.clear()
+    found = run(selector={"first": THOMPSON, "second": THOMPSON}, num_realizations=6, summary=True)
+    assert found.num_runs.to_series().to_dict() == {"first": 6, "second": 3}
+    assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 0
 
 
 def test_steps_compile_once_whatever_the_number_of_chunks(monkeypatch):
