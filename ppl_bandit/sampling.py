@@ -353,7 +353,10 @@ def _log_gamma_ratio(key: Key, concentration: Array, sample_shape: _Shape) -> Ar
     def propose(words: _Words, index: Array, attempt: Array) -> Array:
         return _propose_log_gamma_ratio(words, index, attempt, flat)
 
-    ratios = _draw_in_lockstep(key, propose, (flat.size, math.prod(sample_shape)), concentration.dtype, num_unseen=2)
+    # Of the millions of elements that an accelerator draws some are always rejected, and looking costs it a sixth of the time.
+    # On a CPU the gain is smaller, and each attempt takes a quarter of a second more to compile.
+    num_unseen = 0 if jax.default_backend() == "cpu" else 2
+    ratios = _draw_in_lockstep(key, propose, (flat.size, math.prod(sample_shape)), concentration.dtype, num_unseen)
     return ratios.T.reshape(sample_shape + concentration.shape)
 
 
@@ -363,7 +366,7 @@ def _draw_in_lockstep(
     """Repeat `propose(words, index, attempt)`, for all elements at once, until none of them is infinite (rejected).
 
     Args:
-        num_unseen: attempts before the first look at whether any is: of many elements some will be.
+        num_unseen: attempts before the first look at whether any is.
     """
     words = _key_words(key)
     index = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
