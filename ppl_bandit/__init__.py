@@ -5,12 +5,14 @@ proved conjugate - and plays arms by double sampling or by another selector.
 """
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.bandit import Bandit, Decision, NotCertified
 from ppl_bandit.comparison import compare
-from ppl_bandit.environment import Environment
-from ppl_bandit.program import RewardModel
-from ppl_bandit.simulation import simulate
-from ppl_bandit.types import Engine, Explanation, Interaction, InvalidProgram, NotConjugate, Selection
+from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.live.decisions import Decision
+from ppl_bandit.live.ladder import NotCertified
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.simulate import simulate
+from ppl_bandit.types import Engine, Explanation, Interaction, InvalidProgram, NotConjugate, Selection, Selector
 
 __all__ = [
     "Bandit",
@@ -24,6 +26,7 @@ __all__ = [
     "NotConjugate",
     "RewardModel",
     "Selection",
+    "Selector",
     "compare",
     "engines",
     "selectors",

@@ -5,6 +5,7 @@ One letter per axis, for the whole project: `M` posterior draws, `A` arms, `N` r
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
@@ -74,8 +75,39 @@ class Selection(NamedTuple):
     propensities: Float[Array, " A"]
 
 
-# select(key, table: Float[Array, "M A"], step, *, allowed=None, marginals=None) -> Selection; step counts from 1
-Selector: TypeAlias = Callable[..., Selection]
+@dataclass(frozen=True, eq=False)
+class Selector:
+    """A rule that turns a table of sampled expected rewards into a decision: a value that can be called.
+
+    `selector(key, table, step, *, allowed=None, marginals=None) -> Selection`; `table` is (M, A), `step` counts from 1.
+
+    Attributes:
+        name: the factory that made it.
+        settings: what the factory was given, by argument; a selector inside another is itself a setting.
+        decide: what a call runs.
+        from_shares: (key, shares, step, *, allowed=None, marginals=None) -> Selection, the same decision from p-hat in
+            place of a table; None if the rule reads the table itself.
+        uses_marginals: whether marginals change what it does.
+        is_exact: whether p-hat is the exact probability that each arm is best, wherever the marginals offer it.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    decide: Callable[..., Selection] = field(repr=False)
+    from_shares: Callable[..., Selection] | None = field(default=None, repr=False)
+    uses_marginals: bool = field(default=False, repr=False)
+    is_exact: bool = field(default=False, repr=False)
+
+    def __call__(self, key: Key, table: Any, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
+        """Decide; see the class."""
+        return self.decide(key, table, step, allowed=allowed, marginals=marginals)
+
+    def __str__(self) -> str:
+        """Write the call that made it, such as `with_floor(selector=thompson(), floor=0.1)`."""
+        given = (
+            f"{name}={value if isinstance(value, Selector) else repr(value)}" for name, value in self.settings.items()
+        )
+        return f"{self.name}({', '.join(given)})"
 
 
 class Explanation(NamedTuple):

@@ -1,119 +1,89 @@
-"""Imports go downwards only: read from the source, not from what happens to be loaded."""
+"""Imports go downwards only, and never in a circle: read from the source, not from what happens to be loaded."""
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "ppl_bandit"
 
-# Bottom to top. A module may import its own layer and those before it; a folder counts as one module.
-LAYERS = (
+# Bottom to top: the path of the data. A file may import from its own folder and from folders on lower levels.
+LEVELS = (
     ("types",),
-    (
-        "compilation",
-        "program",
-        "tracing",
-        "validation",
-        "probing",
-        "means",
-        "jaxprs",
-        "selectors",
-        "sampling",
-        "tails",
-        "laws",
-    ),
-    ("environment", "engines"),
-    (
-        "rollouts",
-        "records",
-        "simulation",
-        "bandit",
-        "journal",
-        "snapshot",
-        "history",
-        "inputs",
-        "summary",
-        "arviz_export",
-        "compiled",
-    ),
-    ("data_files", "paper", "comparison", "report", "plots", "run_figures", "scores", "paper_figures"),
+    ("numerics",),
+    ("program", "selectors"),
+    ("engines",),
+    ("simulation", "live"),
+    ("paper", "comparison"),
     ("__init__",),
-    (
-        "model_files",
-        "check",
-        "compare_command",
-        "vocabulary",
-        "demo",
-        "run_command",
-        "reproduce_command",
-        "cli",
-        "__main__",
-    ),
+    ("commands",),
 )
-HEIGHT = {module: height for height, layer in enumerate(LAYERS) for module in layer}
-
-# What a module keeps out by contract: a function of the table, or of numbers, knows no model.
-NEVER_IMPORTS = {
-    "selectors": ("numpyro",),
-    "tails": ("numpyro",),
-    "sampling": ("numpyro",),
+LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
+NO_MODEL = ("numerics", "selectors")  # what is a function of numbers knows no model
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
+    for path in sorted((ROOT / "ppl_bandit").rglob("*.py"))
 }
 
 
-def module_of(path: Path) -> str:
-    """The first name below the package: `ppl_bandit/engines/nuts.py` is `engines`."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+def folder_of(module: str) -> str:
+    """The first name below the package: `ppl_bandit.engines.exact.proof` lies in `engines`."""
+    name = (module.split(".") + ["__init__"])[1]
+    return name if name in LEVEL else "__init__"
 
 
-def imported_names(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Yield (line, absolute dotted name) for every import, wherever it stands; `package` resolves relative ones."""
+def imported_names(module: str, source: str) -> Iterator[str]:
+    """Yield the absolute dotted name of every import, wherever it stands."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            stem = ".".join((*base, *filter(None, [node.module])))
-            yield from ((node.lineno, f"{stem}.{alias.name}") for alias in node.names)
+            base = module.split(".")[: -node.level] if node.level else []
+            stem = ".".join([*base, *filter(None, [node.module])])
+            yield from (f"{stem}.{alias.name}" for alias in node.names)
 
 
-def project_module(name: str) -> str | None:
-    """The module of the package that a dotted name reaches, `__init__` for a re-exported name, or None from outside."""
-    first, _, rest = name.partition(".")
-    if first != "ppl_bandit":
-        return None
-    head = rest.partition(".")[0]
-    return head if head in HEIGHT else "__init__"
+def upward(module: str, source: str) -> list[str]:
+    """List the imports of a module that reach beside or above its folder, or a model where none may be known."""
+    own = folder_of(module)
+    ours = [name for name in imported_names(module, source) if name.split(".")[0] == "ppl_bandit"]
+    found = [name for name in ours if folder_of(name) != own and LEVEL[folder_of(name)] >= LEVEL[own]]
+    return found + [name for name in imported_names(module, source) if name.startswith("numpyro") and own in NO_MODEL]
 
 
-def faults(path: Path, source: str) -> list[str]:
-    """Say what is wrong with the imports of one module."""
-    module = module_of(path)
-    where = path.relative_to(ROOT)
-    if module not in HEIGHT:
-        return [f"{where}: {module!r} has no layer; place it in LAYERS"]
-    package = ("ppl_bandit", *path.relative_to(PACKAGE).parts[:-1])
-    found = []
-    for line, name in imported_names(source, package):
-        target = project_module(name)
-        if target is not None and HEIGHT.get(target, 0) > HEIGHT[module]:
-            found.append(f"{where}:{line}: {module} imports {target}, which lies above it")
-        if name.partition(".")[0] in NEVER_IMPORTS.get(module, ()):
-            found.append(f"{where}:{line}: {module} must not import {name.partition('.')[0]}")
-    return found
+def files_imported(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return the graph of files: a name that is no file of its own belongs to the file that it is imported from."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        graph[module] = set()
+        for name in imported_names(module, source):
+            stem = name.rpartition(".")[0]
+            candidates = (name, f"{name}.__init__", stem, f"{stem}.__init__")
+            target = next((file for file in candidates if file in sources), None)
+            graph[module] |= {target} - {module} if target else set()
+    return graph
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_downwards(path):
-    assert not faults(path, path.read_text())
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_go_downwards(module):
+    assert upward(module, SOURCES[module]) == []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    TopologicalSorter(files_imported(SOURCES)).prepare()
+
+
+def test_a_circle_is_found():
+    with pytest.raises(CycleError):
+        TopologicalSorter(files_imported({"a": "import b", "b": "def late():\n    from a import x"})).prepare()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*.py")), ids=lambda path: path.name)
 def test_models_import_jax_and_numpyro_only(path):
-    roots = {name.partition(".")[0] for _, name in imported_names(path.read_text(), ())}
+    roots = {name.partition(".")[0] for name in imported_names(path.stem, path.read_text())}
     assert roots - set(sys.stdlib_module_names) <= {"jax", "numpyro"}
 
 
@@ -121,19 +91,18 @@ def test_models_import_jax_and_numpyro_only(path):
     "source",
     [
         "import ppl_bandit.engines",
-        "from ppl_bandit.engines import conjugate",
-        "from ppl_bandit import engines",
         "from ppl_bandit import Bandit",
         "from .. import engines",
-        "from ..engines.conjugate import engine",
+        "from ..engines.exact.conjugate import conjugate",
+        "from ppl_bandit.program.tracing import Site",
         "import numpyro",
-        "def late():\n    from ppl_bandit.bandit import Bandit",
+        "def late():\n    from ppl_bandit.live.bandit import Bandit",
     ],
 )
 def test_an_upward_arrow_is_found_however_it_is_spelled(source):
-    assert len(faults(PACKAGE / "selectors" / "__init__.py", source)) == 1
+    assert len(upward("ppl_bandit.selectors.floors", source)) == 1
 
 
-@pytest.mark.parametrize("source", ["import jax", "from ppl_bandit.types import Key", "from ..tails import log_tail"])
-def test_a_downward_or_level_arrow_is_not_a_fault(source):
-    assert not faults(PACKAGE / "selectors" / "__init__.py", source)
+@pytest.mark.parametrize("source", ["import jax", "from ppl_bandit.types import Key", "from ..numerics import tails"])
+def test_a_downward_arrow_is_not_a_fault(source):
+    assert upward("ppl_bandit.selectors.floors", source) == []

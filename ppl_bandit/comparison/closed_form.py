@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
-from ppl_bandit.compilation import run_once
-from ppl_bandit.probing import feasible_latents
-from ppl_bandit.program import RewardModel
+from ppl_bandit.numerics.compilation import run_once
+from ppl_bandit.program.probing import feasible_latents
+from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction
 
 __all__ = ["Law", "exact_log_evidence", "exact_marginals", "support_bounds"]

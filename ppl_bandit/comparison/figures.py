@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.arviz_export import observed, replicate
 from ppl_bandit.comparison.closed_form import support_bounds
 from ppl_bandit.comparison.errors import largest
 from ppl_bandit.comparison.results import Comparison
 from ppl_bandit.comparison.running import flatten
-from ppl_bandit.compilation import quick_jit
+from ppl_bandit.live.arviz_export import observed, replicate
+from ppl_bandit.numerics.compilation import quick_jit
 
 __all__ = ["FIGURES", "draw_figures"]
 

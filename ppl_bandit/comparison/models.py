@@ -2,66 +2,26 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit import arviz_export, engines as library
+from ppl_bandit import engines as library
 from ppl_bandit.comparison.closed_form import exact_log_evidence
+from ppl_bandit.comparison.results import Ranking, Score
 from ppl_bandit.comparison.running import build_runner
-from ppl_bandit.compilation import quick_jit
-from ppl_bandit.data_files import check_data
-from ppl_bandit.inputs import Arms
-from ppl_bandit.program import RewardModel
+from ppl_bandit.comparison.tables import describe_ranking
+from ppl_bandit.live import arviz_export
+from ppl_bandit.live.data_files import check_data
+from ppl_bandit.live.inputs import Arms
+from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["Ranking", "Score", "rank_models"]
-
-
-class Score(NamedTuple):
-    """How well one program predicts the rows.
-
-    Attributes:
-        name: of the program.
-        log_evidence: log p(rows), natural logarithm.
-        log_evidence_error: its Monte Carlo standard error; 0 where it is exact.
-        evidence_way: "exact", or "reweight" where runs of that engine estimate it.
-        probability: posterior probability of the program, if those ranked were equally probable before.
-        elpd: expected log predictive density of a row that was left out, summed over rows (PSIS-LOO); nan without ArviZ.
-        elpd_error: its standard error over rows.
-        elpd_difference: behind the best program by elpd; 0 for that one.
-        elpd_difference_error: the standard error of the difference, paired by row.
-        num_bad_rows: rows whose Pareto k-hat exceeds 0.7: too influential for this LOO.
-        explanation: of the engine that drew from its posterior.
-    """
-
-    name: str
-    log_evidence: float
-    log_evidence_error: float
-    evidence_way: str
-    probability: float
-    elpd: float
-    elpd_error: float
-    elpd_difference: float
-    elpd_difference_error: float
-    num_bad_rows: int
-    explanation: str
-
-
-class Ranking(NamedTuple):
-    """Programs, the highest log evidence first; `print` it for the table."""
-
-    scores: list[Score]
-    num_rows: int
-    seed: int
-
-    def __str__(self) -> str:
-        from ppl_bandit.comparison.tables import describe_ranking
-
-        return describe_ranking(self)
+__all__ = ["rank_models"]
 
 
 def rank_models(
@@ -105,7 +65,8 @@ def rank_models(
         pointwise[name], bad[name] = _leave_one_out(model, given[name], draws, num_runs) if has_arviz else (None, 0)
         value, error, way = evidences[name]
         say(f"{name}: log evidence {value:.3f}{'' if way == 'exact' else f' +- {error:.3f}'} ({way})")
-    return Ranking(_scores(evidences, pointwise, bad, words), len(next(iter(given.values())).arm), seed)
+    ranking = Ranking(_scores(evidences, pointwise, bad, words), len(next(iter(given.values())).arm), seed)
+    return ranking._replace(text=describe_ranking(ranking))
 
 
 def _check_same(given: Mapping[str, Interaction], models: Mapping[str, RewardModel]) -> None:

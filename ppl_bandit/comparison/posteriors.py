@@ -1,5 +1,6 @@
 """Compare engines on one program and the same rows: posteriors, decisions, cost, and all of these as the rows grow."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,12 +34,13 @@ from ppl_bandit.comparison.results import (
     element_labels,
 )
 from ppl_bandit.comparison.running import Decide, Run, Runner, build_runner, flatten, make_decide, run
-from ppl_bandit.compilation import quick_jit
-from ppl_bandit.data_files import check_data
-from ppl_bandit.engines.diagnostics import chain_ess
-from ppl_bandit.inputs import Arms
-from ppl_bandit.program import RewardModel
-from ppl_bandit.selectors.contract import name_of
+from ppl_bandit.comparison.tables import describe
+from ppl_bandit.engines.approximate.diagnostics import chain_ess
+from ppl_bandit.live.data_files import check_data
+from ppl_bandit.live.inputs import Arms
+from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.types import Engine, Interaction, Key, NotConjugate, Selector
 
 __all__ = ["compare"]
@@ -94,7 +96,7 @@ def compare(
     for argument, value, least in (("num_samples", num_samples, 20), ("num_runs", num_runs, 2)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{argument} must be an integer of at least {least}, got {value!r}")
-    selector = selectors.double_sampling() if selector is None else selector
+    selector = selectors.double_sampling() if selector is None else as_selector(selector)
     names = Arms(reward_model.num_arms if arms is None else None, arms)
     with jax.enable_x64(True):
         data = check_data(reward_model, data, names)
@@ -129,7 +131,7 @@ def compare(
         ]
     end = {label: (result.latents, result.decisions) for label, result in results.items()}
     stream.append(StreamPoint(len(data.arm), references[-1], end))
-    return Comparison(
+    found = Comparison(
         getattr(reward_model.program, "__name__", "program") if name is None else name,
         reward_model,
         names.names,
@@ -142,9 +144,10 @@ def compare(
         stream,
         num_samples,
         seed,
-        name_of(selector),
+        selector.name,
         all(getattr(jax.config, flag) for flag in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")),
     )
+    return dataclasses.replace(found, text=describe(found))
 
 
 class _Lab(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a comparison of engines found."""
+"""What a comparison found, of engines or of programs: data that does not know how it is printed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import numpy as np
 from ppl_bandit.comparison.closed_form import Law
 from ppl_bandit.comparison.errors import Estimate, LatentErrors, Target
 from ppl_bandit.comparison.running import Run
-from ppl_bandit.compilation import quick_jit
-from ppl_bandit.program import RewardModel
+from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation, Interaction
 
 __all__ = [
@@ -20,7 +20,9 @@ __all__ = [
     "DecisionErrors",
     "EngineResult",
     "Floor",
+    "Ranking",
     "Reference",
+    "Score",
     "StreamPoint",
     "element_labels",
 ]
@@ -144,6 +146,7 @@ class Comparison:
         seed: of all random numbers.
         selector: name of the selector that decided.
         is_cached: whether jax kept compiled programs on disk, so that a first run may have been faster than it looks.
+        text: the tables, ready to print; whoever makes a comparison writes them.
     """
 
     name: str
@@ -160,18 +163,17 @@ class Comparison:
     seed: int
     selector: str
     is_cached: bool
+    text: str = ""
 
     def __repr__(self) -> str:
         return f"Comparison({self.name}, {list(self.engines)} against {self.reference.name}, {len(self.data.arm)} rows)"
 
     def __str__(self) -> str:
-        from ppl_bandit.comparison.tables import describe
-
-        return describe(self)
+        return self.text
 
     def to_arviz(self, engine: str) -> Any:
         """Return the draws of an engine, with its runs as chains, as an ArviZ object; see `Bandit.to_arviz`."""
-        from ppl_bandit import arviz_export
+        from ppl_bandit.live import arviz_export
 
         if engine not in self.engines:
             raise ValueError(f"engine={engine!r} was not run; the engines of this comparison are {list(self.engines)}")
@@ -184,6 +186,52 @@ class Comparison:
         given = dict(rewards) if rewards is not None else {self.model.outcomes[0]: self.data.reward}
         rows: Any = self.data.arm, given, self.data.context
         return arviz_export.export(self.model, self.arms, posterior, prior, rows, num_chains=len(runs))
+
+
+class Score(NamedTuple):
+    """How well one program predicts the rows.
+
+    Attributes:
+        name: of the program.
+        log_evidence: log p(rows), natural logarithm.
+        log_evidence_error: its Monte Carlo standard error; 0 where it is exact.
+        evidence_way: "exact", or "reweight" where runs of that engine estimate it.
+        probability: posterior probability of the program, if those ranked were equally probable before.
+        elpd: expected log predictive density of a row that was left out, summed over rows (PSIS-LOO); nan without ArviZ.
+        elpd_error: its standard error over rows.
+        elpd_difference: behind the best program by elpd; 0 for that one.
+        elpd_difference_error: the standard error of the difference, paired by row.
+        num_bad_rows: rows whose Pareto k-hat exceeds 0.7: too influential for this LOO.
+        explanation: of the engine that drew from its posterior.
+    """
+
+    name: str
+    log_evidence: float
+    log_evidence_error: float
+    evidence_way: str
+    probability: float
+    elpd: float
+    elpd_error: float
+    elpd_difference: float
+    elpd_difference_error: float
+    num_bad_rows: int
+    explanation: str
+
+
+class Ranking(NamedTuple):
+    """Programs, the highest log evidence first; `print` it for the table.
+
+    Attributes:
+        text: the table, ready to print; whoever makes a ranking writes it, because a result does not know how it is printed.
+    """
+
+    scores: list[Score]
+    num_rows: int
+    seed: int
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def element_labels(model: RewardModel, arms: Sequence[Any]) -> list[str]:

@@ -9,10 +9,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.compilation import quick_jit
-from ppl_bandit.engines.nuts import NutsState
-from ppl_bandit.engines.unconstrained import unconstrained_space
-from ppl_bandit.program import RewardModel
+from ppl_bandit.engines.approximate.nuts import NutsState
+from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key, Selection, Selector
 
 __all__ = ["Decide", "Run", "Runner", "build_runner", "flatten", "make_decide", "run"]

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.bandit import Bandit
-from ppl_bandit.compilation import quick_jit
-from ppl_bandit.environment import Environment
-from ppl_bandit.program import RewardModel
+from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Interaction, Selector
 
 __all__ = ["simulate_rows"]

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit.comparison.errors import QUANTILES, Estimate, largest
-from ppl_bandit.comparison.models import Ranking
-from ppl_bandit.comparison.results import Comparison, StreamPoint
+from ppl_bandit.comparison.results import Comparison, Ranking, StreamPoint
 
 __all__ = ["Table", "conclusion", "describe", "describe_ranking", "ranking_table", "records", "tables", "verdict"]
 

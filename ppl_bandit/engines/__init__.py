@@ -1,10 +1,10 @@
 """Posterior inference for a program: engine factories over a RewardModel."""
 
+from ppl_bandit.engines.approximate.laplace import laplace
+from ppl_bandit.engines.approximate.nuts import nuts
+from ppl_bandit.engines.approximate.reweight import reweight
+from ppl_bandit.engines.approximate.svi import svi
 from ppl_bandit.engines.choose import choose
-from ppl_bandit.engines.conjugate import conjugate
-from ppl_bandit.engines.laplace import laplace
-from ppl_bandit.engines.nuts import nuts
-from ppl_bandit.engines.reweight import reweight
-from ppl_bandit.engines.svi import svi
+from ppl_bandit.engines.exact.conjugate import conjugate
 
 __all__ = ["choose", "conjugate", "laplace", "nuts", "reweight", "svi"]

@@ -1,8 +1,8 @@
 """The engine that a program deserves: exact where that is proved, draws with evidence elsewhere."""
 
-from ppl_bandit.engines.conjugate import conjugate
-from ppl_bandit.engines.reweight import reweight
-from ppl_bandit.program import RewardModel
+from ppl_bandit.engines.approximate.reweight import reweight
+from ppl_bandit.engines.exact.conjugate import conjugate
+from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, NotConjugate
 
 __all__ = ["choose"]

@@ -5,7 +5,7 @@ granted; `make_selector` turns it into the `select` of the contract. What is wro
 inside a trace nothing can be raised, so arm = -1 and nan propensities carry the news to the edge.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.selectors.shares import best_arm_probs
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
-__all__ = ["Rule", "Situation", "check_arguments", "make_selector", "name_of"]
+__all__ = ["Rule", "Situation", "as_selector", "check_arguments", "make_selector"]
 
 
 class Situation(NamedTuple):
@@ -45,6 +45,8 @@ Score: TypeAlias = Callable[[Marginals, Int[Array, ""]], Float[Array, " A"]]
 def make_selector(
     rule: Rule,
     *,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
     is_lowest_first: bool = False,
     score: Score | None = None,
     reads_table: bool = True,
@@ -56,6 +58,8 @@ def make_selector(
 
     Args:
         rule: decides, given a clean table.
+        name: of the selector; None is the function that the rule was written in.
+        settings: what the selector was made with, for whoever records or compares it.
         is_lowest_first: whether a row's tied arms lose to the lowest index instead of sharing the row.
         score: reads the marginals, where a rule has a use for them; it stays outside the compiled part, because an
             engine hands over new functions at every step.
@@ -64,9 +68,7 @@ def make_selector(
 
     Returns:
         The selector. Where an allowed arm has a non-finite entry (or score) or no arm is allowed it raises ValueError,
-        or, inside a trace, returns arm -1, num_candidates 0, and nan for both kinds of probabilities. Its
-        attributes: `uses_marginals`, whether marginals change what it does; `is_exact`; and, unless the rule reads the table,
-        `from_shares(key, shares, step, allowed=None, marginals=None)`, the same decision from p-hat in place of a table.
+        or, inside a trace, returns arm -1, num_candidates 0, and nan for both kinds of probabilities.
     """
 
     @jax.jit
@@ -126,22 +128,33 @@ def make_selector(
             scores = _check_scores(jnp.asarray(score(marginals, step), shares.dtype), allowed)
         return decide(key, None, shares, allowed, scores, step)
 
-    # A selector is known by its factory; functions have no declared attributes.
-    attributes: dict[str, Any] = {
-        "__qualname__": rule.__qualname__,
-        "uses_marginals": is_exact or score is not None,
-        "is_exact": is_exact,
-    }
-    if not reads_table:
-        attributes["from_shares"] = from_shares
-    for name, value in attributes.items():
-        setattr(select, name, value)
-    return select
+    return Selector(
+        _factory_of(rule) if name is None else name,
+        dict(settings or {}),
+        select,
+        None if reads_table else from_shares,
+        uses_marginals=is_exact or score is not None,
+        is_exact=is_exact,
+    )
 
 
-def name_of(selector: Any) -> str:
-    """Return a selector's name: that of its factory."""
-    return getattr(selector, "__qualname__", type(selector).__name__).partition(".<locals>")[0]
+def as_selector(selector: Any) -> Selector:
+    """Return a selector as it is, and make one of a plain function with a selector's arguments.
+
+    Raises:
+        ValueError: for what cannot be called, and for a factory that was not called.
+    """
+    if isinstance(selector, Selector):
+        return selector
+    if not callable(selector):
+        raise ValueError(f"selector must be a selector, got {selector!r}; use one such as selectors.double_sampling()")
+    if getattr(selector, "__module__", "").startswith("ppl_bandit.selectors"):
+        raise ValueError(f"selector is the factory {selector.__name__}: call it, as in selectors.{selector.__name__}()")
+    return Selector(_factory_of(selector), {}, selector)
+
+
+def _factory_of(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__name__).partition(".<locals>")[0]
 
 
 def check_arguments(

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.selectors.contract import check_arguments
+from ppl_bandit.selectors.contract import as_selector, check_arguments
 from ppl_bandit.selectors.shares import draw_arm, share_equally
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
@@ -27,6 +27,8 @@ def with_floor(selector: Selector, floor: float) -> Selector:
             f"floor must lie in [0, 1/A] for A arms, got {floor}; "
             "it is the least probability of each single arm, not of exploring"
         )
+
+    selector = as_selector(selector)
 
     def select(
         key: Key,
@@ -55,5 +57,5 @@ def with_floor(selector: Selector, floor: float) -> Selector:
             propensities=floored,
         )
 
-    setattr(select, "uses_marginals", getattr(selector, "uses_marginals", False))  # noqa: B010 - undeclared attribute
-    return select
+    settings = {"selector": selector, "floor": floor}
+    return Selector("with_floor", settings, select, uses_marginals=selector.uses_marginals)

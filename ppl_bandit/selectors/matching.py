@@ -55,7 +55,8 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: 
         arm = draw_mode(key, probs, num, is_lowest_first=is_lowest_first)
         return arm, num, mode_probs(probs, num, is_lowest_first=is_lowest_first)
 
-    return make_selector(rule, is_lowest_first=is_lowest_first, reads_table=False, is_exact=exact)
+    settings = {"max_candidates": max_candidates, "ties": ties, "exact": exact}
+    return make_selector(rule, settings=settings, is_lowest_first=is_lowest_first, reads_table=False, is_exact=exact)
 
 
 def thompson() -> Selector:
@@ -112,4 +113,4 @@ def top_two(challenge_rate: float = 0.5) -> Selector:
         propensities = jnp.where(has_challenger, split_probs, leader_probs)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule, reads_table=False)
+    return make_selector(rule, settings={"challenge_rate": challenge_rate}, reads_table=False)

@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 from ppl_bandit import engines
-from ppl_bandit.program import RewardModel
+from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 NUM_ARMS, NUM_FEATURES, NUM_DRAWS = 3, 5, 1000

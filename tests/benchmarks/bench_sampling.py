@@ -14,7 +14,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit import sampling
+from ppl_bandit.numerics import sampling
 
 TABLES = ((1000, 3), (1000, 1000))  # (draws, parameters)
 CONCENTRATIONS = (0.3, 1.1, 20.0)

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 
-from ppl_bandit import Environment, engines, paper, selectors
-from ppl_bandit.rollouts import rollout
-from ppl_bandit.simulation import realize
+from ppl_bandit import Environment, engines, selectors
+from ppl_bandit.paper import runs as paper
+from ppl_bandit.simulation.rollouts import rollout
+from ppl_bandit.simulation.simulate import realize
 
 NUM_DRAWS = 1000
 

@@ -1,0 +1,232 @@
+"""The command line: words become objects, results become lines, JSON and exit codes.
+
+Exit status: 0 for success, 2 for a mistake of the caller's (an invalid program, a missing file, bad arguments).
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    _use_compilation_cache()
+    return arguments.run(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ppl-bandit", description="Write the reward model as a NumPyro program; get the bandit."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="prove, play and draw the bundled conjugate models (under a minute)")
+    demo.add_argument("--out", type=Path, default=Path("ppl-bandit-demo"), help="folder for the figure (%(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="seed of the simulated plays (%(default)s)")
+    demo.add_argument("--json", action="store_true", help="print results as JSON")
+    demo.set_defaults(run=_demo)
+
+    check = commands.add_parser("check", help="say of each model whether its posterior is exact, and why")
+    check.add_argument(
+        "models", nargs="+", metavar="MODEL", help="path/to/file.py, file.py:function, or the name of a bundled model"
+    )
+    check.add_argument("--json", action="store_true", help="print findings as JSON")
+    check.add_argument("--explain", action="store_true", help="print the whole account of each model")
+    check.set_defaults(run=_check)
+
+    run = commands.add_parser("run", help="simulate selectors on a model at its truth: table, figures, data")
+    run.add_argument("model", metavar="MODEL", help="path/to/file.py, file.py:function, or the name of a bundled model")
+    run.add_argument(
+        "--selectors",
+        default="ds,ts",
+        help="separated by commas: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids (%(default)s)",
+    )
+    run.add_argument("--engine", default="auto", help="auto, exact, reweight, nuts, svi or laplace (%(default)s)")
+    run.add_argument("--steps", type=int, default=1000, help="decisions in a realization (%(default)s)")
+    run.add_argument("--realizations", type=int, default=1000, help="independent repetitions (%(default)s)")
+    run.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
+    run.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    run.add_argument("--devices", type=int, metavar="N", help="spread realizations over N devices; 0 for all")
+    run.add_argument("--out", type=Path, default=Path("ppl-bandit-run"), help="folder for files (%(default)s)")
+    run.add_argument("--json", action="store_true", help="print the table as JSON")
+    run.set_defaults(run=_run)
+
+    reproduce = commands.add_parser(
+        "reproduce", help="run the paper's evaluation: its figures, and a verdict on each number"
+    )
+    reproduce.add_argument(
+        "figures",
+        nargs="*",
+        metavar="FIGURE",
+        help="execution, correct-actions, bernoulli-regret, bernoulli-kl, linear-regret, linear-kl (all)",
+    )
+    size = reproduce.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer realizations: minutes on two cores (the default)")
+    size.add_argument("--full", action="store_true", help="the paper's sizes, 5,000 realizations: meant for a GPU")
+    reproduce.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    reproduce.add_argument("--out", type=Path, default=Path("ppl-bandit-paper"), help="folder for files (%(default)s)")
+    reproduce.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    reproduce.set_defaults(run=_reproduce)
+
+    compare = commands.add_parser("compare", help="measure engines against the exact posterior, or rank several models")
+    compare.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="one model compares engines on it; several are ranked on the same rows, by log evidence and LOO",
+    )
+    rows = compare.add_mutually_exclusive_group()
+    rows.add_argument(
+        "--data", type=Path, metavar="FILE.csv", help="rows of your own: arm, outcome and context columns"
+    )
+    rows.add_argument(
+        "--simulate", type=int, default=200, metavar="N", help="rows of the (first) model at its truth (%(default)s)"
+    )
+    compare.add_argument(
+        "--play", metavar="SELECTOR", help="who plays simulated rows, such as ds or ts (default: the arms in turn)"
+    )
+    compare.add_argument("--engines", help="for one model, separated by commas (all: exact,nuts,svi,laplace,reweight)")
+    compare.add_argument("--arms", help="names of the arms, in the program's order, separated by commas")
+    compare.add_argument("--samples", type=int, default=1000, help="posterior draws of each run (%(default)s)")
+    compare.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    compare.add_argument("--out", type=Path, default=Path("ppl-bandit-compare"), help="folder for files (%(default)s)")
+    compare.add_argument("--report", action="store_true", help="write a self-contained HTML report too")
+    compare.add_argument("--json", action="store_true", help="print results as JSON")
+    compare.set_defaults(run=_compare)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.run import run_model
+    from ppl_bandit.simulation.scores import table
+
+    try:
+        scored, engine = run_model(
+            arguments.model,
+            arguments.selectors.split(","),
+            arguments.out,
+            engine=arguments.engine,
+            num_steps=arguments.steps,
+            num_realizations=arguments.realizations,
+            num_samples=arguments.samples,
+            seed=arguments.seed,
+            devices=arguments.devices,
+            progress=not arguments.json and sys.stderr.isatty(),
+        )
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit run: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        rows = [{name: None if value != value else value for name, value in s._asdict().items()} for s in scored]
+        print(json.dumps({"engine": engine, "scores": rows, "out": str(arguments.out)}, indent=2))
+    else:
+        print(f"{table(scored)}\n\n{engine} engine; wrote table.md, runs.nc and figures to {arguments.out}")
+    return 0
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.reproduce import reproduce
+
+    say = _silent if arguments.json else _say
+    shows = not arguments.json and sys.stderr.isatty()
+    try:
+        findings = reproduce(
+            arguments.figures, arguments.out, is_full=arguments.full, seed=arguments.seed, say=say, progress=shows
+        )
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit reproduce: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        rows = [{**f.number._asdict(), "ours": f.ours, "our_error": f.error, "verdict": f.verdict} for f in findings]
+        print(json.dumps(rows, indent=2))
+        return 0
+    for f in findings:
+        print(
+            f"{f.number.setting:<16} {f.number.policy:<29} {f.number.source:<9} {f.number.value:6.2f} +- {f.number.error:.2f}  "
+            f"ours {f.ours:6.2f} +- {f.error:.2f}  {f.verdict}"
+        )
+    print(f"\nwrote reproduction.md, figures and data to {arguments.out}")
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.compare import compare_from_arguments
+
+    try:
+        compare_from_arguments(arguments, _say, lambda line: print(line, file=sys.stderr, flush=True))
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit compare: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.demo import run_demo
+
+    say = _silent if arguments.json else _say
+    results = run_demo(arguments.out, say, arguments.seed)
+    figure = arguments.out / "demo.png"
+    if arguments.json:
+        models = [{"name": r.name, "is_exact": True, "families": r.families, "regret": r.regret} for r in results]
+        print(json.dumps({"models": models, "figure": str(figure)}, indent=2))
+    else:
+        print(f"\nwrote {figure}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.check import check_model
+
+    findings = []
+    for spec in _progress(arguments.models, is_shown=not arguments.json):
+        finding = check_model(spec)
+        findings.append(finding)
+        if not arguments.json:
+            print(f"{finding.name:<24} {finding.verdict:<9} {finding.families or finding.reason}", flush=True)
+            if arguments.explain and finding.report:
+                print(finding.report, end="\n\n")
+    if arguments.json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=2))
+    return 2 if any(finding.verdict == "invalid" for finding in findings) else 0
+
+
+def _progress(items: list[str], is_shown: bool) -> Sequence[str]:
+    if not is_shown or len(items) < 2 or not sys.stderr.isatty():
+        return items
+    from tqdm import tqdm
+
+    return tqdm(items, unit="model", leave=False)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _silent(line: str) -> None:
+    del line
+
+
+def _use_compilation_cache() -> None:
+    """Keep compiled programs between runs, in the user's cache folder; JAX_COMPILATION_CACHE_DIR overrides it."""
+    import jax
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or (
+        "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("LOCALAPPDATA", "~/.cache")
+    )
+    folder = Path(base).expanduser() / "ppl_bandit" / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # a read-only home only costs time
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,154 @@
+"""Models as files: a Python module that holds a program and the few facts that go with it.
+
+A model is named by a path, `path/to/file.py`; by a path and a function of that file, `file.py:function`; or, if it comes
+with the library, by its bare name, such as `bernoulli`.
+"""
+
+import difflib
+import importlib.util
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+__all__ = ["ModelFile", "ModelFileError", "bundled_models", "load_model"]
+
+
+class ModelFile(NamedTuple):
+    """What a model file says.
+
+    Attributes:
+        name: the file's name without its suffix; with the function's name, where one was asked for.
+        path: where the file is.
+        program: the NumPyro program, a function of `arm` or of `arm` and `context`.
+        num_arms: number of arms.
+        context: one example context, without a leading axis; None for a program without context.
+        truth: {latent site: value} of the simulated world; None where the file gives none.
+        contexts: key -> context, draws one; None where the file gives none.
+        outcomes: names of the program's outcome sites.
+    """
+
+    name: str
+    path: Path
+    program: Callable[..., Any]
+    num_arms: int
+    context: Any = None
+    truth: Mapping[str, Any] | None = None
+    contexts: Callable[..., Any] | None = None
+    outcomes: tuple[str, ...] = ("reward",)
+
+
+class ModelFileError(ValueError):
+    """A model cannot be found or read; the message says where to look and what to write."""
+
+
+def bundled_models() -> dict[str, Path]:
+    """Name the models that come with the library, in alphabetical order, and say where each is."""
+    package = Path(__file__).parents[1]
+    # A wheel carries the models inside the package; a checkout has them beside it.
+    folder = package / "models" if (package / "models").is_dir() else package.parent / "models"
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def load_model(spec: str | Path) -> ModelFile:
+    """Load a model from `path/to/file.py`, `file.py:function` or the bare name of a bundled model.
+
+    The file is run, as Python runs any module: load only files that you trust.
+
+    Raises:
+        ModelFileError: there is no such file or function, the file fails when it is run, or what it holds is no model.
+    """
+    path, function = _find(str(spec))
+    module = _run(path)
+    program = _program(module, path, function)
+    return ModelFile(
+        name=path.stem if function is None else f"{path.stem}:{function}",
+        path=path,
+        program=program,
+        num_arms=_num_arms(module, path),
+        context=getattr(module, "context", None),
+        truth=_truth(module, path),
+        contexts=_contexts(module, path),
+        outcomes=_outcomes(module, path),
+    )
+
+
+def _find(spec: str) -> tuple[Path, str | None]:
+    parts = re.fullmatch(r"(?P<path>.+\.py)(?::(?P<function>\w+))?", spec)
+    bundled = bundled_models()
+    if parts is None and spec in bundled:
+        return bundled[spec], None
+    path = Path(parts["path"] if parts else spec).expanduser()
+    if parts is not None and path.is_file():
+        return path, parts["function"]
+    if path.is_file():
+        raise ModelFileError(f"{path} is not a Python file; a model is a file whose name ends in .py")
+    near = difflib.get_close_matches(path.stem, bundled, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    kind = "file" if parts else "bundled model"
+    raise ModelFileError(
+        f"there is no {kind} {str(path)!r}; {hint}give a path to a .py file or one of the bundled models: {', '.join(bundled)}"
+    )
+
+
+def _run(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"ppl_bandit_model_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ModelFileError(f"{error.filename}:{error.lineno}: SyntaxError: {error.msg}") from error
+    except Exception as error:
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        where = f"{path}:{own[-1]}" if own else str(path)
+        raise ModelFileError(f"{where}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _program(module: ModuleType, path: Path, function: str | None) -> Callable[..., Any]:
+    program = getattr(module, function or "model", None)
+    if callable(program):
+        return program
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    functions = ", ".join(name for name in own if callable(vars(module)[name])) or "none"
+    if function is None:
+        raise ModelFileError(
+            f"{path} has no function `model`; name the program so, or ask for another function with {path}:NAME "
+            f"(its functions: {functions})"
+        )
+    raise ModelFileError(f"{path} has no function `{function}`; its functions: {functions}")
+
+
+def _num_arms(module: ModuleType, path: Path) -> int:
+    if not hasattr(module, "num_arms"):
+        raise ModelFileError(f"{path} does not say how many arms there are; add a line such as `num_arms = 3`")
+    num_arms = module.num_arms
+    if isinstance(num_arms, bool) or not isinstance(num_arms, int) or num_arms < 1:
+        raise ModelFileError(f"{path}: num_arms must be a positive integer, got {num_arms!r}")
+    return num_arms
+
+
+def _truth(module: ModuleType, path: Path) -> Mapping[str, Any] | None:
+    truth = getattr(module, "truth", None)
+    if truth is not None and not isinstance(truth, Mapping):
+        raise ModelFileError(f"{path}: truth must be a dictionary {{latent site: value}}, got {type(truth).__name__}")
+    return truth
+
+
+def _contexts(module: ModuleType, path: Path) -> Callable[..., Any] | None:
+    contexts = getattr(module, "contexts", None)
+    if contexts is not None and not callable(contexts):
+        raise ModelFileError(
+            f"{path}: contexts must be a function of a random key that draws one context, got {type(contexts).__name__}"
+        )
+    return contexts
+
+
+def _outcomes(module: ModuleType, path: Path) -> tuple[str, ...]:
+    outcomes = getattr(module, "outcomes", ("reward",))
+    if isinstance(outcomes, str) or not all(isinstance(name, str) for name in outcomes):
+        raise ModelFileError(f'{path}: outcomes must be a tuple of site names, such as ("reward",), got {outcomes!r}')
+    return tuple(outcomes)

@@ -1,0 +1,119 @@
+"""Evidence of how good draws are: effective sample sizes and Pareto k-hat."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float, Int
+
+from ppl_bandit.numerics.tails import fit_generalized_pareto
+from ppl_bandit.types import Key
+
+__all__ = [
+    "MAX_K_HAT",
+    "MAX_MEAN_SHIFT",
+    "MAX_SD_SHIFT",
+    "chain_ess",
+    "finite_weights",
+    "moment_shifts",
+    "pareto_k_hat",
+    "resample",
+    "weight_ess",
+]
+
+MAX_K_HAT = (
+    0.7  # beyond it the error of importance sampling no longer falls with the number of draws (Vehtari et al. 2024)
+)
+# Of unweighted draws; k-hat allows more, because weights could still put it right.
+MAX_MEAN_SHIFT = 0.5  # posterior standard deviations
+MAX_SD_SHIFT = 0.2  # of a standard deviation; of a fit that is too narrow the weights see some half of the error
+
+
+def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
+    """Return the effective sample size of weighted draws, 1 / sum w^2 (Kish); 0 where no weight is finite."""
+    weights = jax.nn.softmax(log_weights)
+    ess = 1.0 / jnp.sum(jnp.square(weights))
+    return jnp.where(jnp.isfinite(ess), ess, 0.0)
+
+
+def finite_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:
+    """Return weights that can be drawn from: nan counts as impossible, and where nothing is possible all are equal."""
+    log_weights = jnp.where(jnp.isnan(log_weights) | (log_weights == jnp.inf), -jnp.inf, log_weights)
+    return jnp.where(jnp.any(log_weights > -jnp.inf), log_weights, 0.0)
+
+
+def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
+    """Return k-hat, the shape of a generalised Pareto law fitted to the largest importance weights.
+
+    The tail is the largest 3 sqrt(M) weights, at most a fifth of them, and the estimate is drawn towards 1/2 with the weight
+    of ten draws (Vehtari et al. 2024). Weights that are nearly equal have k-hat 0; weights that are not finite have k-hat inf.
+    """
+    num_draws = log_weights.shape[0]
+    num_tail = max(5, math.ceil(min(0.2 * num_draws, 3.0 * math.sqrt(num_draws))))
+    top, _ = jax.lax.top_k(log_weights, num_tail + 1)
+    weights = jnp.exp(top - top[0])
+    exceedances = weights[:-1] - weights[-1]
+    shape, scale = fit_generalized_pareto(exceedances)
+    shape = (num_tail * shape + 5.0) / (num_tail + 10.0)
+    # Where the largest weights agree to a thousandth, or to the rounding of a log density, there is no tail to fit.
+    is_flat = exceedances[0] <= jnp.maximum(1e-3, 10 * jnp.finfo(weights.dtype).eps * jnp.abs(top[0]))
+    k_hat = jnp.where(is_flat, 0.0, shape)
+    is_sound = jnp.isfinite(top[0]) & jnp.isfinite(k_hat) & ~jnp.any(jnp.isnan(log_weights))
+    return jnp.where(is_sound, k_hat, jnp.inf)
+
+
+def moment_shifts(
+    positions: Float[Array, "M K"], log_weights: Float[Array, " M"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return how far weights move the draws' means, in standard deviations, and their standard deviations, of themselves.
+
+    Both are the largest of all coordinates. Where k-hat allows the weights, they are the errors of unweighted draws, up to
+    1 / sqrt(n) and, for a Gaussian, 1 / sqrt(2 n), n the effective sample size.
+    """
+    weights = jax.nn.softmax(finite_weights(log_weights))
+    mean = weights @ positions
+    sd = jnp.sqrt(weights @ jnp.square(positions - mean))
+    shift = jnp.abs(jnp.mean(positions, axis=0) - mean) / sd
+    return jnp.max(shift), jnp.max(jnp.abs(jnp.std(positions, axis=0) / sd - 1.0))
+
+
+def resample(key: Key, log_weights: Float[Array, " M"], num_samples: int) -> Int[Array, " samples"]:
+    """Draw indices in proportion to weights, in random order.
+
+    Systematic: index m is drawn floor or ceil of num_samples x weight times, so that with equal weights every draw is used
+    before any is used again.
+    """
+    key_offset, key_order = jr.split(key)
+    cumulative = jnp.cumsum(jax.nn.softmax(log_weights))
+    offset = jr.uniform(key_offset, dtype=cumulative.dtype)
+    points = (jnp.arange(num_samples) + offset) / num_samples * cumulative[-1]
+    index = jnp.searchsorted(cumulative, points, side="right")
+    return jr.permutation(key_order, jnp.clip(index, 0, log_weights.shape[0] - 1))
+
+
+def chain_ess(chains: Float[Array, "C S K"]) -> Float[Array, " K"]:
+    """Return the effective sample size of C chains of S draws, per coordinate.
+
+    Autocorrelations of all chains are combined with the variance between chains, and summed up to the first pair that is
+    not positive (Geyer's initial monotone sequence, as in Stan). Chains that disagree or do not move count for little.
+    """
+    num_chains, num_steps, _ = chains.shape
+    means = jnp.mean(chains, axis=1)
+    centred = chains - means[:, None]
+    spectrum = jnp.fft.rfft(centred, n=2 * num_steps, axis=1)
+    autocovariance = jnp.fft.irfft(jnp.square(jnp.abs(spectrum)), n=2 * num_steps, axis=1)[:, :num_steps] / num_steps
+    within = jnp.mean(autocovariance[:, 0], axis=0) * num_steps / (num_steps - 1)
+    pooled = within * (num_steps - 1) / num_steps
+    if num_chains > 1:
+        pooled += jnp.var(means, axis=0, ddof=1)
+    correlation = 1.0 - (within - jnp.mean(autocovariance, axis=0)) / pooled
+    correlation = correlation.at[0].set(1.0)
+    num_pairs = num_steps // 2
+    pairs = correlation[0 : 2 * num_pairs : 2] + correlation[1 : 2 * num_pairs : 2]
+    is_positive = jnp.cumprod(pairs > 0, axis=0).astype(bool)
+    monotone = jax.lax.cummin(jnp.where(is_positive, pairs, 0.0), axis=0)
+    time = -1.0 + 2.0 * jnp.sum(monotone, axis=0)
+    total = num_chains * num_steps
+    ess = total / jnp.maximum(time, 1.0 / math.log10(max(total, 10)))
+    return jnp.where(jnp.all(jnp.isfinite(correlation), axis=0), ess, 0.0)

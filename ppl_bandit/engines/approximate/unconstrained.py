@@ -1,0 +1,127 @@
+"""A program's latents as one real vector: where gradients, Newton steps and Hamiltonian trajectories live.
+
+Every latent site is mapped to the reals by NumPyro's bijection for its support, and the log density carries the bijection's
+Jacobian. The support of a site may depend on other latents, so the map is read from a run of the program.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Float
+from numpyro.distributions import biject_to
+
+from ppl_bandit.engines.approximate.buffer import Data
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.tracing import Site, Trace, is_prior_term, log_prob, run_program
+from ppl_bandit.types import Draws, Key
+
+__all__ = ["Space", "unconstrained_space"]
+
+
+class Space(NamedTuple):
+    """The real vectors of `size` elements that stand for a program's latents, one letter `K` for their axis.
+
+    Attributes:
+        size: K.
+        constrain: (K,) -> {site: ...}, the program's own latents.
+        unconstrain: the inverse of constrain.
+        log_joint: ((K,), data) -> log prior + log likelihood + log Jacobian.
+        draw_prior: (key, M) -> (M, K) draws of the generative prior and their log weights (M,), which are 0 unless the
+            program has factors or observed constants.
+    """
+
+    size: int
+    constrain: Callable[[Float[Array, " K"]], Draws]
+    unconstrain: Callable[[Mapping[str, Array]], Float[Array, " K"]]
+    log_joint: Callable[[Float[Array, " K"], Data], Float[Array, ""]]
+    draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, " M"]]]
+
+
+def unconstrained_space(model: RewardModel) -> Space:
+    """Return the unconstrained space of a program; that every support has a bijection was checked with the program."""
+    shapes = _shapes(model)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    total = sum(sizes.values())
+
+    def split(flat: Float[Array, " K"]) -> dict[str, Array]:
+        pieces = jnp.split(flat, list(_running_sums(sizes.values()))[:-1])
+        return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
+
+    def run(flat: Float[Array, " K"]) -> tuple[Trace, Float[Array, ""]]:
+        parts = split(flat)
+        log_jacobians = []
+
+        def choose(site: Site) -> Array | None:
+            if site["name"] not in parts or site["type"] != "sample":
+                return None
+            real = parts[site["name"]]
+            transform = biject_to(site["fn"].support)
+            value = transform(real)
+            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(real, value)))
+            return value
+
+        trace = run_program(model.program, *_one_row(model), choose=choose)
+        return trace, sum(log_jacobians, start=jnp.zeros(()))
+
+    def constrain(flat: Float[Array, " K"]) -> Draws:
+        trace, _ = run(flat)
+        return {name: trace[name]["value"] for name in shapes}
+
+    def log_joint(flat: Float[Array, " K"], data: Data) -> Float[Array, ""]:
+        trace, log_jacobian = run(flat)
+        latents = {name: trace[name]["value"] for name in shapes}
+        terms = [log_prob(site).sum() for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
+        log_likelihood = jnp.sum(data.weights * model.log_likelihood(latents, data.rows))
+        return sum(terms, start=log_jacobian) + log_likelihood
+
+    def unconstrain(latents: Mapping[str, Array]) -> Float[Array, " K"]:
+        trace = run_program(model.program, *_one_row(model, latents))
+        return jnp.concatenate(
+            [jnp.ravel(biject_to(trace[name]["fn"].support).inv(trace[name]["value"])) for name in shapes]
+        )
+
+    def log_weight(latents: Mapping[str, Array]) -> Float[Array, ""]:
+        trace = run_program(model.program, *_one_row(model, latents))
+        terms = [
+            log_prob(site).sum()
+            for name, site in trace.items()
+            if is_prior_term(name, site, model.outcomes) and name not in shapes
+        ]
+        return jnp.asarray(sum(terms, start=0.0), float)
+
+    def draw_prior(key: Key, num_samples: int) -> tuple[Float[Array, "M K"], Float[Array, " M"]]:
+        latents = model.sample_prior(key, num_samples)
+        return jax.vmap(unconstrain)(latents), jax.vmap(log_weight)(latents)
+
+    return Space(total, constrain, unconstrain, log_joint, draw_prior)
+
+
+def _one_row(model: RewardModel, latents: Mapping[str, Array] | None = None) -> tuple[Any, Any, dict[str, Array]]:
+    """Return the arguments of a run that reads latents alone: outcomes are fixed, so that none is drawn."""
+    outcomes = model.outcome_values({name: jnp.zeros(1) for name in model.outcomes})
+    return jnp.zeros(1, int), model.context_rows(1), {**outcomes, **(latents or {})}
+
+
+def _shapes(model: RewardModel) -> dict[str, tuple[int, ...]]:
+    """Return the unconstrained shape of every latent site, without running the program."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def body() -> None:
+        trace = run_program(model.program, *_one_row(model), key=jr.key(0))
+        for name, shape in model.latent_shapes.items():
+            shapes[name] = tuple(biject_to(trace[name]["fn"].support).inverse_shape(shape))
+
+    jax.eval_shape(body)
+    return shapes
+
+
+def _running_sums(sizes: Any) -> list[int]:
+    sums, total = [], 0
+    for size in sizes:
+        total += size
+        sums.append(total)
+    return sums

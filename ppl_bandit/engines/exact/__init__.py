@@ -1,0 +1,1 @@
+"""The exact engine: prove, derive, certify."""

@@ -1,0 +1,413 @@
+"""Examine a program for conjugacy, once, in float64: supports, scales, proof, prior, and the likelihood of varied rewards."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+from numpyro.distributions import constraints
+
+from ppl_bandit.engines.exact import report
+from ppl_bandit.engines.exact.certificate import Evidence, certify_row, make_offsets, residual_of, tolerance
+from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
+from ppl_bandit.engines.exact.families import (
+    Coordinates,
+    Layout,
+    Natural,
+    Posterior,
+    SiteBlock,
+    absorb,
+    coordinates_at,
+    derive,
+    latents_at,
+)
+from ppl_bandit.engines.exact.proof import analyticity
+from ppl_bandit.numerics.compilation import quick_jit, run_once
+from ppl_bandit.program.probing import feasible_latents, feasible_rewards
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Interaction
+
+__all__ = ["examine"]
+
+_NUM_POINTS = 16
+_MAX_ROWS = 2048
+_ROWS_AT_ONCE = 64
+
+
+class _Findings(NamedTuple):
+    obstacles: list[Array]
+    prior: Posterior
+    prior_residual: Array
+    rows: Interaction
+    naturals: Natural
+    residuals: Array
+    is_tested: Array
+    offsets: Coordinates
+
+
+def examine(model: RewardModel) -> tuple[Layout, Posterior, Coordinates, Evidence]:
+    """Return how a program's latents fall into families, its prior in them, points for certificates, and the evidence.
+
+    Raises:
+        NotConjugate: with the operation or the residual that stopped it.
+    """
+    layout = _find_scales(model, _read_supports(model))
+    words: list[str] = []
+    found = run_once(lambda: _measure(model, layout, words))
+    for sentence, happened in zip(words, found.obstacles, strict=True):
+        if bool(happened):
+            raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
+    if not bool(found.prior_residual <= tolerance()):
+        _refuse_density(model, layout, found, is_prior=True)
+    _check_proper(model, layout, found.prior)
+    tested = np.asarray(found.is_tested)
+    residuals = np.where(tested, np.asarray(found.residuals), 0.0)
+    arms = np.asarray(found.rows.arm)
+    untested = sorted(set(range(model.num_arms)) - set(arms[tested].tolist()))
+    if untested:
+        raise report.refusal(
+            model,
+            f"cannot be certified: no reward that was tried has a finite likelihood on arm {untested[0]}",
+            "check the outcome's distribution on that arm",
+        )
+    if residuals.max() > tolerance():
+        _refuse_density(model, layout, found, is_prior=False)
+    evidence = Evidence(
+        float(found.prior_residual),
+        float(residuals.max()),
+        int(tested.sum()),
+        _examples(model, found, tested),
+        _NUM_POINTS,
+    )
+    return layout, found.prior, found.offsets, evidence
+
+
+def _read_supports(model: RewardModel) -> Layout:
+    """Assign each latent site a kind by its support."""
+    supports: dict[str, Any] = {}
+
+    def bounds(seed: Array) -> dict[str, list[Array]]:
+        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, seed)
+        trace = model.trace(latents, jnp.zeros(1, int), model.context_rows(1))
+        supports.update({name: trace[name]["fn"].support for name in model.latent_shapes})
+        return {name: [jnp.asarray(leaf) for leaf in jax.tree.leaves(s)] for name, s in supports.items()}
+
+    shapes = jax.eval_shape(bounds, 0)
+    values: dict[str, list[Array]] = {name: [] for name in shapes}
+    if any(shapes.values()):
+        here, there = (quick_jit(bounds)(seed) for seed in (3, 4))
+        for name in shapes:
+            if any(bool(jnp.any(a != b)) for a, b in zip(here[name], there[name], strict=True)):
+                raise report.refusal(
+                    model,
+                    f"is not conjugate: the support of '{name}' depends on another latent",
+                    "give it a support that is fixed",
+                )
+        values = jax.device_get(here)
+    starts = {"unit": 0, "positive": 0, "simplex": 0, "real": 0}
+    sites = []
+    for name, shape in model.latent_shapes.items():
+        kind, low, high = _kind(model, name, supports[name], values[name])
+        block = SiteBlock(name, kind, shape, starts[kind], low, high)
+        starts[kind] += 1 if kind == "simplex" else block.size
+        sites.append(block)
+    num_positive = starts["positive"]
+    return Layout(
+        tuple(sites),
+        np.ones(num_positive),
+        np.zeros((num_positive, 0), np.int32),
+        np.zeros((num_positive, 0), bool),
+        np.arange(starts["real"], dtype=np.int32),  # not int64: jax caches indices across a change of its precision
+    )
+
+
+def _kind(model: RewardModel, name: str, support: Any, bounds: list[Array]) -> tuple[str, Any, Any]:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if isinstance(support, type(constraints.real)):
+        return "real", 0.0, 0.0
+    if isinstance(support, type(constraints.simplex)):
+        return "simplex", 0.0, 1.0
+    if isinstance(support, constraints.greater_than):
+        return "positive", _bound(support.lower_bound, bounds, 0), 0.0
+    if isinstance(support, constraints.interval) and not isinstance(support, type(constraints.circular)):
+        return "unit", _bound(support.lower_bound, bounds, 0), _bound(support.upper_bound, bounds, -1)
+    raise report.refusal(
+        model,
+        f"is not conjugate: '{name}' has support {type(support).__name__.strip('_')}, which belongs to no conjugate family",
+        "conjugate families live on (0, 1), on positive numbers, on the simplex and on the reals",
+    )
+
+
+def _bound(value: Any, bounds: list[Array], position: int) -> Any:
+    return np.asarray(bounds[position]) if bounds else float(value)
+
+
+def _find_scales(model: RewardModel, layout: Layout) -> Layout:
+    """Find the power of each positive element that is Gamma under the prior, and the reals that each one scales.
+
+    With s = log z the prior of a Gamma power is c s + d exp(power s), whatever real elements it scales: the ratio of its
+    third to its second derivative is the power. Scaling all u by different factors then multiplies the prior precision of
+    each real element by the factor of its own u, or leaves it.
+    """
+    num_positive, num_real = layout.count("positive"), layout.count("real")
+    if num_positive == 0:
+        return layout
+    rng = np.random.default_rng(7)
+    factors = np.exp(rng.permutation(np.linspace(0.3, 1.1, num_positive)))  # evenly spaced: no two are alike
+
+    def measure() -> tuple[Array, Array]:
+        start = _start_point(layout)
+
+        def along(s: Array, real: Array) -> Array:
+            return model.log_prior(latents_at(layout, start._replace(positive=s, real=real)))
+
+        ones = jnp.ones(num_positive)
+
+        def bend(s: Array) -> Array:
+            return jax.jvp(jax.grad(along), (s, start.real), (ones, jnp.zeros(num_real)))[1]
+
+        second, third = jax.jvp(bend, (start.positive,), (ones,))
+        power = _snap(third / second)
+
+        def curvature(s: Array) -> Array:
+            slope = jax.grad(along, argnums=1)
+            rows = jax.vmap(lambda v: jax.jvp(lambda x: slope(s, x), (start.real,), (v,))[1])(jnp.eye(num_real))
+            return jnp.diagonal(rows)
+
+        shifted = start.positive + jnp.log(jnp.asarray(factors)) / power
+        return power, curvature(shifted) / curvature(start.positive)
+
+    power, ratios = run_once(measure)
+    for site in layout.of("positive"):
+        if not np.all(np.isfinite(power[site.start : site.start + site.size])):
+            raise report.refusal(
+                model,
+                f"is not conjugate: the prior of '{site.name}' is not Gamma in any power of it",
+                "use a Gamma or InverseGamma prior",
+            )
+    owners: list[list[int]] = [[] for _ in range(num_positive)]
+    free = []
+    for index, ratio in enumerate(ratios):
+        matches = np.flatnonzero(np.isclose(factors, ratio, rtol=1e-7))
+        if np.isclose(ratio, 1.0, rtol=1e-7):
+            free.append(index)
+        elif matches.size == 1:
+            owners[int(matches[0])].append(index)
+        else:
+            site = next(s for s in layout.of("real") if s.start <= index < s.start + s.size)
+            positives = [s.name for s in layout.of("positive")]
+            raise report.refusal(
+                model,
+                f"is not conjugate: the prior precision of '{site.name}' is neither fixed nor proportional to a power of one "
+                f"of {positives} that is Gamma",
+                f"write '{site.name}' ~ Normal(m, s * sd) with sd the noise's standard deviation, or with a fixed scale",
+            )
+    width = max((len(own) for own in owners), default=0)
+    members, is_member = np.zeros((num_positive, width), np.int32), np.zeros((num_positive, width), bool)
+    for row, own in enumerate(owners):
+        members[row, : len(own)], is_member[row, : len(own)] = own, True
+    return layout._replace(power=power, members=members, is_member=is_member, free=np.array(free, np.int32))
+
+
+def _snap(power: Array) -> Array:
+    near = jnp.round(power * 12.0) / 12.0
+    return jnp.where(
+        (jnp.abs(power - near) < 1e-6) & (near != 0), near, jnp.where(jnp.abs(power) < 1e-6, jnp.nan, power)
+    )
+
+
+def _start_point(layout: Layout) -> Coordinates:
+    flat = Posterior(
+        jnp.ones((layout.count("unit"), 2)),
+        tuple(jnp.ones((site.size // site.shape[-1], site.shape[-1])) for site in layout.of("simplex")),
+        jnp.full(layout.count("positive"), 1.3),
+        jnp.ones(layout.count("positive")),
+        jnp.zeros(layout.members.shape),
+        jnp.broadcast_to(jnp.eye(layout.members.shape[1]), (*layout.members.shape, layout.members.shape[1])),
+        jnp.zeros(layout.free.size),
+        jnp.eye(layout.free.size),
+        jnp.zeros((), int),
+    )
+    return coordinates_at(layout, flat)
+
+
+def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
+    prior, prior_residual = _read_prior(model, layout)
+    rows, is_possible = _trial_rows(model)
+    centre = coordinates_at(layout, prior)
+    offsets = make_offsets(layout, _NUM_POINTS, prior)
+
+    said: dict[bool, list[str]] = {}
+
+    def prove(row: Interaction, *, is_prior: bool) -> list[Array]:
+        outcomes = model.outcome_values(row.reward)
+        obstacles = analyticity(model, layout, row.arm, row.context, outcomes, is_prior=is_prior)
+        said[is_prior] = [obstacle.words for obstacle in obstacles]
+        return [obstacle.happened for obstacle in obstacles]
+
+    def read(row: Interaction, stretch: Array) -> tuple[Natural, Array, Array, list[Array]]:
+        single = jax.tree.map(lambda leaf: leaf[None], row)
+
+        own = jax.tree.map(lambda leaf: stretch * leaf, offsets)
+        natural, residual = certify_row(model, layout, centre, own, single)
+        is_finite = jnp.isfinite(model.log_likelihood(latents_at(layout, centre), single)[0])
+        return natural, residual, is_finite, prove(single, is_prior=False)
+
+    in_the_prior = prove(jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
+    num_rows = rows.arm.shape[0]
+    # Every row is tried at points of its own, also on the other side of the centre.
+    rng = np.random.default_rng(13)
+    stretch = jnp.asarray(rng.choice([-1.0, 1.0], size=num_rows) * rng.uniform(0.5, 1.2, size=num_rows))
+    chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _ROWS_AT_ONCE))
+    found = jax.lax.map(lambda chunk: jax.vmap(read)(*chunk), chunks)
+    naturals, residuals, is_finite, in_rows = join_chunks(found, num_rows)
+    words[:] = said[True] + said[False]
+    return _Findings(
+        [*in_the_prior, *(jnp.any(happened & is_possible) for happened in in_rows)],
+        prior,
+        prior_residual,
+        rows,
+        naturals,
+        residuals,
+        is_possible & is_finite,
+        offsets,
+    )
+
+
+def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Array]:
+    """Read the prior's natural parameters, first anywhere to find its means, then at its means."""
+
+    def log_prior(point: Coordinates) -> Array:
+        return model.log_prior(latents_at(layout, point))
+
+    def improve(centre: Coordinates, _: None) -> tuple[Coordinates, tuple[Coordinates, Natural]]:
+        natural = derive(layout, log_prior, centre)
+        better = coordinates_at(layout, _as_posterior(layout, natural, centre))
+        # A prior that came out improper is reported later; here it must only not break the reading.
+        kept = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(new), new, old), better, centre)
+        return kept, (centre, natural)
+
+    _, readings = jax.lax.scan(improve, _start_point(layout), None, length=2)
+    centre, natural = jax.tree.map(lambda leaf: leaf[1], readings)
+    prior = _as_posterior(layout, natural, centre)
+    offsets = make_offsets(layout, _NUM_POINTS + 4 * len(layout.sites), prior)
+    return prior, residual_of(layout, log_prior, natural, centre, offsets)
+
+
+def _as_posterior(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
+    """Turn the natural parameters of a prior density, read at `centre`, into parameters: add them to an empty posterior."""
+    num_members = layout.is_member.sum(axis=1)
+    empty = Posterior(
+        jnp.ones_like(natural.unit),
+        tuple(jnp.ones_like(rows) for rows in natural.simplex),
+        # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
+        jnp.asarray(1.0 / layout.power - 0.5 * num_members),
+        jnp.zeros_like(natural.scale),
+        jnp.where(layout.is_member, centre.real[layout.members], 0.0),
+        jnp.eye(layout.members.shape[1]) * (~layout.is_member[:, :, None]).astype(float),
+        centre.real[layout.free],
+        jnp.zeros_like(natural.quadratic),
+        jnp.zeros((), int),
+    )
+    return absorb(layout, empty, natural, 0)
+
+
+def _trial_rows(model: RewardModel) -> tuple[Interaction, Array]:
+    """Return rows that put many different rewards on every arm, in the example context and in smaller ones."""
+    per_arm = int(np.clip(_MAX_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
+    rng = np.random.default_rng(11)
+    arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
+    repeat = np.repeat(np.arange(per_arm), model.num_arms)
+    picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
+    picks[:, 0] = repeat + np.tile(np.arange(model.num_arms), per_arm)
+
+    def varied(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        shrink = rng.uniform(0.25, 1.0, size=leaf.shape)
+        shrink[repeat % 3 == 0] = 1.0
+        return leaf * shrink
+
+    context = model.context_rows(arm.size)
+    if context is not None:
+        context = jax.tree.map(varied, context)
+    latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 5)
+    reward, is_possible = feasible_rewards(
+        model.program, latents, arm, context, model.outcome_kinds, jnp.asarray(picks)
+    )
+    return Interaction(arm, reward, context), is_possible
+
+
+def _check_proper(model: RewardModel, layout: Layout, prior: Posterior) -> None:
+    def eigen(precision: Any) -> np.ndarray:
+        return np.linalg.eigvalsh(np.asarray(precision)) if precision.shape[-1] else np.ones(1)
+
+    for kind, parameters in (
+        ("unit", prior.beta),
+        ("positive", prior.shape),
+        ("positive", prior.rate),
+        ("real", eigen(prior.precision)),
+        ("real", eigen(prior.scaled_precision)),
+        *(("simplex", rows) for rows in prior.dirichlet),
+    ):
+        if not np.all(np.asarray(parameters) > 0):
+            names = [site.name for site in layout.of(kind)]
+            raise report.refusal(
+                model, f"has an improper prior on {names}: its density has no finite integral", "give it a proper prior"
+            )
+
+
+def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_prior: bool) -> None:
+    """Find which latents break the affine form, one site at a time, and refuse with that."""
+    centre = coordinates_at(layout, found.prior)
+    if is_prior:
+        start = _start_point(layout)
+        centre = jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(a), a, b), centre, start)
+    offsets = make_offsets(layout, 4 * _NUM_POINTS)
+    row = None
+    if not is_prior:
+        worst = int(np.argmax(np.where(found.is_tested, found.residuals, -1.0)))
+        row = jax.tree.map(lambda leaf: leaf[worst : worst + 1], found.rows)
+
+    def log_density(point: Coordinates) -> Array:
+        latents = latents_at(layout, point)
+        return model.log_prior(latents) if row is None else model.log_likelihood(latents, row)[0]
+
+    residual = float(found.prior_residual if row is None else found.residuals[worst])
+
+    def by_site() -> list[Array]:
+        natural = derive(layout, log_density, centre)
+        return [residual_of(layout, log_density, natural, centre, _only(offsets, site)) for site in layout.sites]
+
+    alone_residuals = run_once(by_site)
+    alone = [site.name for site, found in zip(layout.sites, alone_residuals, strict=True) if not found <= tolerance()]
+    raise report.density_refusal(model, layout, alone, residual, row, is_prior)
+
+
+def _only(offsets: Coordinates, site: SiteBlock) -> Coordinates:
+    span = slice(site.start, site.start + site.size)
+    zero = jax.tree.map(jnp.zeros_like, offsets)
+    if site.kind == "simplex":
+        rows = list(zero.simplex)
+        rows[site.start] = offsets.simplex[site.start]
+        return zero._replace(simplex=tuple(rows))
+    moved = getattr(zero, site.kind).at[:, span].set(getattr(offsets, site.kind)[:, span])
+    return zero._replace(**{site.kind: moved})
+
+
+def _examples(model: RewardModel, found: _Findings, tested: np.ndarray) -> tuple[tuple[dict[str, float], Natural], ...]:
+    """Return the rows of arm 0 that were tested, plain rewards first."""
+    given = found.rows.reward
+    rewards = given if isinstance(given, dict) else {model.outcomes[0]: given}
+    picked: dict[tuple[float, ...], int] = {}
+    for i in np.flatnonzero(tested & (np.asarray(found.rows.arm) == 0)):
+        picked.setdefault(tuple(float(rewards[name][i]) for name in model.outcomes), int(i))
+    plain = sorted(
+        picked.items(), key=lambda item: (sum(abs(value) + 2 * (value % 1 != 0) for value in item[0]), item[0])
+    )
+    return tuple(
+        (dict(zip(model.outcomes, values, strict=True)), jax.tree.map(lambda leaf, i=i: leaf[i], found.naturals))
+        for values, i in plain
+    )

@@ -1,0 +1,384 @@
+"""The exponential families that the exact engine knows, and the coordinates in which it reads them.
+
+A latent's support names its family: the unit interval a Beta, positive numbers a Gamma of a power of the latent, the simplex
+a Dirichlet, the reals a Gaussian - one dense block of all real latents whose prior no positive latent scales, and one block
+for each positive element that scales its reals (Normal-InverseGamma, Normal-Gamma). In each family the log density is affine
+in sufficient statistics T(z):
+
+    Beta          log w, log(1 - w)                 w = (z - low) / (high - low)
+    Dirichlet     log z_k
+    Gamma         log u, u                          u = (z - low)^power: power -1 is an InverseGamma, -2 a standard deviation
+    Normal-Gamma  log u, u, u x, u x x'             x the real elements that u scales, u their precision
+    Gaussian      x, x x'
+
+so that natural parameters can be read off from first and second derivatives at one point. Real elements are read relative to
+the current mean: sums of squares about a distant origin would lose all digits of a variance.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.numerics import sampling
+from ppl_bandit.types import Draws, Key
+
+__all__ = [
+    "Coordinates",
+    "Layout",
+    "Natural",
+    "Posterior",
+    "SiteBlock",
+    "absorb",
+    "affine_change",
+    "coordinates_at",
+    "derive",
+    "forget",
+    "is_proper",
+    "latents_at",
+    "sample",
+    "total_of",
+]
+
+UNIT, POSITIVE, SIMPLEX, REAL = "unit", "positive", "simplex", "real"
+_UNIT_POINT = float(np.log(0.4 / 0.6))  # not 0: stabilised formulas have a kink at logit(1/2)
+
+
+class SiteBlock(NamedTuple):
+    """Where a latent site lives: `start` is its offset among the elements of its kind (for a simplex, its position)."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    low: Any = 0.0
+    high: Any = 1.0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=int))
+
+
+class Layout(NamedTuple):
+    """How the latents of a program fall into families; all entries are known when the engine is built.
+
+    Attributes:
+        sites: one block per latent site.
+        power: (G,), u = z^power for each of G positive elements.
+        members: (G, S) indices of the real elements that each positive element scales, padded with 0.
+        is_member: (G, S), false for padding.
+        free: indices of the real elements that nothing scales.
+    """
+
+    sites: tuple[SiteBlock, ...]
+    power: np.ndarray
+    members: np.ndarray
+    is_member: np.ndarray
+    free: np.ndarray
+
+    def of(self, kind: str) -> list[SiteBlock]:
+        """Return the sites of a kind."""
+        return [site for site in self.sites if site.kind == kind]
+
+    def count(self, kind: str) -> int:
+        """Return the number of elements of a kind."""
+        return sum(site.size for site in self.of(kind))
+
+
+class Coordinates(NamedTuple):
+    """A point in latent space: logits of unit elements, logs of precisions u, logits per simplex row, real elements."""
+
+    unit: Float[Array, " U"]
+    positive: Float[Array, " G"]
+    simplex: tuple[Float[Array, "rows K"], ...]
+    real: Float[Array, " D"]
+
+
+class Natural(NamedTuple):
+    """Coefficients of the sufficient statistics, the reals' relative to a centre; quadratics are negated second derivatives.
+
+    Attributes:
+        unit: coefficients of log w and log(1 - w).
+        simplex: coefficients of log z_k.
+        log_scale, scale: coefficients of log u and u.
+        scaled_linear, scaled_quadratic: of u (x - centre) and -u (x - centre)(x - centre)' / 2, per positive element.
+        linear, quadratic: of x - centre and -(x - centre)(x - centre)' / 2 for the free reals.
+    """
+
+    unit: Float[Array, "U 2"]
+    simplex: tuple[Float[Array, "rows K"], ...]
+    log_scale: Float[Array, " G"]
+    scale: Float[Array, " G"]
+    scaled_linear: Float[Array, "G S"]
+    scaled_quadratic: Float[Array, "G S S"]
+    linear: Float[Array, " F"]
+    quadratic: Float[Array, "F F"]
+
+
+class Posterior(NamedTuple):
+    """Parameters of all families: the engine's state.
+
+    Attributes:
+        beta: (alpha, beta) of each unit element.
+        dirichlet: concentrations, per simplex site.
+        shape, rate: of u ~ Gamma(shape, rate).
+        scaled_mean, scaled_precision: x | u ~ Normal(mean, inverse(u precision)); padding has mean 0, precision 1.
+        mean, precision: of the free reals.
+        num_rows: rows of data absorbed.
+    """
+
+    beta: Float[Array, "U 2"]
+    dirichlet: tuple[Float[Array, "rows K"], ...]
+    shape: Float[Array, " G"]
+    rate: Float[Array, " G"]
+    scaled_mean: Float[Array, "G S"]
+    scaled_precision: Float[Array, "G S S"]
+    mean: Float[Array, " F"]
+    precision: Float[Array, "F F"]
+    num_rows: Int[Array, ""]
+
+
+def latents_at(layout: Layout, point: Coordinates) -> dict[str, Array]:
+    """Return the program's latents at a point."""
+    latents: dict[str, Array] = {}
+    for site in layout.sites:
+        span = slice(site.start, site.start + site.size)
+        # With its type spelled out: jax may remember a NumPy constant across a change of its precision.
+        low, high = (jnp.asarray(bound, point.unit.dtype) for bound in (site.low, site.high))
+        if site.kind == UNIT:
+            latents[site.name] = low + (high - low) * jax.nn.sigmoid(point.unit[span].reshape(site.shape))
+        elif site.kind == POSITIVE:
+            log_z = point.positive[span] / jnp.asarray(layout.power[span])
+            latents[site.name] = low + jnp.exp(log_z.reshape(site.shape))
+        elif site.kind == SIMPLEX:
+            latents[site.name] = jax.nn.softmax(point.simplex[site.start], axis=-1).reshape(site.shape)
+        else:
+            latents[site.name] = point.real[span].reshape(site.shape)
+    return latents
+
+
+def coordinates_at(layout: Layout, posterior: Posterior) -> Coordinates:
+    """Return the point at which likelihoods are differentiated: current means of reals and precisions, fixed elsewhere."""
+    real = jnp.zeros(layout.count(REAL), posterior.mean.dtype)
+    real = real.at[layout.free].set(posterior.mean)
+    if layout.members.size:
+        real = real.at[layout.members[layout.is_member]].set(posterior.scaled_mean[layout.is_member])
+    return Coordinates(
+        jnp.full(posterior.beta.shape[:1], _UNIT_POINT),
+        jnp.log(posterior.shape / posterior.rate),
+        tuple(_uneven_logits(rows.shape) for rows in posterior.dirichlet),
+        real,
+    )
+
+
+def _uneven_logits(shape: tuple[int, ...]) -> Array:
+    return jnp.broadcast_to(jnp.linspace(-0.3, 0.4, shape[-1]), shape)
+
+
+def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: Coordinates) -> Natural:
+    """Read the natural parameters of a log density off its derivatives at a point, which is the centre of its reals.
+
+    Where the log density is not affine in the sufficient statistics the result is meaningless: the certificate tells.
+    Second derivatives between families vanish if it is, so one product with the Hessian serves all of the elementwise
+    families, and one per member serves all of the Gaussian blocks.
+    """
+    gradient_of = jax.grad(log_density)
+    gradient, pull = jax.linearize(gradient_of, point)
+    zeros = jax.tree.map(jnp.zeros_like, point)
+    first = tuple(jnp.zeros_like(rows).at[..., 0].set(1.0) for rows in point.simplex)
+    curve = pull(zeros._replace(unit=jnp.ones_like(point.unit), positive=jnp.ones_like(point.positive), simplex=first))
+
+    w = jax.nn.sigmoid(point.unit)
+    both = -curve.unit / (w * (1.0 - w))
+    success = gradient.unit + w * both
+    simplex = []
+    for logits, slope, bend in zip(point.simplex, gradient.simplex, curve.simplex, strict=True):
+        p = jax.nn.softmax(logits, axis=-1)
+        total = -bend[..., 0] / (p[..., 0] * (1.0 - p[..., 0]))
+        simplex.append(slope + total[..., None] * p)
+
+    # Along log u the density is a log u + b u: where b u is large the slope a + b u has lost the digits of a, so a is read
+    # where b u is at most 1.
+    shift = jnp.log1p(jnp.abs(curve.positive))
+    slope_there = gradient_of(point._replace(positive=point.positive - shift)).positive
+    log_scale = slope_there - curve.positive * jnp.exp(-shift)
+    u = jnp.exp(point.positive)
+    num_free, num_scaled = layout.free.size, layout.members.shape[1]
+    directions = np.zeros((max(num_free, num_scaled), layout.count(REAL)))
+    for slot in range(num_scaled):
+        directions[slot, layout.members[layout.is_member[:, slot], slot]] = 1.0
+    for slot, index in enumerate(layout.free):
+        directions[slot, index] = 1.0
+    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(jnp.asarray(directions, point.real.dtype))  # (C, D)
+    pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
+    scaled_bends = bends[:num_scaled][:, layout.members]  # (S, G, S)
+    return Natural(
+        jnp.stack([success, both - success], axis=-1),
+        tuple(simplex),
+        log_scale,
+        curve.positive / u,
+        jnp.where(layout.is_member, gradient.real[layout.members], 0.0) / u[:, None],
+        -jnp.where(pairs, jnp.moveaxis(scaled_bends, 0, 1), 0.0) / u[:, None, None],
+        gradient.real[layout.free],
+        -bends[:num_free][:, layout.free],
+    )
+
+
+def affine_change(
+    layout: Layout, natural: Natural, centre: Coordinates, point: Coordinates
+) -> tuple[Array, Array, Array]:
+    """Return <eta, T(z) - T(centre)> at a point, how far its terms have moved, and the size that rounding is relative to.
+
+    A real element that was rounded at its own size changes the density by its slope times that.
+    """
+    u = jnp.exp(point.positive)
+    x = jnp.where(layout.is_member, (point.real - centre.real)[layout.members], 0.0)
+    y = (point.real - centre.real)[layout.free]
+    fixed = [
+        (natural.unit[..., 0], jax.nn.log_sigmoid(point.unit), jax.nn.log_sigmoid(centre.unit)),
+        (natural.unit[..., 1], jax.nn.log_sigmoid(-point.unit), jax.nn.log_sigmoid(-centre.unit)),
+        (natural.log_scale, point.positive, centre.positive),
+        (natural.scale, u, jnp.exp(centre.positive)),
+        *(
+            (eta, jax.nn.log_softmax(here, axis=-1), jax.nn.log_softmax(there, axis=-1))
+            for eta, here, there in zip(natural.simplex, point.simplex, centre.simplex, strict=True)
+        ),
+    ]
+    bends = jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x), natural.quadratic @ y
+    # Within a quadratic form large terms may cancel, and then it is their size that rounding is relative to.
+    spans = (
+        jnp.einsum("gst,gt->gs", jnp.abs(natural.scaled_quadratic), jnp.abs(x)),
+        jnp.abs(natural.quadratic) @ jnp.abs(y),
+    )
+    changes = [
+        *(eta * (here - there) for eta, here, there in fixed),
+        u[:, None] * (natural.scaled_linear - 0.5 * bends[0]) * x,
+        (natural.linear - 0.5 * bends[1]) * y,
+    ]
+    moves = [
+        *(jnp.abs(eta * (here - there)) for eta, here, there in fixed),
+        u[:, None] * (jnp.abs(natural.scaled_linear) + 0.5 * spans[0]) * jnp.abs(x),
+        (jnp.abs(natural.linear) + 0.5 * spans[1]) * jnp.abs(y),
+    ]
+    sizes = [
+        *(jnp.abs(eta * here) for eta, here, _ in fixed),
+        u[:, None]
+        * jnp.abs(jnp.where(layout.is_member, (natural.scaled_linear - bends[0]) * point.real[layout.members], 0.0)),
+        jnp.abs((natural.linear - bends[1]) * point.real[layout.free]),
+    ]
+    change, moved, size = (
+        sum((term.sum() for term in terms), start=jnp.zeros(())) for terms in (changes, moves, sizes)
+    )
+    return change, moved, size
+
+
+def total_of(naturals: Natural) -> Natural:
+    """Sum the natural parameters of rows along their leading axis; all have the same centre."""
+    return jax.tree.map(lambda leaf: leaf.sum(0), naturals)
+
+
+def forget(posterior: Posterior, prior: Posterior, keep: Float[Array, ""]) -> tuple[Posterior, Natural]:
+    """Discount a posterior towards its prior: its natural parameters times `keep`, the prior's times 1 - keep.
+
+    Returns:
+        What is kept, and the prior's share as natural parameters read at the posterior's means, for `absorb` to add.
+    """
+    scaled_gap, gap = prior.scaled_mean - posterior.scaled_mean, prior.mean - posterior.mean
+    scaled_pull = jnp.einsum("gst,gt->gs", prior.scaled_precision, scaled_gap)
+    share = Natural(
+        prior.beta,
+        prior.dirichlet,
+        prior.shape,
+        -prior.rate - 0.5 * jnp.sum(scaled_gap * scaled_pull, axis=-1),
+        scaled_pull,
+        prior.scaled_precision,
+        prior.precision @ gap,
+        prior.precision,
+    )
+    kept = posterior._replace(
+        beta=keep * posterior.beta,
+        dirichlet=tuple(keep * rows for rows in posterior.dirichlet),
+        shape=keep * posterior.shape,
+        rate=keep * posterior.rate,
+        scaled_precision=keep * posterior.scaled_precision,
+        precision=keep * posterior.precision,
+    )
+    return kept, jax.tree.map(lambda leaf: (1.0 - keep) * leaf, share)
+
+
+def absorb(layout: Layout, posterior: Posterior, natural: Natural, num_rows: Int[Array, ""] | int) -> Posterior:
+    """Add natural parameters, read at the posterior's own means, to a posterior.
+
+    For a Gaussian block: precision' = precision + quadratic and mean' = mean + inverse(precision') linear; completing the
+    square moves linear' inverse(precision') linear / 2 from the rate of u, to which `-scale` was added.
+    """
+    scaled_precision = posterior.scaled_precision + natural.scaled_quadratic
+    scaled_shift = _solve(scaled_precision, natural.scaled_linear)
+    precision = posterior.precision + natural.quadratic
+    return Posterior(
+        posterior.beta + natural.unit,
+        tuple(a + b for a, b in zip(posterior.dirichlet, natural.simplex, strict=True)),
+        posterior.shape + natural.log_scale,
+        posterior.rate - natural.scale - 0.5 * jnp.sum(natural.scaled_linear * scaled_shift, axis=-1),
+        posterior.scaled_mean + scaled_shift,
+        scaled_precision,
+        posterior.mean + _solve(precision, natural.linear),
+        precision,
+        posterior.num_rows + num_rows,
+    )
+
+
+def is_proper(posterior: Posterior) -> Bool[Array, ""]:
+    """Tell whether all parameters are finite and inside their domains: a precision too ill-conditioned for its dtype is not."""
+    is_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(posterior)]
+    positive = (posterior.beta, *posterior.dirichlet, posterior.shape, posterior.rate)
+    return jnp.all(jnp.stack(is_finite + [jnp.all(leaf > 0) for leaf in positive]))
+
+
+def _solve(precision: Array, rhs: Array) -> Array:
+    if rhs.shape[-1] == 0:
+        return rhs
+    if rhs.shape[-1] == 1:
+        return rhs / precision[..., 0]
+    factor = jnp.linalg.cholesky(precision)
+    return jax.scipy.linalg.cho_solve((factor, True), rhs[..., None])[..., 0]
+
+
+def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> Draws:
+    """Draw from the posterior: {site: (M, ...)}, exact and independent."""
+    keys = dict(zip(("beta", "scale", "free", "simplex"), jax.random.split(key, 4), strict=True))
+    lead = (num_samples,)
+    draws: Draws = {}
+    unit = sampling.beta(keys["beta"], posterior.beta[:, 0], posterior.beta[:, 1], lead)
+    real = jnp.zeros((num_samples, layout.count(REAL)), posterior.mean.dtype)
+    if layout.free.size:
+        factor = jnp.linalg.cholesky(posterior.precision)
+        free = sampling.multivariate_normal_precision(keys["free"], posterior.mean, factor, lead)
+        real = real.at[:, layout.free].set(free)
+    if layout.members.size:
+        factor = jnp.linalg.cholesky(posterior.scaled_precision)
+        log_u, scaled = sampling.normal_inverse_gamma(
+            keys["scale"], posterior.scaled_mean, factor, posterior.shape, posterior.rate, lead
+        )
+        real = real.at[:, layout.members[layout.is_member]].set(scaled[:, layout.is_member])
+    else:
+        log_u = sampling.log_gamma(keys["scale"], posterior.shape, lead) - jnp.log(posterior.rate)
+    for site in layout.sites:
+        span = slice(site.start, site.start + site.size)
+        full = (num_samples, *site.shape)
+        low, high = (jnp.asarray(bound, unit.dtype) for bound in (site.low, site.high))
+        if site.kind == UNIT:
+            draws[site.name] = low + (high - low) * unit[:, span].reshape(full)
+        elif site.kind == POSITIVE:
+            draws[site.name] = low + jnp.exp(log_u[:, span] / layout.power[span]).reshape(full)
+        elif site.kind == SIMPLEX:
+            rows = posterior.dirichlet[site.start]
+            key_site = jax.random.fold_in(keys["simplex"], site.start)
+            draws[site.name] = sampling.dirichlet(key_site, rows, lead).reshape(full)
+        else:
+            draws[site.name] = real[:, span].reshape(full)
+    return draws

@@ -1,0 +1,271 @@
+"""The exact engine in words and numbers: what was proved, what is updated how, why a program was refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ppl_bandit.engines.exact.certificate import Evidence, tolerance
+from ppl_bandit.engines.exact.families import Layout, Natural, Posterior, SiteBlock
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Explanation, NotConjugate
+
+__all__ = ["ANALYTIC_REMEDY", "accepted", "density_refusal", "family", "parameters", "refusal"]
+
+ANALYTIC_REMEDY = (
+    "let latents reach the outcome through arithmetic and smooth functions alone; branches, indices, clips and rounding "
+    "may depend on arm and context"
+)
+
+_NUM_EXAMPLES = 3
+
+_REMEDIES = {
+    "unit": "a latent in (0, 1) is conjugate where it enters as the probability itself of a Bernoulli, Binomial, Geometric or "
+    "negative binomial outcome",
+    "positive": "a positive latent is conjugate where the log likelihood is a log(z) + b z^p with the same power p as its "
+    "prior: the rate of a Poisson, Exponential or Gamma outcome under a Gamma prior, the variance of a Normal one under an "
+    "InverseGamma prior",
+    "simplex": "a simplex is conjugate where it enters as the probabilities themselves of a Categorical outcome",
+    "real": "real latents are conjugate where they enter linearly into the mean of a Normal outcome",
+}
+
+
+def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
+    """Return each site's posterior parameters, shaped as the site.
+
+    Beta: `concentration1`, `concentration0`. Dirichlet: `concentration`. Gamma of a power u of the site: `concentration`,
+    `rate`, `power`. Reals: `mean` and `covariance` over the site's elements; for reals that a latent precision u scales
+    it is `covariance_times_precision`, their covariance times u.
+    """
+    posterior = jax.device_get(posterior)
+    found: dict[str, dict[str, Any]] = {}
+    for site in layout.sites:
+        span = slice(site.start, site.start + site.size)
+        if site.kind == "unit":
+            pair = posterior.beta[span]
+            found[site.name] = {
+                "concentration1": pair[:, 0].reshape(site.shape),
+                "concentration0": pair[:, 1].reshape(site.shape),
+            }
+        elif site.kind == "simplex":
+            found[site.name] = {"concentration": posterior.dirichlet[site.start].reshape(site.shape)}
+        elif site.kind == "positive":
+            found[site.name] = {
+                "concentration": posterior.shape[span].reshape(site.shape),
+                "rate": posterior.rate[span].reshape(site.shape),
+                "power": layout.power[span].reshape(site.shape),
+            }
+        else:
+            found[site.name] = _real_parameters(layout, posterior, site)
+    return found
+
+
+def _real_parameters(layout: Layout, posterior: Posterior, site: SiteBlock) -> dict[str, np.ndarray]:
+    num_real, span = layout.count("real"), slice(site.start, site.start + site.size)
+    mean, spread = np.zeros(num_real), np.zeros((num_real, num_real))
+    if layout.free.size:
+        mean[layout.free] = posterior.mean
+        spread[np.ix_(layout.free, layout.free)] = np.linalg.inv(posterior.precision)
+    for row, (own, inside) in enumerate(zip(layout.members, layout.is_member, strict=True)):
+        own = own[inside]
+        mean[own] = posterior.scaled_mean[row, : own.size]
+        scaled = np.linalg.inv(posterior.scaled_precision[row])[: own.size, : own.size]
+        spread[np.ix_(own, own)] = scaled
+    is_scaled = not set(range(span.start, span.stop)) <= set(layout.free.tolist())
+    name = "covariance_times_precision" if is_scaled else "covariance"
+    return {"mean": mean[span].reshape(site.shape), name: spread[span, span]}
+
+
+def family(layout: Layout, site: SiteBlock) -> str:
+    """Name a site's posterior family."""
+    elements = range(site.start, site.start + site.size)
+    if site.kind == "unit":
+        standard = np.all(np.asarray(site.low) == 0) and np.all(np.asarray(site.high) == 1)
+        return "Beta" if standard else "Beta, on its interval"
+    if site.kind == "simplex":
+        return "Dirichlet"
+    if site.kind == "positive":
+        owners = [i for i in elements if layout.is_member[i].any()]
+        return " and ".join(dict.fromkeys(_scale_words(layout.power[i], i in owners, site.name) for i in elements))
+    owners = [i for i in range(len(layout.power)) if set(layout.members[i][layout.is_member[i]]) & set(elements)]
+    words = []
+    if set(layout.free.tolist()) & set(elements):
+        words.append("Gaussian")
+    for site_of in layout.of("positive"):
+        if any(site_of.start <= i < site_of.start + site_of.size for i in owners):
+            words.append(f"{_scale_words(layout.power[site_of.start], True, site_of.name)}, scaled by {site_of.name}")
+    return " and ".join(words)
+
+
+def _scale_words(power: float, has_members: bool, name: str) -> str:
+    if power == 1.0:
+        return "Normal-Gamma" if has_members else "Gamma"
+    if power == -1.0:
+        return "Normal-InverseGamma" if has_members else "InverseGamma"
+    if has_members:
+        kind = {-2.0: "a standard deviation", 2.0: "a root precision"}.get(power, f"its precision is {name}^{power:g}")
+        return f"Normal-InverseGamma ({kind})" if power < 0 else f"Normal-Gamma ({kind})"
+    return f"Gamma in {name}^{power:g}"
+
+
+def accepted(
+    model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, discount: float = 1.0
+) -> Explanation:
+    """Explain an accepted program."""
+    sites = {site.name: family(layout, site) for site in layout.sites}
+    lines = [f"{_name(model)}: EXACT. Every posterior is in closed form; draws are exact and independent.", ""]
+    for site in layout.sites:
+        count = f", {site.size} elements" if site.size > 1 else ""
+        lines.append(f"  {site.name}: {sites[site.name]}{count}")
+        lines.append(f"    prior    {_prior_words(layout, prior, site)}")
+        lines.append(f"    update   {_update_words(layout, site)}")
+        example = _example_words(layout, site, evidence.examples)
+        if example:
+            lines.append(f"    such as  {example}")
+    lines += [
+        "",
+        f"  expected reward: {model.expected_reward_way}",
+        "  proved: latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a",
+        "    comparison or a rounding of a latent",
+        f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
+        f"sufficient statistics at {evidence.num_points} random points each;",
+        f"    largest relative residual {max(evidence.prior_residual, evidence.likelihood_residual):.1e}, tolerance "
+        f"{tolerance_in_double():.0e}; every new datum is certified likewise before it is absorbed",
+    ]
+    if discount < 1.0:
+        lines.append(
+            f"  forgetting: each row's log likelihood counts {discount:g} times what the next row's does; the posterior is "
+            "exact for the likelihood so weighted"
+        )
+    families = ", ".join(f"{name} {words}" for name, words in sites.items())
+    return Explanation("conjugate", True, f"proved conjugate: {families}", sites, "\n".join(lines))
+
+
+def tolerance_in_double() -> float:
+    """Return the tolerance of build-time certificates, which run in float64."""
+    return tolerance(jnp.float64)
+
+
+def _name(model: RewardModel) -> str:
+    return getattr(model.program, "__name__", "the program")
+
+
+def _numbers(array: Any) -> str:
+    values = np.asarray(array, float)
+    if values.size and np.all(values == values.flat[0]):
+        return f"{values.flat[0]:.6g}"
+    return np.array2string(values, precision=4, threshold=6, separator=", ").replace("\n", "")
+
+
+def _prior_words(layout: Layout, prior: Posterior, site: SiteBlock) -> str:
+    known = parameters(layout, prior)[site.name]
+    if site.kind == "unit":
+        return f"Beta({_numbers(known['concentration1'])}, {_numbers(known['concentration0'])})"
+    if site.kind == "simplex":
+        return f"Dirichlet({_numbers(known['concentration'])})"
+    if site.kind == "positive":
+        u = _power_of(layout, site)
+        return f"{u} ~ Gamma(shape {_numbers(known['concentration'])}, rate {_numbers(known['rate'])})"
+    spread = known.get("covariance", known.get("covariance_times_precision"))
+    scaled = "" if "covariance" in known else " / precision"
+    return f"mean {_numbers(known['mean'])}, variance {_numbers(np.diagonal(np.asarray(spread)))}{scaled}"
+
+
+def _power_of(layout: Layout, site: SiteBlock) -> str:
+    power = layout.power[site.start]
+    return site.name if power == 1.0 else f"{site.name}^{power:g}"
+
+
+def _update_words(layout: Layout, site: SiteBlock) -> str:
+    z = site.name
+    if site.kind == "unit":
+        return f"alpha += a, beta += b, where log likelihood = a log({z}) + b log(1 - {z}) + constant"
+    if site.kind == "simplex":
+        return f"alpha_k += a_k, where log likelihood = sum_k a_k log({z}_k) + constant"
+    u = _power_of(layout, site) if site.kind == "positive" else "u"
+    if site.kind == "positive" and layout.is_member[site.start].any():
+        return f"with u = {u}: shape += 1/2 per Normal row, rate += (squared residual after the mean has moved) / 2"
+    if site.kind == "positive":
+        return f"shape += a, rate += b, where log likelihood = a log({u}) - b {u} + constant"
+    return (
+        "precision += H, mean += inverse(precision) g, with g and -H the gradient and the second derivatives of the log "
+        "likelihood at the mean"
+    )
+
+
+def _example_words(layout: Layout, site: SiteBlock, examples: tuple[tuple[dict[str, float], Natural], ...]) -> str:
+    """Say what a few rewards on arm 0 add to the site's parameters, each change once."""
+    span = slice(site.start, site.start + site.size)
+    words: dict[tuple[float, ...], str] = {}
+    for rewards, natural in examples:
+        if site.kind == "unit":
+            rows: Any = natural.unit[span]
+        elif site.kind == "simplex":
+            rows = natural.simplex[site.start]
+        elif site.kind == "positive" and not layout.is_member[span].any():
+            rows = np.stack([natural.log_scale[span], -natural.scale[span]], axis=-1)
+        else:
+            return ""
+        change = tuple((np.round(rows[np.argmax(np.abs(rows).sum(axis=-1))], 10) + 0.0).tolist())
+        given = ", ".join(f"{name} {value:g}" for name, value in rewards.items())
+        if any(change) and len(words) < _NUM_EXAMPLES:
+            words.setdefault(change, f"{given} adds ({', '.join(f'{c:+.4g}' for c in change)})")
+    return f"on arm 0, {'; '.join(words.values())}" if words else ""
+
+
+def refusal(model: RewardModel, reason: str, remedy: str) -> NotConjugate:
+    """Return the refusal of a program, with what would make it conjugate."""
+    sentence = f"{_name(model)} {reason}"
+    text = f"{_name(model)}: NOT EXACT.\n  reason: it {reason}\n  remedy: {remedy}"
+    return NotConjugate(f"{sentence}; {remedy}", Explanation("conjugate", False, sentence, {}, text))
+
+
+def density_refusal(
+    model: RewardModel, layout: Layout, alone: list[str], residual: float, row: Any, is_prior: bool
+) -> NotConjugate:
+    """Return the refusal of a program whose prior or likelihood is not affine in the sufficient statistics.
+
+    Args:
+        alone: sites that break the form by themselves, the others held fixed; empty if only their interplay does.
+        row: the row of data whose likelihood failed.
+    """
+    what = "prior" if is_prior else f"likelihood of {_row_words(model, row)}"
+    blamed = alone or [site.name for site in layout.sites]
+    sites = [site for site in layout.sites if site.name in blamed]
+    statistics = {
+        "unit": "log z and log(1 - z)",
+        "positive": "log z and a power of z",
+        "simplex": "log z_k",
+        "real": "z and z z'",
+    }
+    if alone:
+        form = "; ".join(f"'{site.name}': {statistics[site.kind]}" for site in sites)
+        reason = f"is not conjugate: the log {what} is not affine in the sufficient statistics ({form})"
+    else:
+        names = ", ".join(f"'{name}'" for name in blamed)
+        reason = f"is not conjugate: the log {what} couples {names} in a way that no conjugate family has"
+    reason += f" - relative residual {residual:.1e}, tolerance {tolerance_in_double():.0e}"
+    kinds = {site.kind for site in layout.sites}
+    if is_prior:
+        remedy = "use a Beta, Gamma, InverseGamma, Dirichlet, Normal or Normal-InverseGamma prior"
+    elif not alone and {"real", "positive"} <= kinds and layout.free.size:
+        real = next(site.name for site in layout.of("real"))
+        scale = layout.of("positive")[0].name
+        remedy = (
+            f"'{real}' and '{scale}' are conjugate only jointly: scale the prior of '{real}' by the noise, "
+            f"as in Normal(m, s * sd) with sd made from '{scale}'"
+        )
+    else:
+        remedy = "; ".join(dict.fromkeys(_REMEDIES[site.kind] for site in sites))
+    if tolerance_in_double() < residual < 1e-6:
+        remedy += "; a residual this small can come from a cast to float32 inside the program"
+    return refusal(model, reason, remedy)
+
+
+def _row_words(model: RewardModel, row: Any) -> str:
+    values: Mapping[str, Array] = model.outcome_values(row.reward)
+    given = ", ".join(f"{name} {float(value[0]):g}" for name, value in values.items())
+    return f"{given} on arm {int(row.arm[0])}"

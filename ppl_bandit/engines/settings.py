@@ -1,0 +1,18 @@
+"""Checks of the settings that engines share."""
+
+__all__ = ["check_settings"]
+
+
+def check_settings(discount: float, **counts: int) -> None:
+    """Check the settings of an engine: counts are positive integers, the discount lies in (0, 1].
+
+    Raises:
+        ValueError: with what was given, what was expected and what to do instead.
+    """
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    if not 0.0 < discount <= 1.0:
+        raise ValueError(
+            f"discount must lie in (0, 1], got {discount}; 1 forgets nothing, 0.99 halves a row in 69 rows"
+        )

@@ -1,0 +1,159 @@
+"""Check what a caller hands to a live bandit, and turn it into arrays.
+
+Every error names the argument, what was given, what was expected and what to do instead; nothing here changes any state.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ppl_bandit.program.reward_model import RewardModel
+
+__all__ = ["Arms", "check_contexts", "check_rewards"]
+
+
+class Arms:
+    """The arms by name, or by number where they have none."""
+
+    def __init__(self, num_arms: int | None, names: Sequence[Any] | None):
+        if names is None:
+            if num_arms is None:
+                raise ValueError("give num_arms=, or arms= with a name for each arm")
+            self.names: list[Any] = list(range(int(num_arms)))
+            return
+        self.names = list(names)
+        if not self.names or len({str(name) for name in self.names}) < len(self.names):
+            raise ValueError(f"arms must be one or more different names, got {self.names!r}")
+        if any(not isinstance(name, str) for name in self.names):
+            raise ValueError(f"arms must be strings, got {self.names!r}; leave arms out to number the arms 0, 1, ...")
+        if num_arms is not None and num_arms != len(self.names):
+            raise ValueError(
+                f"num_arms={num_arms} but arms names {len(self.names)} arms; leave num_arms out or make them agree"
+            )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def index(self, arm: Any, argument: str = "arm") -> int:
+        """Return an arm's index."""
+        if isinstance(arm, np.generic):
+            arm = arm.item()
+        if isinstance(arm, bool) or arm not in self.names:
+            shown = self.names if len(self) <= 12 else [*self.names[:5], "...", self.names[-1]]
+            raise ValueError(f"{argument}={arm!r} is not an arm of this bandit; the arms are {shown}")
+        return self.names.index(arm)
+
+    def indices(self, arms: Any, argument: str = "arms") -> np.ndarray:
+        """Return the indices of a sequence of arms."""
+        if isinstance(arms, str) or not hasattr(arms, "__len__"):
+            raise ValueError(f"{argument} must be a sequence of arms, got {arms!r}")
+        values = np.asarray(arms)
+        if isinstance(self.names[0], int) and values.ndim == 1 and values.dtype.kind in "iu":
+            wrong = (values < 0) | (values >= len(self))
+            if wrong.any():
+                row = int(np.flatnonzero(wrong)[0])
+                raise ValueError(
+                    f"{argument}[{row}]={values[row]} is not an arm of this bandit; the arms are 0 to {len(self) - 1}"
+                )
+            return values.astype(np.int64)
+        return np.array([self.index(arm, f"{argument}[{row}]") for row, arm in enumerate(arms)], np.int64)
+
+    def mask(self, allowed: Any) -> np.ndarray:
+        """Return which arms are allowed: all, or those of a mask of length A, or those of a list of arms."""
+        if allowed is None:
+            return np.ones(len(self), bool)
+        values = np.asarray(allowed)
+        if values.dtype == bool:
+            if values.shape != (len(self),):
+                raise ValueError(f"allowed has shape {values.shape}; a mask needs one entry per arm, ({len(self)},)")
+            mask = values
+        else:
+            mask = np.zeros(len(self), bool)
+            mask[self.indices(list(allowed), "allowed")] = True
+        if not mask.any():
+            raise ValueError("allowed excludes every arm: allow at least one")
+        return mask
+
+
+def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argument: str) -> Any:
+    """Return contexts as arrays of the example's structure, shape and kind of number.
+
+    Args:
+        num_rows: length of the leading axis; None for one context without a leading axis.
+    """
+    if model.context is None:
+        if contexts is not None:
+            raise ValueError(f"{argument} was given, but the program takes arm alone: leave it out")
+        return None
+    if contexts is None:
+        raise ValueError(f"{argument} is missing: the program takes a context like {_shown(model.context)}")
+    treedef: Any = jax.tree.structure(model.context)
+    expected = jax.tree.leaves(model.context)
+    try:
+        leaves = treedef.flatten_up_to(contexts)  # lists of numbers may stand where the example has arrays
+    except (ValueError, TypeError):
+        raise ValueError(f"{argument} has the structure {_shown(contexts)}, expected {_shown(model.context)}") from None
+    lead = () if num_rows is None else (num_rows,)
+    arrays: list[np.ndarray] = []
+    for leaf, example in zip(leaves, expected, strict=True):
+        try:
+            array = np.asarray(leaf)
+        except ValueError:
+            raise ValueError(
+                f"{argument} holds {leaf!r} where an array of shape {(*lead, *example.shape)} belongs"
+            ) from None
+        if array.shape != (*lead, *example.shape):
+            rows = "" if num_rows is None else f" ({num_rows} rows)"
+            raise ValueError(f"{argument} has shape {array.shape}, expected {(*lead, *example.shape)}{rows}")
+        if array.dtype.kind not in _ACCEPTED[example.dtype.kind]:
+            raise ValueError(
+                f"{argument} has dtype {array.dtype}, expected {example.dtype} as in the example context; convert it first"
+            )
+        if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+            where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            raise ValueError(f"{argument} holds {array[where]} at {where}: every entry must be finite")
+        kind = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}[example.dtype.kind]
+        arrays.append(array.astype(kind))
+    return jax.tree.unflatten(treedef, arrays)
+
+
+_ACCEPTED = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+
+
+def _shown(tree: Any) -> str:
+    return str(jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", tree))
+
+
+def check_rewards(model: RewardModel, rewards: Any, num_rows: int | None, argument: str) -> dict[str, np.ndarray]:
+    """Return {outcome: (N,)} of finite numbers; whether a program can produce them is checked when they are absorbed."""
+    if isinstance(rewards, Mapping):
+        missing, unknown = set(model.outcomes) - set(rewards), set(rewards) - set(model.outcomes)
+        if missing or unknown:
+            raise ValueError(f"{argument} has outcomes {sorted(map(str, rewards))}, expected {sorted(model.outcomes)}")
+        given = {name: rewards[name] for name in model.outcomes}
+    elif len(model.outcomes) > 1:
+        raise ValueError(
+            f"{argument} must be a dict with a value for each of the outcomes {list(model.outcomes)}, got {rewards!r}"
+        )
+    else:
+        given = {model.outcomes[0]: rewards}
+    checked = {}
+    for name, value in given.items():
+        what = argument if len(given) == 1 else f"{argument}[{name!r}]"
+        try:
+            array = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"{what} must be a number, got {value!r}") from None
+        shape = () if num_rows is None else (num_rows,)
+        if array.shape != shape:
+            raise ValueError(f"{what} has shape {array.shape}, expected {shape}: one number per row")
+        if not np.all(np.isfinite(array)):
+            row = "" if num_rows is None else f" in row {int(np.flatnonzero(~np.isfinite(array))[0])}"
+            raise ValueError(
+                f"{what} is {array[~np.isfinite(array)][0] if array.ndim else array}{row}: a reward must be finite; "
+                "leave out decisions whose reward is unknown"
+            )
+        checked[name] = np.atleast_1d(array)
+    return checked

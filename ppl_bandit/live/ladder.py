@@ -1,0 +1,81 @@
+"""The ladder from engine to engine: where a live bandit goes when an engine's draws come without evidence."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_bandit import engines
+from ppl_bandit.live.history import History
+from ppl_bandit.live.learning import Learner, Rows, Task, fold, start
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Engine
+
+__all__ = ["LADDER", "NotCertified", "learn"]
+
+LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
+    "conjugate": engines.reweight,
+    "reweight": engines.nuts,
+    "laplace": engines.nuts,
+    "svi": engines.nuts,
+}
+
+
+class NotCertified(ValueError):
+    """A datum turned out not to be conjugate at run time; the bandit's state is as it was before."""
+
+
+def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[Learner, Any, list[str]]:
+    """Learn rows on top of a history, moving up the ladder with all of it where the evidence is missing.
+
+    On the last rung the draws are kept, with one warning. Nothing is changed; what is returned takes over, or nothing does.
+
+    Returns:
+        The learner after these rows, the engine's evidence, and warnings for the user.
+
+    Raises:
+        ValueError: for a reward that the program cannot produce.
+        NotCertified: for a datum that is not conjugate, where the user insists on an exact engine.
+    """
+    state, info = fold(task, learner, len(history), rows)
+    if bool(info.is_trusted):
+        return learner._replace(state=state), info, []
+    explanation = learner.engine.explanation
+    why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
+    if explanation.is_exact and not task.may_fall_back:
+        raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
+    if explanation.engine not in LADDER:
+        warning = f"{why}; no engine is left to move to, so these draws are used with caution"
+        return learner._replace(state=state, has_warned=True), info, [] if learner.has_warned else [warning]
+    above = start(task, LADDER[explanation.engine])._replace(has_warned=learner.has_warned)
+    replayed, warnings = History(task.model.outcomes), list[str]()
+    if len(history):
+        past = Rows(*history.rows())
+        above, _, warnings = learn(task, above, replayed, past)
+        replayed.append(*past)
+    above, info, more = learn(task, above, replayed, rows)
+    moved = (
+        f"{why}; from here on the bandit uses the {above.engine.explanation.engine} engine, with all "
+        f"{len(history) + rows.arms.size} rewards replayed"
+    )
+    return above, info, [*warnings, *more, moved]
+
+
+def _uncertified(task: Task, rows: Rows, info: Any) -> str:
+    row = int(np.flatnonzero(~np.asarray(info.is_certified))[0])
+    shown = ", ".join(f"{name} {value[row]:g}" for name, value in rows.rewards.items())
+    return (
+        f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r} is not conjugate (relative residual "
+        f"{float(np.asarray(info.residual)[row]):.1e}), although every reward tried when the bandit was built was"
+    )
+
+
+def _doubts(engine: str, info: Any) -> str:
+    """Name the evidence that an approximate update lacks."""
+    facts = info._asdict() if hasattr(info, "_asdict") else {}
+    shown = ", ".join(
+        f"{name.replace('_', ' ')} {float(value):.3g}"
+        for name, value in facts.items()
+        if np.ndim(value) == 0 and name not in ("is_trusted", "is_full")
+    )
+    return f"the draws of the {engine} engine lack evidence ({shown})"

@@ -1,0 +1,1 @@
+"""Numbers that know no program: draws, laws, tails, compilation, and the look of a figure."""

@@ -1,0 +1,1 @@
+"""The paper's evaluation: its settings, our runs of them, and its figures."""

@@ -1,0 +1,173 @@
+"""The settings of the paper's evaluation (Urteaga and Wiggins, 2017), and the numbers to hit.
+
+"Authors" are values of the authors' public code, with standard errors where many runs of it are known; "figure" are values
+read off the paper's own figures, which show realised regret of 5,000 realizations. Ours is expected regret.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array
+
+from ppl_bandit import selectors
+from ppl_bandit.types import Key, Selector
+
+__all__ = [
+    "BAYES_UCB",
+    "FULL",
+    "LOWEST",
+    "NUMBERS",
+    "POLICIES",
+    "QUICK",
+    "RANDOM",
+    "SETTINGS",
+    "THOMPSON",
+    "Number",
+    "Setting",
+    "Sizes",
+    "bernoulli_program",
+    "linear_program",
+    "paper_data",
+    "uniform_context",
+]
+
+LOWEST, RANDOM, THOMPSON, BAYES_UCB = "double sampling, ties lowest", "double sampling", "Thompson", "Bayes-UCB"
+POLICIES: Mapping[str, Callable[[], Selector]] = {
+    THOMPSON: selectors.thompson,
+    BAYES_UCB: selectors.bayes_ucb,
+    LOWEST: lambda: selectors.double_sampling(ties="lowest"),
+    RANDOM: selectors.double_sampling,
+}
+
+
+class Setting(NamedTuple):
+    """One bandit of the paper.
+
+    Attributes:
+        rates: success probabilities, for a Bernoulli bandit.
+        weights, noise: (A, 2) and a standard deviation, for a linear Gaussian one.
+    """
+
+    title: str
+    num_steps: int
+    rates: tuple[float, ...] = ()
+    weights: tuple[tuple[float, float], ...] = ()
+    noise: float = 0.0
+
+
+class Sizes(NamedTuple):
+    """How much to run: realizations per setting, and problems and realizations of the grids; None for all problems."""
+
+    runs: Mapping[str, int]
+    num_pairs: int | None
+    num_triples: int | None
+    num_linear: int | None
+    grid_runs: int
+
+
+SETTINGS = {
+    "bernoulli": Setting("Bernoulli, rates (.4, .8)", 1000, (0.4, 0.8)),
+    "bernoulli-close": Setting("Bernoulli, rates (.5, .55)", 1000, (0.5, 0.55)),
+    "bernoulli-three": Setting("Bernoulli, rates (.4, .7, .8)", 1500, (0.4, 0.7, 0.8)),
+    "linear-caption": Setting(
+        "linear Gaussian, weights (.4, .4), (.8, .8), noise .2", 1000, weights=((0.4, 0.4), (0.8, 0.8)), noise=0.2
+    ),
+    "linear-figure": Setting(
+        "linear Gaussian, weights (-.5, -.5), (0, 0), (.5, .5), noise 1",
+        1000,
+        weights=((-0.5, -0.5), (0.0, 0.0), (0.5, 0.5)),
+        noise=1.0,
+    ),
+}
+QUICK = Sizes(
+    {"bernoulli": 2000, "bernoulli-close": 600, "bernoulli-three": 250, "linear-caption": 500, "linear-figure": 200},
+    num_pairs=16,
+    num_triples=10,
+    num_linear=12,
+    grid_runs=60,
+)
+FULL = Sizes(dict.fromkeys(SETTINGS, 5000), None, None, None, 5000)
+
+
+class Number(NamedTuple):
+    """A number of the paper or of its authors' code: final cumulative regret of a policy in a setting."""
+
+    setting: str
+    policy: str
+    value: float
+    error: float
+    source: str
+
+
+_FIGURE_ERROR = 13.0 / np.sqrt(5000)  # the figure's own standard deviation, over 5,000 realizations
+_LINEAR_FIGURE_ERROR = 34.0 / np.sqrt(5000)
+NUMBERS = (
+    Number("bernoulli", THOMPSON, 4.52, 0.04, "authors"),
+    Number("bernoulli", BAYES_UCB, 3.91, 0.04, "authors"),
+    Number("bernoulli", LOWEST, 2.92, 0.02, "authors"),
+    Number("bernoulli", THOMPSON, 4.42, _FIGURE_ERROR, "figure"),
+    Number("bernoulli", BAYES_UCB, 3.55, _FIGURE_ERROR, "figure"),
+    Number("bernoulli", LOWEST, 2.79, _FIGURE_ERROR, "figure"),
+    Number("bernoulli-close", THOMPSON, 12.48, 0.15, "authors"),
+    Number("bernoulli-close", BAYES_UCB, 11.99, 0.13, "authors"),
+    Number("bernoulli-close", LOWEST, 13.64, 0.10, "authors"),
+    Number("bernoulli-close", RANDOM, 12.57, 0.10, "reference"),
+    Number("bernoulli-three", THOMPSON, 15.2, 0.2, "authors"),
+    Number("bernoulli-three", BAYES_UCB, 14.2, 0.15, "authors"),
+    Number("bernoulli-three", LOWEST, 16.5, 0.4, "authors"),
+    Number("bernoulli-three", RANDOM, 13.8, 0.4, "reference"),
+    Number("linear-caption", THOMPSON, 7.67, 0.01, "authors"),
+    Number("linear-caption", BAYES_UCB, 9.48, 0.01, "authors"),
+    Number("linear-caption", LOWEST, 5.94, 0.02, "authors"),
+    Number("linear-caption", THOMPSON, 44.40, _LINEAR_FIGURE_ERROR, "figure"),
+    Number("linear-caption", BAYES_UCB, 56.17, _LINEAR_FIGURE_ERROR, "figure"),
+    Number("linear-caption", LOWEST, 39.07, _LINEAR_FIGURE_ERROR, "figure"),
+    Number("linear-figure", THOMPSON, 44.40, _LINEAR_FIGURE_ERROR, "figure"),
+    Number("linear-figure", BAYES_UCB, 56.17, _LINEAR_FIGURE_ERROR, "figure"),
+    Number("linear-figure", LOWEST, 39.07, _LINEAR_FIGURE_ERROR, "figure"),
+    Number("linear-figure", THOMPSON, 45.5, 0.2, "authors"),
+    Number("linear-figure", BAYES_UCB, 55.4, 0.2, "authors"),
+    Number("linear-figure", LOWEST, 39.1, 0.4, "authors"),
+)
+
+
+def paper_data(name: str) -> Any:
+    """Return figures of the paper as numbers: regret_curves, bernoulli_kl or linear_gaussian_kl."""
+    return json.loads((resources.files("ppl_bandit.paper") / "data" / f"paper_{name}.json").read_text())
+
+
+def bernoulli_program(num_arms: int) -> Callable[[Array], None]:
+    """Return the Bernoulli bandit: rates uniform on (0, 1)."""
+
+    def bernoulli(arm: Array) -> None:
+        with numpyro.plate("arms", num_arms):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    return bernoulli
+
+
+def linear_program(num_arms: int) -> Callable[[Array, Array], None]:
+    """Return the contextual linear Gaussian bandit with two features, unknown weights and unknown noise."""
+
+    def linear(arm: Array, context: Array) -> None:
+        with numpyro.plate("arms", num_arms):
+            variance = numpyro.sample("variance", dist.InverseGamma(1.0, 1.0))
+            prior = dist.Normal(jnp.ones(2), jnp.sqrt(variance)[:, None])
+            weights = numpyro.sample("weights", prior.to_event(1))
+        mean = jnp.sum(weights[arm] * context, axis=-1)
+        numpyro.sample("reward", dist.Normal(mean, jnp.sqrt(variance[arm])))
+
+    return linear
+
+
+def uniform_context(key: Key) -> Array:
+    """Draw the paper's context: two features uniform on (0, 1)."""
+    return jr.uniform(key, (2,))

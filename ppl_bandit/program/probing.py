@@ -1,0 +1,74 @@
+"""Values at which to try a program before there are data."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+from numpyro.distributions import biject_to
+
+from ppl_bandit.program.tracing import Site, possible, repeat_rows, run_program
+
+__all__ = ["CANDIDATE_REWARDS", "NUMBERS", "feasible_latents", "feasible_rewards"]
+
+NUMBERS = {"i": int, "f": float}  # an outcome's kind of number -> its dtype
+
+# Values that between them fall into every support we know, small counts and edges first; what a support excludes is skipped.
+CANDIDATE_REWARDS = np.array(
+    [0.0, 1.0, 2.0, 3.0, 5.0, 17.0, 0.25, 0.6, 0.9, 1.7, 4.2, 12.9, 101.3, -0.4, -1.0, -2.3, -9.1, -2.0, 1.1, 2.9]
+)
+
+
+def feasible_latents(
+    program: Callable, latents: tuple[str, ...], context: Any, seed: int | Int[Array, ""]
+) -> dict[str, Array]:
+    """Return one value of every latent from the interior of its support, near the middle of the unconstrained space."""
+
+    def choose(site: Site) -> Array | None:
+        if site["name"] not in latents or site["type"] != "sample":
+            return None
+        fn = site["fn"]
+        transform = biject_to(fn.support)
+        shape = transform.inverse_shape(fn.shape(site["kwargs"]["sample_shape"]))
+        # Multiples of an irrational number, modulo 1, spread evenly; a random generator would take longer to compile.
+        steps = jnp.arange(1, int(np.prod(shape)) + 1) + 97 * latents.index(site["name"])
+        spread = jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape)
+        return transform(3.0 * spread.astype(float) - 1.5)
+
+    trace = run_program(program, jnp.zeros(1, int), repeat_rows(context, 1), {}, choose=choose)
+    return {name: trace[name]["value"] for name in latents}
+
+
+def feasible_rewards(
+    program: Callable,
+    latents: Mapping[str, Array],
+    arm: Int[Array, " N"],
+    context: Any,
+    kinds: Mapping[str, str],
+    picks: Int[Array, "N outcomes"],
+) -> tuple[Any, Bool[Array, " N"]]:
+    """Choose a reward for each row among the candidates that its outcome's support allows.
+
+    Args:
+        kinds: outcome -> "i" or "f", in the order in which the program samples them.
+        picks: which of the allowed candidates to take, modulo their number.
+
+    Returns:
+        The rewards, as an `Interaction` holds them, and whether each row's are possible.
+    """
+    candidates = jnp.asarray(CANDIDATE_REWARDS)
+    values: dict[str, Array] = {name: jnp.zeros(arm.shape, NUMBERS[kind]) for name, kind in kinds.items()}
+    is_possible = jnp.ones(arm.shape, bool)
+    for position, (name, kind) in enumerate(
+        kinds.items()
+    ):  # one after another: a later support may look at earlier outcomes
+        fn = run_program(program, arm, context, {**latents, **values})[name]["fn"]
+        fits = jax.vmap(lambda value, fn=fn: possible(fn, jnp.broadcast_to(value, arm.shape)))(candidates)
+        count = fits.sum(axis=0)
+        is_pick = fits & (jnp.cumsum(fits, axis=0) == picks[:, position] % jnp.maximum(count, 1) + 1)
+        chosen = jnp.argmax(is_pick, axis=0)
+        values[name] = candidates[chosen].astype(NUMBERS[kind])
+        is_possible &= count > 0
+    return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible

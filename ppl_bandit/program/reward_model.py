@@ -1,0 +1,142 @@
+"""One program, read in several ways: as a prior, as a likelihood, as a table of expected rewards, as a world.
+
+`RewardModel` wraps a NumPyro program with the few facts that it cannot state itself. Its methods are pure functions of
+arrays; they run under `jit`, `vmap` and `scan`, and follow jax's precision.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.program import means
+from ppl_bandit.program.probing import NUMBERS
+from ppl_bandit.program.tracing import Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
+from ppl_bandit.program.validation import validate
+from ppl_bandit.types import Draws, Interaction, Key
+
+__all__ = ["RewardModel"]
+
+
+class RewardModel:
+    """A NumPyro program of the reward, with its number of arms, an example context and the names of its outcomes.
+
+    Args:
+        program: function of `arm`, an int array (N,), and, if it wants one, `context`, a pytree whose leaves have a
+            leading axis N. It has a sample site of shape (N,) for every outcome and never passes `obs=` to it.
+        num_arms: number of arms A; the program sees arms 0, ..., A - 1.
+        context: one example context, without the leading axis; None for a program of `arm` alone.
+        outcomes: names of the sample sites that are observed. With several, or to maximise something other than the mean
+            of the outcome, the program has a `numpyro.deterministic("expected_reward", ...)` of shape (N,).
+
+    Attributes:
+        latent_shapes: latent site -> shape.
+        outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
+        expected_reward_way: in words, how the expected reward is computed.
+
+    Raises:
+        InvalidProgram: where the program cannot be read; the message says why and what to write instead.
+    """
+
+    def __init__(self, program: Callable, num_arms: int, context: Any = None, outcomes: tuple[str, ...] = ("reward",)):
+        facts = validate(program, num_arms, context, outcomes)
+        self.program = program
+        self.num_arms = int(num_arms)
+        self.outcomes = facts.outcomes
+        self.context = facts.context
+        self.latent_shapes = facts.latent_shapes
+        self.outcome_kinds = facts.outcome_kinds
+        self.expected_reward_way = facts.expected_reward_way
+        self._mean_way = facts.mean_way
+
+    def __repr__(self) -> str:
+        name = getattr(self.program, "__name__", "program")
+        return f"RewardModel({name}, num_arms={self.num_arms}, outcomes={self.outcomes})"
+
+    def log_prior(self, latents: Mapping[str, Array]) -> Float[Array, ""]:
+        """Return the log prior density of the latents.
+
+        Sites that the program itself observes and `numpyro.factor` terms are part of the prior, counted once however many
+        rows of data follow.
+        """
+        trace = self.trace(latents, jnp.zeros(1, int), self.context_rows(1))
+        terms = [log_prob(site).sum() for name, site in trace.items() if is_prior_term(name, site, self.outcomes)]
+        return jnp.asarray(sum(terms, start=0.0))
+
+    def log_likelihood(self, latents: Mapping[str, Array], interaction: Interaction) -> Float[Array, " N"]:
+        """Return the log likelihood of each row, summed over the outcomes; 0 for masked rows."""
+        arm, reward, context, mask = interaction
+        trace = self.trace(latents, arm, context, self.outcome_values(reward))
+        return sum((log_prob(trace[name], mask) for name in self.outcomes), start=jnp.zeros(jnp.shape(arm)))
+
+    def expected_rewards(self, draws: Draws, context: Any = None) -> Float[Array, "M A"]:
+        """Return the table of expected rewards: one row per draw, one column per arm.
+
+        Args:
+            draws: {site: (M, ...)}.
+            context: the context of the decision, without a leading axis.
+        """
+        arms = jnp.arange(self.num_arms)
+
+        def row(latents: Mapping[str, Array]) -> Float[Array, " A"]:
+            if self._mean_way is means.MONTE_CARLO:  # one arm at a time: the same key is the same random numbers
+                return jax.vmap(lambda arm: self._expected(latents, arm[None], self.context_rows(1, context))[0])(arms)
+            return self._expected(latents, arms, self.context_rows(self.num_arms, context))
+
+        return jax.vmap(row)(dict(draws))
+
+    def draw_reward(self, key: Key, latents: Mapping[str, Array], arm: Int[Array, "..."], context: Any = None) -> Any:
+        """Draw the outcomes of playing `arm`, a scalar or (N,); `context` has a leading axis if `arm` has one."""
+        arm = jnp.asarray(arm)
+        if arm.ndim == 0:
+            context = repeat_rows(context, 1)
+        trace = self.trace(latents, jnp.atleast_1d(arm), context, key=key)
+        values = {name: jnp.reshape(trace[name]["value"], arm.shape) for name in self.outcomes}
+        return values if len(self.outcomes) > 1 else values[self.outcomes[0]]
+
+    def sample_prior(self, key: Key, num_samples: int) -> Draws:
+        """Draw latents from the program's generative prior (factors and constants it observes are not counted)."""
+
+        def one(key: Key) -> Draws:
+            trace = self.trace({}, jnp.zeros(1, int), self.context_rows(1), key=key)
+            return {name: jnp.asarray(trace[name]["value"]) for name in self.latent_shapes}
+
+        return jax.vmap(one)(jr.split(key, num_samples))
+
+    def in_support(self, latents: Mapping[str, Array], interaction: Interaction) -> dict[str, Bool[Array, " N"]]:
+        """Tell, per outcome and row, whether the reward is a value that the program can produce.
+
+        Rows of an outcome that the program itself masks (no spend without a conversion) may hold any value.
+        """
+        trace = self.trace(latents, interaction.arm, interaction.context, self.outcome_values(interaction.reward))
+        raw = self._by_outcome(interaction.reward)
+        return {name: possible(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
+
+    def trace(
+        self,
+        latents: Mapping[str, Array],
+        arm: Int[Array, " N"],
+        context: Any,
+        outcomes: Mapping[str, Array] | None = None,
+        key: Key | None = None,
+    ) -> Trace:
+        """Run the program with latents, and outcomes if given, fixed, and return its sites."""
+        return run_program(self.program, arm, context, {**latents, **(outcomes or {})}, key)
+
+    def outcome_values(self, reward: Any) -> dict[str, Array]:
+        """Return {outcome: (N,)} in the outcomes' own kind of number."""
+        raw = self._by_outcome(reward)
+        return {name: jnp.asarray(raw[name]).astype(NUMBERS[self.outcome_kinds[name]]) for name in self.outcomes}
+
+    def context_rows(self, num_rows: int, context: Any = None) -> Any:
+        """Repeat a context, the example by default, over rows."""
+        return repeat_rows(self.context if context is None else context, num_rows)
+
+    def _by_outcome(self, reward: Any) -> Mapping[str, Array]:
+        return reward if isinstance(reward, Mapping) else {self.outcomes[0]: reward}
+
+    def _expected(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Float[Array, " N"]:
+        return means.expected_reward(self.trace(latents, arm, context), self.outcomes, self._mean_way)

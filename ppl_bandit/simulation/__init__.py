@@ -1,0 +1,1 @@
+"""Simulated worlds, and thousands of realizations in them."""

@@ -1,0 +1,86 @@
+"""The simulated world: a program with its latents fixed to the truth."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Key
+
+__all__ = ["Environment"]
+
+
+class Environment:
+    """A world that answers plays with rewards.
+
+    The world may be another program than the one that a bandit believes in; it must have the same arms, and the same
+    outcomes and contexts as far as the bandit sees them.
+
+    Args:
+        reward_model: the program of the world.
+        truth: {latent site: value}, all of its latents.
+        contexts: key -> one context, for a program that takes one; None repeats the program's example context.
+        changes: {step: truth} of a world that changes: from that step on, counted from 1, the truth is another one.
+    """
+
+    def __init__(
+        self,
+        reward_model: RewardModel,
+        truth: Mapping[str, Any],
+        contexts: Callable[[Key], Any] | None = None,
+        *,
+        changes: Mapping[int, Mapping[str, Any]] | None = None,
+    ):
+        changes = dict(sorted((changes or {}).items()))
+        for step in changes:
+            if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 2:
+                raise ValueError(
+                    f"changes has the step {step!r}, expected integers of at least 2: the first step has truth"
+                )
+        _check_truth(reward_model, truth, "truth")
+        for step, later in changes.items():
+            _check_truth(reward_model, later, f"changes[{step}]")
+        if contexts is not None and reward_model.context is None:
+            raise ValueError("contexts was given, but the program takes arm alone: leave it out")
+        self.reward_model = reward_model
+        self.truth = dict(truth)
+        self.changes = {int(step): dict(later) for step, later in changes.items()}
+        self._contexts = contexts
+
+    def draw_context(self, key: Key) -> Any:
+        """Draw the context of the next decision; None for a program without."""
+        if self.reward_model.context is None:
+            return None
+        return self.reward_model.context if self._contexts is None else self._contexts(key)
+
+    def draw_reward(self, key: Key, arm: Int[Array, ""], context: Any, step: int | Int[Array, ""] = 1) -> Any:
+        """Draw the outcomes of playing an arm at a step."""
+        return self.reward_model.draw_reward(key, self._latents(step), arm, context)
+
+    def expected_rewards(self, context: Any, step: int | Int[Array, ""] = 1) -> Float[Array, " A"]:
+        """Return the true expected reward of every arm at a step."""
+        draws = {name: value[None] for name, value in self._latents(step).items()}
+        return self.reward_model.expected_rewards(draws, context)[0]
+
+    def _latents(self, step: int | Int[Array, ""]) -> dict[str, Array]:
+        if not self.changes:
+            return {name: jnp.asarray(value) for name, value in self.truth.items()}
+        era = jnp.sum(jnp.asarray(step) >= np.array(list(self.changes)))
+        return {
+            name: jnp.stack([jnp.asarray(truth[name]) for truth in (self.truth, *self.changes.values())])[era]
+            for name in self.truth
+        }
+
+
+def _check_truth(reward_model: RewardModel, truth: Mapping[str, Any], argument: str) -> None:
+    expected = reward_model.latent_shapes
+    if set(truth) != set(expected):
+        raise ValueError(
+            f"{argument} has the sites {sorted(truth)}, expected {sorted(expected)}: all latents and no others"
+        )
+    for name, value in truth.items():
+        if np.shape(value) != expected[name]:
+            raise ValueError(f"{argument}[{name!r}] has shape {np.shape(value)}, expected {expected[name]}")

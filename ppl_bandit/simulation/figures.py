@@ -1,0 +1,83 @@
+"""Figures of simulated runs: regret, choice of arms, and one run's p-hat and N over time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bandit.numerics.plotting import figure_tools, finish, styles
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["draw_run"]
+
+
+def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
+    """Write `regret.png`, `arms.png` and `one_run.png`.
+
+    Args:
+        found: a summary dataset over selectors.
+    """
+    plt = figure_tools()
+    names = [str(name) for name in found.selector.values]
+
+    figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    for name, (colour, dash) in zip(names, styles(), strict=False):
+        _band(axes[0], found.sel(selector=name), name, colour, dash)
+        _tail(axes[1], found.sel(selector=name), name, colour, dash)
+    axes[0].set(title="mean, with the 95% interval of the mean", xlabel="step", ylabel="cumulative expected regret")
+    axes[1].set(title="median (line) to 99th percentile (top)", xlabel="step", ylabel="cumulative expected regret")
+    axes[0].legend(fontsize=9)
+    axes[1].legend(fontsize=9)
+    finish(figure, "Cumulative expected regret", caption, out / "regret.png")
+
+    columns = min(len(names), 3)
+    rows = -(-len(names) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.6 * columns, 3.4 * rows), squeeze=False, layout="constrained", sharey=True
+    )
+    for axis, name in zip(axes.flat, names, strict=False):
+        shares = found.sel(selector=name).play_share
+        _by_arm(axis, np.asarray(shares), "share of realizations")
+        axis.set(title=name, ylim=(-0.03, 1.03))
+    for axis in axes.flat[len(names) :]:
+        axis.set_visible(False)
+    axes.flat[0].legend(fontsize=8, ncols=2)
+    finish(figure, "Which arm is played at each step", caption, out / "arms.png")
+
+    figure, axes = plt.subplots(2, len(names), figsize=(4.4 * len(names), 6), squeeze=False, layout="constrained")
+    for column, name in enumerate(names):
+        run = found.sel(selector=name)
+        _by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best), p-hat")
+        axes[0, column].set(title=name, ylim=(-0.03, 1.03))
+        candidates = np.asarray(run.one_num_candidates)
+        if candidates.max() == 0:
+            axes[1, column].text(0.5, 0.5, "draws no candidates", ha="center", transform=axes[1, column].transAxes)
+        axes[1, column].step(
+            run.step, np.where(candidates, candidates, np.nan), color="black", linewidth=0.9, where="mid"
+        )
+        axes[1, column].set(xlabel="step", ylabel="candidates, N", yscale="log", ylim=(0.8, 1500))
+    axes[0, 0].legend(fontsize=8)
+    finish(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
+
+
+def _band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:
+    mean, error = found.cumulative_regret_mean, found.cumulative_regret_sd / np.sqrt(found.num_runs)
+    axis.plot(found.step, mean, color=colour, linestyle=dash, label=name)
+    axis.fill_between(found.step, mean - 1.96 * error, mean + 1.96 * error, color=colour, alpha=0.2, linewidth=0)
+
+
+def _tail(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:
+    quantiles = found.cumulative_regret_quantiles
+    axis.plot(found.checkpoint, quantiles.sel(quantile=0.5), color=colour, linestyle=dash, label=name)
+    axis.plot(found.checkpoint, quantiles.sel(quantile=0.99), color=colour, linestyle=dash, linewidth=0.8)
+    axis.fill_between(
+        found.checkpoint, quantiles.sel(quantile=0.5), quantiles.sel(quantile=0.99), color=colour, alpha=0.07
+    )
+
+
+def _by_arm(axis: Any, shares: np.ndarray, label: str) -> None:
+    for arm, (share, (colour, dash)) in enumerate(zip(shares.T, styles(), strict=False)):
+        axis.plot(np.arange(1, share.size + 1), share, color=colour, linestyle=dash, label=f"arm {arm}", linewidth=1.2)
+    axis.set(xlabel="step", ylabel=label)

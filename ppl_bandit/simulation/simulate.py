@@ -1,0 +1,252 @@
+"""Many realizations of bandits against a simulated world, as one labelled dataset.
+
+Realizations are vectorised, and run in chunks that fit a memory budget. The random numbers of a realization come from the
+seed and its own number, so that a result depends neither on how the work was cut up nor on where it ran. All selectors meet
+the same realizations: their differences are paired.
+"""
+
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Int
+
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.selectors.contract import as_selector
+from ppl_bandit.simulation import records
+from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.rollouts import rollout
+from ppl_bandit.types import Engine, Key, Selector
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["realize", "simulate"]
+
+_CACHE = 1 << 22  # bytes of a chunk's draws that stay close to a CPU
+_WORKING_COPIES = 6  # of a realization's draws, while they are drawn and compared
+
+
+def simulate(
+    key: Key | int,
+    reward_model: RewardModel,
+    engine: Engine | Callable[[RewardModel], Engine],
+    selector: Selector | Mapping[str, Selector],
+    environment: Environment,
+    *,
+    num_steps: int,
+    num_realizations: int,
+    num_samples: int = 1000,
+    summary: bool = False,
+    memory: int | None = None,
+    draws: bool = False,
+    precision: str = "float64",
+    mesh: Mesh | None = None,
+    progress: bool = False,
+) -> "xarray.Dataset":
+    """Simulate realizations of a bandit, and return all that happened, or a summary of it.
+
+    Interrupted (Ctrl-C), it returns the realizations that are done and says so; the attribute `is_complete` is then 0.
+
+    Args:
+        key: a key, or a seed.
+        engine: an engine of the reward model, or a factory such as `engines.conjugate`.
+        selector: a selector, or {name: selector}: several give the result a dimension `selector`.
+        environment: the world; it may be another program than the reward model.
+        num_steps: decisions in a realization.
+        num_realizations: independent repetitions.
+        num_samples: posterior draws M behind each decision.
+        summary: whether to keep means, standard deviations and quantiles over the realizations in place of every step of
+            each one.
+        memory: bytes that a chunk of realizations may take, roughly; None is half a gigabyte on a CPU, and a third of the
+            memory of another device.
+        draws: whether to draw all M rows of every table, also where p-hat can be drawn from its own law (see `rollout`).
+        precision: "float64", as the live bandit whatever jax's flag says, or "float32", several times faster on a GPU.
+        mesh: devices, in one axis, over which to spread the realizations; None is jax's default device.
+        progress: whether to show a progress bar with the time left.
+
+    Returns:
+        A dataset over `realization`, `step` and `arm`: arm, reward, regret (expected, of each step), num_candidates,
+        best_arm_probs, is_trusted. Or, with `summary`, statistics of them over `step`, `arm`, `checkpoint`,
+        `quantile`, and each realization's final regret.
+    """
+    counts = {"num_steps": num_steps, "num_realizations": num_realizations, "num_samples": num_samples}
+    for name, value in (counts | ({} if memory is None else {"memory": memory})).items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    if environment.reward_model.num_arms != reward_model.num_arms:
+        raise ValueError(
+            f"environment has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
+            "and its world must have the same arms"
+        )
+    several = selector if isinstance(selector, Mapping) else {as_selector(selector).name: selector}
+    named = {name: as_selector(select) for name, select in several.items()}
+    if not named:
+        raise ValueError("selector is empty: give at least one")
+    if precision not in ("float64", "float32"):
+        raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
+    num_realizations = int(num_realizations)
+    with jax.enable_x64(precision == "float64"):
+        if not isinstance(engine, Engine):
+            engine = engine(reward_model)
+        key = jr.key(key) if isinstance(key, int | np.integer) else key
+        parts: dict[str, list[Any]] = {name: [] for name in named}
+        with _Progress(len(named) * num_realizations, progress) as bar:
+            try:
+                for name, select in named.items():
+
+                    def play(key: Key, number: Array, select: Selector = select) -> Any:
+                        return rollout(
+                            jr.fold_in(key, number),
+                            reward_model,
+                            engine,
+                            select,
+                            environment,
+                            num_steps=int(num_steps),
+                            num_samples=int(num_samples),
+                            draws=draws,
+                        )
+
+                    reduce = records.reduced if summary else None
+                    in_turn = not engine.explanation.is_exact
+                    chunks = realize(play, key, num_realizations, reduce, memory=memory, mesh=mesh, in_turn=in_turn)
+                    for part, num_done in chunks:
+                        parts[name].append(records.trimmed(part, num_done, summary))
+                        bar.advance(num_done)
+            except KeyboardInterrupt:
+                if not any(parts.values()):
+                    raise
+                sys.stderr.write("\ninterrupted: the realizations that are done are kept\n")
+    make = records.summarised if summary else records.stepwise
+    datasets = {name: make(found) for name, found in parts.items() if found}
+    facts = records.provenance(key, reward_model, engine, environment, counts) | {"precision": precision}
+    return records.joined(datasets, isinstance(selector, Mapping), facts, num_realizations)
+
+
+def realize(
+    play: Callable[[Key, Array], Any],
+    key: Key,
+    num_realizations: int,
+    reduce: Callable[[Any, Bool[Array, " R"]], Any] | None = None,
+    *,
+    memory: int | None = None,
+    mesh: Mesh | None = None,
+    in_turn: bool = False,
+) -> Iterator[tuple[Any, int]]:
+    """Run numbered realizations in chunks; yield what is kept of each chunk, and how many of its first rows are real.
+
+    Args:
+        play: (key, number) -> what is kept of a realization. It makes its own key from the two.
+        reduce: (chunk, which of its rows are real) -> what is kept of the chunk, with a leading axis; None keeps it all.
+        in_turn: whether the realizations of a chunk run one after another on a CPU. Vectorised ones walk in step: each
+            would pay for every other one's refresh.
+    """
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    is_double = jnp.zeros(()).dtype == jnp.float64
+    num_devices = 1 if mesh is None else mesh.size
+    # On a CPU each core has chunks of its own. Processes that share a mesh must all do the same things in the same order.
+    num_workers = (os.cpu_count() or 1) if platform == "cpu" and mesh is None else 1
+    if memory is None:
+        memory = (
+            1 << 29 if platform == "cpu" else jax.local_devices()[0].memory_stats()["bytes_limit"] // 3 * num_devices
+        )
+    play = jax.jit(play)  # traced once, for its size and to be run
+    num_each = _chunk_size(
+        play.trace(key, jnp.asarray(0)),
+        -(-num_realizations // (num_devices * num_workers)),
+        memory // (num_workers * num_devices),
+        platform,
+    )
+    num_chunk = num_devices * num_each
+
+    def run(key: Key, start: Int[Array, ""]) -> Any:
+        position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
+        numbers = start + num_each * position + jnp.arange(num_each)
+        every = jax.lax.map if in_turn and platform == "cpu" else lambda function, rows: jax.vmap(function)(rows)
+        played = every(lambda number: records.compact(play(key, number)), numbers)
+        return played if reduce is None else reduce(played, numbers < num_realizations)
+
+    if mesh is not None:
+        each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+        run = jax.shard_map(run, mesh=mesh, in_specs=(same, same), out_specs=each, check_vma=False)
+    starts = range(0, num_realizations, num_chunk)
+    compiled = jax.jit(run).lower(key, jnp.asarray(0)).compile()
+
+    def finish(start: int) -> tuple[Any, int]:
+        with jax.enable_x64(is_double):
+            return _fetch(compiled(key, jnp.asarray(start))), min(num_chunk, num_realizations - start)
+
+    if num_workers == 1:
+        yield from map(finish, starts)
+        return
+    with ThreadPoolExecutor(num_workers) as pool:
+        waiting = deque(pool.submit(finish, start) for start in starts)
+        try:
+            while waiting:
+                yield waiting[0].result()
+                waiting.popleft()
+        finally:  # interrupted: what has not begun is dropped
+            for future in waiting:
+                future.cancel()
+
+
+def _fetch(part: Any) -> Any:
+    """Return numpy arrays; where other processes hold shards of them, the shards of all."""
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(part)):
+        from jax.experimental import multihost_utils
+
+        part = multihost_utils.process_allgather(part, tiled=True)
+    return jax.device_get(part)
+
+
+def _chunk_size(play: Any, num_realizations: int, memory: int, platform: str) -> int:
+    """Return how many realizations fit the memory, and on a CPU also stay in its cache."""
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(play.out_info))
+    working = _WORKING_COPIES * _largest(play.jaxpr.jaxpr)
+    fits = memory // (kept + working)
+    if platform == "cpu":
+        fits = min(fits, max(_CACHE // working, 16))
+    return int(np.clip(fits, 1, num_realizations))
+
+
+def _largest(jaxpr: Any) -> int:
+    """Return the bytes of the largest array that a computation makes in a step; what a loop collects is counted as kept."""
+    sizes = [1]
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "scan":
+            sizes += [math.prod(var.aval.shape) * 8 for var in eqn.outvars]
+        sizes += [_largest(inner) for inner in jaxprs_in_params(eqn.params)]
+    return max(sizes)
+
+
+class _Progress:
+    """A progress bar in realizations, or nothing."""
+
+    def __init__(self, total: int, is_shown: bool):
+        self._bar = None
+        if is_shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, unit="realization", unit_scale=True)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, num: int) -> None:
+        """Tell that realizations are done."""
+        if self._bar is not None:
+            self._bar.update(num)

@@ -1,0 +1,96 @@
+"""The command line: one line per model, JSON for machines, exit status 2 for a mistake."""
+
+import json
+
+import jax
+import pytest
+
+from ppl_bandit.commands import demo
+from ppl_bandit.commands.cli import main
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Keep the command line's compilation cache, and jax's settings for it, inside a test."""
+    names = [
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    ]
+    before = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+INVALID = """
+import numpyro
+import numpyro.distributions as dist
+
+num_arms = 2
+
+
+def model(arm):
+    numpyro.sample("click", dist.Bernoulli(numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))[arm]))
+"""
+
+
+def test_check_says_which_models_are_exact_and_why_the_others_are_not(capsys, tmp_path):
+    (tmp_path / "mine.py").write_text(INVALID)
+    assert main(["check", "bernoulli", "logistic", str(tmp_path / "mine.py"), "nosuchmodel"]) == 2
+    exact, approximate, invalid, missing = capsys.readouterr().out.splitlines()
+    assert exact.split() == ["bernoulli", "exact", "rate:", "Beta"]
+    assert "logistic" in approximate and "not exact" in approximate and "not affine" in approximate
+    assert "invalid" in invalid and "no sample site 'reward'" in invalid
+    assert "invalid" in missing and "bernoulli" in missing  # the bundled names are listed
+
+
+def test_check_prints_json_for_machines(capsys):
+    assert main(["check", "bernoulli", "--json"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert finding["verdict"] == "exact"
+    assert finding["families"] == "rate: Beta"
+    assert "EXACT" in finding["report"]
+
+
+@pytest.mark.slow
+def test_the_demo_proves_plays_and_draws(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "CONJUGATE_MODELS", ("bernoulli",))
+    assert main(["demo", "--out", str(tmp_path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["models"][0]["name"] == "bernoulli"
+    mean, error = result["models"][0]["regret"]["double sampling"]
+    assert 0 < mean < 200 and error > 0
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_bad_arguments_end_with_status_2(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["check"])
+    assert stopped.value.code == 2
+    assert "MODEL" in capsys.readouterr().err
+
+
+def test_run_writes_table_figures_and_data(tmp_path, capsys):
+    command = ["run", "bernoulli", "--selectors", "ds,ts", "--steps", "15", "--realizations", "8", "--samples", "20"]
+    assert main([*command, "--out", str(tmp_path / "runs"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["engine"] == "conjugate"
+    assert [score["selector"] for score in found["scores"]] == ["double sampling", "Thompson"]
+    assert found["scores"][1]["relative"] == 0.0
+    written = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert written == {"table.md", "runs.nc", "regret.png", "arms.png", "one_run.png"}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--selectors", "ds,ucb"], "--selectors has 'ucb', expected some of ds, "),
+        (["--engine", "mcmc"], "--engine has 'mcmc', expected some of auto, exact"),
+        (["--steps", "0"], "num_steps must be a positive integer, got 0"),
+    ],
+)
+def test_run_refuses_what_it_does_not_know(arguments, message, tmp_path, capsys):
+    assert main(["run", "bernoulli", *arguments, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

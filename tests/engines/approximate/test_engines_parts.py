@@ -1,0 +1,230 @@
+"""The parts of the approximate engines, each against what is known about it."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.util import potential_energy
+
+from ppl_bandit.engines.approximate.buffer import append, empty_buffer, fits, grow, read
+from ppl_bandit.engines.approximate.chains import Adaptation, refresh, run_chains
+from ppl_bandit.engines.approximate.diagnostics import (
+    chain_ess,
+    finite_weights,
+    moment_shifts,
+    pareto_k_hat,
+    resample,
+    weight_ess,
+)
+from ppl_bandit.engines.approximate.laplace import find_mode
+from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Interaction, InvalidProgram
+
+
+def regression(arm, context):
+    noise = numpyro.sample("noise", dist.HalfNormal(2.0))
+    with numpyro.plate("arms", 2):
+        slope = numpyro.sample("slope", dist.Normal(0.0, noise))
+        share = numpyro.sample("share", dist.Dirichlet(jnp.ones(3)))
+    numpyro.sample("reward", dist.Normal(slope[arm] * context["x"] + share[arm, 0], noise))
+
+
+MODEL = RewardModel(regression, 2, context={"x": 1.0})
+ROWS = Interaction(jnp.array([0, 1, 1]), jnp.array([0.3, -1.0, 2.0]), {"x": jnp.array([1.0, 2.0, -0.5])})
+
+
+def test_rows_that_count_are_written_in_order_and_the_others_are_not():
+    buffer = append(MODEL, empty_buffer(MODEL, 4), ROWS._replace(mask=jnp.array([True, False, True])))
+    buffer = append(MODEL, buffer, ROWS._replace(mask=jnp.array([False, True, False])))
+    data = read(buffer)
+    assert int(buffer.num_rows) == 3
+    np.testing.assert_array_equal(data.rows.mask, [True, True, True, False])
+    np.testing.assert_allclose(data.rows.reward["reward"][:3], [0.3, 2.0, -1.0])
+    np.testing.assert_allclose(data.rows.context["x"], [1.0, -0.5, 2.0, 1.0])  # the last is a copy of the first
+    np.testing.assert_array_equal(data.weights, [1.0, 1.0, 1.0, 0.0])
+
+
+def test_capacity_doubles_until_the_rows_fit_and_the_data_stay():
+    buffer = append(MODEL, empty_buffer(MODEL, 4), ROWS)
+    assert not fits(buffer, ROWS)
+    assert fits(buffer, ROWS._replace(mask=jnp.array([False, True, False])))
+    assert grow(buffer, 1) is buffer
+    larger = grow(buffer, 14)
+    assert larger.arm.shape == (32,)
+    np.testing.assert_array_equal(read(larger).rows.arm[:3], ROWS.arm)
+    assert int(larger.num_rows) == 3
+
+
+def test_an_older_row_counts_for_less_by_the_discount():
+    buffer = append(MODEL, empty_buffer(MODEL, 4), ROWS)
+    np.testing.assert_allclose(read(buffer, 0.9).weights, [0.81, 0.9, 1.0, 0.0], rtol=1e-6)
+
+
+def test_decimals_are_never_cut_to_the_integers_of_the_example_context():
+    model = RewardModel(regression, 2, context={"x": 1})
+    with pytest.raises(TypeError, match="give an example context with decimals"):
+        append(model, empty_buffer(model, 4), ROWS)
+
+
+def test_the_log_joint_is_minus_the_potential_energy_of_numpyro():
+    space = unconstrained_space(MODEL)
+    data = read(append(MODEL, empty_buffer(MODEL, 8), ROWS))
+    assert space.size == 1 + 2 + 2 * 2
+
+    def conditioned(arm, context, reward):
+        with numpyro.handlers.condition(data={"reward": reward}):
+            regression(arm, context)
+
+    position = jr.normal(jr.key(0), (space.size,))
+    sites = {"noise": position[0], "slope": position[1:3], "share": position[3:].reshape(2, 2)}
+    energy = jax.jit(lambda: potential_energy(conditioned, (ROWS.arm, ROWS.context, ROWS.reward), {}, sites))()
+    value, gradient = jax.jit(jax.value_and_grad(space.log_joint))(position, data)
+    np.testing.assert_allclose(value, -energy, rtol=1e-5)
+    assert np.all(np.isfinite(gradient))
+
+
+def test_prior_draws_go_to_the_reals_and_back():
+    space = unconstrained_space(MODEL)
+
+    @jax.jit
+    def there_and_back(key):
+        positions, log_weights = space.draw_prior(key, 5)
+        return jax.vmap(space.constrain)(positions), MODEL.sample_prior(key, 5), log_weights
+
+    back, expected, log_weights = there_and_back(jr.key(1))
+    for name, values in back.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(log_weights, 0.0)
+
+
+def test_a_factor_weighs_the_prior_draws():
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.factor("belief", 3.0 * jnp.log(rate))
+        numpyro.sample("reward", dist.Bernoulli(jnp.broadcast_to(rate, arm.shape)))
+
+    space = unconstrained_space(RewardModel(program, 2))
+    positions, log_weights = jax.jit(space.draw_prior, static_argnums=1)(jr.key(1), 4)
+    np.testing.assert_allclose(log_weights, 3.0 * jax.nn.log_sigmoid(positions[:, 0]), rtol=1e-4)
+
+
+def test_a_support_without_a_bijection_is_refused_with_the_remedy():
+    def program(arm):
+        direction = numpyro.sample("direction", dist.ProjectedNormal(jnp.array([1.0, 0.0])))
+        numpyro.sample("reward", dist.Normal(jnp.broadcast_to(direction[0], arm.shape), 1.0))
+
+    with pytest.raises(InvalidProgram, match="'direction' lives on .*write it as a function of latents"):
+        RewardModel(program, 2)
+
+
+@pytest.mark.parametrize("shape", [0.3, 0.5, 1.0])
+def test_k_hat_finds_the_shape_of_pareto_weights(shape):
+    # w = u^(-shape) has the tail index `shape`; with 3 sqrt(M) = 949 of 100,000 weights in the tail, the standard error of
+    # the estimate is (1 + shape) / sqrt(949), at most 0.065, and four of them are allowed.
+    log_weights = -shape * jnp.log(jr.uniform(jr.key(0), (100_000,), minval=1e-12))
+    assert abs(float(pareto_k_hat(log_weights)) - shape) < 4 * (1 + shape) / 949**0.5
+
+
+def test_equal_weights_have_no_tail_and_impossible_weights_are_never_trusted():
+    assert float(pareto_k_hat(jnp.full(1000, -3.2))) == 0.0
+    assert float(pareto_k_hat(-1000.0 + 1e-4 * jr.normal(jr.key(0), (1000,)))) == 0.0  # the rounding of a long sum
+    assert float(pareto_k_hat(jnp.full(1000, -jnp.inf))) == jnp.inf
+    assert float(pareto_k_hat(jnp.zeros(1000).at[7].set(jnp.nan))) == jnp.inf
+    assert float(weight_ess(jnp.full(50, 2.0))) == pytest.approx(50.0)
+    assert float(weight_ess(jnp.zeros(50).at[1:].set(-jnp.inf))) == pytest.approx(1.0)
+    assert float(weight_ess(jnp.full(50, -jnp.inf))) == 0.0
+    np.testing.assert_array_equal(finite_weights(jnp.array([jnp.nan, -jnp.inf])), [0.0, 0.0])
+    np.testing.assert_array_equal(finite_weights(jnp.array([jnp.nan, 1.0])), [-jnp.inf, 1.0])
+
+
+def test_the_shifts_of_moments_are_what_the_weights_say():
+    # exp(x / 2) makes N(1/2, 1) of N(0, 1). Two means of 100,000 and of exp(-1/4) times as many: 0.005, and four of these.
+    positions = jr.normal(jr.key(0), (100_000, 2))
+    mean, sd = moment_shifts(positions, positions[:, 1] / 2)
+    assert abs(float(mean) - 0.5) < 0.02
+    # The weighted sd has an error of 1 / sqrt(2 x 78,000) = 0.0025; the larger of two coordinates, four of it.
+    assert float(sd) < 0.01
+    # exp(-x^2 / 2) makes N(0, 1/2) of it: sds are too wide by sqrt(2) - 1.
+    mean, sd = moment_shifts(positions, -0.5 * positions[:, 0] ** 2)
+    assert float(mean) < 0.02 and abs(float(sd) - (2**0.5 - 1)) < 0.02
+    # Sums of 100,000 floats of 32 bits, rounded at each of some 17 levels.
+    np.testing.assert_allclose(moment_shifts(positions, jnp.zeros(100_000)), 0.0, atol=1e-4)
+
+
+def test_resampling_uses_each_draw_in_proportion_to_its_weight():
+    probs = np.array([0.1, 0.0, 0.25, 0.65])
+    counts = np.bincount(resample(jr.key(0), jnp.log(probs), 1000), minlength=4)
+    assert np.all(np.abs(counts - 1000 * probs) <= 1)
+    equal = resample(jr.key(1), jnp.zeros(100), 100)
+    np.testing.assert_array_equal(np.sort(equal), np.arange(100))
+    assert not np.array_equal(equal, np.arange(100))
+    assert np.bincount(resample(jr.key(2), jnp.zeros(10), 25)).min() >= 2
+
+
+def test_chains_count_for_their_autocorrelation():
+    # An AR(1) chain has ESS = M (1 - r) / (1 + r). Autocorrelations of 10,000 draws are off by 0.01 each, a sum of some ten
+    # by 0.03, so the sum 1/3 that belongs to r = -0.5 by a tenth; three of these are allowed.
+    correlation = np.array([0.0, 0.7, -0.5])
+    noise = np.random.default_rng(0).normal(size=(501, 20, 3))
+    path = np.empty((501, 20, 3))
+    path[0] = noise[0]
+    for t in range(1, 501):
+        path[t] = correlation * path[t - 1] + np.sqrt(1 - correlation**2) * noise[t]
+    ess = jax.jit(chain_ess)(jnp.swapaxes(jnp.asarray(path[1:]), 0, 1))
+    np.testing.assert_allclose(ess, 10_000 * (1 - correlation) / (1 + correlation), rtol=0.3)
+
+
+def test_chains_that_disagree_or_stand_still_count_for_little():
+    apart = 0.01 * np.random.default_rng(0).normal(size=(10, 100)) + np.arange(10.0)[:, None]
+    ess = jax.jit(chain_ess)(jnp.stack([jnp.asarray(apart), jnp.ones((10, 100))], axis=-1))
+    assert 0.0 < float(ess[0]) < 20.0
+    assert float(ess[1]) < 20.0
+
+
+def test_chains_whose_steps_are_too_large_are_run_again_with_smaller_ones():
+    # Draws of N(0, 1) with equal weights: nothing to warm up, but steps of 30 standard deviations are never accepted.
+    def potential(x):
+        return 0.5 * jnp.sum(x**2)
+
+    draws = jr.normal(jr.key(0), (2000, 2))
+    too_large = Adaptation(jnp.array(30.0), jnp.eye(2))
+    none = jnp.zeros((), int)
+    once = jax.jit(lambda key: run_chains(key, potential, draws[:100], too_large, none, 20))(jr.key(1))
+    assert not bool(once.evidence.is_sound)
+    again = jax.jit(lambda key: refresh(key, potential, draws, jnp.zeros(2000), too_large, 100, 100))(jr.key(1))
+    assert bool(again.evidence.is_sound)
+    assert 0.05 < float(again.adaptation.step_size) < 2.0
+    # Four errors of a mean and of a standard deviation, by the effective sample size that the chains claim.
+    error = 4 / float(again.evidence.ess) ** 0.5
+    np.testing.assert_allclose(again.draws.mean(axis=0), 0.0, atol=error)
+    np.testing.assert_allclose(again.draws.std(axis=0), 1.0, atol=error)
+
+
+def test_newton_finds_a_far_mode_through_a_region_that_is_not_convex():
+    # Minus the log density of a Student-t with 3 degrees of freedom, scale 0.1, at 50: flat and concave from afar.
+    def potential(z):
+        return 2.0 * jnp.sum(jnp.log1p(jnp.square((z - 50.0) / 0.1) / 3.0))
+
+    mode = jax.jit(lambda start: find_mode(potential, start))(jnp.zeros(2))
+    assert bool(mode.is_converged)
+    np.testing.assert_allclose(mode.position, 50.0, atol=1e-3)
+    # The second derivative of 2 log(1 + u^2 / 3) at 0 is 4 / 3, in units of the scale.
+    np.testing.assert_allclose(mode.root @ mode.root.T, np.eye(2) * 0.01 * 3 / 4, rtol=1e-3, atol=1e-6)
+
+
+def test_newton_leaves_a_flat_start_whose_full_step_overflows():
+    # A weight about 1 with an unknown log variance: at (0, 0) the Hessian is singular, and a Newton step goes for ever.
+    def potential(z):
+        return 1.5 * z[0] + (1.0 + 0.5 * jnp.square(z[1] - 1.0)) * jnp.exp(-z[0])
+
+    mode = jax.jit(lambda start: find_mode(potential, start))(jnp.zeros(2))
+    assert bool(mode.is_converged)
+    np.testing.assert_allclose(mode.position, [-np.log(1.5), 1.0], atol=1e-2)
+
+
+def test_newton_says_when_there_is_no_mode():
+    assert not bool(find_mode(lambda z: jnp.sum(z), jnp.zeros(2)).is_converged)

@@ -1,0 +1,417 @@
+"""The live bandit: reproducible, saved and continued, and closed to bad input."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, NotCertified, RewardModel, engines, selectors
+
+ARMS = ["control", "low", "high"]
+
+
+def conversion(arm):
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def linear(arm, context):
+    variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0).expand([2]))
+    weights = numpyro.sample("weights", dist.Normal(0.0, jnp.sqrt(variance)[:, None] * jnp.ones(2)).to_event(1))
+    numpyro.sample("reward", dist.Normal((weights[arm] * context["x"]).sum(-1), jnp.sqrt(variance)[arm]))
+
+
+@pytest.fixture(scope="module")
+def conversion_parts():
+    model = RewardModel(conversion, 3)
+    engine = engines.conjugate(model)
+    return model, lambda _: engine
+
+
+@pytest.fixture(scope="module")
+def linear_parts():
+    model = RewardModel(linear, 2, context={"x": np.ones(2)})
+    engine = engines.conjugate(model)
+    return model, lambda _: engine
+
+
+def conversion_bandit(parts, **options):
+    model, engine = parts
+    return Bandit(model, arms=ARMS, engine=engine, **options)
+
+
+def frozen(bandit):
+    """Everything that later decisions depend on, as comparable values."""
+    kept = bandit._contents()
+    return {name: jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), value) for name, value in kept.items()}
+
+
+def play(bandit, num_steps, rng, context=None):
+    decisions = []
+    for _ in range(num_steps):
+        decision = bandit.select(context)
+        decisions.append(decision)
+        bandit.update(decision, float(rng.random() < 0.5))
+    return decisions
+
+
+def test_a_decision_speaks_the_arms_names_and_states_its_probabilities(conversion_parts):
+    bandit = conversion_bandit(conversion_parts)
+    decision = bandit.select()
+    assert decision.arm in ARMS
+    np.testing.assert_allclose(decision.best_arm_probs.sum(), 1.0, rtol=1e-12)
+    assert decision.num_candidates == 1  # nothing is known yet: every arm may be best
+    assert decision.propensity == decision.propensities[ARMS.index(decision.arm)]
+
+
+def test_the_same_seed_and_calls_give_the_same_decisions(conversion_parts):
+    first, second, third = (conversion_bandit(conversion_parts, seed=seed) for seed in (7, 7, 8))
+    runs = [play(bandit, 25, np.random.default_rng(0)) for bandit in (first, second, third)]
+    arms = [[decision.arm for decision in run] for run in runs]
+    assert arms[0] == arms[1]
+    assert arms[0] != arms[2]
+    np.testing.assert_array_equal(runs[0][-1].best_arm_probs, runs[1][-1].best_arm_probs)
+
+
+def test_reading_the_posterior_changes_no_later_decision(conversion_parts):
+    first, second = (conversion_bandit(conversion_parts) for _ in range(2))
+    second.posterior(100)
+    second.expected_rewards()
+    second.explain()
+    assert [d.arm for d in play(first, 10, np.random.default_rng(0))] == [
+        d.arm for d in play(second, 10, np.random.default_rng(0))
+    ]
+
+
+def test_the_posterior_is_beta_with_the_counts(conversion_parts):
+    bandit = conversion_bandit(conversion_parts)
+    for arm, reward in [("low", 1), ("low", 0), ("high", 1), ("low", True)]:
+        bandit.update(arm=arm, reward=reward)
+    found = bandit.posterior_parameters()["rate"]
+    np.testing.assert_allclose(found["concentration1"], [1, 3, 2], rtol=1e-12)
+    np.testing.assert_allclose(found["concentration0"], [1, 2, 1], rtol=1e-12)
+    draws = bandit.posterior(4000)["rate"]
+    # 5 standard errors of a Beta mean, whose sd is at most 0.3.
+    np.testing.assert_allclose(draws.mean(0), [1 / 2, 3 / 5, 2 / 3], atol=5 * 0.3 / np.sqrt(4000))
+
+
+def test_rewards_may_come_late_and_in_any_order(conversion_parts):
+    prompt, late = (conversion_bandit(conversion_parts) for _ in range(2))
+    rewards = [1, 0, 1, 1, 0, 0]
+    decisions = [late.select() for _ in rewards]
+    for index in (3, 0, 5, 2, 4, 1):
+        late.update(decisions[index].id if index % 2 else decisions[index], rewards[index])
+    for decision, reward in zip(decisions, rewards, strict=True):
+        prompt.update(arm=decision.arm, reward=reward)
+    for name in ("concentration1", "concentration0"):
+        np.testing.assert_allclose(
+            late.posterior_parameters()["rate"][name], prompt.posterior_parameters()["rate"][name], rtol=1e-12
+        )
+
+
+def test_history_in_one_batch_is_history_row_by_row(linear_parts):
+    model, engine = linear_parts
+    batch, single = (Bandit(model, engine=engine) for _ in range(2))
+    rng = np.random.default_rng(1)
+    arms, rewards, x = rng.integers(0, 2, 37), 1e4 + rng.standard_normal(37), rng.standard_normal((37, 2))
+    batch.update_many(arms=arms, rewards=rewards, contexts={"x": x})
+    for row in range(37):
+        single.update(arm=int(arms[row]), reward=rewards[row], context={"x": x[row]})
+    found, expected = batch.posterior_parameters(), single.posterior_parameters()
+    for site in expected:
+        for name in expected[site]:
+            # Both orders of summation round at 2e-16 per step; rates of 1e9 come from squares of 1e4.
+            np.testing.assert_allclose(found[site][name], expected[site][name], rtol=1e-9, atol=1e-12)
+
+
+def test_select_many_decides_as_select_would_and_independently_per_row(conversion_parts):
+    batch, single = (conversion_bandit(conversion_parts) for _ in range(2))
+    many = batch.select_many(num_decisions=60)
+    assert [d.arm for d in many] == [single.select().arm for _ in range(60)]
+    counts = np.array([sum(d.arm == arm for d in many) for arm in ARMS])
+    # Equal arms: each count is Binomial(60, 1/3), sd 3.7; one shared draw would give 60, 0, 0.
+    assert counts.min() > 20 - 5 * 3.7
+    batch.update(many[3], 1)
+
+
+def test_contexts_in_a_batch_each_get_their_own_decision(linear_parts):
+    model, engine = linear_parts
+    bandit = Bandit(model, engine=engine)
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((400, 2))
+    arms = rng.integers(0, 2, 400)
+    weights = np.array([[1.0, 0.0], [0.0, 1.0]])
+    bandit.update_many(
+        arms=arms, rewards=(weights[arms] * x).sum(1) + 0.1 * rng.standard_normal(400), contexts={"x": x}
+    )
+    decisions = bandit.select_many({"x": np.array([[3.0, -3.0], [-3.0, 3.0], [3.0, -3.0]])})
+    assert [d.arm for d in decisions] == [0, 1, 0]
+    np.testing.assert_array_equal(decisions[1].context["x"], [-3.0, 3.0])
+
+
+def test_allowed_arms_are_the_only_ones_played(conversion_parts):
+    bandit = conversion_bandit(conversion_parts)
+    for allowed in (["low", "high"], np.array([False, True, True])):
+        chosen = {bandit.select(allowed=allowed).arm for _ in range(15)}
+        assert chosen == {"low", "high"}
+    assert bandit.select(allowed=["low", "high"]).propensities[0] == 0.0
+
+
+BAD_UPDATES = {
+    "nan": (dict(arm="low", reward=float("nan")), "reward is nan: a reward must be finite"),
+    "infinite": (dict(arm="low", reward=float("inf")), "must be finite"),
+    "out of support": (
+        dict(arm="low", reward=2),
+        "reward=2 is outside the support of the outcome 'reward' on arm 'low'",
+    ),
+    "not a number": (dict(arm="low", reward="many"), "reward must be a number, got 'many'"),
+    "a list": (dict(arm="low", reward=[1, 0]), "has shape"),
+    "missing": (dict(arm="low"), "reward is missing"),
+    "unknown arm": (dict(arm="medium", reward=1), "'medium' is not an arm of this bandit; the arms are"),
+    "an index for a name": (dict(arm=0, reward=1), "0 is not an arm"),
+    "no arm": (dict(reward=1), "give a decision, or arm="),
+    "an unwanted context": (dict(arm="low", reward=1, context=[1.0]), "takes arm alone"),
+    "unknown outcome": (dict(arm="low", reward={"click": 1}), "has outcomes ['click'], expected ['reward']"),
+    "a forged id": (dict(decision="abc-0", reward=1), "was not made by this bandit"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_UPDATES)
+def test_a_bad_update_names_the_argument_and_changes_nothing(conversion_parts, case):
+    arguments, words = BAD_UPDATES[case]
+    bandit = conversion_bandit(conversion_parts)
+    play(bandit, 3, np.random.default_rng(0))
+    bandit.select()
+    before = frozen(bandit)
+    with pytest.raises(ValueError) as error:
+        bandit.update(**arguments)
+    assert words in str(error.value)
+    assert frozen(bandit) == before
+
+
+def test_a_decision_takes_one_reward_of_its_own_bandit(conversion_parts):
+    bandit, other = (conversion_bandit(conversion_parts) for _ in range(2))
+    decision = bandit.select()
+    other.select()  # the same number on the same seed is still another bandit's decision
+    before = frozen(other)
+    with pytest.raises(ValueError, match="was not made by this bandit"):
+        other.update(decision, 1)
+    assert frozen(other) == before
+    bandit.update(decision, 1)
+    before = frozen(bandit)
+    with pytest.raises(ValueError, match="already has its reward"):
+        bandit.update(decision, 1)
+    with pytest.raises(ValueError, match="not both"):
+        bandit.update(bandit.select(), 1, arm="low")
+    del before["num_decisions"], before["open"]  # the select in between
+    after = frozen(bandit)
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(arms=[0, 1, 5], rewards=[1.0, 1.0, 1.0]), r"arms\[2\]=5 is not an arm"),
+        (dict(arms=[0, 1], rewards=[1.0, np.nan]), "nan in row 1"),
+        (dict(arms=[0, 1], rewards=[1.0]), r"rewards has shape \(1,\), expected \(2,\)"),
+        (dict(arms=[], rewards=[]), "arms is empty"),
+        (dict(arms=[0, 1], rewards=[1.0, 2.0], contexts={"x": np.ones((2, 3))}), r"shape \(2, 3\), expected \(2, 2\)"),
+        (dict(arms=[0, 1], rewards=[1.0, 2.0], contexts={"y": np.ones((2, 2))}), "has the structure"),
+        (dict(arms=[0, 1], rewards=[1.0, 2.0], contexts={"x": [["a", "b"], ["c", "d"]]}), "dtype|structure"),
+        (dict(arms=[0, 1], rewards=[1.0, 2.0], contexts={"x": np.full((2, 2), np.inf)}), "every entry must be finite"),
+        (dict(arms=[0, 1], rewards=[1.0, 2.0]), "contexts is missing"),
+    ],
+)
+def test_a_bad_batch_is_turned_away_whole(linear_parts, arguments, words):
+    model, engine = linear_parts
+    bandit = Bandit(model, engine=engine)
+    arguments = {"contexts": {"x": np.ones((len(arguments["arms"]), 2))}} | arguments
+    if words == "contexts is missing":
+        del arguments["contexts"]
+    before = frozen(bandit)
+    with pytest.raises(ValueError, match=words):
+        bandit.update_many(**arguments)
+    assert frozen(bandit) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(context={"x": np.ones(3)}), r"context has shape \(3,\), expected \(2,\)"),
+        (dict(context=None), "context is missing"),
+        (dict(context={"x": np.ones(2), "z": 1.0}), "has the structure"),
+        (dict(context={"x": [1.0, np.nan]}), "holds nan|structure"),
+        (dict(context={"x": np.ones(2)}, allowed=[]), "excludes every arm"),
+        (dict(context={"x": np.ones(2)}, allowed=[4]), "is not an arm"),
+        (dict(context={"x": np.ones(2)}, allowed=np.ones(5, bool)), "one entry per arm"),
+    ],
+)
+def test_a_bad_selection_names_the_argument_and_makes_no_decision(linear_parts, arguments, words):
+    model, engine = linear_parts
+    bandit = Bandit(model, engine=engine)
+    before = frozen(bandit)
+    with pytest.raises(ValueError, match=words):
+        bandit.select(**arguments)
+    assert frozen(bandit) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(arms=["a", "a"]), "different names"),
+        (dict(arms=["a", "b"], num_arms=3), "make them agree"),
+        (dict(), "give num_arms="),
+        (dict(arms=[1, 2, 3]), "must be strings"),
+        (dict(num_arms=3, num_samples=0), "num_samples must be a positive integer"),
+        (dict(num_arms=3, seed=-1), "seed must be an integer"),
+    ],
+)
+def test_a_bandit_is_not_built_from_bad_arguments(options, words):
+    with pytest.raises(ValueError, match=words):
+        Bandit(conversion, **options)
+
+
+def test_a_loaded_bandit_continues_as_if_never_stopped(conversion_parts, tmp_path):
+    model, engine = conversion_parts
+    bandit = conversion_bandit(conversion_parts, seed=3)
+    play(bandit, 10, np.random.default_rng(0))
+    waiting = bandit.select()
+    bandit.save(tmp_path / "bandit.npz")
+    loaded = Bandit.load(tmp_path / "bandit.npz", model, engine=engine)
+    assert frozen(loaded) == frozen(bandit)
+    for copy in (bandit, loaded):
+        copy.update(waiting.id, 1)
+    ahead = [play(copy, 10, np.random.default_rng(1)) for copy in (bandit, loaded)]
+    assert [d.arm for d in ahead[0]] == [d.arm for d in ahead[1]]
+    assert [d.id for d in ahead[0]] == [d.id for d in ahead[1]]
+    np.testing.assert_array_equal(ahead[0][-1].best_arm_probs, ahead[1][-1].best_arm_probs)
+
+
+def test_contexts_and_open_decisions_survive_a_file(linear_parts, tmp_path):
+    model, engine = linear_parts
+    bandit = Bandit(model, engine=engine)
+    waiting = bandit.select({"x": np.array([0.5, -0.5])})
+    bandit.update(arm=1, reward=2.0, context={"x": [1.0, 2.0]})
+    bandit.save(tmp_path / "bandit.npz")
+    loaded = Bandit.load(tmp_path / "bandit.npz", linear)
+    loaded.update(waiting.id, 0.3)
+    bandit.update(waiting, 0.3)
+    assert frozen(loaded) == frozen(bandit)
+
+
+def test_a_file_is_not_loaded_with_another_program_selector_or_format(conversion_parts, tmp_path):
+    model, engine = conversion_parts
+    path = tmp_path / "bandit.npz"
+    conversion_bandit(conversion_parts).save(path)
+
+    def other(arm):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 2.0).expand([3]))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    with pytest.raises(ValueError, match="the program differs"):
+        Bandit.load(path, other)
+    with pytest.raises(ValueError, match=r"saved with selector double_sampling\(.*\), now it is thompson\(\)"):
+        Bandit.load(path, model, engine=engine, selector=selectors.thompson())
+    (tmp_path / "noise.npz").write_bytes(b"noise")
+    with pytest.raises(ValueError, match="is not a saved bandit"):
+        Bandit.load(tmp_path / "noise.npz", model)
+    np.savez(tmp_path / "pickled.npz", header=np.array([{"format": "evil"}], dtype=object))
+    with pytest.raises(ValueError, match="is not a saved bandit"):
+        Bandit.load(tmp_path / "pickled.npz", model)
+
+
+def surprising(arm, context):
+    """Conjugate at every context that looks like the example, and not where the context is large."""
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.Bernoulli(jnp.where(context > 100, rate[arm] ** 2, rate[arm])))
+
+
+def test_a_datum_that_is_not_conjugate_is_reported_and_changes_nothing():
+    bandit = Bandit(surprising, 2, context=1.0, engine=engines.conjugate)
+    bandit.update(arm=0, reward=1, context=1.0)
+    before = frozen(bandit)
+    with pytest.raises(NotCertified, match="is not conjugate .relative residual"):
+        bandit.update(arm=0, reward=0, context=1000.0)
+    assert frozen(bandit) == before
+    bandit.update(arm=0, reward=0, context=2.0)
+
+
+def test_a_bandit_left_to_choose_moves_on_with_its_history_intact():
+    bandit = Bandit(surprising, 2, context=1.0, num_samples=200)
+    bandit.update_many(arms=[0] * 6 + [1] * 6, rewards=[1, 1, 1, 1, 0, 0] + [0] * 6, contexts=np.ones(12))
+    waiting = bandit.select(1.0)
+    assert bandit.explanation.is_exact
+    with pytest.warns(UserWarning, match="uses the reweight engine, with all 13 rewards replayed") as warned:
+        bandit.update(arm=0, reward=0, context=1000.0)
+    assert len(warned) == 1
+    assert not bandit.explanation.is_exact
+    assert bandit.num_rewards == 13
+    bandit.update(waiting, 1)
+    # The exact posterior of arm 0 after 4 (or 5) successes and 2 failures, and one failure at rate squared, on a grid.
+    grid = np.linspace(0.0005, 0.9995, 2000)
+    density = grid ** (4 + (waiting.arm == 0)) * (1 - grid) ** 2 * (1 - grid**2)
+    mean = (grid * density).sum() / density.sum()
+    sd = np.sqrt(((grid - mean) ** 2 * density).sum() / density.sum())
+    # An effective sample of at least 100 of the engine's 1,000 draws: 5 standard errors.
+    assert abs(bandit.posterior(1000)["rate"][:, 0].mean() - mean) < 5 * sd / np.sqrt(100)
+    assert "log evidence of the program so far: -" in bandit.explain()
+
+
+def test_the_users_precision_flag_is_left_alone_and_accuracy_kept(conversion_parts):
+    assert not jax.config.jax_enable_x64
+    bandit = conversion_bandit(conversion_parts)
+    bandit.update_many(arms=["low"] * 1000, rewards=np.arange(1000) % 2)
+    assert not jax.config.jax_enable_x64
+    assert jnp.zeros(()).dtype == jnp.float32
+    found = bandit.posterior_parameters()["rate"]["concentration1"]
+    np.testing.assert_allclose(found, [1, 501, 1], rtol=1e-12)
+
+
+def test_updates_and_selections_compile_once(conversion_parts, caplog):
+    bandit = conversion_bandit(conversion_parts)
+    play(bandit, 1, np.random.default_rng(0))
+    with jax.log_compiles(True), caplog.at_level(logging.DEBUG):
+        play(bandit, 20, np.random.default_rng(0))
+    compiled = [r.getMessage() for r in caplog.records if "Finished XLA compilation" in r.getMessage()]
+    assert compiled == []
+    with jax.log_compiles(True), caplog.at_level(logging.DEBUG):
+        for num_rows in (3, 4, 5, 7, 8, 6):
+            bandit.update_many(arms=["low"] * num_rows, rewards=np.ones(num_rows))
+    compiled = [r.getMessage() for r in caplog.records if "Finished XLA compilation" in r.getMessage()]
+    assert sum("learn" in line for line in compiled) == 2  # padded to 4 rows and to 8
+
+
+def test_explain_says_what_was_proved_and_what_the_data_say(conversion_parts):
+    bandit = conversion_bandit(conversion_parts)
+    bandit.update_many(arms=["low"] * 40 + ["high"] * 40, rewards=[1] * 10 + [0] * 30 + [1] * 35 + [0] * 5)
+    text = bandit.explain()
+    for words in (
+        "EXACT",
+        "rate: Beta",
+        "adds (+1, +0)",
+        "largest relative residual",
+        "learnt from 80 rewards",
+        "double_sampling",
+    ):
+        assert words in text
+    row = next(line for line in text.splitlines() if line.strip().startswith("high"))
+    assert " 40 " in row and float(row.split()[-1]) > 0.8  # the arm never played keeps a share
+
+
+def test_arviz_gets_named_arms_and_the_data(conversion_parts):
+    pytest.importorskip("arviz")
+    bandit = conversion_bandit(conversion_parts)
+    bandit.update_many(arms=["low", "high", "low"], rewards=[1, 0, 1])
+    tree = bandit.to_arviz(50)
+    assert list(tree["posterior"]["rate"].coords["arm"].values) == ARMS
+    assert tree["posterior"]["rate"].shape == (1, 50, 3)
+    assert tree["observed_data"]["reward"].values.tolist() == [1.0, 0.0, 1.0]
+    assert tree["constant_data"]["played_arm"].values.tolist() == ["low", "high", "low"]
+    rate = tree["posterior"]["rate"].values[0]
+    expected = np.log(np.stack([rate[:, 1], 1 - rate[:, 2], rate[:, 1]], axis=1))
+    np.testing.assert_allclose(tree["log_likelihood"]["reward"].values[0], expected, rtol=1e-10)

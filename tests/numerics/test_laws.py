@@ -1,0 +1,226 @@
+"""Closed-form laws of arms: their distribution functions, quantiles, and the probability of being best, against scipy."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+from ppl_bandit import Interaction, RewardModel, engines, selectors
+from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.numerics import laws
+
+BETAS = {
+    "flat": ([1.0, 1.0], [1.0, 1.0]),
+    "one_narrow": ([1.0, 1e5], [1.0, 3e5]),
+    "skewed": ([1.0, 1e5], [2.0, 40.0]),
+    "jeffreys": ([0.5, 0.5], [0.5, 3.5]),
+    "small_shape": ([0.1, 50.0], [0.2, 50.0]),
+    "large_counts": ([5e5, 5.01e5], [5e5, 5e5]),
+    "huge_counts": ([1e9, 1e9 + 5e4], [1e9, 1e9]),
+    "three": ([300.0, 2.0, 299.0], [700.0, 3.0, 700.0]),
+    "three_scales": ([1.0, 1e5, 1.1e5], [1.0, 3e5, 3.3e5]),
+}
+GAMMAS = {
+    "counts": ([1.0, 2.0], [1.0, 2.0], 1.0),
+    "rates": ([1.0, 2.0], [1.0, 2.0], -1.0),
+    "unequal": ([0.3, 50.0], [1.0, 60.0], 1.0),
+    "large": ([1e6, 1e6], [1e6, 1e6 + 1500.0], -1.0),
+}
+STUDENTS = {
+    "two_degrees": ([2.0, 2.0], [0.0, 0.5], [1.0, 1.0]),
+    "one_narrow": ([2.0, 300.0], [0.0, 0.5], [1.0, 0.01]),
+    "normal": ([np.inf, np.inf, np.inf], [0.0, 0.5, -0.2], [1.0, 2.0, 0.5]),
+}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def beta(case):
+    a, b = (np.array(values) for values in BETAS[case])
+    return laws.beta_law(jnp.asarray(a), jnp.asarray(b)), [stats.beta(*row) for row in zip(a, b, strict=True)]
+
+
+def gamma(case):
+    shape, rate, power = GAMMAS[case]
+    law = laws.gamma_law(jnp.asarray(shape), jnp.asarray(rate), 0.0, 1.0, power)
+    rows = zip(shape, rate, strict=True)
+    return law, [stats.gamma(a, scale=1 / b) if power > 0 else stats.invgamma(a, scale=b) for a, b in rows]
+
+
+def student(case):
+    df, loc, scale = STUDENTS[case]
+    rows = zip(df, loc, scale, strict=True)
+    law = laws.student_t_law(jnp.asarray(df), jnp.asarray(loc), jnp.asarray(scale))
+    return law, [stats.t(n, m, s) if np.isfinite(n) else stats.norm(m, s) for n, m, s in rows]
+
+
+CASES = (
+    [pytest.param(beta, case, id=f"beta-{case}") for case in BETAS]
+    + [pytest.param(gamma, case, id=f"gamma-{case}") for case in GAMMAS]
+    + [pytest.param(student, case, id=f"student-{case}") for case in STUDENTS]
+)
+
+
+def reference_probs(dists):
+    """P(best) by a midpoint rule of 40,000 nodes in the normal score of each arm's own probability.
+
+    Every F_b is then a smooth function unless b is far narrower than the arm; its step falls between two nodes, which are
+    5e-4 apart and carry at most 2e-4 of probability each: an error below 1e-4, and below 1e-7 for equal widths.
+    """
+    edges = np.linspace(-9.0, 9.0, 40_001)
+    middle = (edges[1:] + edges[:-1]) / 2
+    weights = stats.norm.pdf(middle) * (edges[1] - edges[0])
+    won = []
+    for arm, own in enumerate(dists):
+        # The upper half through the survival function, which keeps its digits.
+        x = np.where(middle < 0, own.ppf(stats.norm.cdf(middle)), own.isf(stats.norm.sf(middle)))
+        won.append(np.sum(weights * np.prod([d.cdf(x) for b, d in enumerate(dists) if b != arm], axis=0)))
+    return np.array(won) / np.sum(won)
+
+
+@pytest.mark.parametrize("make, case", CASES)
+def test_the_probability_of_being_best_is_exact_to_1e_4(make, case):
+    law, dists = make(case)
+    np.testing.assert_allclose(laws.best_arm_probs(law), reference_probs(dists), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("make, case", CASES)
+def test_distribution_functions_and_quantiles_match_scipy(make, case):
+    law, dists = make(case)
+    for order in (1e-3, 0.1, 0.5, 0.9, 1 - 1 / 1500):
+        x = np.array([d.ppf(order) for d in dists])
+        np.testing.assert_allclose(laws.cdf(law, jnp.asarray(x)), order, rtol=1e-3, atol=1e-6)
+        # A quantile is as good as the probability on its far side: within 0.1 % of the smaller one.
+        found = np.asarray(laws.quantile(law, jnp.asarray(order)))
+        reached = [d.cdf(q) if order <= 0.5 else d.sf(q) for d, q in zip(dists, found, strict=True)]
+        np.testing.assert_allclose(reached, min(order, 1 - order), rtol=1e-3)
+
+
+def test_hundreds_of_arms_match_draws():
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(1, 400, (2, 150)).astype(float)
+    found = np.asarray(jax.jit(lambda a, b: laws.best_arm_probs(laws.beta_law(a, b)))(a, b))
+    num = 200_000
+    counts = sum(
+        np.bincount(rng.beta(a[:, None], b[:, None], (150, num // 4)).argmax(0), minlength=150) for _ in range(4)
+    )
+    # Five standard errors of a share, and one count for arms that hardly ever win.
+    np.testing.assert_array_less(np.abs(found - counts / num), 5 * np.sqrt(found / num) + 1 / num)
+    assert found.sum() == pytest.approx(1.0)
+
+
+def test_arms_that_may_not_be_played_do_not_compete():
+    law = laws.beta_law(jnp.array([3.0, 5.0, 90.0]), jnp.array([4.0, 4.0, 10.0]))
+    found = laws.best_arm_probs(law, jnp.array([True, True, False]))
+    pair = laws.best_arm_probs(laws.beta_law(jnp.array([3.0, 5.0]), jnp.array([4.0, 4.0])))
+    np.testing.assert_allclose(found, [*pair, 0.0], atol=1e-5)
+    np.testing.assert_allclose(laws.best_arm_probs(law, jnp.array([False, True, False])), [0.0, 1.0, 0.0])
+
+
+def test_prices_and_costs_scale_the_laws_of_their_arms():
+    # Price times conversion rate, and a cost: maps that differ by arm, one of them decreasing.
+    a, b = jnp.array([30.0, 8.0, 2.0]), jnp.array([70.0, 40.0, 9.0])
+    offset, slope = np.array([0.0, 0.0, 4.0]), np.array([9.0, 15.0, -8.0])
+    dists = [stats.beta(*row) for row in zip(np.asarray(a), np.asarray(b), strict=True)]
+    num = 400_000
+    draws = np.stack([offset[i] + slope[i] * d.rvs(num, random_state=i) for i, d in enumerate(dists)])
+    shares = np.bincount(draws.argmax(0), minlength=3) / num
+    law = laws.beta_law(a, b, offset, slope)
+    found = np.asarray(laws.best_arm_probs(law))
+    np.testing.assert_array_less(np.abs(found - shares), 5 * np.sqrt(shares * (1 - shares) / num) + 1e-5)
+    np.testing.assert_allclose(laws.quantile(law, jnp.array(0.9))[2], 4.0 - 8.0 * dists[2].ppf(0.1), rtol=1e-5)
+
+
+OFFERS = {
+    "bernoulli": True,
+    "poisson": True,
+    "exponential": True,
+    "linear_gaussian": True,
+    "hierarchical_gaussian": False,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in ("poisson", "hierarchical_gaussian") else []) for n in OFFERS],
+)
+def test_the_exact_engine_offers_the_law_of_its_own_draws(name):
+    file = load_model(name)
+    model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
+    engine = engines.conjugate(model)
+    arms = jnp.arange(8) % file.num_arms
+    contexts = model.context_rows(8)
+    rewards = jnp.array([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]) + (0.5 if name == "exponential" else 0.0)
+    state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), Interaction(arms, rewards, contexts))
+    assert bool(info.is_trusted)
+    marginals = engine.marginals(state, file.context)
+    num = 100_000
+    table = np.asarray(model.expected_rewards(engine.sample(jr.key(1), state, num), file.context))
+    for order in (0.05, 0.5, 0.99):
+        below = (table <= np.asarray(marginals.quantile(jnp.asarray(order)))).mean(axis=0)
+        np.testing.assert_allclose(below, order, atol=5 * np.sqrt(order * (1 - order) / num))
+    if not OFFERS[name]:
+        assert marginals.best_arm_probs is None  # arms share their parents
+        return
+    shares = np.bincount(table.argmax(axis=1), minlength=file.num_arms) / num
+    tolerance = 5 * np.sqrt(shares * (1 - shares) / num) + 1e-4
+    np.testing.assert_array_less(np.abs(marginals.best_arm_probs(None) - shares), tolerance)
+
+
+def squared(arm):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.deterministic("expected_reward", rate[arm] ** 2)
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def shared(arm):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.deterministic("expected_reward", rate[arm] - 0.5 * rate[0])
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def clipped(arm):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.deterministic("expected_reward", jnp.minimum(rate[arm], 0.5))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def same_element(arm):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.deterministic("expected_reward", rate * (1.0 + arm))
+    numpyro.sample("reward", dist.Bernoulli(jnp.broadcast_to(rate, arm.shape)))
+
+
+@pytest.mark.parametrize("program", [squared, shared, clipped])
+def test_what_is_not_affine_in_one_element_has_no_closed_form(program):
+    engine = engines.conjugate(RewardModel(program, 2))
+    assert engine.marginals(engine.init(jr.key(0)), None) is None
+
+
+def test_arms_that_share_an_element_are_not_independent():
+    engine = engines.conjugate(RewardModel(same_element, 2))
+    marginals = engine.marginals(engine.init(jr.key(0)), None)
+    assert marginals.best_arm_probs is None
+    np.testing.assert_allclose(marginals.quantile(jnp.array(0.3)), [0.3, 0.6], rtol=1e-5)
+
+
+def test_exact_double_sampling_decides_by_the_exact_probabilities():
+    file = load_model("bernoulli")
+    engine = engines.conjugate(RewardModel(file.program, 3))
+    marginals = engine.marginals(engine.init(jr.key(0)), None)
+    table = jnp.array([[0.9, 0.1, 0.2]])
+    chosen = selectors.double_sampling(exact=True)(jr.key(0), table, 1, marginals=marginals)
+    np.testing.assert_allclose(chosen.best_arm_probs, 1 / 3, atol=1e-6)
+    without = selectors.double_sampling(exact=True)(jr.key(0), table, 1)
+    np.testing.assert_allclose(without.best_arm_probs, [1.0, 0.0, 0.0])

@@ -1,0 +1,392 @@
+"""Draws follow their laws, in both precisions, from the smallest parameters to the largest.
+
+Laws are compared by Kolmogorov-Smirnov tests with fixed seeds, each at LEVEL divided by the number of tests (Bonferroni).
+"""
+
+import contextlib
+
+import jax
+import jax.extend.random
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from scipy import special, stats
+
+from ppl_bandit.numerics import sampling
+
+NUM_DRAWS = 50_000
+LEVEL = 1e-3
+CONCENTRATIONS = np.array([1e-3, 1e-2, 0.1, 0.3, 1 / 3, 0.7, 1.0, 1.5, 2.0, 5.0, 30.0, 300.0, 1e4, 1e6, 1e8])
+NUM_TESTS = 200  # at least as many as there are comparisons with a law in this file
+
+precision = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+@contextlib.contextmanager
+def in_precision(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        yield jnp.dtype(dtype)
+
+
+def assert_follows(draws, cdf, label=""):
+    p_value = stats.kstest(np.asarray(draws, np.float64), cdf, method="asymp").pvalue
+    assert p_value > LEVEL / NUM_TESTS, f"{label}: p = {p_value:.2e}"
+
+
+def two_sided_z(num_comparisons):
+    return stats.norm.isf(LEVEL / NUM_TESTS / num_comparisons / 2)
+
+
+def log_gamma_cdf(concentration):
+    """The law of log G. Below e^-30, gammainc(a, x) is x^a / Gamma(a + 1) to 13 digits, and x itself underflows."""
+
+    def cdf(logs):
+        small = np.exp(concentration * np.minimum(logs, -30) - special.gammaln(concentration + 1))
+        return np.where(logs < -30, small, special.gammainc(concentration, np.exp(np.maximum(logs, -30))))
+
+    return cdf
+
+
+@precision
+def test_log_gamma_draws_of_all_shapes_in_one_call_follow_their_laws(dtype):
+    with in_precision(dtype):
+        draws = sampling.log_gamma(jr.key(1), jnp.asarray(CONCENTRATIONS, dtype), (NUM_DRAWS,))
+        assert draws.shape == (NUM_DRAWS, len(CONCENTRATIONS)) and draws.dtype == dtype
+    assert np.all(np.isfinite(draws))
+    for column, concentration in zip(np.asarray(draws).T, CONCENTRATIONS, strict=True):
+        # log(1e8) has a spacing of 2e-6 in float32, a fiftieth of the draws' deviation: too coarse to call continuous
+        if concentration < 1e7 or dtype == "float64":
+            assert_follows(column, log_gamma_cdf(concentration), f"log Gamma({concentration})")
+
+
+def test_a_million_log_gamma_draws_have_their_exact_mean_and_variance():
+    # Enough draws to see one wrong decision in a hundred to accept a proposal.
+    concentrations, num_draws = np.array([0.05, 0.3, 1.0, 2.0, 10.0]), 1_000_000
+    draws = np.asarray(sampling.log_gamma(jr.key(14), jnp.asarray(concentrations), (num_draws,)), np.float64)
+    # The cumulants of log G are polygammas; Var(s^2) = (kappa_4 + 2 kappa_2^2) / n.
+    variance = special.polygamma(1, concentrations)
+    variance_error = np.sqrt((special.polygamma(3, concentrations) + 2 * variance**2) / num_draws)
+    z = two_sided_z(2 * len(concentrations))
+    assert np.all(np.abs(draws.mean(0) - special.digamma(concentrations)) < z * np.sqrt(variance / num_draws))
+    assert np.all(np.abs(draws.var(0) - variance) < z * variance_error)
+
+
+@precision
+def test_gamma_draws_follow_their_laws_and_have_their_moments(dtype):
+    concentrations = CONCENTRATIONS[CONCENTRATIONS >= 0.1]
+    with in_precision(dtype):
+        draws = np.asarray(sampling.gamma(jr.key(2), jnp.asarray(concentrations, dtype), (NUM_DRAWS,)), np.float64)
+    for column, concentration in zip(draws.T, concentrations, strict=True):
+        assert_follows(column, stats.gamma(concentration).cdf, f"Gamma({concentration})")
+    # Var(mean) = a / n; Var(s^2) = (mu_4 - sigma^4) / n with mu_4 = 3 a^2 + 6 a.
+    z = two_sided_z(2 * len(concentrations))
+    mean_error = np.sqrt(concentrations / NUM_DRAWS)
+    variance_error = np.sqrt((2 * concentrations**2 + 6 * concentrations) / NUM_DRAWS)
+    assert np.all(np.abs(draws.mean(0) - concentrations) < z * mean_error)
+    assert np.all(np.abs(draws.var(0) - concentrations) < z * variance_error)
+
+
+@precision
+def test_beta_draws_follow_their_laws(dtype):
+    concentrations = np.array([(0.3, 0.5), (1.0, 1.0), (1.0, 3.0), (2.5, 40.0), (800.0, 200.0), (1e5, 3e5)])
+    with in_precision(dtype):
+        draws = sampling.beta(jr.key(3), *jnp.asarray(concentrations.T, dtype), (NUM_DRAWS,))
+        assert draws.dtype == dtype
+    for column, (ones, zeros) in zip(np.asarray(draws).T, concentrations, strict=True):
+        assert_follows(column, stats.beta(ones, zeros).cdf, f"Beta({ones}, {zeros})")
+
+
+@precision
+def test_beta_draws_of_tiny_concentrations_are_near_the_ends_as_often_as_they_should_be(dtype):
+    # Floats hold no number between 1 - 6e-8 and 1, so the law is compared at thresholds inside. Dvoretzky-Kiefer-
+    # Wolfowitz: the largest gap between the shares and the law exceeds this tolerance with probability below `level`.
+    thresholds = np.array([1e-30, 1e-20, 1e-10, 1e-5, 0.01, 0.1, 0.5, 0.9, 0.99, 0.9999])
+    tolerance = np.sqrt(np.log(2 * NUM_TESTS / LEVEL) / (2 * NUM_DRAWS))
+    with in_precision(dtype):
+        draws = np.asarray(sampling.beta(jr.key(4), jnp.asarray(1e-2, dtype), jnp.asarray(1e-2, dtype), (NUM_DRAWS,)))
+    shares = (draws[:, None] <= thresholds).mean(0)
+    assert np.all((draws >= 0) & (draws <= 1))
+    assert np.max(np.abs(shares - stats.beta(1e-2, 1e-2).cdf(thresholds))) < tolerance
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.floats(-6, 8), st.floats(-6, 8), st.integers(0, 2**31))
+def test_beta_draws_never_leave_the_unit_interval(log_a, log_b, seed):
+    draws = jitted_beta(jr.key(seed), np.float32(10**log_a), np.float32(10**log_b))
+    assert np.all((draws >= 0) & (draws <= 1))
+
+
+jitted_beta = jax.jit(lambda key, a, b: sampling.beta(key, a, b, (64,)))
+
+
+@precision
+@pytest.mark.parametrize("concentrations", [(0.2, 0.5, 3.0), (1.0, 1.0, 1.0, 1.0), (1e4, 3e4, 2.0)])
+def test_dirichlet_draws_sum_to_one_and_have_beta_marginals(concentrations, dtype):
+    with in_precision(dtype):
+        draws = sampling.dirichlet(jr.key(5), jnp.asarray(concentrations, dtype), (NUM_DRAWS,))
+        assert draws.dtype == dtype
+    draws = np.asarray(draws)
+    assert np.max(np.abs(draws.sum(-1) - 1)) < 4 * len(concentrations) * np.finfo(dtype).eps
+    for column, weight in zip(draws.T, concentrations, strict=True):
+        assert_follows(column, stats.beta(weight, sum(concentrations) - weight).cdf, f"{weight} of {concentrations}")
+
+
+def test_dirichlet_draws_of_tiny_concentrations_pick_one_category_in_proportion():
+    weights = np.array([1e-3, 2e-3, 3e-3])
+    draws = np.asarray(sampling.dirichlet(jr.key(6), jnp.asarray(weights), (NUM_DRAWS,)))
+    probs = weights / weights.sum()
+    assert not np.any(np.isnan(draws))
+    # E of a component is its share, and its variance is below that of an indicator.
+    assert np.all(np.abs(draws.mean(0) - probs) < two_sided_z(3) * np.sqrt(probs * (1 - probs) / NUM_DRAWS))
+
+
+@precision
+def test_normal_draws_follow_their_law_far_into_the_tails(dtype):
+    with in_precision(dtype):
+        mean, scale = np.array([0.0, -3.0, 1e4], dtype), np.array([1.0, 0.1, 50.0], dtype)
+        draws = sampling.normal(jr.key(7), mean, scale, (NUM_DRAWS,))
+        tails = np.asarray(sampling.normal(jr.key(8), jnp.zeros((), dtype), jnp.ones((), dtype), (4_000_000,)))
+        assert draws.dtype == dtype and tails.dtype == dtype
+    for column, loc, sd in zip(np.asarray(draws).T, mean, scale, strict=True):
+        assert_follows(column, stats.norm(loc, sd).cdf, f"Normal({loc}, {sd})")
+    for threshold in (3.0, 4.0):  # about 5,400 and 127 draws beyond each end: a Poisson count
+        for count in ((tails > threshold).sum(), (tails < -threshold).sum()):
+            expected = len(tails) * stats.norm.sf(threshold)
+            assert abs(count - expected) < two_sided_z(4) * np.sqrt(expected)
+
+
+@precision
+def test_gaussian_draws_have_the_inverse_of_the_precision_as_covariance(dtype):
+    rng = np.random.default_rng(9)
+    roots = rng.normal(size=(3, 4, 4))
+    precisions = roots @ roots.swapaxes(-1, -2) + 0.5 * np.eye(4)
+    means = rng.normal(size=(3, 4))
+    with in_precision(dtype):
+        factors = jnp.linalg.cholesky(jnp.asarray(precisions, dtype))
+        draws = sampling.multivariate_normal_precision(jr.key(9), jnp.asarray(means, dtype), factors, (100, 500))
+        assert draws.shape == (100, 500, 3, 4) and draws.dtype == dtype
+    draws = np.asarray(draws, np.float64).reshape(NUM_DRAWS, 3, 4)
+    z = two_sided_z(3 * (4 + 16))
+    for arm, exact in enumerate(np.linalg.inv(precisions)):
+        variances = np.diag(exact)
+        # Var of a covariance estimated from n Gaussian draws: (S_ii S_jj + S_ij^2) / n.
+        error = np.sqrt((np.outer(variances, variances) + exact**2) / NUM_DRAWS)
+        assert np.all(np.abs(np.cov(draws[:, arm], rowvar=False) - exact) < z * error)
+        assert np.all(np.abs(draws[:, arm].mean(0) - means[arm]) < z * np.sqrt(variances / NUM_DRAWS))
+        assert_follows(draws[:, arm, 0], stats.norm(means[arm, 0], np.sqrt(exact[0, 0])).cdf)
+
+
+@precision
+def test_student_t_draws_follow_their_laws(dtype):
+    df = np.array([0.3, 1.0, 2.0, 4.0, 30.0, 1e4, 1e8, np.inf])
+    with in_precision(dtype):
+        loc, scale = jnp.linspace(-3.0, 4.0, len(df), dtype=dtype), jnp.geomspace(1e-2, 1e2, len(df), dtype=dtype)
+        draws = sampling.student_t(jr.key(16), jnp.asarray(df, dtype), loc, scale, (NUM_DRAWS,))
+        tails = np.asarray(sampling.student_t(jr.key(17), jnp.asarray(4.0, dtype), 0.0, 1.0, (2_000_000,)), float)
+        assert draws.shape == (NUM_DRAWS, len(df)) and draws.dtype == dtype
+        draws, loc, scale = (np.asarray(x, float) for x in (draws, loc, scale))
+    for column, freedom in zip(((draws - loc) / scale).T, df, strict=True):
+        law = stats.norm() if np.isinf(freedom) else stats.t(freedom)
+        assert_follows(column, law.cdf, f"Student-t({freedom})")
+    for threshold in (10.0, 30.0):  # some 560 and 7 draws beyond each end: Poisson counts
+        expected = len(tails) * stats.t(4.0).sf(threshold)
+        for count in ((tails > threshold).sum(), (tails < -threshold).sum()):
+            assert stats.poisson(expected).cdf(count) > LEVEL / NUM_TESTS
+            assert stats.poisson(expected).sf(count - 1) > LEVEL / NUM_TESTS
+
+
+@precision
+@pytest.mark.parametrize(("concentration", "rate"), [(0.1, 0.1), (1.0, 3.0), (40.0, 1e-3), (1e6, 1e6)])
+def test_normal_inverse_gamma_draws_follow_their_laws(concentration, rate, dtype):
+    factor = np.array([[2.0, 0.0], [-1.0, 0.5]])
+    covariance = np.linalg.inv(factor @ factor.T)
+    mean = np.array([[1.0, -2.0], [0.0, 5.0]])
+    with in_precision(dtype):
+        shape, scale = jnp.full(2, concentration, dtype), jnp.full(2, rate, dtype)
+        log_precision, vectors = sampling.normal_inverse_gamma(
+            jr.key(18), jnp.asarray(mean, dtype), jnp.asarray(factor, dtype), shape, scale, (NUM_DRAWS,)
+        )
+        assert log_precision.shape == (NUM_DRAWS, 2) and vectors.shape == (NUM_DRAWS, 2, 2)
+        assert log_precision.dtype == dtype and vectors.dtype == dtype
+    log_precision, vectors = np.asarray(log_precision, float), np.asarray(vectors, float)
+    marginal = stats.t(2 * concentration)
+    law = log_gamma_cdf(concentration)
+    for group in range(2):
+        assert_follows(log_precision[:, group] + np.log(rate), law, "log precision")
+        for feature in range(2):
+            scale = np.sqrt(rate / concentration * covariance[feature, feature])
+            assert_follows((vectors[:, group, feature] - mean[group, feature]) / scale, marginal.cdf, "marginal")
+        # Given the variance, L'(x - mean) / sqrt(variance) is standard normal, whatever the variance. Where that is so
+        # large that the mean is lost beside it, or so small beside the mean, float32 keeps too few digits to tell.
+        noise = (vectors[:, group] - mean[group]) * np.exp(0.5 * log_precision[:, group])[:, None] @ factor
+        if dtype == "float64" or rate > 1e-2:
+            for column in noise.T:
+                assert_follows(column, stats.norm.cdf, "noise")
+                correlation = stats.spearmanr(np.abs(column), log_precision[:, group]).statistic
+                assert abs(correlation) < two_sided_z(8) / np.sqrt(NUM_DRAWS - 1)
+
+
+def test_one_mean_and_one_precision_serve_a_batch_of_the_other():
+    mean, factor = jnp.zeros(2), jnp.eye(2)
+    assert sampling.multivariate_normal_precision(jr.key(0), mean, jnp.stack([factor] * 3)).shape == (3, 2)
+    assert sampling.multivariate_normal_precision(jr.key(0), jnp.zeros((5, 2)), factor, (7,)).shape == (7, 5, 2)
+
+
+def test_elements_neighbours_and_keys_are_uncorrelated():
+    concentration = jnp.array([0.05, 1.0, 1.0, 50.0])
+    together = np.asarray(sampling.log_gamma(jr.key(10), concentration, (NUM_DRAWS,)))
+    keys = jr.split(jr.key(11), NUM_DRAWS)
+    apart = np.asarray(jax.vmap(lambda key: sampling.log_gamma(key, concentration))(keys))
+    normals = np.asarray(sampling.normal(jr.key(10), jnp.zeros(4), 1.0, (NUM_DRAWS,)))
+    z = two_sided_z(3 * 2 * 16)
+    for draws in (together, apart, normals):
+        # Ranks, so that the heavy left tail of small shapes does not decide; Var(rank correlation) = 1 / (n - 1).
+        ranks = stats.rankdata(draws, axis=0)
+        between = np.corrcoef(ranks, rowvar=False) - np.eye(4)
+        lagged = np.corrcoef(ranks[:-1], ranks[1:], rowvar=False)[:4, 4:]
+        assert np.max(np.abs(between)) < z / np.sqrt(NUM_DRAWS - 1)
+        assert np.max(np.abs(lagged)) < z / np.sqrt(NUM_DRAWS - 2)
+
+
+SHAPES = jnp.array([0.01, 1.0, 40.0])
+DRAW = {
+    "log_gamma": lambda key: sampling.log_gamma(key, SHAPES, (11,)),
+    "gamma": lambda key: sampling.gamma(key, SHAPES, (11,)),
+    "beta": lambda key: sampling.beta(key, SHAPES, SHAPES[::-1], (11,)),
+    "dirichlet": lambda key: sampling.dirichlet(key, SHAPES, (11,)),
+    "normal": lambda key: sampling.normal(key, SHAPES, SHAPES, (11,)),
+    "student_t": lambda key: sampling.student_t(key, SHAPES, 0.0, 1.0, (11,)),
+    "normal_inverse_gamma": lambda key: sampling.normal_inverse_gamma(
+        key, jnp.ones(2), FACTOR, jnp.array(3.0), jnp.array(2.0), (11,)
+    )[1],
+    "gaussian": lambda key: sampling.multivariate_normal_precision(key, jnp.ones(2), FACTOR, (11,)),
+}
+FACTOR = jnp.array([[1.5, 0.0], [0.5, 1.0]])
+
+
+@pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
+def test_vmap_scan_and_jit_draw_what_a_loop_draws(draw):
+    keys = jr.split(jr.key(12), 20)
+    looped = np.stack([draw(key) for key in keys])
+    scanned = jax.jit(lambda keys: jax.lax.scan(lambda _, key: (None, draw(key)), None, keys)[1])(keys)
+    # Compiled in another shape, sums may round otherwise.
+    np.testing.assert_allclose(jax.vmap(draw)(keys), looped, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(scanned, looped, rtol=2e-5, atol=1e-6)
+    assert len(np.unique(looped[:, 0].ravel())) > 20  # different keys draw differently
+    np.testing.assert_array_equal(draw(keys[0]), draw(keys[0]))
+
+
+def test_outside_jit_a_second_draw_compiles_nothing():
+    first, second = jr.split(jr.key(0))
+    sampling.log_gamma(first, SHAPES, (13,))
+    with count_compilations() as compiled:
+        sampling.log_gamma(second, SHAPES, (13,))
+    assert compiled == []
+
+
+@contextlib.contextmanager
+def count_compilations():
+    """Collect the names of what jax compiles inside the block."""
+    names: list[str] = []
+
+    def listen(event, duration, **details):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(details.get("fun_name", event))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("key", [jr.PRNGKey(3), jr.key(3, impl="rbg")], ids=["legacy", "rbg"])
+def test_other_kinds_of_key_serve(key):
+    assert_follows(sampling.gamma(key, jnp.array(2.0), (NUM_DRAWS,)), stats.gamma(2.0).cdf)
+
+
+def test_types_follow_the_parameters():
+    with jax.enable_x64(True):
+        assert sampling.gamma(jr.key(0), jnp.float32(2.0)).dtype == jnp.float32
+        assert sampling.gamma(jr.key(0), 2).dtype == jnp.float64
+        assert sampling.normal(jr.key(0), jnp.float32(0), jnp.float64(1)).dtype == jnp.float64
+    assert sampling.beta(jr.key(0), 1, 2).dtype == jnp.float32
+
+
+def test_a_parameter_that_is_no_shape_gives_nan_and_spoils_no_other():
+    # Were it rejected for ever, the draw would never return.
+    draws = sampling.log_gamma(jr.key(0), jnp.array([jnp.nan, -1e-40, -2.0, jnp.inf, 3.0]), (5,))
+    assert np.all(np.isnan(draws[:, :4])) and np.all(np.isfinite(draws[:, 4]))
+
+
+def test_the_random_bits_are_those_of_jax():
+    words = jnp.uint32(7), jnp.uint32(11)
+    index, attempt = jnp.arange(50, dtype=jnp.uint32), jnp.uint32(3)
+    operands = (jnp.broadcast_to(operand, index.shape) for operand in (*words, index, attempt))
+    for ours, theirs in zip(
+        sampling._threefry(words, index, attempt), jax.extend.random.threefry2x32_p.bind(*operands), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "num, prob, dtype",
+    [
+        (1000, 0.5, "float32"),
+        (1000, 0.003, "float32"),
+        (1000, 0.9999, "float64"),
+        (7, 0.3, "float32"),
+        (100_000, 0.2, "float64"),
+        (1_000_000, 0.7, "float32"),
+    ],
+)
+def test_binomial_draws_follow_their_laws(num, prob, dtype):
+    with in_precision(dtype):
+        parameters = jnp.full(NUM_DRAWS, num, dtype), jnp.full(NUM_DRAWS, prob, dtype)
+        draws = np.asarray(jax.jit(sampling.binomial)(jr.key(21), *parameters), float)
+    law = stats.binom(num, float(np.dtype(dtype).type(prob)))
+    counts = np.arange(int(draws.min()), int(draws.max()) + 1)
+    expected = NUM_DRAWS * law.pmf(counts)
+    # Pearson's test needs cells that are not nearly empty; the rest is one cell.
+    is_cell = expected > 10
+    seen = np.array([(draws == count).sum() for count in counts])
+    observed = np.append(seen[is_cell], NUM_DRAWS - seen[is_cell].sum())
+    expected = np.append(expected[is_cell], NUM_DRAWS - expected[is_cell].sum())
+    keep = expected > 1e-3
+    p_value = stats.chi2.sf(np.sum((observed - expected)[keep] ** 2 / expected[keep]), keep.sum() - 1)
+    assert p_value > LEVEL / NUM_TESTS
+
+
+@precision
+def test_the_mode_of_a_binomial_has_its_exact_probability(dtype):
+    # In float32 the log factorials of a thousand differ by thousands of roundings: 3e-4 of the probability. A draw that no
+    # probability is left for would search the whole range, and all others with it.
+    num = np.repeat([1, 2, 15, 16, 17, 1000, 1_000_000], 200)
+    prob = np.tile(np.concatenate([np.geomspace(1e-7, 0.5, 100), 1 - np.geomspace(1e-6, 0.5, 100)]), 7).astype(dtype)
+    mode = np.minimum(np.floor((num + 1) * prob.astype(float)), num)
+    with in_precision(dtype):
+        found = sampling._binomial_mass_near_mean(*(jnp.asarray(x, dtype) for x in (mode, num, prob)))
+    exact = stats.binom(num, prob.astype(float)).pmf(mode)
+    # Some ten roundings; scipy's own error is 1e-14.
+    assert np.max(np.abs(np.asarray(found, float) / exact - 1)) < max(10 * np.finfo(dtype).eps, 5e-14)
+
+
+def test_binomial_draws_at_the_edges_are_certain():
+    num, prob = jnp.array([0.0, 5.0, 5.0, 1e6]), jnp.array([0.5, 0.0, 1.0, 1e-30])
+    np.testing.assert_array_equal(sampling.binomial(jr.key(0), num, prob), [0.0, 0.0, 5.0, 0.0])
+
+
+@pytest.mark.parametrize("probs", [(0.3, 0.7), (0.2, 0.5, 0.3), (0.0, 0.999, 0.001, 0.0)])
+def test_multinomial_counts_have_their_moments_and_add_up(probs):
+    probs, num_draws = np.array(probs), 20_000
+    draw = jax.jit(jax.vmap(lambda key: sampling.multinomial(key, 100, jnp.asarray(probs))))
+    counts = np.asarray(draw(jr.split(jr.key(22), num_draws)), float)
+    np.testing.assert_array_equal(counts.sum(axis=1), 100)
+    error = np.sqrt(100 * probs * (1 - probs) / num_draws)
+    assert np.all(np.abs(counts.mean(axis=0) - 100 * probs) <= two_sided_z(len(probs)) * error)
+    covariance = 100 * (np.diag(probs) - np.outer(probs, probs))
+    # The standard error of a covariance of near-normal counts: sqrt((v_a v_b + c^2) / n), and never below a tenth of a count.
+    spread = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / num_draws)
+    assert np.all(np.abs(np.cov(counts.T) - covariance) <= two_sided_z(covariance.size) * (spread + 1e-3))

@@ -1,0 +1,76 @@
+"""The paper's evaluation, at sizes that a test can afford."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ppl_bandit.commands import reproduce as reproduce_command
+from ppl_bandit.commands.cli import main
+from ppl_bandit.paper import runs as paper, settings as paper_settings
+from ppl_bandit.paper.settings import LOWEST, NUMBERS, SETTINGS, THOMPSON, paper_data
+
+
+def test_the_papers_figures_are_in_the_package():
+    curves = paper_data("regret_curves")
+    assert curves["bernoulli_TS"]["mean"][-1] == 4.4204 and len(curves["t"]) == len(curves["lingauss_DS"]["mean"])
+    assert len(paper_data("bernoulli_kl")["points"]) == 969
+    assert len(paper_data("linear_gaussian_kl")["points"]) == 360
+
+
+def test_every_number_belongs_to_a_setting_that_a_figure_runs():
+    run = {setting for settings in reproduce_command.FIGURES.values() for setting in settings}
+    assert {number.setting for number in NUMBERS} <= run <= set(SETTINGS)
+    assert set(paper_settings.QUICK.runs) == set(paper_settings.FULL.runs) == set(SETTINGS)
+
+
+def test_the_divergence_is_the_papers():
+    points = paper_data("bernoulli_kl")["points"]
+    rates = np.array([point["theta"] for point in points])
+    found = paper._bernoulli_divergence(rates[:, -2], rates[:, -1])
+    np.testing.assert_allclose(found, [point["min_kl"] for point in points], atol=1e-6)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    short = {name: setting._replace(num_steps=40) for name, setting in SETTINGS.items()}
+    monkeypatch.setattr(paper, "SETTINGS", short)
+    monkeypatch.setattr(paper_settings, "SETTINGS", short)
+    monkeypatch.setattr(paper, "_GRID_STEPS", 20)
+    monkeypatch.setattr(paper_settings, "QUICK", paper_settings.Sizes(dict.fromkeys(SETTINGS, 30), 3, 2, 2, 5))
+
+
+@pytest.mark.parametrize("grid", [None, pytest.param("bernoulli-kl", marks=pytest.mark.slow)])
+def test_a_figure_is_drawn_with_its_table_and_data(grid, small, tmp_path, capsys):
+    figures = ["correct-actions", *([grid] if grid else [])]
+    assert main(["reproduce", *figures, "--out", str(tmp_path / "paper"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["setting"] for row in rows} == {"bernoulli"} and {"value", "ours", "verdict"} <= set(rows[0])
+    written = {path.name for path in (tmp_path / "paper").iterdir()}
+    drawn = {"bernoulli_kl.png"} if grid else set()
+    assert written == {"correct_actions.png", "reproduction.md", "bernoulli.nc"} | drawn
+    report = (tmp_path / "paper" / "reproduction.md").read_text()
+    assert "| Bernoulli, rates (.4, .8) | 40 | 30 | Thompson | 4.52 +- 0.04 | authors |" in report
+    assert ("Bernoulli grid, A = 2 (3 problems)" in report) == bool(grid) and "stuck" in report
+
+
+def test_an_unknown_figure_is_refused(tmp_path, capsys):
+    assert main(["reproduce", "regret", "--out", str(tmp_path)]) == 2
+    assert "FIGURE has 'regret', expected some of execution" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_regrets_of_the_bernoulli_bandit_are_those_of_the_authors():
+    # 4,000 realizations of 1,000 steps; verdicts allow three standard errors, which is derived where they are made.
+    runs = {"bernoulli": paper.run_setting("bernoulli", 4000, precision="float64", progress=False)}
+    found = paper.verdicts(runs)
+    assert {f.number.policy for f in found} >= {THOMPSON, LOWEST}
+    assert [f.verdict for f in found] == ["reproduces"] * len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear-caption", "linear-figure"])
+def test_the_regrets_of_the_linear_bandits_are_those_of_the_authors(name):
+    found = paper.verdicts({name: paper.run_setting(name, 1000, precision="float64", progress=False)})
+    authors = [f for f in found if f.number.source == "authors"]
+    assert len(authors) == 3 and all(f.verdict == "reproduces" for f in authors)
