@@ -85,8 +85,8 @@ class Selector:
         name: the factory that made it.
         settings: what the factory was given, by argument; a selector inside another is itself a setting.
         decide: what a call runs.
-        from_shares: (key, shares, step, *, allowed=None, marginals=None) -> Selection, the same decision from p-hat in
-            place of a table; None if the rule reads the table itself.
+        from_shares: `(key, shares, step, *, allowed=None, marginals=None) -> Selection`, the same decision from p-hat
+            in place of a table; None if the rule reads the table itself.
         uses_marginals: whether marginals change what it does.
         is_exact: whether p-hat is the exact probability that each arm is best, wherever the marginals offer it.
     """
