@@ -8,7 +8,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,13 +18,19 @@ from ppl_bandit.live import snapshot, summary
 from ppl_bandit.live.compiled import compiled_choice
 from ppl_bandit.live.deciding import decide, decide_many
 from ppl_bandit.live.decisions import Decision
+from ppl_bandit.live.figures import draw_bandit
 from ppl_bandit.live.history import History
+from ppl_bandit.live.html import as_html
 from ppl_bandit.live.inputs import Arms, check_contexts, check_rewards
 from ppl_bandit.live.ladder import learn
 from ppl_bandit.live.learning import Rows, Task, start
+from ppl_bandit.live.overview import Overview, as_frame, overview, some_contexts
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.types import Engine, Selection, Selector
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["Bandit"]
 
@@ -207,13 +213,43 @@ class Bandit:
 
     def explain(self) -> str:
         """Return what was proved about the program, what the data say so far, and how decisions are made."""
-        table = None if self.model.context is not None else self.expected_rewards()
-        played = self._history.rows()[0]
         evidence = None
         if hasattr(self._learner.state, "log_evidence"):
             with jax.enable_x64(True):
                 evidence = float(self._learner.state.log_evidence), float(self._learner.state.log_evidence_error)
-        return summary.describe(self.explanation, self._arms.names, played, table, self._selector, evidence)
+        return summary.describe(self.explanation, self._overview(), self._selector.name, evidence)
+
+    def summary(self, contexts: Any = None) -> "pandas.DataFrame":
+        """Return where the arms stand, one row per arm.
+
+        Columns: arm, num_rewards, expected_reward (posterior mean), low and high (its central 95% interval), best_arm_prob, and
+        expected_loss, what choosing this arm now would cost on average against the best.
+
+        Args:
+            contexts: with a leading axis, those to average over; None averages over the contexts of the rewards so far, at
+                most 200 of them, or stays at the example context before the first.
+        """
+        return as_frame(self._overview(contexts))
+
+    def plot(self, contexts: Any = None, unit: str = "") -> Any:
+        """Return a figure: the posterior of each arm's expected reward, and who was played when.
+
+        Args:
+            contexts: as in `summary`.
+            unit: of the expected reward, for its axis.
+        """
+        found = self._overview(contexts)
+        kind = "exact" if self.explanation.is_exact else f"approximate ({self.explanation.engine})"
+        return draw_bandit(
+            found,
+            self._history.rows()[0],
+            f"{self._name}: {len(self._history)} rewards, {kind} posterior",
+            f"{found.draws.shape[0]} posterior draws, decisions by {self._selector}, seed {self.seed}",
+            unit,
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(self._name, self.explanation, self._overview(), len(self._open), str(self._selector))
 
     def to_arviz(self, num_samples: int = 1000) -> Any:
         """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1)."""
@@ -263,6 +299,21 @@ class Bandit:
         )
         bandit._restore(kept)
         return bandit
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.model.program, "__name__", "program")
+
+    def _overview(self, contexts: Any = None) -> Overview:
+        played, _, seen = self._history.rows()
+        if self.model.context is None or contexts is not None:
+            num_rows = None if contexts is None else len(jax.tree.leaves(contexts)[0])
+            chosen = check_contexts(self.model, contexts, num_rows, "contexts")
+        elif len(self._history):
+            chosen = some_contexts(seen)
+        else:
+            chosen = self.model.context_rows(1)
+        return overview(self.model, self._arms.names, played, self.posterior(self.num_samples), chosen)
 
     def _record(self, chosen: Selection, context: Any) -> Decision:
         number, arm = self._num_decisions, int(chosen.arm)
