@@ -64,6 +64,32 @@ def draw_figures(result: Comparison, folder: Path) -> dict[str, Path]:
     return paths
 
 
+def draw_answer(result: Comparison) -> Any:
+    """Draw the expected reward of each arm with its interval, and the probability that it is best: reference and engines."""
+    num_arms = len(result.arms)
+    figure, axes = _canvas(result, (11.5, max(2.6, 0.42 * num_arms * (len(result.engines) + 1) + 1.4)), 1, 2)
+    left, right = axes[0]
+    lines = [("reference", _reference_name(result), _Style("black", "-", "|"))]
+    lines += [(label, label, style) for label, style, _ in _engines(result) if label in result.standings]
+    for number, (key, label, style) in enumerate(lines):
+        found = result.standings[key]
+        y = np.arange(num_arms) + (number + 1) / (len(lines) + 1) - 0.5
+        is_reference = key == "reference"
+        size = {"markersize": 11 if is_reference else 5.5, "linestyle": "none"}
+        left.hlines(y, found.low, found.high, color=style.colour, linewidth=2.6 if is_reference else 1.2)
+        left.plot(found.mean, y, style.marker, color=style.colour, label=label, **size)
+        right.barh(
+            y, found.best_prob, height=0.8 / (len(lines) + 1), color=style.colour, alpha=0.9 if is_reference else 0.6
+        )
+    for axis in (left, right):
+        axis.set(yticks=range(num_arms), ylim=(num_arms - 0.5, -0.5))
+        axis.set_yticklabels([str(arm) for arm in result.arms])
+    left.set(xlabel="expected reward: posterior mean and 95% interval")
+    right.set(xlabel="probability of being the best arm", xlim=(0, 1))
+    _finish(figure, left, "Where the arms stand, by the reference and by each engine")
+    return figure
+
+
 def draw_densities(result: Comparison) -> Any:
     """Draw the marginal density of each latent, all engines over the exact curve."""
     chosen = _elements(result)
@@ -261,6 +287,7 @@ def draw_stream(result: Comparison) -> Any:
 
 
 FIGURES = {
+    "answer": draw_answer,
     "densities": draw_densities,
     "forest": draw_forest,
     "best_arms": draw_best_arms,

@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library, selectors
+from ppl_bandit.comparison.answer import standings
 from ppl_bandit.comparison.closed_form import Law, exact_marginals
 from ppl_bandit.comparison.errors import (
     QUANTILES,
@@ -131,6 +132,9 @@ def compare(
         ]
     end = {label: (result.latents, result.decisions) for label, result in results.items()}
     stream.append(StreamPoint(len(data.arm), references[-1], end))
+    draws = {"reference": references[-1].target.samples.reshape(-1, references[-1].target.mean.size)}
+    for label, result in results.items():
+        draws[label] = np.concatenate([flatten(reward_model, at.draws) for at in result.runs])
     found = Comparison(
         getattr(reward_model.program, "__name__", "program") if name is None else name,
         reward_model,
@@ -146,6 +150,7 @@ def compare(
         seed,
         selector.name,
         all(getattr(jax.config, flag) for flag in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")),
+        standings(reward_model, names.names, data, contexts, draws),
     )
     return dataclasses.replace(found, text=describe(found))
 
