@@ -265,7 +265,7 @@ def report(folder, capsys):
     return path
 
 
-FIGURES = [f"{name}.png" for name in ("densities", "forest", "best_arms", "costs", "predictive", "stream")]
+FIGURES = [f"{name}.png" for name in ("answer", "densities", "forest", "best_arms", "costs", "predictive", "stream")]
 
 
 def test_the_report_stands_alone(report):
