@@ -6,14 +6,18 @@ project = "ppl_bandit"
 author = "The ppl_bandit developers"
 version = release = installed_version("ppl_bandit")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-source_suffix = {".md": "markdown"}
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 root_doc = "index"
 exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 default_role = "code"  # docstrings set names in single backticks
+
+nb_execution_mode = "force"  # a notebook that fails fails the build
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"

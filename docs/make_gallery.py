@@ -70,7 +70,7 @@ def main(names: list[str]) -> None:
         return
     head = f"""# Gallery
 
-Every bundled model, played for {NUM_STEPS} steps at its own truth by the live bandit, with what it says of itself. The programs are
+Every bundled model, played for {NUM_STEPS} steps at its own truth by the live bandit, with what it says of itself. Programs are
 plain files to copy; `ppl-bandit check NAME` and `ppl-bandit run NAME` know them by name. This page is written by
 `python docs/make_gallery.py`.
 
