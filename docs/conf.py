@@ -18,6 +18,7 @@ default_role = "code"  # docstrings set names in single backticks
 nb_execution_mode = "force"  # a notebook that fails fails the build
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+nb_output_stderr = "remove"  # tqdm asks for widgets
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"

@@ -16,6 +16,7 @@ from ppl_bandit.comparison.results import Comparison
 from ppl_bandit.comparison.running import flatten
 from ppl_bandit.live.arviz_export import observed, replicate
 from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.numerics.plotting import figure_tools
 
 __all__ = ["FIGURES", "draw_figures"]
 
@@ -47,11 +48,6 @@ _EXACT = _Style("black", "-", "*")
 
 def draw_figures(result: Comparison, folder: Path) -> dict[str, Path]:
     """Draw every figure of a comparison as PNG, and return {name: path}."""
-    import matplotlib
-
-    matplotlib.use("Agg", force=False)
-    import matplotlib.pyplot as plt
-
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for name, draw in FIGURES.items():
@@ -60,7 +56,7 @@ def draw_figures(result: Comparison, folder: Path) -> dict[str, Path]:
             continue
         paths[name] = folder / f"{name}.png"
         figure.savefig(paths[name], dpi=110)
-        plt.close(figure)
+        figure_tools().close(figure)
     return paths
 
 
@@ -298,9 +294,7 @@ FIGURES = {
 
 
 def _canvas(result: Comparison, size: tuple[float, float], rows: int, columns: int, **grid: Any) -> tuple[Any, Any]:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **grid)
+    figure, axes = figure_tools().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **grid)
     runs = len(next(iter(result.engines.values())).runs)
     figure.supxlabel(
         f"{result.name}: {len(result.data.arm)} rows; M = {result.num_samples} draws a run, {runs} runs, seed {result.seed}; "
