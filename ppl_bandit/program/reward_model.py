@@ -62,7 +62,10 @@ class RewardModel:
         Sites that the program itself observes and `numpyro.factor` terms are part of the prior, counted once however many
         rows of data follow.
         """
-        trace = self.trace(latents, jnp.zeros(1, int), self.context_rows(1))
+        return self.log_prior_of(self.trace(latents, jnp.zeros(1, int), self.context_rows(1)))
+
+    def log_prior_of(self, trace: Trace) -> Float[Array, ""]:
+        """Return the log prior density from the sites of a run; what it was run on besides latents does not matter."""
         terms = [log_prob(site).sum() for name, site in trace.items() if is_prior_term(name, site, self.outcomes)]
         return jnp.asarray(sum(terms, start=0.0))
 

@@ -5,6 +5,8 @@ from another centre, and evaluated between two points. Whatever is added up on t
 floating point resolves the result to so many units in the last place of that sum, and to no more.
 """
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,23 @@ from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.families import POSITIVE, UNIT, Coordinates, Layout, Natural, Posterior
 
-__all__ = ["affine_change", "magnitude_of", "natural_of", "recentre"]
+__all__ = ["Region", "affine_change", "magnitude_of", "natural_of", "recentre", "region_around"]
+
+
+class Region(NamedTuple):
+    """Points, (P, ...), the first of them their centre, and what an affine form is there.
+
+    Attributes:
+        changes: statistics less those of the centre, laid out like the coefficients that multiply them.
+        sizes: what multiplies the size of each coefficient to bound what is added up, and how it is rounded.
+        scaled_at, free_at: sizes of the real elements, which multiply the slopes.
+    """
+
+    points: Coordinates
+    changes: Natural
+    sizes: Natural
+    scaled_at: Float[Array, "P G S"]
+    free_at: Float[Array, "P F"]
 
 
 def natural_of(layout: Layout, posterior: Posterior) -> Natural:
@@ -62,56 +80,74 @@ def recentre(layout: Layout, natural: Natural, old: Coordinates, new: Coordinate
     )
 
 
-def affine_change(
-    layout: Layout, natural: Natural, centre: Coordinates, point: Coordinates, size: Natural | None = None
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return <eta, T(z) - T(centre)> at a point, and the sum of sizes that its rounding is relative to.
+def region_around(layout: Layout, points: Coordinates) -> Region:
+    """Return what an affine form needs to know of points, (P, ...), the first of which is their centre."""
+    centre = jax.tree.map(lambda leaf: leaf[0], points)
+    u, log_z = jnp.exp(points.positive), points.positive / jnp.asarray(layout.power, points.positive.dtype)
+    away = points.real - centre.real
+    x, y = jnp.where(layout.is_member, away[:, layout.members], 0.0), away[:, layout.free]
+    at = jnp.where(layout.is_member, points.real[:, layout.members], 0.0), points.real[:, layout.free]
+    w = jnp.stack([points.unit, -points.unit], axis=-1)
+    low, high = _bounds(layout, UNIT, points.unit.dtype)
+    share = jnp.abs(low / jnp.where(high == low, 1.0, high - low) + jax.nn.sigmoid(points.unit))
+    floor, _ = _bounds(layout, POSITIVE, points.positive.dtype)
+    power = jnp.abs(jnp.asarray(layout.power, points.positive.dtype))
+    stretch = 1.0 + power * (1.0 + jnp.abs(log_z) + jnp.abs(floor) * jnp.exp(-log_z))
+    logs = tuple(jax.nn.log_softmax(rows, axis=-1) for rows in points.simplex)
+    weight = stretch * u
+    statistics = Natural(
+        jax.nn.log_sigmoid(w),
+        logs,
+        points.positive,
+        u,
+        u[..., None] * x,
+        -0.5 * u[..., None, None] * x[..., :, None] * x[..., None, :],
+        y,
+        -0.5 * y[..., :, None] * y[..., None, :],
+    )
+    x, y, at = jnp.abs(x), jnp.abs(y), (jnp.abs(at[0]), jnp.abs(at[1]))
+    # The latents of a point are rounded at their own size: 1 - z near 1, a distant location times the slope there.
+    rounded = Natural(
+        share[..., None] / jax.nn.sigmoid(w),
+        tuple(1.0 + jnp.abs(rows) for rows in points.simplex),
+        stretch,
+        weight,
+        weight[..., None] * x,
+        weight[..., None, None] * (0.5 * x[..., :, None] + at[0][..., :, None]) * x[..., None, :],
+        y,
+        (0.5 * y[..., :, None] + at[1][..., :, None]) * y[..., None, :],
+    )
+    changes = jax.tree.map(lambda leaf: leaf - leaf[0], statistics)
+    kept = ("unit", "simplex", "log_scale", "scale")
+    sizes = rounded._replace(
+        **{
+            name: jax.tree.map(
+                lambda own, leaf: own + jnp.abs(leaf) + jnp.abs(leaf[0]), getattr(rounded, name), getattr(statistics, name)
+            )
+            for name in kept
+        }
+    )
+    return Region(points, changes, sizes, weight[..., None] * at[0], at[1])
 
-    The second counts the terms themselves, and what the latents of the point, rounded at their own size, change in them.
+
+def affine_change(
+    natural: Natural, size: Natural, region: Region
+) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+    """Return <eta, T(z) - T(centre)> at the points of a region, and the sums of sizes that its rounding is relative to.
 
     Args:
-        natural: relative to `centre`.
-        size: the size to which each coefficient is rounded; `magnitude_of` by default.
+        natural: relative to the region's centre.
+        size: the size to which each coefficient is rounded, by `magnitude_of` or `recentre`.
     """
-    if size is None:
-        size = magnitude_of(layout, natural, centre)
-    u, log_z = jnp.exp(point.positive), point.positive / jnp.asarray(layout.power, point.positive.dtype)
-    x, y = _scaled(layout, point.real - centre.real), (point.real - centre.real)[layout.free]
-    bends = jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x), natural.quadratic @ y
-    # Within a quadratic form large terms may cancel, and then it is their size that rounding is relative to.
-    spans = (
-        jnp.einsum("gst,gt->gs", size.scaled_quadratic, jnp.abs(x)),
-        size.quadratic @ jnp.abs(y),
-    )
-    w, complement = jax.nn.sigmoid(point.unit), jax.nn.sigmoid(-point.unit)
-    low, high = _bounds(layout, UNIT, point.unit.dtype)
-    share = jnp.abs(low / jnp.where(high == low, 1.0, high - low) + w)  # the latent in units of its interval
-    floor, _ = _bounds(layout, POSITIVE, point.positive.dtype)
-    power = jnp.abs(jnp.asarray(layout.power, point.positive.dtype))
-    stretch = 1.0 + power * (1.0 + jnp.abs(log_z) + jnp.abs(floor) * jnp.exp(-log_z))
-    fixed = [
-        (natural.unit[..., 0], size.unit[..., 0], point.unit, centre.unit, jax.nn.log_sigmoid, share / w),
-        (natural.unit[..., 1], size.unit[..., 1], -point.unit, -centre.unit, jax.nn.log_sigmoid, share / complement),
-        (natural.log_scale, size.log_scale, point.positive, centre.positive, lambda s: s, stretch),
-        (natural.scale, size.scale, point.positive, centre.positive, jnp.exp, stretch * u),
-        *(
-            (eta, own, here, there, jax.nn.log_softmax, 1.0 + jnp.abs(here))
-            for eta, own, here, there in zip(natural.simplex, size.simplex, point.simplex, centre.simplex, strict=True)
-        ),
-    ]
-    changes = [u[:, None] * (natural.scaled_linear - 0.5 * bends[0]) * x, (natural.linear - 0.5 * bends[1]) * y]
-    sizes = [
-        (stretch * u)[:, None] * (size.scaled_linear + 0.5 * spans[0]) * jnp.abs(x),
-        (stretch * u)[:, None] * jnp.abs((natural.scaled_linear - bends[0]) * _scaled(layout, point.real)),
-        (size.linear + 0.5 * spans[1]) * jnp.abs(y),
-        jnp.abs((natural.linear - bends[1]) * point.real[layout.free]),
-    ]
-    for eta, own, here, there, statistic, rounded in fixed:
-        at_here, at_there = statistic(here), statistic(there)
-        changes.append(eta * (at_here - at_there))
-        sizes.append(own * (jnp.abs(at_here) + jnp.abs(at_there) + rounded))
-    change, total = (sum((term.sum() for term in terms), start=jnp.zeros(())) for terms in (changes, sizes))
-    return change, total
+    sizes = _dot(size, region.sizes)
+    sizes += _dot(jnp.abs(natural.scaled_linear), region.scaled_at) + _dot(jnp.abs(natural.linear), region.free_at)
+    return _dot(natural, region.changes), sizes
+
+
+def _dot(coefficients: Any, statistics: Any) -> Float[Array, " P"]:
+    pairs = zip(jax.tree.leaves(coefficients), jax.tree.leaves(statistics), strict=True)
+    terms = [statistic.reshape(statistic.shape[0], -1) @ leaf.ravel() for leaf, statistic in pairs if leaf.size]
+    return sum(terms[1:], start=terms[0]) if terms else jnp.zeros(jax.tree.leaves(statistics)[0].shape[0])
 
 
 def _scaled(layout: Layout, real: Array) -> Float[Array, "G S"]:

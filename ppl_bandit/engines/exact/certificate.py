@@ -8,14 +8,14 @@ the scale of 1; some move a single site. Others lie where the posterior is once 
 there. At those, rounding itself has a limit: where it could hide a deviation that matters, nothing is certified.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.exact.affine import affine_change, magnitude_of, recentre
+from ppl_bandit.engines.exact.affine import Region, affine_change, magnitude_of, recentre, region_around
 from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, Posterior, coordinates_at, derive, latents_at
 from ppl_bandit.engines.exact.points import make_offsets, offsets_at_home, typical_point
 from ppl_bandit.program.reward_model import RewardModel
@@ -54,10 +54,10 @@ class Residual(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where densities are compared, the centre first: around the point where they are read, and where the posterior is."""
+    """Where densities are compared: around the point where they are read, and where the posterior is."""
 
-    near_and_far: Coordinates
-    at_home: Coordinates
+    near_and_far: Region
+    at_home: Region
 
 
 class Evidence(NamedTuple):
@@ -97,23 +97,33 @@ def places_for(
     """
     centre, home = coordinates_at(layout, before), typical_point(layout, after)
     offsets = jax.tree.map(lambda leaf: stretch * leaf, make_offsets(layout, num_points, before))
-    return Places(_around(centre, offsets), _around(home, offsets_at_home(layout, num_at_home, after)))
+    return Places(
+        _around(layout, centre, offsets), _around(layout, home, offsets_at_home(layout, num_at_home, after))
+    )
 
 
-def _around(centre: Coordinates, offsets: Coordinates) -> Coordinates:
-    return jax.tree.map(
+def _around(layout: Layout, centre: Coordinates, offsets: Coordinates) -> Region:
+    points = jax.tree.map(
         lambda middle, offset: middle + jnp.concatenate([jnp.zeros_like(offset[:1]), offset]).astype(middle.dtype),
         centre,
         offsets,
     )
+    return region_around(layout, points)
 
 
-def log_likelihoods(model: RewardModel, layout: Layout, row: Interaction) -> Callable[[Coordinates], Array]:
-    """Return point -> the log likelihood of one row, (1,) each, by outcome: terms of one would hide a deviation in another."""
+def log_likelihoods(
+    model: RewardModel, layout: Layout, row: Interaction, *, with_prior: bool = False
+) -> Callable[[Coordinates], Array]:
+    """Return point -> the log likelihood of one row, (1,) each, by outcome: terms of one would hide a deviation in another.
 
-    def evaluate(point: Coordinates) -> Float[Array, " outcomes"]:
+    Args:
+        with_prior: whether the log prior comes first.
+    """
+
+    def evaluate(point: Coordinates) -> Float[Array, " terms"]:
         trace = model.trace(latents_at(layout, point), row.arm, row.context, model.outcome_values(row.reward))
-        return jnp.stack([log_prob(trace[name], row.mask)[0] for name in model.outcomes])
+        terms = [log_prob(trace[name], row.mask)[0] for name in model.outcomes]
+        return jnp.stack([model.log_prior_of(trace), *terms] if with_prior else terms)
 
     return evaluate
 
@@ -127,31 +137,37 @@ def read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Inter
 
 
 def residual_of(
-    layout: Layout, log_densities: Callable[[Coordinates], Float[Array, " terms"]], naturals: Natural, places: Places
+    layout: Layout,
+    log_densities: Callable[[Coordinates], Float[Array, " terms"]],
+    naturals: Natural,
+    centre: Coordinates,
+    places: Sequence[Region],
 ) -> Residual:
-    """Return how far log densities are from being affine with the given coefficients, the worst of them.
+    """Return how far log densities are from being affine with the given coefficients, each of them.
 
     Args:
-        naturals: with a leading axis over the densities, relative to the centre of `places.near_and_far`.
+        naturals: with a leading axis over the densities, relative to `centre`.
+        places: regions, the first of two around `centre` itself; the last is where the posterior is.
     """
     # All points go through one evaluation of the program, compiled once.
-    num_first = places.near_and_far.real.shape[0]
-    points = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *places)
+    points = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(region.points for region in places))
     values = jax.vmap(log_densities)(points)
-    centre, home = (jax.tree.map(lambda leaf: leaf[0], part) for part in places)
+    home = places[-1]
 
     def one(natural: Natural, values: Float[Array, " P"]) -> Residual:
-        here = _compare(
-            layout, natural, magnitude_of(layout, natural, centre), places.near_and_far, values[:num_first]
-        )
-        there = _compare(layout, *recentre(layout, natural, centre, home), places.at_home, values[num_first:])
-        nats, tolerances = (jnp.concatenate(pair) for pair in zip(here, there, strict=True))
+        own = recentre(layout, natural, centre, jax.tree.map(lambda leaf: leaf[0], home.points))
+        found = [_compare(*own, home, values[values.size - home.points.real.shape[0] :])]
+        rounding = found[0][1][1]  # one standard deviation from the middle
+        if len(places) == 2:
+            size = magnitude_of(layout, natural, centre)
+            found.append(_compare(natural, size, places[0], values[: places[0].points.real.shape[0]]))
+        nats, tolerances = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
         # A point that tells nothing, because rounding there is large, is passed over unless it tells against the form.
         is_telling = (tolerances <= resolution(tolerances.dtype)) | ~(nats <= tolerances)
         worst = jnp.argmax(jnp.where(is_telling, nats / tolerances, -1.0))
-        return Residual(nats[worst], tolerances[worst], there[1][1])  # one standard deviation from the middle
+        return Residual(nats[worst], tolerances[worst], rounding)
 
-    return worst_of(jax.vmap(one, in_axes=(0, 1))(naturals, values))
+    return jax.vmap(one, in_axes=(0, 1))(naturals, values)
 
 
 def worst_of(residuals: Residual) -> Residual:
@@ -161,11 +177,10 @@ def worst_of(residuals: Residual) -> Residual:
 
 
 def _compare(
-    layout: Layout, natural: Natural, size: Natural, points: Coordinates, values: Float[Array, " P"]
+    natural: Natural, size: Natural, region: Region, values: Float[Array, " P"]
 ) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
     """Return the deviations from affine, relative to the first point, and what rounding explains of each."""
-    centre = jax.tree.map(lambda leaf: leaf[0], points)
-    changes, sizes = jax.vmap(lambda point: affine_change(layout, natural, centre, point, size))(points)
+    changes, sizes = affine_change(natural, size, region)
     sizes = sizes + jnp.abs(values)
     tolerances = jnp.finfo(values.dtype).eps * (_UNSEEN + _ROUNDINGS * (sizes + sizes[0]))
     nats = jnp.abs(values - values[0] - changes)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.affine import natural_of
+from ppl_bandit.engines.exact.affine import natural_of, recentre
 from ppl_bandit.engines.exact.certificate import (
     Places,
     Residual,
@@ -21,6 +21,7 @@ from ppl_bandit.engines.exact.certificate import (
     places_for,
     read_row,
     residual_of,
+    worst_of,
 )
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.examination import examine
@@ -129,11 +130,7 @@ def _update(
     )
     chunks, is_row = split_chunks(interaction, num_rows, num_chunk)
     chunks = chunks._replace(mask=chunks.mask & is_row)
-    prior_natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
-    prior_centre = jax.tree.map(lambda leaf: leaf[None], coordinates_at(layout, prior))
-
-    def log_prior(point: Coordinates) -> Float[Array, " 1"]:
-        return model.log_prior(latents_at(layout, point))[None]
+    prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
 
     def absorb_chunk(posterior: Posterior, rows: Any) -> tuple[Posterior, tuple[Residual, Bool[Array, " 2"]]]:
         centre = coordinates_at(layout, posterior)
@@ -154,11 +151,15 @@ def _update(
         is_fine = is_proper(after)
         home = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, posterior)
         places = places_for(layout, posterior, home, _NUM_POINTS, _NUM_AT_HOME)
-        residuals = jax.vmap(lambda row, natural: _check_row(model, layout, natural, places, row))(rows, by_outcome)
+        of_prior = recentre(layout, prior_natural, prior_centre, centre)[0]
+        found = jax.vmap(lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row))(rows, by_outcome)
+        residuals = jax.vmap(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)))(found)
         residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
         residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))
-        of_prior = residual_of(layout, log_prior, prior_natural, Places(prior_centre, places.at_home))
-        return after, (residuals, jnp.stack([is_affine(of_prior), is_fine & is_resolved(kept, after, total)]))
+        is_prior_affine = is_affine(jax.tree.map(lambda leaf: leaf[0, 0], found))
+        step = places.at_home.points.real[1] - places.at_home.points.real[0]
+        is_held = is_fine & is_resolved(layout, kept, after, total, step)
+        return after, (residuals, jnp.stack([is_prior_affine, is_held]))
 
     after, (residuals, verdicts) = jax.lax.scan(absorb_chunk, state, chunks)
     residuals = join_chunks(residuals, num_rows)
@@ -191,9 +192,19 @@ def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any)
     return jax.tree.map(lambda leaf: jnp.where(row.mask & is_sound, leaf, 0.0), natural), is_sound
 
 
-def _check_row(model: RewardModel, layout: Layout, natural: Natural, places: Places, row: Any) -> Residual:
+def _check_row(
+    model: RewardModel,
+    layout: Layout,
+    prior: Natural,
+    by_outcome: Natural,
+    centre: Coordinates,
+    places: Places,
+    row: Any,
+) -> Residual:
+    """Compare the prior and a row's likelihood with their affine forms, in this order, each outcome by itself."""
+    naturals = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, by_outcome)
     single = jax.tree.map(lambda leaf: leaf[None], row)
-    return residual_of(layout, log_likelihoods(model, layout, single), natural, places)
+    return residual_of(layout, log_likelihoods(model, layout, single, with_prior=True), naturals, centre, places)
 
 
 def _where(condition: Bool[Array, " N"], residuals: Residual, other: Residual) -> Residual:

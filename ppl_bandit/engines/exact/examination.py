@@ -10,7 +10,7 @@ from jaxtyping import Array
 from numpyro.distributions import constraints
 
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.affine import natural_of
+from ppl_bandit.engines.exact.affine import Region, natural_of, region_around
 from ppl_bandit.engines.exact.certificate import (
     Evidence,
     Places,
@@ -263,7 +263,7 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
         natural = jax.tree.map(lambda leaf: leaf.sum(axis=0), by_outcome)
         places = _places(layout, prior, absorb(layout, prior, natural, 1), stretch)
         evaluate = log_likelihoods(model, layout, single)
-        residual = residual_of(layout, evaluate, by_outcome, places)
+        residual = worst_of(residual_of(layout, evaluate, by_outcome, centre, places))
         return natural, residual, jnp.all(jnp.isfinite(evaluate(centre))), prove(single, is_prior=False)
 
     in_the_prior = prove(jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
@@ -310,7 +310,10 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual
     prior = _as_posterior(layout, natural, centre)
     natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
     places = _places(layout, prior, prior, 1.0, 4 * len(layout.sites))
-    return prior, residual_of(layout, lambda point: log_prior(point)[None], natural, places)
+    residual = residual_of(
+        layout, lambda point: log_prior(point)[None], natural, coordinates_at(layout, prior), places
+    )
+    return prior, worst_of(residual)
 
 
 def _as_posterior(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
@@ -391,16 +394,14 @@ def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_
         latents = latents_at(layout, point)
         return model.log_prior(latents) if row is None else model.log_likelihood(latents, row)[0]
 
+    centre = coordinates_at(layout, prior)
+
     def by_site() -> list[Array]:
-        natural = natural_of(layout, prior) if row is None else derive(layout, log_density, coordinates_at(layout, prior))
-        places = _places(layout, prior, prior, 1.0, 3 * _NUM_POINTS)
+        natural = natural_of(layout, prior) if row is None else derive(layout, log_density, centre)
         one = jax.tree.map(lambda leaf: leaf[None], natural)
+        places = _places(layout, prior, prior, 1.0, 3 * _NUM_POINTS)
         return [
-            is_affine(
-                residual_of(
-                    layout, lambda point: log_density(point)[None], one, Places(*(_only(part, site) for part in places))
-                )
-            )
+            is_affine(residual_of(layout, lambda point: log_density(point)[None], one, centre, _only(layout, places, site)))[0]
             for site in layout.sites
         ]
 
@@ -408,16 +409,21 @@ def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_
     raise report.density_refusal(model, layout, alone, residual, row, is_prior)
 
 
-def _only(points: Coordinates, site: SiteBlock) -> Coordinates:
+def _only(layout: Layout, places: Places, site: SiteBlock) -> list[Region]:
     """Return points that differ from the first in one site alone."""
-    still = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), points)
     span = slice(site.start, site.start + site.size)
-    if site.kind == "simplex":
-        rows = list(still.simplex)
-        rows[site.start] = points.simplex[site.start]
-        return still._replace(simplex=tuple(rows))
-    moved = getattr(still, site.kind).at[:, span].set(getattr(points, site.kind)[:, span])
-    return still._replace(**{site.kind: moved})
+    regions = []
+    for points in (region.points for region in places):
+        still = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), points)
+        if site.kind == "simplex":
+            rows = list(still.simplex)
+            rows[site.start] = points.simplex[site.start]
+            moved = still._replace(simplex=tuple(rows))
+        else:
+            block = getattr(still, site.kind).at[:, span].set(getattr(points, site.kind)[:, span])
+            moved = still._replace(**{site.kind: block})
+        regions.append(region_around(layout, moved))
+    return regions
 
 
 def _examples(model: RewardModel, found: _Findings, tested: np.ndarray) -> tuple[tuple[dict[str, float], Natural], ...]:

@@ -291,42 +291,41 @@ def is_proper(posterior: Posterior) -> Bool[Array, ""]:
     return jnp.all(jnp.stack(is_finite + [jnp.all(leaf > 0) for leaf in positive]))
 
 
-def is_resolved(before: Posterior, after: Posterior, natural: Natural) -> Bool[Array, ""]:
+def is_resolved(
+    layout: Layout, before: Posterior, after: Posterior, natural: Natural, step: Float[Array, " D"]
+) -> Bool[Array, ""]:
     """Tell whether a precision holds a posterior: all but a tenth of each count arrived, and no precision matrix cancels.
 
-    A matrix cancels where its quadratic form, one standard deviation along each of its own axes, is a difference of terms
-    whose rounding, once per row, could be a twentieth of it or more: features that nearly repeat each other, as an intercept
-    and a feature far from 0 do.
+    A matrix cancels where its quadratic form, along a typical step, is a difference of terms whose rounding, once per row,
+    could be a twentieth of it or more: features that nearly repeat each other, as an intercept and a feature far from 0 do.
+
+    Args:
+        before, natural: a posterior, and what was added to it to make `after`.
+        step: a displacement of the reals by one standard deviation of `after` along each of its axes.
     """
     counts = [
         (before.beta, after.beta, natural.unit),
         (before.shape, after.shape, natural.log_scale),
         *zip(before.dirichlet, after.dirichlet, natural.simplex, strict=True),
     ]
-    arrived = [jnp.all(jnp.abs(new - old - added) <= 0.1 * jnp.abs(added) + 1e-6) for old, new, added in counts]
-    grown = [
-        jnp.abs(jnp.diagonal(new - old - added, axis1=-2, axis2=-1))
-        <= 0.1 * jnp.diagonal(jnp.abs(added) + jnp.abs(new) / (1.0 + after.num_rows), axis1=-2, axis2=-1)
-        for old, new, added in (
-            (before.precision, after.precision, natural.quadratic),
-            (before.scaled_precision, after.scaled_precision, natural.scaled_quadratic),
-        )
+    lost = [jnp.max(jnp.abs(new - old - add) - 0.1 * jnp.abs(add), initial=0.0) for old, new, add in counts]
+    x, y = jnp.abs(jnp.where(layout.is_member, step[layout.members], 0.0)), jnp.abs(step[layout.free])
+    spans = [
+        after.shape / after.rate * jnp.einsum("gs,gst,gt->g", x, jnp.abs(after.scaled_precision), x),
+        jnp.abs(after.precision) @ y @ y,
     ]
+    sizes = [jnp.asarray(1.0 + layout.is_member.sum(axis=1), x.dtype), 1.0 + layout.free.size]
     roundings = jnp.finfo(after.mean.dtype).eps * jnp.sqrt(1.0 + after.num_rows)
-    conditions = [
-        jnp.all(roundings * _cancelling(precision) <= 0.05) for precision in (after.precision, after.scaled_precision)
-    ]
-    return jnp.all(jnp.stack([*arrived, *(jnp.all(flag) for flag in grown), *conditions]))
-
-
-def _cancelling(precision: Float[Array, "... S S"]) -> Float[Array, "... S"]:
-    """Return sum |L|' |P| |L| along each column of a factor L of the covariance: 1 where nothing cancels."""
-    if precision.shape[-1] < 2:
-        return jnp.ones(precision.shape[:-1], precision.dtype)
-    identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
-    root = jnp.linalg.cholesky(precision)
-    along = jnp.abs(jax.lax.linalg.triangular_solve(root, identity, left_side=True, lower=True, transpose_a=True))
-    return jnp.sum(along * (jnp.abs(precision) @ along), axis=-2)
+    is_held = [jnp.all(roundings * span <= 0.05 * size) for span, size in zip(spans, sizes, strict=True)]
+    for old, new, add in (
+        (before.precision, after.precision, natural.quadratic),
+        (before.scaled_precision, after.scaled_precision, natural.scaled_quadratic),
+    ):
+        gap, grown, typical = (
+            jnp.diagonal(matrix, axis1=-2, axis2=-1) for matrix in (new - old - add, add, new / (1.0 + after.num_rows))
+        )
+        is_held.append(jnp.all(jnp.abs(gap) <= 0.1 * (jnp.abs(grown) + typical)))
+    return jnp.all(jnp.stack([*is_held, *(most <= 1e-6 for most in lost)]))
 
 
 def _solve(precision: Array, rhs: Array) -> Array:
