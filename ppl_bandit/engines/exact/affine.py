@@ -122,7 +122,9 @@ def region_around(layout: Layout, points: Coordinates) -> Region:
     sizes = rounded._replace(
         **{
             name: jax.tree.map(
-                lambda own, leaf: own + jnp.abs(leaf) + jnp.abs(leaf[0]), getattr(rounded, name), getattr(statistics, name)
+                lambda own, leaf: own + jnp.abs(leaf) + jnp.abs(leaf[0]),
+                getattr(rounded, name),
+                getattr(statistics, name),
             )
             for name in kept
         }
@@ -130,9 +132,7 @@ def region_around(layout: Layout, points: Coordinates) -> Region:
     return Region(points, changes, sizes, weight[..., None] * at[0], at[1])
 
 
-def affine_change(
-    natural: Natural, size: Natural, region: Region
-) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
     """Return <eta, T(z) - T(centre)> at the points of a region, and the sums of sizes that its rounding is relative to.
 
     Args:

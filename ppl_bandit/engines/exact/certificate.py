@@ -16,7 +16,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.affine import Region, affine_change, magnitude_of, recentre, region_around
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, Posterior, coordinates_at, derive, latents_at
+from ppl_bandit.engines.exact.families import (
+    Coordinates,
+    Layout,
+    Natural,
+    Posterior,
+    coordinates_at,
+    derive,
+    latents_at,
+)
 from ppl_bandit.engines.exact.points import make_offsets, offsets_at_home, typical_point
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import log_prob
@@ -45,7 +53,8 @@ class Residual(NamedTuple):
     Attributes:
         nats: the deviation; infinite where the density is not finite.
         tolerance: what rounding explains there, in nats.
-        rounding: what rounding could hide within a standard deviation of the posterior, in nats; `resolution` is the most that is certified.
+        rounding: what rounding could hide within a standard deviation of the posterior, in nats; `resolution` is the most
+            that is certified.
     """
 
     nats: Float[Array, "..."]
@@ -97,9 +106,7 @@ def places_for(
     """
     centre, home = coordinates_at(layout, before), typical_point(layout, after)
     offsets = jax.tree.map(lambda leaf: stretch * leaf, make_offsets(layout, num_points, before))
-    return Places(
-        _around(layout, centre, offsets), _around(layout, home, offsets_at_home(layout, num_at_home, after))
-    )
+    return Places(_around(layout, centre, offsets), _around(layout, home, offsets_at_home(layout, num_at_home, after)))
 
 
 def _around(layout: Layout, centre: Coordinates, offsets: Coordinates) -> Region:

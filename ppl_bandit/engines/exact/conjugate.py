@@ -152,7 +152,9 @@ def _update(
         home = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, posterior)
         places = places_for(layout, posterior, home, _NUM_POINTS, _NUM_AT_HOME)
         of_prior = recentre(layout, prior_natural, prior_centre, centre)[0]
-        found = jax.vmap(lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row))(rows, by_outcome)
+        found = jax.vmap(lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row))(
+            rows, by_outcome
+        )
         residuals = jax.vmap(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)))(found)
         residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
         residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))

@@ -39,7 +39,7 @@ from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.numerics.compilation import quick_jit, run_once
 from ppl_bandit.program.probing import feasible_latents, feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Interaction
+from ppl_bandit.types import Interaction, NotConjugate
 
 __all__ = ["examine"]
 
@@ -65,9 +65,19 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
     Raises:
         NotConjugate: with the operation or the residual that stopped it.
     """
-    layout = _find_scales(model, _read_supports(model))
     words: list[str] = []
-    found = run_once(lambda: _measure(model, layout, words))
+    try:
+        layout = _find_scales(model, _read_supports(model))
+        found = run_once(lambda: _measure(model, layout, words))
+    except NotConjugate:
+        raise
+    except Exception as error:  # whatever jax says of an operation without a second derivative
+        raise report.refusal(
+            model,
+            f"cannot be proved conjugate: jax cannot differentiate it twice ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''})",
+            "write it in jax operations that have derivatives in both modes; until then an approximate engine serves it",
+        ) from error
     for sentence, happened in zip(words, found.obstacles, strict=True):
         if bool(happened):
             raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
@@ -196,7 +206,7 @@ def _find_scales(model: RewardModel, layout: Layout) -> Layout:
             raise report.refusal(
                 model,
                 f"is not conjugate: the prior of '{site.name}' is not Gamma in any power of it",
-                "use a Gamma or InverseGamma prior",
+                report.scale_remedy(site.name),
             )
     owners: list[list[int]] = [[] for _ in range(num_positive)]
     free = []
@@ -310,9 +320,7 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual
     prior = _as_posterior(layout, natural, centre)
     natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
     places = _places(layout, prior, prior, 1.0, 4 * len(layout.sites))
-    residual = residual_of(
-        layout, lambda point: log_prior(point)[None], natural, coordinates_at(layout, prior), places
-    )
+    residual = residual_of(layout, lambda point: log_prior(point)[None], natural, coordinates_at(layout, prior), places)
     return prior, worst_of(residual)
 
 
@@ -401,7 +409,9 @@ def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_
         one = jax.tree.map(lambda leaf: leaf[None], natural)
         places = _places(layout, prior, prior, 1.0, 3 * _NUM_POINTS)
         return [
-            is_affine(residual_of(layout, lambda point: log_density(point)[None], one, centre, _only(layout, places, site)))[0]
+            is_affine(
+                residual_of(layout, lambda point: log_density(point)[None], one, centre, _only(layout, places, site))
+            )[0]
             for site in layout.sites
         ]
 

@@ -21,6 +21,7 @@ __all__ = [
     "family",
     "parameters",
     "refusal",
+    "scale_remedy",
     "untested_refusal",
 ]
 
@@ -40,6 +41,22 @@ _REMEDIES = {
     "simplex": "a simplex is conjugate where it enters as the probabilities themselves of a Categorical outcome",
     "real": "real latents are conjugate where they enter linearly into the mean of a Normal outcome",
 }
+
+
+_PRIORS = {
+    "unit": "a latent in (0, 1) has a Beta prior",
+    "positive": "a positive latent has a Gamma or InverseGamma prior",
+    "simplex": "a simplex has a Dirichlet prior",
+    "real": "real latents have a Normal prior, each with a mean that is linear in the others",
+}
+
+
+def scale_remedy(name: str) -> str:
+    """Say what makes a positive latent conjugate, and where."""
+    return (
+        f"where '{name}' is the rate of a Poisson, Exponential or Gamma outcome a Gamma prior is conjugate, and where it is the "
+        "variance of a Normal one an InverseGamma prior; elsewhere no prior is, and an approximate engine serves the program"
+    )
 
 
 def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
@@ -259,7 +276,8 @@ def density_refusal(
     reason += f" - residual {nats:.1e} nats, tolerance {tolerance:.1e} nats"
     kinds = {site.kind for site in layout.sites}
     if is_prior:
-        remedy = "use a Beta, Gamma, InverseGamma, Dirichlet, Normal or Normal-InverseGamma prior"
+        given = "; ".join(dict.fromkeys(_PRIORS[site.kind] for site in sites))
+        remedy = f"in a conjugate program {given}, and no factor bends it"
     elif not alone and {"real", "positive"} <= kinds and layout.free.size:
         real = next(site.name for site in layout.of("real"))
         scale = layout.of("positive")[0].name
@@ -276,7 +294,10 @@ def density_refusal(
 
 def blurred_refusal(model: RewardModel, layout: Layout, residual: Residual) -> NotConjugate:
     """Return the refusal of a prior whose terms are so large, near its own middle, that rounding could hide a deviation."""
-    hidden = f"rounding alone could hide {float(residual.rounding):.1e} nats of it, {resolution(jnp.float64):.0e} at most are certified"
+    hidden = (
+        f"rounding alone could hide {float(residual.rounding):.1e} nats of a deviation, and no more than "
+        f"{resolution(jnp.float64):g} are certified"
+    )
     if layout.free.size > 1 or layout.members.shape[1] > 1:
         return refusal(
             model,
