@@ -325,8 +325,8 @@ def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_ex
         raise InvalidProgram(
             "a random draw hidden from NumPyro reaches a prior, the likelihood or the expected reward, so that the program "
             "does not say the same twice: draw with numpyro.sample alone, outside of handlers.block and of NumPyro's own scan; "
-            "steps of a chain can be one site, `numpyro.sample(name, dist.Normal(0, 1).expand([T]))`, added up by jnp.cumsum or "
-            "jax.lax.scan"
+            "steps of a chain can be one site, `numpyro.sample(name, dist.Normal(0, 1).expand([T]))`, added up by jnp.cumsum "
+            "or jax.lax.scan"
         )
     _check_derivative(reading, latents, outcomes)
     for reaching in found[:num_prior]:

@@ -41,7 +41,7 @@ from ppl_bandit.program.probing import feasible_latents, feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["examine"]
+__all__ = ["Findings", "examine", "judge", "measure"]
 
 _NUM_POINTS = 16
 _NUM_AT_HOME = 8
@@ -49,7 +49,9 @@ _MAX_ROWS = 2048
 _ROWS_AT_ONCE = 64
 
 
-class _Findings(NamedTuple):
+class Findings(NamedTuple):
+    """What was measured of a program: flags of obstacles, its prior, rows of data, and how far each is from affine."""
+
     obstacles: list[Array]
     prior: Posterior
     prior_residual: Residual
@@ -68,7 +70,7 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
     words: list[str] = []
     try:
         layout = _find_scales(model, _read_supports(model))
-        found = run_once(lambda: _measure(model, layout, words))
+        found = run_once(lambda: measure(model, layout, words))
     except NotConjugate:
         raise
     except Exception as error:  # whatever jax says of an operation without a second derivative
@@ -78,22 +80,18 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
             f"{str(error).splitlines()[0] if str(error) else ''})",
             "write it in jax operations that have derivatives in both modes; until then an approximate engine serves it",
         ) from error
-    for sentence, happened in zip(words, found.obstacles, strict=True):
-        if bool(happened):
-            raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
-    if not bool(is_affine(found.prior_residual)):
-        _refuse_density(model, layout, found, is_prior=True)
-    _check_proper(model, layout, found.prior)
-    # Rows whose rounding is too large are no evidence; a deviation in them is.
-    is_bent = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
-    tested = found.is_possible & np.asarray(is_affine(found.residuals))
-    arms = np.asarray(found.rows.arm)
-    if is_bent.any():
-        _refuse_density(model, layout, found, is_prior=False)
-    untested = sorted(set(range(model.num_arms)) - set(arms[tested].tolist()))
-    if untested:
-        is_blurred = bool(np.any(found.is_possible & (arms == untested[0])))
-        raise report.untested_refusal(model, untested[0], is_blurred)
+    fault, tested = judge(found, model.num_arms)
+    if fault == "obstacle":
+        sentence = next(words for words, happened in zip(words, found.obstacles, strict=True) if bool(happened))
+        raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
+    if fault in ("prior", "likelihood"):
+        _refuse_density(model, layout, found, is_prior=fault == "prior")
+    if fault == "improper":
+        _refuse_improper(model, layout, found.prior)
+    if fault == "untested":
+        arms = np.asarray(found.rows.arm)
+        arm = min(set(range(model.num_arms)) - set(arms[tested].tolist()))
+        raise report.untested_refusal(model, arm, is_blurred=bool(np.any(found.is_possible & (arms == arm))))
     evidence = Evidence(
         found.prior_residual,
         worst_of(jax.tree.map(lambda leaf: leaf[tested], found.residuals)),
@@ -102,6 +100,21 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
         _NUM_POINTS + _NUM_AT_HOME,
     )
     return layout, found.prior, evidence
+
+
+def judge(found: Findings, num_arms: int) -> tuple[str, np.ndarray]:
+    """Return what stands in the way of an exact engine, "" for nothing, and which rows of data were certified."""
+    # Rows whose rounding is too large are no evidence; a deviation in them is.
+    is_bent = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
+    tested = found.is_possible & np.asarray(is_affine(found.residuals))
+    faults = {
+        "obstacle": any(bool(happened) for happened in found.obstacles),
+        "prior": not bool(is_affine(found.prior_residual)),
+        "improper": bool(_improper(found.prior)),
+        "likelihood": bool(is_bent.any()),
+        "untested": len(set(np.asarray(found.rows.arm)[tested].tolist())) < num_arms,
+    }
+    return next((fault for fault, stands in faults.items() if stands), ""), tested
 
 
 def _read_supports(model: RewardModel) -> Layout:
@@ -254,7 +267,8 @@ def _start_point(layout: Layout) -> Coordinates:
     return coordinates_at(layout, flat)
 
 
-def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
+def measure(model: RewardModel, layout: Layout, words: list[str]) -> Findings:
+    """Prove, derive and certify, in one traced function; `words` is filled with what each obstacle says."""
     prior, prior_residual = _read_prior(model, layout)
     centre = coordinates_at(layout, prior)
     rows, is_possible = _trial_rows(model, latents_at(layout, centre))
@@ -285,7 +299,7 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
     found = jax.lax.map(lambda chunk: jax.vmap(read)(*chunk), chunks)
     naturals, residuals, is_finite, in_rows = join_chunks(found, num_rows)
     words[:] = said[True] + said[False]
-    return _Findings(
+    return Findings(
         [*in_the_prior, *(jnp.any(happened & is_possible) for happened in in_rows)],
         prior,
         prior_residual,
@@ -367,26 +381,31 @@ def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Inter
     return Interaction(arm, reward, context), is_possible
 
 
-def _check_proper(model: RewardModel, layout: Layout, prior: Posterior) -> None:
+def _improper(prior: Posterior) -> list[str]:
+    """Return the kinds of latents whose prior has no finite integral."""
+
     def eigen(precision: Any) -> np.ndarray:
         return np.linalg.eigvalsh(np.asarray(precision)) if precision.shape[-1] else np.ones(1)
 
-    for kind, parameters in (
+    parameters = (
         ("unit", prior.beta),
         ("positive", prior.shape),
         ("positive", prior.rate),
         ("real", eigen(prior.precision)),
         ("real", eigen(prior.scaled_precision)),
         *(("simplex", rows) for rows in prior.dirichlet),
-    ):
-        if not np.all(np.asarray(parameters) > 0):
-            names = [site.name for site in layout.of(kind)]
-            raise report.refusal(
-                model, f"has an improper prior on {names}: its density has no finite integral", "give it a proper prior"
-            )
+    )
+    return [kind for kind, values in parameters if not np.all(np.asarray(values) > 0)]
 
 
-def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_prior: bool) -> None:
+def _refuse_improper(model: RewardModel, layout: Layout, prior: Posterior) -> None:
+    names = [site.name for site in layout.of(_improper(prior)[0])]
+    raise report.refusal(
+        model, f"has an improper prior on {names}: its density has no finite integral", "give it a proper prior"
+    )
+
+
+def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_prior: bool) -> None:
     """Find which latents break the affine form, one site at a time, and refuse with that."""
     prior = jax.tree.map(jnp.asarray, found.prior)
     residual, row = found.prior_residual, None
@@ -436,7 +455,7 @@ def _only(layout: Layout, places: Places, site: SiteBlock) -> list[Region]:
     return regions
 
 
-def _examples(model: RewardModel, found: _Findings, tested: np.ndarray) -> tuple[tuple[dict[str, float], Natural], ...]:
+def _examples(model: RewardModel, found: Findings, tested: np.ndarray) -> tuple[tuple[dict[str, float], Natural], ...]:
     """Return the rows of arm 0 that were tested, plain rewards first."""
     given = found.rows.reward
     rewards = given if isinstance(given, dict) else {model.outcomes[0]: given}

@@ -54,7 +54,7 @@ _PRIORS = {
 def scale_remedy(name: str) -> str:
     """Say what makes a positive latent conjugate, and where."""
     return (
-        f"where '{name}' is the rate of a Poisson, Exponential or Gamma outcome a Gamma prior is conjugate, and where it is the "
+        f"where '{name}' is the rate of a Poisson, Exponential or Gamma outcome a Gamma prior is conjugate, where it is the "
         "variance of a Normal one an InverseGamma prior; elsewhere no prior is, and an approximate engine serves the program"
     )
 
