@@ -1,119 +1,139 @@
-"""The edge of the live bandit: the pure functions of an engine and a selector, jitted.
+"""The edge of the live bandit: the pure functions of an engine and a selector, fused and compiled.
 
-They are compiled once for all bandits that share a model, an engine and a selector. Keys are made inside: from the seed, for
-a purpose, and for the number of the decision or of the rows seen, so that the same calls give the same decisions.
+A step is two calls and two transfers: a decision comes back as one row of numbers, an update leaves its state on the device and
+sends one row, its verdict. Functions are compiled once for all bandits that share a model, an engine and a selector. Keys are
+made inside: from the seed, for a purpose, and for the number of the decision or of the rows seen, so that the same calls give
+the same decisions.
 """
 
 import functools
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.engines.decide import decide
+from ppl_bandit.numerics.compilation import Ahead
+from ppl_bandit.numerics.packing import pack
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Interaction, Selection, Selector
+from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["Compiled", "compiled_choice", "compiled_functions"]
+__all__ = ["Compiled", "Verdict", "compiled_functions", "rows_like"]
 
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)
 
-# XLA compiles without the interpreter's lock, so a second core can work while the main thread traces.
-_BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
+
+class Verdict(NamedTuple):
+    """What an update says of rows.
+
+    Attributes:
+        possible: {outcome: (N,)}, whether the program can produce each reward.
+        info: the engine's evidence.
+    """
+
+    possible: dict[str, Any]
+    info: Any
 
 
 class Compiled(NamedTuple):
-    """Jitted functions of a seed and a state.
+    """Compiled functions of a seed and a state; numbers are NumPy's, of 64 bits.
 
     Attributes:
         init: seed -> state.
-        table: (seed, state, number, context) -> (M, A) expected rewards behind the decision of that number, from 0.
-        decide: (seed, state, number, context, allowed) -> Selection, for a selector that uses the engine's marginals.
-        decide_many: (seed, state, numbers, contexts, allowed) -> Selections.
-        learn: (seed, state, num_seen, rows) -> (state, info, {outcome: is possible}).
+        select: (seed, state, number, context, allowed) -> a packed `Selection`, of the decision of that number, from 0.
+        select_many: (seed, state, numbers, contexts, allowed) -> packed selections, one per row.
+        learn: (seed, state, num_seen, rows, num_rows) -> (state, packed `Verdict`); rows beyond num_rows do not count.
+        forms: number of rows -> the form of their verdict, for `unpack`, once `learn` is compiled for as many.
         draw: (seed, state, M) -> draws for reading.
         expected: (seed, state, context, M) -> (M, A) expected rewards for reading.
     """
 
     init: Callable
-    table: Callable
-    decide: Callable
-    decide_many: Callable
-    learn: Callable
+    select: Ahead
+    select_many: Ahead
+    learn: Ahead
+    forms: dict[int, Verdict]
     draw: Callable
     expected: Callable
 
 
-@functools.lru_cache(maxsize=32)
-def compiled_choice(select: Selector, num_samples: int, num_arms: int) -> "Future[Callable]":
-    """Start to compile a selector for tables of a shape, and return the promise of it.
-
-    A selector knows nothing about the model, so this goes on while the model is being examined.
-
-    Returns:
-        The future of (seed, table, number, allowed) -> Selection.
-    """
-
-    def choose(seed: Array, table: Array, number: Array, allowed: Array) -> Selection:
-        return select(_key(seed, _CHOOSE, number), table, number + 1, allowed=allowed)
-
-    def compile_choice() -> Callable:
-        with jax.enable_x64(True):
-            whole = jax.ShapeDtypeStruct((), np.int64)
-            table = jax.ShapeDtypeStruct((num_samples, num_arms), np.float64)
-            return quick_jit(choose).lower(whole, table, whole, jax.ShapeDtypeStruct((num_arms,), bool)).compile()
-
-    return _BACKGROUND.submit(compile_choice)
-
-
-@functools.lru_cache(maxsize=32)
 def compiled_functions(
+    model: RewardModel, engine: Engine, selector: Selector, num_samples: int, draws: bool = False
+) -> Compiled:
+    """Return the compiled functions of a model, an engine, a selector and M; `draws` as in `engines.decide`."""
+    # An explanation is no key, and says nothing about what is computed.
+    return _compiled_functions(model, *engine[:3], engine.marginals, selector, num_samples, draws)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_functions(
     model: RewardModel,
     init: Callable,
     update: Callable,
     sample: Callable,
     marginals: Callable | None,
-    select: Selector,
+    selector: Selector,
     num_samples: int,
+    draws: bool,
 ) -> Compiled:
-    """Return the jitted functions of a model, the functions of an engine, a selector and M."""
+    engine: Any = Engine(init, update, sample, None, marginals=marginals)  # type: ignore[arg-type]
 
     def expected(key: Array, state: Any, context: Any, num: int) -> Array:
         return model.expected_rewards(sample(key, state, num), context)
 
-    def table(seed: int, state: Any, number: Array, context: Any) -> Array:
-        return expected(_key(seed, _DRAW, number), state, context, num_samples)
+    def select(seed: Array, state: Any, number: Array, context: Any, allowed: Array) -> Array:
+        keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)
+        options = {"num_samples": num_samples, "allowed": allowed, "draws": draws}
+        return pack(decide(*keys, model, engine, selector, state, context, number + 1, **options))
 
-    def decide(seed: int, state: Any, number: Array, context: Any, allowed: Array) -> Selection:
-        rewards, key = table(seed, state, number, context), _key(seed, _CHOOSE, number)
-        if marginals is None:
-            return select(key, rewards, number + 1, allowed=allowed)
-        return select(key, rewards, number + 1, allowed=allowed, marginals=marginals(state, context))
+    def select_many(seed: Array, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
+        return jax.vmap(lambda number, context: select(seed, state, number, context, allowed))(numbers, contexts)
 
-    def decide_many(seed: int, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Selection:
-        return jax.lax.map(lambda row: decide(seed, state, row[0], row[1], allowed), (numbers, contexts))
-
-    def learn(seed: int, state: Any, num_seen: int, rows: Interaction) -> tuple[Any, Any, dict[str, Array]]:
+    def judge(seed: Array, state: Any, num_seen: Array, rows: Interaction, num_rows: Array) -> tuple[Any, Verdict]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
-        after, info = update(_key(seed, _UPDATE, num_seen), state, rows)
-        return after, info, model.in_support(latents, rows)
+        size = rows.arm.shape[0]
+        mask = None if size == 1 else jnp.arange(size) < num_rows
+        after, info = update(_key(seed, _UPDATE, num_seen), state, rows._replace(mask=mask))
+        return after, Verdict(model.in_support(latents, rows), info)
+
+    forms: dict[int, Verdict] = {}
+
+    def learn(seed: Array, state: Any, num_seen: Array, rows: Interaction, num_rows: Array) -> tuple[Any, Array]:
+        after, verdict = judge(seed, state, num_seen, rows, num_rows)
+        # Noted while this is traced: what it returns is one row of numbers.
+        forms[rows.arm.shape[0]] = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), verdict)
+        return after, pack(verdict)
 
     return Compiled(
         jax.jit(lambda seed: init(jr.key(seed))),
-        jax.jit(table),
-        jax.jit(decide),
-        jax.jit(decide_many),
-        jax.jit(learn),
+        Ahead(select),
+        Ahead(select_many),
+        Ahead(learn),
+        forms,
         jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2),
         jax.jit(
             lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3
         ),
     )
+
+
+def rows_like(model: RewardModel, num_rows: int) -> Interaction:
+    """Return rows as `learn` takes them, of zeros and the example context: their shapes are those of real rows."""
+    rewards = {name: np.zeros(num_rows) for name in model.outcomes}
+    given = rewards if len(model.outcomes) > 1 else rewards[model.outcomes[0]]
+    contexts = jax.tree.map(lambda leaf: np.repeat(_wide(leaf)[None], num_rows, axis=0), model.context)
+    return Interaction(np.zeros(num_rows, np.int64), given, contexts)  # type: ignore[arg-type]
+
+
+def _wide(leaf: Any) -> np.ndarray:
+    """Return a context's leaf in the type that checked contexts have."""
+    array = np.asarray(leaf)
+    return array.astype({"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}[array.dtype.kind])
 
 
 def _key(seed: Any, purpose: int, number: Any) -> Array:

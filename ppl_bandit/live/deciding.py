@@ -5,11 +5,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ppl_bandit.live.compiled import compiled_choice
 from ppl_bandit.live.learning import Learner, Task, pad_rows
 from ppl_bandit.types import Selection
 
 __all__ = ["decide", "decide_many"]
+
+_SIZES = (256, 16, 1)  # of the pieces of a batch, each compiled once
 
 
 def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Selection:
@@ -19,13 +20,8 @@ def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.
         ValueError: if the expected rewards are not finite.
     """
     with jax.enable_x64(True):
-        if task.selector.uses_marginals and learner.engine.marginals is not None:
-            chosen = learner.run.decide(task.seed, learner.state, number, context, allowed)
-        else:
-            table = learner.run.table(task.seed, learner.state, number, context)
-            choice = compiled_choice(task.selector, task.num_samples, len(task.arms)).result()
-            chosen = choice(np.int64(task.seed), table, np.int64(number), allowed)
-    return _check(jax.device_get(chosen))
+        row = learner.run.select(np.int64(task.seed), learner.state, np.int64(number), context, allowed)
+        return _unpacked(np.asarray(row))
 
 
 def decide_many(
@@ -39,16 +35,24 @@ def decide_many(
     Raises:
         ValueError: if the expected rewards of any are not finite.
     """
+    seed, found, done = np.int64(task.seed), list[Any](), 0
     with jax.enable_x64(True):
-        padded = pad_rows((numbers, contexts), numbers.size)
-        chosen = jax.device_get(learner.run.decide_many(task.seed, learner.state, *padded, allowed))
-    return [_check(jax.tree.map(lambda leaf, i=i: leaf[i], chosen)) for i in range(numbers.size)]
+        for size in _SIZES:
+            while numbers.size - done >= (0.8 * size if size > 1 else 1):
+                num = min(size, numbers.size - done)
+                part = jax.tree.map(lambda leaf: leaf[done : done + num], (numbers, contexts))  # noqa: B023
+                rows = learner.run.select_many(seed, learner.state, *pad_rows(part, num, size), allowed)
+                found.append((rows, num))
+                done += num
+        return [_unpacked(row) for rows, num in found for row in np.asarray(rows)[:num]]
 
 
-def _check(chosen: Selection) -> Selection:
-    if int(chosen.arm) < 0:
+def _unpacked(row: np.ndarray) -> Selection:
+    arm, num_arms = int(row[0]), (row.size - 2) // 2
+    if arm < 0:
         raise ValueError(
             "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows or "
             "is undefined at this context or at draws from this posterior"
         )
-    return chosen
+    # The order of the fields of `Selection`.
+    return Selection(arm, row[1 : 1 + num_arms], int(row[1 + num_arms]), row[2 + num_arms :])  # type: ignore[arg-type]

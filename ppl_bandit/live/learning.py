@@ -4,15 +4,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.live.compiled import Compiled, compiled_functions
+from ppl_bandit.live.compiled import Compiled, Verdict, compiled_functions, rows_like
 from ppl_bandit.live.inputs import Arms
+from ppl_bandit.numerics.packing import unpack
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "start"]
+__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "prepare", "start"]
+
+_SIZES = (1024, 32, 1)
 
 
 class Task(NamedTuple):
@@ -20,6 +22,7 @@ class Task(NamedTuple):
 
     Attributes:
         may_fall_back: whether another engine may take over from one that is exact.
+        draws: whether every decision draws the latents, also where there is a shorter way (`engines.decide`).
     """
 
     model: RewardModel
@@ -28,6 +31,7 @@ class Task(NamedTuple):
     num_samples: int
     seed: int
     may_fall_back: bool
+    draws: bool = False
 
 
 class Learner(NamedTuple):
@@ -54,19 +58,35 @@ class Rows(NamedTuple):
 
 
 def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
-    """Build an engine, and return it with its prior."""
+    """Build an engine, and return it with its prior; its first decision and update are compiled in the background."""
     with jax.enable_x64(True):
         engine = factory(task.model)
-        # Selectors without a use for marginals are compiled apart from the model, ahead of time.
-        marginals = engine.marginals if task.selector.uses_marginals else None
-        run = compiled_functions(
-            task.model, engine.init, engine.update, engine.sample, marginals, task.selector, task.num_samples
-        )
-        return Learner(engine, run, run.init(task.seed))
+        run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws)
+        learner = Learner(engine, run, run.init(np.int64(task.seed)))
+    prepare(task, learner, 1)
+    return learner
+
+
+def prepare(task: Task, learner: Learner, num_rows: int) -> None:
+    """Compile decisions and updates in the background, for the state as it is and as it will be when that many rows came."""
+    run, reserve, whole = learner.run, learner.engine.reserve, np.int64(0)
+    rows = rows_like(task.model, 1)
+    context = None if rows.context is None else jax.tree.map(lambda leaf: leaf[0], rows.context)
+    with jax.enable_x64(True):
+        states = [learner.state]
+        if reserve is not None:
+            states += [reserve(learner.state, 1), reserve(learner.state, num_rows)]
+        for state in states:
+            run.select.prepare(whole, state, whole, context, np.ones(len(task.arms), bool))
+        for state in states[-2:]:
+            run.learn.prepare(whole, state, whole, rows, whole)
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
     """Return the engine's state with rows folded into it, and its evidence; nothing is changed.
+
+    Where an engine keeps no data, rows come in pieces of a few fixed sizes, each compiled once. The others read all of their
+    data at an update, so that they are given all rows at once.
 
     Args:
         num_seen: rows folded before these; the engine's random numbers come from it.
@@ -74,26 +94,74 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     Raises:
         ValueError: for a reward that the program cannot produce.
     """
-    model, num_rows = task.model, rows.arms.size
-    given = rows.rewards if len(model.outcomes) > 1 else rows.rewards[model.outcomes[0]]
+    engine, state, num_rows = learner.engine, learner.state, rows.arms.size
+    infos, done = list[Any](), 0
     with jax.enable_x64(True):
-        padded = Interaction(*pad_rows((rows.arms, given, rows.contexts, np.ones(num_rows, bool)), num_rows))
-        padded = padded._replace(mask=jnp.arange(padded.arm.shape[0]) < num_rows)
-        reserve = learner.engine.reserve
-        state = learner.state if reserve is None else reserve(learner.state, num_rows)
-        after, info, possible = jax.device_get(learner.run.learn(task.seed, state, num_seen, padded))
-    for name, fits in possible.items():
-        if not np.all(fits[:num_rows]):
-            row = int(np.flatnonzero(~fits[:num_rows])[0])
-            where = f" in row {row}" if num_rows > 1 else ""
-            raise ValueError(
-                f"{name}={rows.rewards[name][row]:g}{where} is outside the support of the outcome '{name}' on arm "
-                f"{task.arms.names[rows.arms[row]]!r}: the program cannot produce it; correct the reward or the program"
-            )
-    return after, info
+        if engine.reserve is not None:
+            state = engine.reserve(state, num_rows)
+        for size in [_roomy(num_rows)] if engine.reserve is not None else _pieces(num_rows):
+            piece = _slice(rows, done, min(size, num_rows - done))
+            state, verdict = _fold_piece(task, learner, state, num_seen + done, piece, size)
+            for name, fits in verdict.possible.items():
+                if not fits[: piece.arms.size].all():
+                    raise _impossible(task, rows, name, done + int(np.flatnonzero(~fits)[0]))
+            infos.append(verdict.info)
+            done += piece.arms.size
+            if engine.explanation.is_exact and not verdict.info.is_trusted:
+                break  # all rows or none
+    return state, infos[0] if len(infos) == 1 else _joined(infos, done)
 
 
-def pad_rows(tree: Any, num_rows: int) -> Any:
-    """Repeat the last row up to a power of two, so that batches of any size compile O(log size) times."""
-    size = 1 << (num_rows - 1).bit_length()
+def _fold_piece(task: Task, learner: Learner, state: Any, num_seen: int, rows: Rows, size: int) -> tuple[Any, Verdict]:
+    num_rows = rows.arms.size
+    given = rows.rewards if len(task.model.outcomes) > 1 else rows.rewards[task.model.outcomes[0]]
+    padded = Interaction(*pad_rows((rows.arms, given, rows.contexts), num_rows, size))
+    after, row = learner.run.learn(np.int64(task.seed), state, np.int64(num_seen), padded, np.int64(num_rows))
+    return after, unpack(learner.run.forms[size], np.asarray(row))
+
+
+def _slice(rows: Rows, start: int, num_rows: int) -> Rows:
+    if num_rows == rows.arms.size:
+        return rows
+    return jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows)
+
+
+def _impossible(task: Task, rows: Rows, name: str, row: int) -> ValueError:
+    where = f" in row {row}" if rows.arms.size > 1 else ""
+    return ValueError(
+        f"{name}={rows.rewards[name][row]:g}{where} is outside the support of the outcome '{name}' on arm "
+        f"{task.arms.names[rows.arms[row]]!r}: the program cannot produce it; correct the reward or the program"
+    )
+
+
+def _joined(infos: list[Any], num_rows: int) -> Any:
+    """Join the evidence of several pieces: what has a row axis in rows, and the last of what has none."""
+
+    def join(*leaves: Any) -> Any:
+        return np.concatenate(leaves)[:num_rows] if np.ndim(leaves[0]) else leaves[-1]
+
+    joined = jax.tree.map(join, *infos)
+    return joined._replace(is_trusted=np.all([info.is_trusted for info in infos]))
+
+
+def _pieces(num_rows: int) -> list[int]:
+    """Cut rows into pieces of fixed sizes; a fifth of a piece, at most, is filled up."""
+    pieces = []
+    for size in _SIZES:
+        while num_rows >= 0.8 * size:
+            pieces.append(size)
+            num_rows -= size
+    return pieces
+
+
+def _roomy(num_rows: int) -> int:
+    """Round up to one of four sizes between powers of two: at most a quarter is filled up, and few sizes are compiled."""
+    step = 1 << max((num_rows - 1).bit_length() - 3, 0)
+    return -(-num_rows // step) * step
+
+
+def pad_rows(tree: Any, num_rows: int, size: int) -> Any:
+    """Repeat the last row up to a size."""
+    if size == num_rows:
+        return tree
     return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], size - num_rows, axis=0)]), tree)
