@@ -7,7 +7,7 @@ the same decisions.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +17,14 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decide
+from ppl_bandit.numerics import sampling
 from ppl_bandit.numerics.compilation import Ahead
-from ppl_bandit.numerics.packing import pack
+from ppl_bandit.numerics.packing import pack, unpacker
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["Compiled", "Verdict", "compiled_functions", "rows_like"]
+__all__ = ["Compiled", "Verdict", "compiled_functions", "contexts_like", "row_numbers"]
 
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)
 
@@ -47,8 +48,8 @@ class Compiled(NamedTuple):
         init: seed -> state.
         select: (seed, state, number, context, allowed) -> a packed `Selection`, of the decision of that number, from 0.
         select_many: (seed, state, numbers, contexts, allowed) -> packed selections, one per row.
-        learn: (seed, state, num_seen, rows, num_rows) -> (state, packed `Verdict`); rows beyond num_rows do not count.
-        forms: number of rows -> the form of their verdict, for `unpack`, once `learn` is compiled for as many.
+        learn: (seed, state, numbers, contexts) -> (state, packed `Verdict`), with `row_numbers`: one transfer for all of them.
+        unpack: number of rows -> what unpacks their verdict, once `learn` is compiled for as many.
         draw: (seed, state, M) -> draws for reading.
         expected: (seed, state, context, M) -> (M, A) expected rewards for reading.
     """
@@ -57,7 +58,7 @@ class Compiled(NamedTuple):
     select: Ahead
     select_many: Ahead
     learn: Ahead
-    forms: dict[int, Verdict]
+    unpack: dict[int, Callable[[np.ndarray], Verdict]]
     draw: Callable
     expected: Callable
 
@@ -94,19 +95,15 @@ def _compiled_functions(
     def select_many(seed: Array, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
         return jax.vmap(lambda number, context: select(seed, state, number, context, allowed))(numbers, contexts)
 
-    def judge(seed: Array, state: Any, num_seen: Array, rows: Interaction, num_rows: Array) -> tuple[Any, Verdict]:
+    unpack: dict[int, Callable[[np.ndarray], Verdict]] = {}
+
+    def learn(seed: Array, state: Any, numbers: Array, contexts: Any) -> tuple[Any, Array]:
+        num_seen, rows = _rows_of(model, numbers, contexts)
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
-        size = rows.arm.shape[0]
-        mask = None if size == 1 else jnp.arange(size) < num_rows
-        after, info = update(_key(seed, _UPDATE, num_seen), state, rows._replace(mask=mask))
-        return after, Verdict(model.in_support(latents, rows), info)
-
-    forms: dict[int, Verdict] = {}
-
-    def learn(seed: Array, state: Any, num_seen: Array, rows: Interaction, num_rows: Array) -> tuple[Any, Array]:
-        after, verdict = judge(seed, state, num_seen, rows, num_rows)
+        after, info = update(_key(seed, _UPDATE, num_seen), state, rows)
+        verdict = Verdict(model.in_support(latents, rows), info)
         # Noted while this is traced: what it returns is one row of numbers.
-        forms[rows.arm.shape[0]] = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), verdict)
+        unpack[rows.arm.shape[0]] = unpacker(verdict)
         return after, pack(verdict)
 
     return Compiled(
@@ -114,7 +111,7 @@ def _compiled_functions(
         Ahead(select),
         Ahead(select_many),
         Ahead(learn),
-        forms,
+        unpack,
         jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2),
         jax.jit(
             lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3
@@ -122,20 +119,31 @@ def _compiled_functions(
     )
 
 
-def rows_like(model: RewardModel, num_rows: int) -> Interaction:
-    """Return rows as `learn` takes them, of zeros and the example context: their shapes are those of real rows."""
-    rewards = {name: np.zeros(num_rows) for name in model.outcomes}
-    given = rewards if len(model.outcomes) > 1 else rewards[model.outcomes[0]]
-    contexts = jax.tree.map(lambda leaf: np.repeat(_wide(leaf)[None], num_rows, axis=0), model.context)
-    return Interaction(np.zeros(num_rows, np.int64), given, contexts)  # type: ignore[arg-type]
+def row_numbers(num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return rows as `learn` takes them: how many were seen before, how many of these count, arms, and rewards by outcome."""
+    return np.concatenate([(num_seen, num_rows), arms, *rewards.values()], dtype=np.float64)
+
+
+def _rows_of(model: RewardModel, numbers: Array, contexts: Any) -> tuple[Array, Interaction]:
+    """Undo `row_numbers`."""
+    parts = numbers[2:].reshape(1 + len(model.outcomes), -1)
+    rewards = dict(zip(model.outcomes, parts[1:], strict=True))
+    given = rewards if len(rewards) > 1 else parts[1]
+    size = parts.shape[1]
+    mask = None if size == 1 else jnp.arange(size) < numbers[1]
+    return numbers[0].astype(int), Interaction(parts[0].astype(int), given, contexts, mask)
+
+
+def contexts_like(model: RewardModel, num_rows: int) -> Any:
+    """Return the example context over rows, in the types that checked contexts have."""
+    return jax.tree.map(lambda leaf: np.repeat(_wide(leaf)[None], num_rows, axis=0), model.context)
 
 
 def _wide(leaf: Any) -> np.ndarray:
-    """Return a context's leaf in the type that checked contexts have."""
     array = np.asarray(leaf)
     return array.astype({"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}[array.dtype.kind])
 
 
 def _key(seed: Any, purpose: int, number: Any) -> Array:
     """Return the key of a purpose for the number of a decision or of the rows seen."""
-    return jr.fold_in(jr.key(seed), 4 * number + purpose)
+    return sampling.fold_key(seed, 4 * number + purpose)

@@ -1,8 +1,10 @@
 """Decide from what was learnt: the edge between a caller's context and the compiled functions of engine and selector."""
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.live.learning import Learner, Task, pad_rows
@@ -20,7 +22,8 @@ def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.
         ValueError: if the expected rewards are not finite.
     """
     with jax.enable_x64(True):
-        row = learner.run.select(np.int64(task.seed), learner.state, np.int64(number), context, allowed)
+        mask = _mask(allowed.tobytes())
+        row = learner.run.select(learner.seed, learner.state, np.int64(number), context, mask)
         return _unpacked(np.asarray(row))
 
 
@@ -35,16 +38,23 @@ def decide_many(
     Raises:
         ValueError: if the expected rewards of any are not finite.
     """
-    seed, found, done = np.int64(task.seed), list[Any](), 0
+    found, done = list[Any](), 0
     with jax.enable_x64(True):
+        mask = _mask(allowed.tobytes())
         for size in _SIZES:
             while numbers.size - done >= (0.8 * size if size > 1 else 1):
                 num = min(size, numbers.size - done)
                 part = jax.tree.map(lambda leaf: leaf[done : done + num], (numbers, contexts))  # noqa: B023
-                rows = learner.run.select_many(seed, learner.state, *pad_rows(part, num, size), allowed)
+                rows = learner.run.select_many(learner.seed, learner.state, *pad_rows(part, num, size), mask)
                 found.append((rows, num))
                 done += num
         return [_unpacked(row) for rows, num in found for row in np.asarray(rows)[:num]]
+
+
+@functools.lru_cache(maxsize=256)
+def _mask(allowed: bytes) -> jax.Array:
+    """Return a mask on the device, where the few that a bandit uses stay."""
+    return jnp.asarray(np.frombuffer(allowed, bool))
 
 
 def _unpacked(row: np.ndarray) -> Selection:

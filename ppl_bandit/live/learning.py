@@ -1,16 +1,16 @@
 """Fold rows into a posterior: what a live bandit has learnt is a value, replaced whole or not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.live.compiled import Compiled, Verdict, compiled_functions, rows_like
+from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
 from ppl_bandit.live.inputs import Arms
-from ppl_bandit.numerics.packing import unpack
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Engine, Interaction, Selector
+from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "prepare", "start"]
 
@@ -40,12 +40,14 @@ class Learner(NamedTuple):
     Attributes:
         run: the engine's functions, compiled.
         state: the engine's.
+        seed: the bandit's, on the device.
         has_warned: whether its user knows that these draws lack evidence and that no engine is left to move to.
     """
 
     engine: Engine
     run: Compiled
     state: Any
+    seed: Any
     has_warned: bool = False
 
 
@@ -62,7 +64,7 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     with jax.enable_x64(True):
         engine = factory(task.model)
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws)
-        learner = Learner(engine, run, run.init(np.int64(task.seed)))
+        learner = Learner(engine, run, run.init(np.int64(task.seed)), jnp.asarray(task.seed))
     prepare(task, learner, 1)
     return learner
 
@@ -70,8 +72,9 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
 def prepare(task: Task, learner: Learner, num_rows: int) -> None:
     """Compile decisions and updates in the background, for the state as it is and as it will be when that many rows came."""
     run, reserve, whole = learner.run, learner.engine.reserve, np.int64(0)
-    rows = rows_like(task.model, 1)
-    context = None if rows.context is None else jax.tree.map(lambda leaf: leaf[0], rows.context)
+    contexts = contexts_like(task.model, 1)
+    context = None if contexts is None else jax.tree.map(lambda leaf: leaf[0], contexts)
+    numbers = np.zeros(3 + len(task.model.outcomes))
     with jax.enable_x64(True):
         states = [learner.state]
         if reserve is not None:
@@ -79,7 +82,7 @@ def prepare(task: Task, learner: Learner, num_rows: int) -> None:
         for state in states:
             run.select.prepare(whole, state, whole, context, np.ones(len(task.arms), bool))
         for state in states[-2:]:
-            run.learn.prepare(whole, state, whole, rows, whole)
+            run.learn.prepare(whole, state, numbers, contexts)
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
@@ -99,31 +102,24 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     with jax.enable_x64(True):
         if engine.reserve is not None:
             state = engine.reserve(state, num_rows)
-        for size in [_roomy(num_rows)] if engine.reserve is not None else _pieces(num_rows):
-            piece = _slice(rows, done, min(size, num_rows - done))
-            state, verdict = _fold_piece(task, learner, state, num_seen + done, piece, size)
+        for size in _pieces(num_rows) if engine.reserve is None else (_roomy(num_rows),):
+            piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
+            num_piece = min(size, num_rows - done)
+            numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
+            state, row = learner.run.learn(learner.seed, state, numbers, piece.contexts)
+            verdict = learner.run.unpack[size](np.asarray(row))
             for name, fits in verdict.possible.items():
-                if not fits[: piece.arms.size].all():
-                    raise _impossible(task, rows, name, done + int(np.flatnonzero(~fits)[0]))
+                if not fits.all():  # rows that fill a piece up repeat its last one
+                    raise _impossible(task, rows, name, done + int(np.argmin(fits)))
             infos.append(verdict.info)
-            done += piece.arms.size
+            done += num_piece
             if engine.explanation.is_exact and not verdict.info.is_trusted:
                 break  # all rows or none
     return state, infos[0] if len(infos) == 1 else _joined(infos, done)
 
 
-def _fold_piece(task: Task, learner: Learner, state: Any, num_seen: int, rows: Rows, size: int) -> tuple[Any, Verdict]:
-    num_rows = rows.arms.size
-    given = rows.rewards if len(task.model.outcomes) > 1 else rows.rewards[task.model.outcomes[0]]
-    padded = Interaction(*pad_rows((rows.arms, given, rows.contexts), num_rows, size))
-    after, row = learner.run.learn(np.int64(task.seed), state, np.int64(num_seen), padded, np.int64(num_rows))
-    return after, unpack(learner.run.forms[size], np.asarray(row))
-
-
-def _slice(rows: Rows, start: int, num_rows: int) -> Rows:
-    if num_rows == rows.arms.size:
-        return rows
-    return jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows)
+def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:
+    return pad_rows(jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows), num_rows, size)
 
 
 def _impossible(task: Task, rows: Rows, name: str, row: int) -> ValueError:
@@ -144,8 +140,10 @@ def _joined(infos: list[Any], num_rows: int) -> Any:
     return joined._replace(is_trusted=np.all([info.is_trusted for info in infos]))
 
 
-def _pieces(num_rows: int) -> list[int]:
+def _pieces(num_rows: int) -> Sequence[int]:
     """Cut rows into pieces of fixed sizes; a fifth of a piece, at most, is filled up."""
+    if num_rows == 1:
+        return (1,)
     pieces = []
     for size in _SIZES:
         while num_rows >= 0.8 * size:

@@ -24,7 +24,6 @@ _QUANTILE_NODES = 192
 _LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
 _LOGIT, _LOG, _PLAIN = range(3)
-_FEW_ARMS = 8
 
 
 class Law(NamedTuple):
@@ -148,11 +147,7 @@ def _tournament(law: Law, nodes: _Nodes, allowed: Bool[Array, " A"]) -> Float[Ar
     x = jnp.sort(jnp.where(allowed[:, None], _comparable(law, nodes.v)[:, ::2], jnp.inf).ravel())
     x = jnp.where(jnp.isfinite(x), x, jnp.max(jnp.where(jnp.isfinite(x), x, -jnp.inf)))
     points = jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
-    if num_arms <= _FEW_ARMS:
-        below = jnp.stack([_one_below(law, nodes, arm, points) for arm in range(num_arms)], axis=1)
-    else:
-        below = jax.vmap(lambda value: _below(law, nodes, jnp.broadcast_to(value, (num_arms,))))(points)
-    below = jnp.where(allowed, below, 1.0)
+    below = jnp.where(allowed, _all_below(law, nodes, points), 1.0)
     others = _product_of_others(below)
     first, middle, last = others[:-1:2], others[1::2], others[2::2]
     bend, slope = 2.0 * (first - 2.0 * middle + last), 4.0 * middle - 3.0 * first - last
@@ -270,6 +265,15 @@ def _one_below(law: Law, nodes: _Nodes, arm: Any, values: Float[Array, " n"]) ->
     return _interpolated(own, mine.cubics[0].at[index].get(mode="promise_in_bounds"), part)
 
 
+def _all_below(law: Law, nodes: _Nodes, values: Float[Array, " n"]) -> Float[Array, "n A"]:
+    """Interpolate all arms' distribution functions at the same values, with one gather of rows."""
+    num_arms, num_pieces, _ = nodes.cubics.shape
+    index, part = _position(law, nodes, values[:, None])
+    rows = nodes.cubics.reshape(-1, 4)
+    cubic = rows.at[index + num_pieces * jnp.arange(num_arms, dtype=index.dtype)].get(mode="promise_in_bounds")
+    return _interpolated(law, cubic, part)
+
+
 def _below(law: Law, nodes: _Nodes, value: Float[Array, " A"], *, is_x: bool = False) -> Float[Array, " A"]:
     """Interpolate the probability that each arm's variable is at most a comparable value, or at most x."""
     index, part = _position(law, nodes, value, is_x=is_x)
@@ -288,8 +292,8 @@ def _position(law: Law, nodes: _Nodes, value: Array, *, is_x: bool = False) -> t
     return index, position - index
 
 
-def _interpolated(law: Law, cubic: Float[Array, "n 4"], part: Float[Array, " n"]) -> Float[Array, " n"]:
-    lower = cubic[:, 0] + part * (cubic[:, 1] + part * (cubic[:, 2] + part * cubic[:, 3]))
+def _interpolated(law: Law, cubic: Float[Array, "... 4"], part: Float[Array, "..."]) -> Float[Array, "..."]:
+    lower = cubic[..., 0] + part * (cubic[..., 1] + part * (cubic[..., 2] + part * cubic[..., 3]))
     lower = jnp.clip(lower, 0.0, 1.0)
     return jnp.where(law.slope * law.power > 0, lower, 1.0 - lower)
 
