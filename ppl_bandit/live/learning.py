@@ -1,6 +1,6 @@
 """Fold rows into a posterior: what a live bandit has learnt is a value, replaced whole or not at all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -108,9 +108,8 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
             numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
             state, row = learner.run.learn(learner.seed, state, numbers, piece.contexts)
             verdict = learner.run.unpack[size](np.asarray(row))
-            for name, fits in verdict.possible.items():
-                if not fits.all():  # rows that fill a piece up repeat its last one
-                    raise _impossible(task, rows, name, done + int(np.argmin(fits)))
+            if not verdict.is_possible:  # rows that fill a piece up repeat its last one
+                raise _impossible(task, rows, verdict.possible, done)
             infos.append(verdict.info)
             done += num_piece
             if engine.explanation.is_exact and not verdict.info.is_trusted:
@@ -122,7 +121,9 @@ def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:
     return pad_rows(jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows), num_rows, size)
 
 
-def _impossible(task: Task, rows: Rows, name: str, row: int) -> ValueError:
+def _impossible(task: Task, rows: Rows, possible: Mapping[str, np.ndarray], start: int) -> ValueError:
+    name = next(name for name, fits in possible.items() if not fits.all())
+    row = start + int(np.argmin(possible[name]))
     where = f" in row {row}" if rows.arms.size > 1 else ""
     return ValueError(
         f"{name}={rows.rewards[name][row]:g}{where} is outside the support of the outcome '{name}' on arm "

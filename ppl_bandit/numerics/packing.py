@@ -19,17 +19,19 @@ def pack(tree: Any) -> Float[Array, " n"]:
 def unpacker(form: Any) -> Callable[[np.ndarray], Any]:
     """Return what undoes `pack`: a row -> NumPy arrays in the tree, shapes and types of `form`."""
     leaves, treedef = jax.tree.flatten(form)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    plan = [
-        (int(end) - leaf.size, int(end), leaf.shape, None if leaf.dtype == np.float64 else leaf.dtype)
-        for leaf, end in zip(leaves, ends, strict=True)
-    ]
+    plan, end = [], 0
+    for leaf in leaves:
+        start, end = end, end + leaf.size
+        plan.append((start, end, leaf.shape, np.dtype(leaf.dtype)))
 
     def unpack(row: np.ndarray) -> Any:
         parts = []
         for start, end, shape, dtype in plan:
-            part = row[start:end] if len(shape) == 1 else row[start:end].reshape(shape)
-            parts.append(part if dtype is None else part.astype(dtype))
+            if not shape:
+                parts.append(dtype.type(row[start]))
+            else:
+                part = row[start:end].astype(dtype)
+                parts.append(part if len(shape) == 1 else part.reshape(shape))
         return treedef.unflatten(parts)
 
     return unpack
