@@ -5,7 +5,6 @@ Exit status: 0 for success, 2 for a mistake of the caller's (an invalid program,
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    _use_compilation_cache()
     return arguments.run(arguments)
 
 
@@ -211,22 +209,3 @@ def _say(line: str) -> None:
 
 def _silent(line: str) -> None:
     del line
-
-
-def _use_compilation_cache() -> None:
-    """Keep compiled programs between runs, in the user's cache folder; JAX_COMPILATION_CACHE_DIR overrides it."""
-    import jax
-
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    base = os.environ.get("XDG_CACHE_HOME") or (
-        "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("LOCALAPPDATA", "~/.cache")
-    )
-    folder = Path(base).expanduser() / "ppl_bandit" / "jax"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return  # a read-only home only costs time
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -8,7 +8,11 @@ from typing import Any
 
 import jax
 
+from ppl_bandit.numerics.defaults import use_defaults
+
 __all__ = ["Ahead", "quick_jit", "quick_options", "run_once"]
+
+use_defaults()  # before anything is compiled
 
 # The older emitters compile in half the time, and their code is no slower at the sizes of one decision.
 _SMALL = {"xla_cpu_use_fusion_emitters": False}
