@@ -34,16 +34,22 @@ class Ahead:
     def __init__(self, function: Callable):
         self._function = function
         self._promises: dict[Any, Future[Callable]] = {}
+        self._lowered: dict[Any, jax.stages.Lowered] = {}
         self._lock = threading.Lock()
         self._latest: Callable = self._find
         self.num_waits = 0
 
     def prepare(self, *args: Any) -> None:
-        """Start to compile for the shapes of these arguments, in the background."""
+        """Trace for the shapes of these arguments, and start to compile in the background.
+
+        Tracing stays in the caller's thread: the handlers of NumPyro are one stack for all threads.
+        """
         shapes, signature = _signature(args)
-        with self._lock:
-            if signature not in self._promises:
-                self._promises[signature] = _BACKGROUND.submit(self._compile, shapes)
+        if signature not in self._promises:
+            lowered = self._lower(shapes)
+            with self._lock:
+                self._promises[signature] = _BACKGROUND.submit(lowered.compile)
+                self._lowered[signature] = lowered
 
     def wait(self) -> None:
         """Wait until all that was prepared is compiled."""
@@ -68,16 +74,18 @@ class Ahead:
         self.num_waits += not promise.done()
         try:
             if is_missing:
-                promise.set_result(self._compile(shapes))
+                lowered = self._lowered.get(signature) or self._lower(shapes)
+                promise.set_result(lowered.compile())
             self._latest = promise.result()
         except BaseException:
             self._promises.pop(signature, None)
             raise
+        self._lowered.pop(signature, None)
         return self._latest(*args)
 
-    def _compile(self, shapes: Any) -> Callable:
+    def _lower(self, shapes: Any) -> jax.stages.Lowered:
         with jax.enable_x64(True):
-            return jax.jit(self._function, compiler_options=_known(_SMALL)).lower(*shapes).compile()
+            return jax.jit(self._function, compiler_options=_known(_SMALL)).lower(*shapes)
 
 
 def _signature(args: Any) -> tuple[Any, Any]:
