@@ -1,18 +1,20 @@
 """Decide from what was learnt: the edge between a caller's context and the compiled functions of engine and selector."""
 
 import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.live.learning import Learner, Task, pad_rows
+from ppl_bandit.live.learning import Learner, Task, pad_rows, pieces
 from ppl_bandit.types import Selection
 
 __all__ = ["decide", "decide_many"]
 
-_SIZES = (256, 16, 1)  # of the pieces of a batch, each compiled once
+_SIZES = (256, 16, 1)  # of the pieces of a batch, compiled once each; one row is a decision like any other
 
 
 def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Selection:
@@ -38,17 +40,33 @@ def decide_many(
     Raises:
         ValueError: if the expected rewards of any are not finite.
     """
-    found, done = list[Any](), 0
+    run, seed, state = learner.run, learner.seed, learner.state
+    sizes = pieces(numbers.size, _SIZES)
+    ends = np.cumsum(sizes).tolist()
     with jax.enable_x64(True):
         mask = _mask(allowed.tobytes())
-        for size in _SIZES:
-            while numbers.size - done >= (0.8 * size if size > 1 else 1):
-                num = min(size, numbers.size - done)
-                part = jax.tree.map(lambda leaf: leaf[done : done + num], (numbers, contexts))  # noqa: B023
-                rows = learner.run.select_many(learner.seed, learner.state, *pad_rows(part, num, size), mask)
-                found.append((rows, num))
-                done += num
-        return [_unpacked(row) for rows, num in found for row in np.asarray(rows)[:num]]
+
+    def arguments(start: int, size: int) -> Any:
+        part = jax.tree.map(lambda leaf: leaf[start : start + size], (numbers, contexts))
+        return seed, state, *pad_rows(part, part[0].size, size), mask
+
+    def rows(start: int, size: int) -> np.ndarray:
+        with jax.enable_x64(True):  # a flag of this thread's own
+            if size > 1:
+                return np.asarray(run.select_many(*arguments(start, size)))
+            part = jax.tree.map(lambda leaf: leaf[start], (numbers, contexts))
+            return np.asarray(run.select(seed, state, *part, mask))[None]
+
+    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+    for size in set(sizes) - {1}:  # traced here: other threads must not run the program
+        run.select_many.prepare(*arguments(starts[sizes.index(size)], size))
+    run.select_many.wait()
+    if len(sizes) == 1 or jax.default_backend() != "cpu":
+        found = list(map(rows, starts, sizes))
+    else:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            found = list(pool.map(rows, starts, sizes))
+    return [_unpacked(row) for row in np.concatenate(found)[: numbers.size]]
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from ppl_bandit.live.inputs import Arms
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "prepare", "start"]
+__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare", "start"]
 
 _SIZES = (1024, 32, 1)
 
@@ -102,7 +102,7 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     with jax.enable_x64(True):
         if engine.reserve is not None:
             state = engine.reserve(state, num_rows)
-        for size in _pieces(num_rows) if engine.reserve is None else (_roomy(num_rows),):
+        for size in pieces(num_rows, _SIZES) if engine.reserve is None else [_roomy(num_rows)]:
             piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
             num_piece = min(size, num_rows - done)
             numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
@@ -141,16 +141,14 @@ def _joined(infos: list[Any], num_rows: int) -> Any:
     return joined._replace(is_trusted=np.all([info.is_trusted for info in infos]))
 
 
-def _pieces(num_rows: int) -> Sequence[int]:
-    """Cut rows into pieces of fixed sizes; a fifth of a piece, at most, is filled up."""
-    if num_rows == 1:
-        return (1,)
-    pieces = []
-    for size in _SIZES:
-        while num_rows >= 0.8 * size:
-            pieces.append(size)
+def pieces(num_rows: int, sizes: Sequence[int]) -> list[int]:
+    """Cut rows into pieces of fixed sizes, the largest first and the last of them 1; a fifth of a piece, at most, is filled up."""
+    found = []
+    for size in sizes:
+        while num_rows >= (0.8 * size if size > 1 else 1):
+            found.append(size)
             num_rows -= size
-    return pieces
+    return found
 
 
 def _roomy(num_rows: int) -> int:

@@ -146,8 +146,8 @@ def _tournament(law: Law, nodes: _Nodes, allowed: Bool[Array, " A"]) -> Float[Ar
 
     On each interval both factors are parabolas through their values at its ends and its middle.
     """
-    # Every second node: middles are added, and the parabolas are as good as the cubics between nodes.
-    x = jnp.sort(jnp.where(allowed[:, None], _comparable(law, nodes.v)[:, ::2], jnp.inf).ravel())
+    # Every third node: middles are added, and the parabolas are as good as the cubics between nodes.
+    x = jnp.sort(jnp.where(allowed[:, None], _comparable(law, nodes.v)[:, ::3], jnp.inf).ravel())
     num_real = jnp.sum(jnp.isfinite(x))
     x = jnp.where(jnp.isfinite(x), x, jnp.max(jnp.where(jnp.isfinite(x), x, -jnp.inf)))
     if x.size > _MOST_NODES:

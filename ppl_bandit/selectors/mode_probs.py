@@ -11,6 +11,7 @@ import functools
 import math
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
@@ -34,6 +35,15 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
         num: at least 1.
         is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
     """
+    if jax.default_backend() == "cpu":
+        # Vectorised rows would walk in step: each would pay for the longest of all others' loops.
+        return jax.custom_batching.sequential_vmap(functools.partial(_mode_probs, is_lowest_first=is_lowest_first))(
+            probs, num
+        )
+    return _mode_probs(probs, num, is_lowest_first=is_lowest_first)
+
+
+def _mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first: bool) -> Float[Array, " A"]:
     dtype = probs.dtype
     num_arms = probs.size
     total = num.astype(dtype)
