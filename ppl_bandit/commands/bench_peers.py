@@ -49,12 +49,18 @@ CASES: Mapping[str, Case] = {
 
 def contestants(case: Case, num_samples: int) -> list[Contestant]:
     """Return who can play a case; peers that are not installed stay away."""
-    ours = Contestant("ppl_bandit", f"double sampling, M = {num_samples}, p-hat from its law", _ours(num_samples, False))
-    table = Contestant("ppl_bandit, draws=True", f"the same, from M = {num_samples} real draws", _ours(num_samples, True))
+    ours = Contestant(
+        "ppl_bandit", f"double sampling, M = {num_samples}, p-hat from its law", _ours(num_samples, False)
+    )
+    table = Contestant(
+        "ppl_bandit, draws=True", f"the same, from M = {num_samples} real draws", _ours(num_samples, True)
+    )
     found = [ours, table]
     loop = _numpy_linear if case.num_features else _numpy_bernoulli
     found.append(Contestant("NumPy, 1 draw", "Thompson sampling by hand", loop(1)))
-    found.append(Contestant(f"NumPy, {num_samples} draws", "p-hat and an arm drawn from it, by hand", loop(num_samples)))
+    found.append(
+        Contestant(f"NumPy, {num_samples} draws", "p-hat and an arm drawn from it, by hand", loop(num_samples))
+    )
     if importlib.util.find_spec("bayesianbandits"):
         note = "Thompson sampling from one draw; no p-hat, no propensities"
         found.append(Contestant("bayesianbandits", note, _bayesianbandits))
@@ -62,7 +68,9 @@ def contestants(case: Case, num_samples: int) -> list[Contestant]:
         note = "Thompson sampling from one draw" if not case.num_features else "LinTS: known noise, ridge prior about 0"
         found.append(Contestant("mabwiser", note, _mabwiser))
     if importlib.util.find_spec("river"):
-        note = "Thompson sampling from one draw" if not case.num_features else "LinUCB: deterministic, no posterior draws"
+        note = (
+            "Thompson sampling from one draw" if not case.num_features else "LinUCB: deterministic, no posterior draws"
+        )
         found.append(Contestant("river", note, _river))
     return found
 

@@ -73,6 +73,19 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     reproduce.set_defaults(run=_reproduce)
 
+    bench = commands.add_parser(
+        "bench", help="measure live steps, batches and start-up, beside the peers that are installed"
+    )
+    bench.add_argument(
+        "--cases", default="bernoulli,linear,bernoulli-100", help="problems, separated by commas (%(default)s)"
+    )
+    bench.add_argument("--parts", default="live,batches,start", help="some of live,batches,growth,start (%(default)s)")
+    bench.add_argument("--steps", type=int, default=400, help="live steps of each contestant (%(default)s)")
+    bench.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
+    bench.add_argument("--out", type=Path, default=Path("ppl-bandit-bench"), help="folder for files (%(default)s)")
+    bench.add_argument("--json", action="store_true", help="print results as JSON")
+    bench.set_defaults(run=_bench)
+
     compare = commands.add_parser("compare", help="measure engines against the exact posterior, or rank several models")
     compare.add_argument(
         "models",
@@ -162,6 +175,22 @@ def _compare(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f"ppl-bandit compare: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.bench import BenchOptions, run_bench, words
+
+    options = BenchOptions(arguments.cases.split(","), arguments.steps, arguments.samples, arguments.parts.split(","))
+    try:
+        found = run_bench(options, arguments.out, lambda line: print(line, file=sys.stderr, flush=True))
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit bench: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(json.dumps(found._asdict(), indent=2))
+    else:
+        print(f"{words(found)}\n\nwrote bench.json, bench.md and bench.png to {arguments.out}")
     return 0
 
 

@@ -73,7 +73,9 @@ class Bandit:
         if len(self._arms) != program.num_arms:
             raise ValueError(f"the reward model has {program.num_arms} arms, but {len(self._arms)} were given")
         self.model = program
-        self._task = Task(self.model, self._arms, self._selector, self.num_samples, self.seed, engine is None, bool(draws))
+        self._task = Task(
+            self.model, self._arms, self._selector, self.num_samples, self.seed, engine is None, bool(draws)
+        )
         self._learner = start(self._task, engines.choose if engine is None else engine)
         self._token = uuid.uuid4().hex[:12]
         self._num_decisions = 0

@@ -146,7 +146,9 @@ def check_rewards(model: RewardModel, rewards: Any, num_rows: int | None, argume
         given = {model.outcomes[0]: rewards}
     checked = {}
     for name, value in given.items():
-        if num_rows is None and type(value) in (int, float) and math.isfinite(value):  # the common case, ten times as fast
+        if (
+            num_rows is None and type(value) in (int, float) and math.isfinite(value)
+        ):  # the common case, ten times as fast
             checked[name] = np.array([value], np.float64)
             continue
         what = argument if len(given) == 1 else f"{argument}[{name!r}]"

@@ -12,9 +12,10 @@ from ppl_bandit.live.inputs import Arms
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare", "start"]
+__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
 
-_SIZES = (1024, 32, 1)
+_SIZES = (1024, 32, 1)  # of the pieces of many rows, compiled once each
+_MOST_DOUBLINGS = 24  # of a capacity, in search of the next
 
 
 class Task(NamedTuple):
@@ -65,24 +66,38 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         engine = factory(task.model)
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws)
         learner = Learner(engine, run, run.init(np.int64(task.seed)), jnp.asarray(task.seed))
-    prepare(task, learner, 1)
+    _prepare(task, learner, learner.state)
     return learner
 
 
-def prepare(task: Task, learner: Learner, num_rows: int) -> None:
-    """Compile decisions and updates in the background, for the state as it is and as it will be when that many rows came."""
-    run, reserve, whole = learner.run, learner.engine.reserve, np.int64(0)
+def prepare_growth(task: Task, learner: Learner, before: Any) -> None:
+    """Compile for the shape that an engine's state will grow to next, in the background, as soon as it has a new shape.
+
+    Args:
+        before: the state before the last rows.
+    """
+    reserve = learner.engine.reserve
+    if reserve is None or _shapes(before) == _shapes(learner.state):
+        return
+    with jax.enable_x64(True):
+        for power in range(_MOST_DOUBLINGS):
+            larger = reserve(learner.state, 1 << power)
+            if _shapes(larger) != _shapes(learner.state):
+                return _prepare(task, learner, larger)
+
+
+def _prepare(task: Task, learner: Learner, state: Any) -> None:
     contexts = contexts_like(task.model, 1)
     context = None if contexts is None else jax.tree.map(lambda leaf: leaf[0], contexts)
-    numbers = np.zeros(3 + len(task.model.outcomes))
     with jax.enable_x64(True):
-        states = [learner.state]
-        if reserve is not None:
-            states += [reserve(learner.state, 1), reserve(learner.state, num_rows)]
-        for state in states:
-            run.select.prepare(whole, state, whole, context, np.ones(len(task.arms), bool))
-        for state in states[-2:]:
-            run.learn.prepare(whole, state, numbers, contexts)
+        learner.run.select.prepare(learner.seed, state, np.int64(0), context, np.ones(len(task.arms), bool))
+        if learner.engine.reserve is not None:
+            state = learner.engine.reserve(state, 1)
+        learner.run.learn.prepare(learner.seed, state, np.zeros(3 + len(task.model.outcomes)), contexts)
+
+
+def _shapes(state: Any) -> list[Any]:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:

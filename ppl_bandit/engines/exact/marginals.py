@@ -27,6 +27,7 @@ __all__ = ["marginals_of"]
 
 _DATA = object()  # a value that depends on the context: known when a decision is made
 _LOST = object()  # a value that depends on latents in another way
+_HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 _MOVES = (
     "broadcast_in_dim concatenate copy cumsum dynamic_slice expand_dims gather neg pad reduce_sum reshape rev select_n slice "
     "squeeze transpose"
@@ -142,7 +143,7 @@ def _joint_student_t(
     """Offer the law of linear forms, each of one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate)."""
     loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
     own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
-    halves = jax.vmap(_half)(state.scaled_precision[groups], own)  # (A, S)
+    halves = jnp.einsum("ast,at->as", _inverse_root(state.scaled_precision)[groups], own, precision=_HIGHEST)
     shape, rate = state.shape[groups], state.rate[groups]
     law = laws.student_t_law(2.0 * shape, loc, jnp.sqrt(jnp.sum(halves**2, axis=1) * rate / shape))
     kinds, which = np.unique(groups, return_inverse=True)
@@ -161,8 +162,7 @@ def _joint_student_t(
 def _joint_normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> Marginals:
     """Offer the law of linear forms of the free Gaussian block."""
     loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
-    factor = None if layout.free.size == 1 else jnp.linalg.cholesky(state.precision)
-    halves = jax.vmap(lambda row: _half(state.precision, row[layout.free], factor))(weights)  # (A, F)
+    halves = jnp.einsum("st,at->as", _inverse_root(state.precision), weights[:, layout.free], precision=_HIGHEST)
     law = laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(jnp.sum(halves**2, axis=1)))
 
     def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
@@ -178,7 +178,7 @@ def _correlated(key: Key, root: Float[Array, "A F"], num_samples: int) -> Float[
         root = jnp.linalg.qr(root.T, mode="r").T
     one = jnp.ones((), root.dtype)
     noise = sampling.normal(key, 0.0 * one, one, (root.shape[1], num_samples))
-    return jnp.matmul(root, noise, precision=jax.lax.Precision.HIGHEST).T
+    return jnp.matmul(root, noise, precision=_HIGHEST).T
 
 
 def _twins(loc: Float[Array, " A"], root: Float[Array, "A F"]) -> Int[Array, " A"]:
@@ -188,12 +188,15 @@ def _twins(loc: Float[Array, " A"], root: Float[Array, "A F"]) -> Int[Array, " A
     return jnp.argmax(gap <= 64.0 * jnp.finfo(loc.dtype).eps * size, axis=1)
 
 
-def _half(precision: Array, row: Array, factor: Array | None = None) -> Array:
-    """Return inverse(L) row, with precision = L L': its square is the variance of row' x."""
-    if row.size == 1:
-        return row / jnp.sqrt(precision[0])
-    factor = jnp.linalg.cholesky(precision) if factor is None else factor
-    return jax.lax.linalg.triangular_solve(factor, row[:, None], left_side=True, lower=True)[:, 0]
+def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
+    """Return inverse(L), with precision = L L'; the square of inverse(L) row is the variance of row' x.
+
+    It depends on the state alone: a batch of contexts shares it.
+    """
+    if precision.shape[-1] == 1:
+        return 1.0 / jnp.sqrt(precision)
+    identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
+    return jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
 
 
 def _real_mean(layout: Layout, state: Posterior) -> Array:
