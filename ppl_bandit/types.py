@@ -52,11 +52,14 @@ class Marginals(NamedTuple):
         quantile: q (scalar) -> (A,), the posterior q-quantile of each arm's expected reward.
         best_arm_probs: mask of allowed arms (A,), or None -> (A,), the posterior probability that each arm is best; None
             where arms are not independent.
+        table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law, without drawing the latents
+            behind them; None where that is no shorter.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
     quantile: Callable[[Float[Array, ""]], Float[Array, " A"]]
     best_arm_probs: Callable[[Bool[Array, " A"] | None], Float[Array, " A"]] | None = None
+    table: Callable[[Key, int], Float[Array, "M A"]] | None = None
 
 
 class Selection(NamedTuple):

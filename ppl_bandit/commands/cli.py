@@ -5,7 +5,6 @@ Exit status: 0 for success, 2 for a mistake of the caller's (an invalid program,
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    _use_compilation_cache()
     return arguments.run(arguments)
 
 
@@ -74,6 +72,19 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--out", type=Path, default=Path("ppl-bandit-paper"), help="folder for files (%(default)s)")
     reproduce.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     reproduce.set_defaults(run=_reproduce)
+
+    bench = commands.add_parser(
+        "bench", help="measure live steps, batches and start-up, beside the peers that are installed"
+    )
+    bench.add_argument(
+        "--cases", default="bernoulli,linear,bernoulli-100", help="problems, separated by commas (%(default)s)"
+    )
+    bench.add_argument("--parts", default="live,batches,start", help="some of live,batches,growth,start (%(default)s)")
+    bench.add_argument("--steps", type=int, default=400, help="live steps of each contestant (%(default)s)")
+    bench.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
+    bench.add_argument("--out", type=Path, default=Path("ppl-bandit-bench"), help="folder for files (%(default)s)")
+    bench.add_argument("--json", action="store_true", help="print results as JSON")
+    bench.set_defaults(run=_bench)
 
     compare = commands.add_parser("compare", help="measure engines against the exact posterior, or rank several models")
     compare.add_argument(
@@ -167,6 +178,22 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.bench import BenchOptions, run_bench, words
+
+    options = BenchOptions(arguments.cases.split(","), arguments.steps, arguments.samples, arguments.parts.split(","))
+    try:
+        found = run_bench(options, arguments.out, lambda line: print(line, file=sys.stderr, flush=True))
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit bench: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(json.dumps(found._asdict(), indent=2))
+    else:
+        print(f"{words(found)}\n\nwrote bench.json, bench.md and bench.png to {arguments.out}")
+    return 0
+
+
 def _demo(arguments: argparse.Namespace) -> int:
     from ppl_bandit.commands.demo import run_demo
 
@@ -211,22 +238,3 @@ def _say(line: str) -> None:
 
 def _silent(line: str) -> None:
     del line
-
-
-def _use_compilation_cache() -> None:
-    """Keep compiled programs between runs, in the user's cache folder; JAX_COMPILATION_CACHE_DIR overrides it."""
-    import jax
-
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    base = os.environ.get("XDG_CACHE_HOME") or (
-        "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("LOCALAPPDATA", "~/.cache")
-    )
-    folder = Path(base).expanduser() / "ppl_bandit" / "jax"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return  # a read-only home only costs time
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

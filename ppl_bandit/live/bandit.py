@@ -15,7 +15,6 @@ import numpy as np
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.live import snapshot, summary
-from ppl_bandit.live.compiled import compiled_choice
 from ppl_bandit.live.deciding import decide, decide_many
 from ppl_bandit.live.decisions import Decision
 from ppl_bandit.live.figures import draw_bandit
@@ -48,6 +47,8 @@ class Bandit:
         selector: a selector; None is `selectors.double_sampling()`.
         num_samples: posterior draws M behind each decision.
         seed: of all of the bandit's random numbers; the same seed and calls give the same decisions.
+        draws: whether every decision draws the latents M times, also where p-hat can be drawn from its own law, which is the
+            same and faster.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Bandit:
         selector: Selector | None = None,
         num_samples: int = 1000,
         seed: int = 0,
+        draws: bool = False,
     ):
         if isinstance(num_samples, bool) or not isinstance(num_samples, int | np.integer) or num_samples < 1:
             raise ValueError(f"num_samples must be a positive integer, got {num_samples!r}")
@@ -72,13 +74,14 @@ class Bandit:
         self._arms = Arms(num_arms, arms)
         self.num_samples, self.seed = int(num_samples), int(seed)
         self._selector = _DEFAULT_SELECTOR if selector is None else as_selector(selector)
-        compiled_choice(self._selector, self.num_samples, len(self._arms))  # begins while the model is being examined
         if not isinstance(program, RewardModel):
             program = RewardModel(program, len(self._arms), context, outcomes)
         if len(self._arms) != program.num_arms:
             raise ValueError(f"the reward model has {program.num_arms} arms, but {len(self._arms)} were given")
         self.model = program
-        self._task = Task(self.model, self._arms, self._selector, self.num_samples, self.seed, engine is None)
+        self._task = Task(
+            self.model, self._arms, self._selector, self.num_samples, self.seed, engine is None, bool(draws)
+        )
         self._learner = start(self._task, engines.choose if engine is None else engine)
         self._token = uuid.uuid4().hex[:12]
         self._num_decisions = 0
@@ -99,6 +102,11 @@ class Bandit:
     def num_rewards(self) -> int:
         """How many rewards the bandit has learnt from."""
         return len(self._history)
+
+    def warm_up(self) -> None:
+        """Wait until the first decision and the first update are compiled; both began when the bandit was built."""
+        for function in (self._learner.run.select, self._learner.run.learn):
+            function.wait()
 
     def select(self, context: Any = None, allowed: Any = None) -> Decision:
         """Decide which arm to play.

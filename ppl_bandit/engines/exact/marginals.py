@@ -12,20 +12,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jax.extend.core import Jaxpr
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.families import Layout, Posterior
-from ppl_bandit.numerics import laws
+from ppl_bandit.numerics import laws, sampling
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Marginals
+from ppl_bandit.types import Key, Marginals
 
 __all__ = ["marginals_of"]
 
 _DATA = object()  # a value that depends on the context: known when a decision is made
 _LOST = object()  # a value that depends on latents in another way
+_HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 _MOVES = (
     "broadcast_in_dim concatenate copy cumsum dynamic_slice expand_dims gather neg pad reduce_sum reshape rev select_n slice "
     "squeeze transpose"
@@ -86,11 +88,11 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
             return None
         groups = np.array([groups.pop() for groups in own])
         if np.all(groups < 0):
-            return lambda state, context: _offer(_normal(model, layout, state, context), is_independent=False)
+            return lambda state, context: _joint_normal(model, layout, state, context)
         if np.any(groups < 0):
             return None
         is_independent = np.unique(groups).size == groups.size
-        return lambda state, context: _offer(_student_t(model, layout, groups, state, context), is_independent)
+        return lambda state, context: _joint_student_t(model, layout, groups, state, context, is_independent)
     if kind not in ("unit", "positive") or any(row.size != 1 for row in reads):
         return None
     places = np.array([places[row[0]] for row in reads])
@@ -135,26 +137,66 @@ def _gamma(
     return laws.gamma_law(state.shape[places], state.rate[places], offset + slope * low, slope, exponent)
 
 
-def _student_t(model: RewardModel, layout: Layout, groups: np.ndarray, state: Posterior, context: Any) -> laws.Law:
-    centre = _real_mean(layout, state)
-    loc, weights = _linear_form(model, layout, centre, context)
-    own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
-    variance = jax.vmap(_quadratic)(state.scaled_precision[groups], own) * (state.rate / state.shape)[groups]
-    return laws.student_t_law(2.0 * state.shape[groups], loc, jnp.sqrt(variance))
-
-
-def _normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> laws.Law:
+def _joint_student_t(
+    model: RewardModel, layout: Layout, groups: np.ndarray, state: Posterior, context: Any, is_independent: bool
+) -> Marginals:
+    """Offer the law of linear forms, each of one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate)."""
     loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
-    variance = jax.vmap(lambda row: _quadratic(state.precision, row[layout.free]))(weights)
-    return laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(variance))
+    own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
+    halves = jnp.einsum("ast,at->as", _inverse_root(state.scaled_precision)[groups], own, precision=_HIGHEST)
+    shape, rate = state.shape[groups], state.rate[groups]
+    law = laws.student_t_law(2.0 * shape, loc, jnp.sqrt(jnp.sum(halves**2, axis=1) * rate / shape))
+    kinds, which = np.unique(groups, return_inverse=True)
+    # Arms of different blocks are orthogonal: each has rows of its own.
+    root = (halves[:, None, :] * jax.nn.one_hot(which, kinds.size, dtype=loc.dtype)[:, :, None]).reshape(loc.size, -1)
+
+    def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
+        key_scale, key_noise = jr.split(key)
+        log_u = sampling.log_gamma(key_scale, state.shape[kinds], (num_samples,)) - jnp.log(state.rate[kinds])
+        spread = jnp.exp(-0.5 * log_u)[:, which] * _correlated(key_noise, root, num_samples)
+        return (loc + spread)[:, _twins(loc, root)]
+
+    return _offer(law, is_independent)._replace(table=table)
 
 
-def _quadratic(precision: Array, row: Array) -> Array:
-    """Return row' inverse(precision) row."""
-    if row.size == 1:
-        return row[0] ** 2 / precision[0, 0]
-    half = jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), row[:, None], left_side=True, lower=True)
-    return jnp.sum(half**2)
+def _joint_normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> Marginals:
+    """Offer the law of linear forms of the free Gaussian block."""
+    loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
+    halves = jnp.einsum("st,at->as", _inverse_root(state.precision), weights[:, layout.free], precision=_HIGHEST)
+    law = laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(jnp.sum(halves**2, axis=1)))
+
+    def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
+        return (loc + _correlated(key, halves, num_samples))[:, _twins(loc, halves)]
+
+    return _offer(law, is_independent=False)._replace(table=table)
+
+
+def _correlated(key: Key, root: Float[Array, "A F"], num_samples: int) -> Float[Array, "M A"]:
+    """Draw Gaussian vectors with covariance root root', from as few numbers as there are arms, or columns of the root."""
+    num_arms, num_columns = root.shape
+    if num_columns > num_arms:
+        root = jnp.linalg.qr(root.T, mode="r").T
+    one = jnp.ones((), root.dtype)
+    noise = sampling.normal(key, 0.0 * one, one, (root.shape[1], num_samples))
+    return jnp.matmul(root, noise, precision=_HIGHEST).T
+
+
+def _twins(loc: Float[Array, " A"], root: Float[Array, "A F"]) -> Int[Array, " A"]:
+    """Return, for each arm, the first that is one and the same: they must tie, and rounding would decide between them."""
+    size = jnp.max(jnp.abs(root)) + jnp.max(jnp.abs(loc))
+    gap = jnp.max(jnp.abs(root[:, None] - root[None]), axis=2) + jnp.abs(loc[:, None] - loc[None])
+    return jnp.argmax(gap <= 64.0 * jnp.finfo(loc.dtype).eps * size, axis=1)
+
+
+def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
+    """Return inverse(L), with precision = L L'; the square of inverse(L) row is the variance of row' x.
+
+    It depends on the state alone: a batch of contexts shares it.
+    """
+    if precision.shape[-1] == 1:
+        return 1.0 / jnp.sqrt(precision)
+    identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
+    return jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
 
 
 def _real_mean(layout: Layout, state: Posterior) -> Array:
