@@ -25,7 +25,7 @@ __all__ = ["Proposal", "propose"]
 
 _NUM_STARTS = 8  # of Newton's method: half of a posterior's mass is missed with probability 2^-8
 _NUM_KERNELS = 200
-_MAX_STEPS, _TOLERANCE = 20, 1e-2  # a mode to a tenth of a standard deviation will do
+_MAX_STEPS, _TOLERANCE = 30, 1e-2  # a mode to a tenth of a standard deviation will do
 _WIDEST = 3.0  # standard deviation of a proposal in units of the cloud's
 _EVEN_SHARE = 0.1  # of the modes' proposals that are spread evenly over them, whatever their estimated mass
 _FAR = math.log(20.0)  # a density ratio that proposals should not meet
@@ -78,9 +78,10 @@ def propose(
         log_density: of the target at the cloud.
     """
     num_draws, size = cloud.shape
-    key_starts, key_kernels, key_modes, key_turn, key_draw = jr.split(key, 5)
+    key_offset, key_draw = jr.split(key)
+    offsets = jr.uniform(key_offset, (4,), cloud.dtype)
     degrees = 2 * max(4, -(-size // 2))  # heavier tails would waste most of the draws in many dimensions
-    starts = cloud[resample(key_starts, log_weights, _NUM_STARTS)]
+    starts = cloud[resample(offsets[0], log_weights, _NUM_STARTS)]
     modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
     precisions = jnp.maximum(modes.precisions, _WIDEST**-2)
     roots = modes.axes / jnp.sqrt(precisions)[:, None, :]
@@ -99,14 +100,14 @@ def propose(
         inverses,
         -0.5 * jnp.sum(jnp.log(precisions), axis=1),
         jnp.log(probs),
-        cloud[resample(key_kernels, log_weights, num_kernels)],
+        cloud[resample(offsets[1], log_weights, num_kernels)],
         # Silverman's rule for a Gaussian, in units of the cloud's covariance.
         jnp.asarray((4.0 / ((size + 2) * jnp.maximum(ess, 1.0))) ** (1.0 / (size + 4)), cloud.dtype),
     )
-    which = resample(key_modes, jnp.log(probs), num_draws)
+    which = resample(offsets[2], jnp.log(probs), num_draws)
     noise = _student_t(key_draw, 2 * num_draws, size, degrees, cloud.dtype)
     at_modes = modes.position[which] + jnp.einsum("mij,mj->mi", roots[which], noise[:num_draws])
-    turn = jr.randint(key_turn, (), 0, num_kernels)  # which kernels come once more than others, where they cannot be equal
+    turn = jnp.floor(offsets[3] * num_kernels).astype(int)  # which kernels come once more than others, where they cannot be equal
     about = mixture.kernels[(jnp.arange(num_draws) + turn) % num_kernels] + mixture.width * noise[num_draws:]
     positions = jnp.concatenate([at_modes, about])
     log_prior, log_likelihood = jax.vmap(target.parts)(positions)

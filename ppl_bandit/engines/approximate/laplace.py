@@ -93,7 +93,7 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         mode = find_mode(target, state.mode)
         noise = jr.normal(key, (_NUM_CHECKS, space.size))
         positions = mode.position + noise @ mode.root.T
-        log_weights = jax.vmap(target.value)(positions) + 0.5 * jnp.sum(jnp.square(noise), axis=1)
+        log_weights = sum(jax.vmap(target.parts)(positions)) + 0.5 * jnp.sum(jnp.square(noise), axis=1)
         k_hat, (mean_shift, sd_shift) = pareto_k_hat(log_weights), moment_shifts(positions, log_weights)
         is_near = (mean_shift <= MAX_MEAN_SHIFT) & (sd_shift <= MAX_SD_SHIFT)
         info = LaplaceInfo(

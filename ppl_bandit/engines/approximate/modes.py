@@ -10,8 +10,6 @@ from ppl_bandit.engines.approximate.target import Target
 
 __all__ = ["Mode", "find_mode"]
 
-_DAMPING = (0.0, 0.01, 1.0)  # least eigenvalue of a step relative to the largest
-
 
 class Mode(NamedTuple):
     """Where Newton's method ended; the inverse of minus the Hessian is root @ root.T.
@@ -36,45 +34,55 @@ class Mode(NamedTuple):
         return self.axes / jnp.sqrt(self.precisions)
 
 
-def find_mode(target: Target, start: Float[Array, " k"], tolerance: float = 1e-5, max_steps: int = 50) -> Mode:
+class _Climb(NamedTuple):
+    here: Mode
+    slope: Float[Array, " k"]
+    tried: Float[Array, " k"]
+    damping: Float[Array, ""]
+    decrement: Float[Array, ""]
+
+
+def find_mode(target: Target, start: Float[Array, " k"], tolerance: float = 1e-5, max_steps: int = 60) -> Mode:
     """Climb a log density by Newton's method with the absolute values of the Hessian's eigenvalues.
 
-    Their absolute values make every step go uphill, and among 1, 1/4, 1/16, ... of a step, with and without the smallest of
-    them raised, the highest point is taken, so that a start far from the mode, or where the density is flat or not concave,
-    is no trap.
+    Their absolute values make every step go uphill if it is short enough, and steps that are not are tried again with the
+    smaller eigenvalues raised (Levenberg and Marquardt), so that a start far from the mode, or where the density is flat or
+    not concave, is no trap.
 
     Args:
-        tolerance: of the Newton decrement; 1e-5 finds the mode to about 0.004 posterior standard deviations. The curvature
-            is that before the last step.
+        tolerance: of the Newton decrement; 1e-5 finds the mode to about 0.004 posterior standard deviations.
     """
-    damping = jnp.array(_DAMPING)
+    size = start.shape[0]
 
-    def step(carry: tuple[Mode, Array]) -> tuple[Mode, Array]:
-        before, _ = carry
-        value, gradient, hessian = target.curvature(before.position)
+    def step(carry: _Climb) -> _Climb:
+        value, gradient, hessian = target.curvature(carry.tried)
         least, precisions, axes = _spectrum(-hessian)
         slope = axes.T @ gradient
-        directions = (slope / jnp.maximum(precisions, damping[:, None] * jnp.max(precisions))) @ axes.T
-        tried = (before.position + lengths[:, None, None] * directions).reshape(-1, before.position.shape[0])
-        heights = jnp.append(jax.vmap(target.value)(tried), value)
-        heights = jnp.where(jnp.isfinite(heights), heights, -jnp.inf)
-        best = jnp.argmax(heights)
-        position = _off_zero(jnp.append(tried, before.position[None], axis=0)[best])
         decrement = jnp.sum(jnp.square(slope) / precisions)
-        is_converged = (decrement <= tolerance) & (least > 0) & jnp.all(jnp.isfinite(position))
-        return Mode(position, heights[best], precisions, axes, is_converged, before.num_steps + 1), decrement
+        is_finite = jnp.isfinite(value) & jnp.isfinite(decrement)
+        # Rounding decides between points that are equally high.
+        rounding = 10 * jnp.finfo(start.dtype).eps * jnp.abs(carry.here.log_density)
+        is_better = is_finite & ((value >= carry.here.log_density - rounding) | (carry.here.num_steps == 0))
+        is_there = (decrement <= tolerance) & (least > 0)
+        num_steps = carry.here.num_steps + 1
+        there = Mode(carry.tried, value, precisions, axes, is_there, num_steps)
+        here = jax.tree.map(lambda new, old: jnp.where(is_better, new, old), there, carry.here)
+        here = here._replace(num_steps=num_steps)
+        slope = jnp.where(is_better, slope, carry.slope)
+        decrement = jnp.where(is_better, decrement, carry.decrement)
+        damping = jnp.where(is_better, carry.damping / 10.0, jnp.maximum(10.0 * carry.damping, 1e-3))
+        damping = jnp.where(damping < 1e-4, 0.0, damping)
+        raised = here.precisions + damping * jnp.max(here.precisions)
+        tried = _off_zero(here.position + here.axes @ (slope / raised))
+        return _Climb(here, slope, tried, damping, decrement)
 
-    def is_moving(carry: tuple[Mode, Array]) -> Array:
-        mode, decrement = carry
-        return ~(decrement <= tolerance) & (mode.num_steps < max_steps)
+    def is_moving(carry: _Climb) -> Array:
+        return ~(carry.decrement <= tolerance) & (carry.here.num_steps < max_steps)
 
-    size, zero = start.shape[0], jnp.zeros((), start.dtype)
-    lengths = 4.0 ** -jnp.arange(6, dtype=start.dtype)
-    no_steps = jnp.zeros((), int)
-    begin = Mode(
-        _off_zero(start), zero, jnp.ones(size, start.dtype), jnp.eye(size, dtype=start.dtype), jnp.array(False), no_steps
-    )
-    return jax.lax.while_loop(is_moving, step, (begin, zero + jnp.inf))[0]
+    zero, ones = jnp.zeros((), start.dtype), jnp.ones(size, start.dtype)
+    none = Mode(start, zero - jnp.inf, ones, jnp.diag(ones), jnp.array(False), jnp.zeros((), int))
+    begin = _Climb(none, ones, _off_zero(start), zero, zero + jnp.inf)
+    return jax.lax.while_loop(is_moving, step, begin).here
 
 
 def _off_zero(position: Float[Array, " k"]) -> Float[Array, " k"]:

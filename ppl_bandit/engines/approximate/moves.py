@@ -74,9 +74,10 @@ class MoveEvidence(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A cloud after its moves, the step size for the next ones, and their evidence."""
+    """A cloud after its moves, minus its log densities, the step size for the next moves, and the evidence of these."""
 
     positions: Float[Array, "M k"]
+    energies: Float[Array, " M"]
     step_size: Float[Array, ""]
     evidence: MoveEvidence
 
@@ -87,27 +88,31 @@ def hamiltonian(key: Key, target: Target, positions: Float[Array, "M k"], step_s
     Where the cloud's covariance is the posterior's, a quarter of a turn makes a Gaussian forget; trajectories are longer or
     shorter by up to a half, and steps by a fifth, so that nothing is periodic.
     """
-    key_momentum, key_length, key_step, key_accept = jr.split(key, 4)
+    key_momentum, key_uniform = jr.split(key)
     num, dtype = positions.shape[0], positions.dtype
     momenta = jr.normal(key_momentum, positions.shape, dtype)
-    length = 0.5 * math.pi * jr.uniform(key_length, (), dtype, 0.5, 1.5)
+    uniform = jr.uniform(key_uniform, (2 * num + 1,), dtype)
+    length = 0.5 * math.pi * (0.5 + uniform[-1])
     num_leaps = jnp.clip(jnp.ceil(length / step_size), 1, _MAX_LEAPS).astype(int)
-    steps = step_size * jr.uniform(key_step, (num, 1), dtype, 0.8, 1.2)
-    slopes = jax.vmap(target.slope)
+    steps = step_size * (0.8 + 0.4 * uniform[:num, None])
 
     def leap(number: Array, carry: Any) -> Any:
-        x, p, _, gradient = carry
-        p = p + 0.5 * steps * gradient
-        x = x + steps * p
-        value, gradient = slopes(x)
-        return x, p + 0.5 * steps * gradient, value, gradient
+        x, p, gradient, first, _ = carry
+        # The turn before the first reads the density where the particles are: the kernel is compiled once.
+        own = jnp.where(number == 0, 0.0, steps)
+        p = p + 0.5 * own * gradient
+        x = x + own * p
+        value, gradient = jax.vmap(target.slope)(x)
+        return x, p + 0.5 * own * gradient, gradient, jnp.where(number == 0, value, first), value
 
-    begin, gradient = slopes(positions)
-    x, p, end, _ = jax.lax.fori_loop(0, num_leaps, leap, (positions, momenta, begin, gradient))
+    none = jnp.zeros(num, dtype)
+    x, p, _, begin, end = jax.lax.fori_loop(
+        0, num_leaps + 1, leap, (positions, momenta, jnp.zeros_like(positions), none, none)
+    )
     gain = end - begin + 0.5 * jnp.sum(jnp.square(momenta) - jnp.square(p), axis=1)
     gain = jnp.where(jnp.isnan(gain), -jnp.inf, gain)
     accept_prob = jnp.exp(jnp.minimum(gain, 0.0))
-    is_accepted = jr.uniform(key_accept, (num,), dtype) < accept_prob
+    is_accepted = uniform[num : 2 * num] < accept_prob
     energies = -jnp.where(is_accepted, end, begin)
     return Steps(jnp.where(is_accepted[:, None], x, positions), energies, accept_prob, gain < -_LOST_ENERGY)
 
@@ -117,7 +122,7 @@ def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_siz
 
     @jax.custom_vjp
     def potential(x: Array) -> Array:
-        return -target.value(x)
+        return -sum(target.parts(x))
 
     def forward(x: Array) -> tuple[Array, Array]:
         value, gradient = target.slope(x)
@@ -142,6 +147,7 @@ def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_siz
 class _Window(NamedTuple):
     number: Int[Array, ""]
     positions: Float[Array, "M k"]
+    energies: Float[Array, " M"]
     step_size: Float[Array, ""]
     ess: Float[Array, ""]
     evidence: MoveEvidence
@@ -208,7 +214,7 @@ def move(
         )
         evidence = MoveEvidence(memory, drift, accept, divergent, stuck, is_sound)
         after_ess = 1.0 / (memory**2 / before.ess + (1.0 - memory**2) / num)
-        return _Window(before.number + 1, centre + x @ root.T, step_size, after_ess, evidence)
+        return _Window(before.number + 1, centre + x @ root.T, energies, step_size, after_ess, evidence)
 
     def needs_more(last: _Window) -> Bool[Array, ""]:
         is_done = last.evidence.is_sound & (last.evidence.memory <= _ENOUGH)
@@ -216,9 +222,10 @@ def move(
 
     one = jnp.ones((), positions.dtype)
     none = MoveEvidence(one, one, 0 * one, 0 * one, one, jnp.array(False))
-    begin = _Window(jnp.zeros((), int), positions, step_size, ess.astype(positions.dtype), none)
+    unknown = jnp.zeros(num, positions.dtype)
+    begin = _Window(jnp.zeros((), int), positions, unknown, step_size, ess.astype(positions.dtype), none)
     end = jax.lax.while_loop(needs_more, window, begin)
-    return Moved(end.positions, end.step_size, end.evidence)
+    return Moved(end.positions, end.energies, end.step_size, end.evidence)
 
 
 def spread(

@@ -104,6 +104,7 @@ class _Progress(NamedTuple):
     state: ReweightState
     row: Int[Array, ""]
     ess: Float[Array, " B"]
+    k_hat: Float[Array, ""]
     was_stale: Bool[Array, ""]
 
 
@@ -175,7 +176,7 @@ def reweight(
 
             def step(progress: _Progress) -> _Progress:
                 state, ess = absorb(progress.state, latents, take_rows(rows, progress.row), progress.ess)
-                return _Progress(state, progress.row + 1, ess, progress.was_stale)
+                return progress._replace(state=state, row=progress.row + 1, ess=ess)
 
             def is_fresh(progress: _Progress) -> Bool[Array, ""]:
                 return (progress.row < num_rows) & jnp.all(progress.ess >= num_particles / 2)
@@ -184,25 +185,26 @@ def reweight(
 
         def stage(progress: _Progress) -> _Progress:
             progress = absorb_until_stale(progress)
-            k_hat = jax.vmap(pareto_k_hat)(progress.state.clouds.log_weights)
-            is_stale = (progress.ess < num_particles / 2) | (k_hat > MAX_K_HAT)
-            block = jnp.argmax(is_stale)
+            # The block whose weights are the least even stands for all: none has a worse claim to be kept.
+            block = jnp.argmin(progress.ess)
+            k_hat = pareto_k_hat(progress.state.clouds.log_weights[block])
+            is_stale = (progress.ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT)
             key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
-            renewed = when(jnp.any(is_stale), lambda state: renew(key_block, state, block), progress.state)
-            ess = jax.vmap(weight_ess)(renewed.clouds.log_weights)
-            return _Progress(renewed, progress.row, ess, jnp.any(is_stale))
+            renewed = when(is_stale, lambda state: renew(key_block, state, block), progress.state)
+            ess = progress.ess.at[block].set(jnp.where(is_stale, num_particles, progress.ess[block]))
+            return _Progress(renewed, progress.row, ess, k_hat, is_stale)
 
         def is_wanting(progress: _Progress) -> Bool[Array, ""]:
             return (progress.row < num_rows) | progress.was_stale
 
         ess = jax.vmap(weight_ess)(state.clouds.log_weights)
-        begin = _Progress(state, jnp.zeros((), int), ess, jnp.array(False))
-        after = jax.lax.while_loop(is_wanting, stage, begin).state
+        begin = _Progress(state, jnp.zeros((), int), ess, jnp.zeros_like(ess[0]), jnp.array(False))
+        after, _, _, k_hat, _ = jax.lax.while_loop(is_wanting, stage, begin)
         clouds = after.clouds
         info = ReweightInfo(
-            jnp.all(jax.vmap(is_trusted)(clouds)) & has_room,
+            jnp.all(jax.vmap(is_trusted)(clouds)) & (k_hat <= MAX_K_HAT) & has_room,
             jnp.min(jax.vmap(sample_size)(clouds)),
-            jnp.max(jax.vmap(pareto_k_hat)(clouds.log_weights)),
+            k_hat,
             jnp.max(clouds.evidence.memory),
             jnp.max(clouds.evidence.divergent_share),
             jnp.sum(clouds.num_refreshes),
@@ -258,8 +260,10 @@ def draw_prior_clouds(key: Key, space: Space, blocks: Blocks, num: int) -> tuple
 
 def sample_clouds(key: Key, blocks: Blocks, clouds: Cloud, size: int, num_samples: int) -> Float[Array, "M K"]:
     """Draw all latents: each block's in proportion to its weights, blocks independently of each other."""
-    keys = jr.split(key, len(blocks.coordinates))
-    index = jax.vmap(lambda key, weights: resample(key, finite_weights(weights), num_samples))(keys, clouds.log_weights)
+    offsets = jr.uniform(key, (len(blocks.coordinates),), clouds.positions.dtype)
+    index = jax.vmap(lambda offset, weights: resample(offset, finite_weights(weights), num_samples))(
+        offsets, clouds.log_weights
+    )
     return _together(blocks, jnp.take_along_axis(clouds.positions, index[..., None], axis=1), size)
 
 
@@ -269,6 +273,7 @@ def _together(blocks: Blocks, positions: Float[Array, "B M k"], size: int) -> Fl
     if num_blocks == 1:
         return positions[0]
     place = np.argsort(blocks.coordinates.ravel(), kind="stable")[:size]
-    return jnp.swapaxes(positions, 0, 1).reshape(num, num_blocks * width)[:, place]
+    flat = jnp.swapaxes(positions, 0, 1).reshape(num, num_blocks * width)
+    return flat if np.array_equal(place, np.arange(num_blocks * width)) else flat[:, place]
 
 

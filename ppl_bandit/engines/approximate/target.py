@@ -27,13 +27,13 @@ class Target(NamedTuple):
 
     Attributes:
         parts: (k,) -> log prior and log likelihood, which add up to it.
-        value: (k,) -> the log density.
+        log_prior: (k,) -> the former.
         slope: (k,) -> value and gradient.
         curvature: (k,) -> value, gradient and Hessian.
     """
 
     parts: Callable[[Float[Array, " k"]], tuple[Float[Array, ""], Float[Array, ""]]]
-    value: Callable[[Float[Array, " k"]], Float[Array, ""]]
+    log_prior: Callable[[Float[Array, " k"]], Float[Array, ""]]
     slope: Callable[[Float[Array, " k"]], tuple[Float[Array, ""], Float[Array, " k"]]]
     curvature: Callable[[Float[Array, " k"]], tuple[Float[Array, ""], Float[Array, " k"], Float[Array, "k k"]]]
 
@@ -94,7 +94,7 @@ def block_target(
 
         return _total(lambda chunk: twice(lambda own: log_likelihood(own, chunk)), num_chunks, twice(log_prior))
 
-    return Target(parts, lambda own: sum(parts(own)), slope, curvature)
+    return Target(parts, log_prior, slope, curvature)
 
 
 def whiten(target: Target, centre: Float[Array, " k"], root: Float[Array, "k k"]) -> Target:
@@ -109,7 +109,7 @@ def whiten(target: Target, centre: Float[Array, " k"], root: Float[Array, "k k"]
         return value, root.T @ gradient, root.T @ hessian @ root
 
     return Target(
-        lambda x: target.parts(centre + root @ x), lambda x: target.value(centre + root @ x), slope, curvature
+        lambda x: target.parts(centre + root @ x), lambda x: target.log_prior(centre + root @ x), slope, curvature
     )
 
 
