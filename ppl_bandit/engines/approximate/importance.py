@@ -25,7 +25,7 @@ __all__ = ["Proposal", "propose"]
 
 _NUM_STARTS = 8  # of Newton's method: half of a posterior's mass is missed with probability 2^-8
 _NUM_KERNELS = 200
-_MAX_STEPS, _TOLERANCE = 30, 1e-2  # a mode to a tenth of a standard deviation will do
+_MAX_STEPS, _TOLERANCE = 60, 1e-2  # a mode to a tenth of a standard deviation will do
 _WIDEST = 3.0  # standard deviation of a proposal in units of the cloud's
 _EVEN_SHARE = 0.1  # of the modes' proposals that are spread evenly over them, whatever their estimated mass
 _FAR = math.log(20.0)  # a density ratio that proposals should not meet

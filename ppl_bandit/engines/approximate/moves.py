@@ -27,6 +27,7 @@ MIN_ACCEPT = 0.5
 MAX_STUCK_SHARE = 0.02  # of particles that made no transition in the last window
 _ENOUGH = 0.25  # memory at which no further window is worth its cost
 _TARGET_ACCEPT = 0.8
+_MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting says something
 _MAX_WINDOWS = 5
 _MAX_LEAPS = 64
 _LOST_ENERGY = 1000.0
@@ -58,7 +59,7 @@ class MoveEvidence(NamedTuple):
 
     Attributes:
         memory: largest correlation, beyond chance, between what the particles are and what they were when it began.
-        drift: largest shift of a mean during it, relative to what chance allows.
+        drift: largest shift of a mean, a mean square or the energy during it, relative to what chance allows.
         accept: mean probability of acceptance.
         divergent_share: of its transitions.
         stuck_share: of particles, those that it did not move.
@@ -204,8 +205,11 @@ def move(
         )
         memory, drift = forgetting(start, x, first_energies, energies, before.ess)
         stuck = 1.0 - jnp.mean(has_moved.astype(positions.dtype))
+        # Particles that all start at a few points have nothing to forget: the window after it can tell.
+        is_judged = before.ess >= _MIN_START_SHARE * num
         is_sound = (
-            (memory <= MAX_MEMORY)
+            is_judged
+            & (memory <= MAX_MEMORY)
             & (drift <= 1.0)
             & (accept >= MIN_ACCEPT)
             & (divergent <= MAX_DIVERGENT_SHARE)
@@ -275,7 +279,7 @@ def forgetting(
         ess: effective sample size of the start.
 
     Returns:
-        The memory, and the largest shift of a mean in units of four standard errors.
+        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of four standard errors.
     """
     num, size = start.shape
     both = jnp.concatenate([start, end])
@@ -290,7 +294,10 @@ def forgetting(
     by_chance = 2.0 / math.sqrt(num)
     memory = jnp.maximum(linear - by_chance * math.sqrt(size), jnp.maximum(squares, energy) - by_chance)
     memory = jnp.clip(jnp.nan_to_num(memory, nan=1.0), 0.0, 1.0)
-    shift = jnp.max(jnp.abs(jnp.mean(last, axis=0) - jnp.mean(first, axis=0)))
+    before = jnp.concatenate([first, jnp.square(first), start_energies[:, None]], axis=1)
+    after = jnp.concatenate([last, jnp.square(last), end_energies[:, None]], axis=1)
+    sd = jnp.sqrt(0.5 * (jnp.var(before, axis=0) + jnp.var(after, axis=0)))
+    shift = jnp.max(jnp.abs(jnp.mean(after, axis=0) - jnp.mean(before, axis=0)) / sd)
     drift = shift / (4.0 * jnp.sqrt(1.0 / jnp.maximum(ess, 1.0) + 1.0 / num))
     return memory, jnp.nan_to_num(drift, nan=jnp.inf)
 
