@@ -200,7 +200,9 @@ def labels(arm):
     numpyro.sample("reward", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.6, 0.4])), dist.Normal(both, 1.0)))
 
 
-LABEL_REWARDS = np.concatenate([-1.8 + np.random.default_rng(3).standard_normal(14), 1.8 + np.random.default_rng(4).standard_normal(10)])
+LABEL_REWARDS = np.concatenate(
+    [-1.8 + np.random.default_rng(3).standard_normal(14), 1.8 + np.random.default_rng(4).standard_normal(10)]
+)
 
 
 def labels_reference():
@@ -242,7 +244,9 @@ def process(arm):
 
 
 GP_ARMS = np.tile(np.arange(30), 3)
-GP_REWARDS = (np.random.default_rng(6).uniform(size=90) < 1 / (1 + np.exp(-3 * np.sin(7 * GP_PLACES[GP_ARMS])))).astype(float)
+GP_REWARDS = (np.random.default_rng(6).uniform(size=90) < 1 / (1 + np.exp(-3 * np.sin(7 * GP_PLACES[GP_ARMS])))).astype(
+    float
+)
 
 
 # Five classes, of which the reward is a value: softmax weights that are known up to a constant, but for the prior.
@@ -267,7 +271,9 @@ def nuts_reference(case):
 
     with jax.enable_x64(True):
         kernel = NUTS(conditioned, dense_mass=True, target_accept_prob=0.9)
-        mcmc = MCMC(kernel, num_warmup=1000, num_samples=4000, num_chains=10, chain_method="vectorized", progress_bar=False)
+        mcmc = MCMC(
+            kernel, num_warmup=1000, num_samples=4000, num_chains=10, chain_method="vectorized", progress_bar=False
+        )
         mcmc.run(jr.key(0), rows.arm, rows.context)
         values = case.coordinates(jax.device_get(mcmc.get_samples()))
     return values.mean(axis=0), values.std(axis=0)
@@ -287,17 +293,56 @@ def _zero_coordinates(draws):
 
 
 CASES: dict[str, Case] = {
-    "bimodal": _case(bimodal, 2, lambda: rows_of(np.zeros(240, int), BIMODAL_REWARDS), ["z"], bimodal_reference, extra=lambda d: np.asarray(d["z"])[:, None] > 1),
-    "funnel": _case(funnel, 8, lambda: rows_of(FUNNEL_ARMS, FUNNEL_REWARDS), ["log_spread", "effect"], funnel_reference),
+    "bimodal": _case(
+        bimodal,
+        2,
+        lambda: rows_of(np.zeros(240, int), BIMODAL_REWARDS),
+        ["z"],
+        bimodal_reference,
+        extra=lambda d: np.asarray(d["z"])[:, None] > 1,
+    ),
+    "funnel": _case(
+        funnel, 8, lambda: rows_of(FUNNEL_ARMS, FUNNEL_REWARDS), ["log_spread", "effect"], funnel_reference
+    ),
     "ridge": _case(ridge, 3, lambda: rows_of(np.arange(6) % 3, RIDGE_REWARDS), ["common", "level"], ridge_reference),
     "kink": _case(kink, 2, lambda: rows_of([0], [-2e4]), ["m"], kink_reference),
     "heavy tails": _case(heavy, 2, lambda: rows_of(np.zeros(5, int), HEAVY_REWARDS), ["m"], heavy_reference),
-    "separation": _case(separation, 2, lambda: rows_of(np.zeros(20, int), SEPARATION_REWARDS, SEPARATION_CONTEXTS), ["weights"], separation_reference, context=np.ones(2)),
-    "zero inflation": _case(zero_inflation, 2, lambda: rows_of(ZERO_ARMS, ZERO_REWARDS), [], zero_inflation_reference)._replace(coordinates=_zero_coordinates),
-    "labels": _case(labels, 2, lambda: rows_of(np.zeros(24, int), LABEL_REWARDS), ["means"], labels_reference, extra=lambda d: (np.asarray(d["means"])[:, :1] > np.asarray(d["means"])[:, 1:])),
-    "banana": _case(banana, 2, lambda: rows_of(np.zeros(20, int), BANANA_REWARDS), ["x", "y"], banana_reference, extra=lambda d: np.asarray(d["x"])[:, None] ** 2),
+    "separation": _case(
+        separation,
+        2,
+        lambda: rows_of(np.zeros(20, int), SEPARATION_REWARDS, SEPARATION_CONTEXTS),
+        ["weights"],
+        separation_reference,
+        context=np.ones(2),
+    ),
+    "zero inflation": _case(
+        zero_inflation, 2, lambda: rows_of(ZERO_ARMS, ZERO_REWARDS), [], zero_inflation_reference
+    )._replace(coordinates=_zero_coordinates),
+    "labels": _case(
+        labels,
+        2,
+        lambda: rows_of(np.zeros(24, int), LABEL_REWARDS),
+        ["means"],
+        labels_reference,
+        extra=lambda d: np.asarray(d["means"])[:, :1] > np.asarray(d["means"])[:, 1:],
+    ),
+    "banana": _case(
+        banana,
+        2,
+        lambda: rows_of(np.zeros(20, int), BANANA_REWARDS),
+        ["x", "y"],
+        banana_reference,
+        extra=lambda d: np.asarray(d["x"])[:, None] ** 2,
+    ),
     "gaussian process": _case(process, 30, lambda: rows_of(GP_ARMS, GP_REWARDS), ["level"], None),
-    "softmax": _case(softmax, 2, lambda: rows_of(SOFTMAX_ARMS, SOFTMAX_REWARDS, SOFTMAX_CONTEXTS), ["weights"], None, context=np.ones(2)),
+    "softmax": _case(
+        softmax,
+        2,
+        lambda: rows_of(SOFTMAX_ARMS, SOFTMAX_REWARDS, SOFTMAX_CONTEXTS),
+        ["weights"],
+        None,
+        context=np.ones(2),
+    ),
 }
 for _name in ("gaussian process", "softmax"):
     CASES[_name] = CASES[_name]._replace(reference=functools.cache(functools.partial(nuts_reference, CASES[_name])))

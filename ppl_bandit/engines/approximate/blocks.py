@@ -183,7 +183,7 @@ def _step(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
 
 
 def _anywhere(reads: np.ndarray) -> np.ndarray:
-    return reads.reshape(-1, reads.shape[-1]).any(axis=0)
+    return np.logical_or.reduce(reads.reshape(-1, reads.shape[-1]), axis=0)
 
 
 def _is_known(value: Any) -> bool:
@@ -199,7 +199,7 @@ def _union(values: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _chosen(name: str, values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Choose between arrays, or multiply, where the choice or a factor is known: what is not chosen, or times 0, is not read."""
+    """Choose between arrays, or multiply, where the choice or a factor is known: what is left out, or times 0, is not read."""
     if name == "mul":
         factor = next(value for value in values if _is_known(value))
         return _union(values, shape) & np.broadcast_to(np.asarray(factor) != 0, shape)[..., None]
@@ -225,14 +225,21 @@ def _through(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
     if name in _LAYOUT:
         return _moved(eqn, reads)
     if name.startswith("reduce_") and "axes" in params:
-        return [first.any(axis=tuple(params["axes"]))]
+        return [np.logical_or.reduce(first, axis=tuple(params["axes"]))]
     if name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
         order = slice(None, None, -1 if params["reverse"] else 1)
         along = np.moveaxis(first, params["axis"], 0)[order]
         return [np.moveaxis(np.logical_or.accumulate(along, axis=0)[order], 0, params["axis"])]
-    if name == "pad" and rank == len(params["padding_config"]) and all(part[2] == 0 for part in params["padding_config"]):
+    if (
+        name == "pad"
+        and rank == len(params["padding_config"])
+        and all(part[2] == 0 for part in params["padding_config"])
+    ):
         low_high = [(max(low, 0), max(high, 0)) for low, high, _ in params["padding_config"]]
-        cut = tuple(slice(max(-low, 0), size_ - max(-high, 0)) for (low, high, _), size_ in zip(params["padding_config"], first.shape, strict=False))
+        cut = tuple(
+            slice(max(-low, 0), size_ - max(-high, 0))
+            for (low, high, _), size_ in zip(params["padding_config"], first.shape, strict=False)
+        )
         return [np.pad(first[cut], [*low_high, (0, 0)]) | _anywhere(reads[1])]
     if name in ("gather", "dynamic_slice") and all(map(_is_known, values[1:])):
         # Ask where each entry came from; a fill is place 0, which reads nothing.
@@ -272,7 +279,11 @@ def _moved(eqn: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _product(numbers: Any, reads: np.ndarray, other: np.ndarray, keep: int) -> np.ndarray:
     """Return what a generalised matrix product reads: axes in the order batch, left, right."""
     (left_sum, right_sum), (left_batch, right_batch) = numbers
-    sums, batches = ((left_sum, right_sum), (left_batch, right_batch)) if keep == 0 else ((right_sum, left_sum), (right_batch, left_batch))
+    sums, batches = (
+        ((left_sum, right_sum), (left_batch, right_batch))
+        if keep == 0
+        else ((right_sum, left_sum), (right_batch, left_batch))
+    )
     own_rank, other_rank = reads.ndim - 1, other.ndim
     own = list(range(own_rank))
     its = [own_rank + axis for axis in range(other_rank)]

@@ -42,7 +42,7 @@ class Buffer(NamedTuple):
         arm: index of the arm played in each row.
         reward: {outcome: (N,)}, in the outcomes' own kind of number.
         context: a pytree whose leaves have a leading axis N, or None.
-        count: how often each row was seen.
+        times: how often each row was seen.
         table: where rows lie, by their bits; -1 is empty.
         num_rows: how many rows hold data.
     """
@@ -50,7 +50,7 @@ class Buffer(NamedTuple):
     arm: Int[Array, " N"]
     reward: dict[str, Array]
     context: Any
-    count: Int[Array, " N"]
+    times: Int[Array, " N"]
     table: Int[Array, "sets ways"]
     num_rows: Int[Array, ""]
 
@@ -61,13 +61,13 @@ class Data(NamedTuple):
     Attributes:
         rows: in the order of the buffer.
         weights: what each row's log likelihood counts for: how often it was seen, or, with forgetting, less than 1.
-        index: places of the rows that count; those beyond num_rows are without meaning.
+        places: of the rows that count; those beyond num_rows are without meaning.
         num_rows: how many count.
     """
 
     rows: Interaction
     weights: Float[Array, " N"]
-    index: Int[Array, " N"]
+    places: Int[Array, " N"]
     num_rows: Int[Array, ""]
 
 
@@ -140,8 +140,8 @@ def append_row(buffer: Buffer, row: Interaction, is_counted: Bool[Array, ""], me
         return stored.at[jnp.where(is_new, place, capacity)].set(value, mode="drop")
 
     arm, reward, context = jax.tree.map(write, buffer[:3], new)
-    count = buffer.count.at[jnp.where(is_counted, place, capacity)].add(1, mode="drop")
-    return Buffer(arm, reward, context, count, table, buffer.num_rows + is_new)
+    times = buffer.times.at[jnp.where(is_counted, place, capacity)].add(1, mode="drop")
+    return Buffer(arm, reward, context, times, table, buffer.num_rows + is_new)
 
 
 def append(model: RewardModel, buffer: Buffer, interaction: Interaction, merges: bool = True) -> Buffer:
@@ -178,8 +178,8 @@ def grow(buffer: Buffer, num_rows: int) -> Buffer:
         return np.concatenate([leaf, np.repeat(leaf[:1], larger - capacity, axis=0)])
 
     arm, reward, context = jax.tree.map(pad, jax.device_get(buffer[:3]))
-    count = np.pad(jax.device_get(buffer.count), (0, larger - capacity))
-    return Buffer(arm, reward, context, count, buffer.table, buffer.num_rows)
+    times: Any = np.pad(jax.device_get(buffer.times), (0, larger - capacity))
+    return Buffer(arm, reward, context, times, buffer.table, buffer.num_rows)
 
 
 def read(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | None = None) -> Data:
@@ -206,7 +206,7 @@ def read(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | None = N
         age = jnp.where(mask, buffer.num_rows - 1 - place, 0)
         weights = jnp.where(mask, jnp.asarray(discount, float) ** age, 0.0)
     else:
-        weights = jnp.where(mask, buffer.count.astype(float), 0.0)
+        weights = jnp.where(mask, buffer.times.astype(float), 0.0)
     return Data(Interaction(arm, reward, context, mask), weights, index, num_rows)
 
 

@@ -10,7 +10,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.diagnostics import finite_weights, resample, weight_ess
-from ppl_bandit.engines.approximate.importance import Proposal, propose
+from ppl_bandit.engines.approximate.importance import propose
 from ppl_bandit.engines.approximate.moves import Kernel, MoveEvidence, hamiltonian, move, spread
 from ppl_bandit.engines.approximate.target import Target, whiten
 from ppl_bandit.types import Key
@@ -106,7 +106,6 @@ def refresh(
         keeps_evidence: whether the log evidence is p(data), which importance estimates afresh; not with forgetting.
     """
     key_propose, key_offset, key_move = jr.split(key, 3)
-    offsets = jr.uniform(key_offset, (2,), cloud.positions.dtype)
     num = cloud.positions.shape[0]
     log_weights = finite_weights(cloud.log_weights)
     ess = weight_ess(log_weights)
@@ -115,13 +114,19 @@ def refresh(
     log_density = cloud.log_prior + cloud.log_likelihood
     found = propose(key_propose, whiten(target, centre, root), inside, log_weights, log_density)
     proposed = centre + found.positions @ root.T
-    index = resample(offsets[0], finite_weights(found.log_weights), num)
+    is_jump = (ess < MIN_ESS_SHARE * num) & (found.ess > ess)
+    is_accepted = found.is_accepted if by_importance else jnp.array(False)
+    is_new = is_accepted | is_jump
+    num_proposed = proposed.shape[0]
+    old = jnp.full(num_proposed, -jnp.inf, log_weights.dtype).at[:num].set(log_weights)
+    weights = jnp.where(is_new, finite_weights(found.log_weights), old)
+    index = resample(jr.uniform(key_offset, dtype=weights.dtype), weights, num)
+    starts = jnp.where(is_new, proposed[index], cloud.positions[jnp.minimum(index, num - 1)])
     error = _relative_variance(cloud.log_weights)
     volume = jnp.sum(jnp.log(jnp.diagonal(root)))
     log_evidence = logsumexp(found.log_weights) + volume - math.log(found.log_weights.shape[0]) - cloud.log_constant
-    is_accepted = found.is_accepted if by_importance else jnp.array(False)
     renewed = cloud._replace(
-        positions=proposed[index],
+        positions=starts,
         log_weights=jnp.zeros_like(cloud.log_weights),
         log_prior=found.log_prior[index],
         log_likelihood=found.log_likelihood[index],
@@ -136,11 +141,8 @@ def refresh(
     )
 
     def moved() -> Cloud:
-        is_jump = (ess < MIN_ESS_SHARE * num) & (found.ess > ess)
-        old = resample(offsets[1], log_weights, num)
-        starts = jnp.where(is_jump, renewed.positions, cloud.positions[old])
         variance = jnp.where(is_jump, 1.0 / found.ess, cloud.variance + error)
-        covariance = jnp.where(is_jump, jnp.cov(renewed.positions, rowvar=False).reshape(root.shape), root @ root.T)
+        covariance = jnp.where(is_jump, jnp.cov(starts, rowvar=False).reshape(root.shape), root @ root.T)
         end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
         log_prior = jax.vmap(target.log_prior)(end.positions)
         memory = end.evidence.memory
@@ -186,7 +188,9 @@ def when(predicate: Bool[Array, ""], function, value):
 
     A loop of one turn or none: unlike a branch, it costs nothing under `vmap` where no predicate holds.
     """
-    return jax.lax.while_loop(lambda carry: carry[0], lambda carry: (jnp.array(False), function(carry[1])), (predicate, value))[1]
+    return jax.lax.while_loop(
+        lambda carry: carry[0], lambda carry: (jnp.array(False), function(carry[1])), (predicate, value)
+    )[1]
 
 
 def _relative_variance(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
@@ -196,4 +200,4 @@ def _relative_variance(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
 
 def _sound(dtype) -> MoveEvidence:
     zero = jnp.zeros((), dtype)
-    return MoveEvidence(zero, zero, zero + 1, zero, zero, jnp.array(True))
+    return MoveEvidence(zero, zero, zero + 1, jnp.zeros((), int), zero, jnp.array(True))

@@ -68,7 +68,11 @@ class _Mixture(NamedTuple):
 
 
 def propose(
-    key: Key, target: Target, cloud: Float[Array, "M k"], log_weights: Float[Array, " M"], log_density: Float[Array, " M"]
+    key: Key,
+    target: Target,
+    cloud: Float[Array, "M k"],
+    log_weights: Float[Array, " M"],
+    log_density: Float[Array, " M"],
 ) -> Proposal:
     """Draw two proposals for every draw of a cloud, weighted to the target.
 
@@ -79,9 +83,11 @@ def propose(
     """
     num_draws, size = cloud.shape
     key_offset, key_draw = jr.split(key)
-    offsets = jr.uniform(key_offset, (4,), cloud.dtype)
+    offsets = jr.uniform(key_offset, (3,), cloud.dtype)
     degrees = 2 * max(4, -(-size // 2))  # heavier tails would waste most of the draws in many dimensions
-    starts = cloud[resample(offsets[0], log_weights, _NUM_STARTS)]
+    num_kernels = min(_NUM_KERNELS, num_draws)
+    kernels = cloud[resample(offsets[0], log_weights, num_kernels)]
+    starts = kernels[jnp.arange(_NUM_STARTS) % num_kernels]  # resampling scatters: these come from all over the cloud
     modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
     precisions = jnp.maximum(modes.precisions, _WIDEST**-2)
     roots = modes.axes / jnp.sqrt(precisions)[:, None, :]
@@ -92,7 +98,6 @@ def propose(
     log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf) - jnp.log(jnp.maximum(num_same, 1))
     mass = jnp.nan_to_num(jax.nn.softmax(log_mass), nan=1.0 / _NUM_STARTS)
     probs = (1.0 - _EVEN_SHARE) * mass / jnp.sum(mass) + _EVEN_SHARE / _NUM_STARTS
-    num_kernels = min(_NUM_KERNELS, num_draws)
     ess = weight_ess(log_weights)
     mixture = _Mixture(
         modes.position,
@@ -100,14 +105,16 @@ def propose(
         inverses,
         -0.5 * jnp.sum(jnp.log(precisions), axis=1),
         jnp.log(probs),
-        cloud[resample(offsets[1], log_weights, num_kernels)],
+        kernels,
         # Silverman's rule for a Gaussian, in units of the cloud's covariance.
         jnp.asarray((4.0 / ((size + 2) * jnp.maximum(ess, 1.0))) ** (1.0 / (size + 4)), cloud.dtype),
     )
-    which = resample(offsets[2], jnp.log(probs), num_draws)
+    which = resample(offsets[1], jnp.log(probs), num_draws)
     noise = _student_t(key_draw, 2 * num_draws, size, degrees, cloud.dtype)
     at_modes = modes.position[which] + jnp.einsum("mij,mj->mi", roots[which], noise[:num_draws])
-    turn = jnp.floor(offsets[3] * num_kernels).astype(int)  # which kernels come once more than others, where they cannot be equal
+    turn = jnp.floor(offsets[2] * num_kernels).astype(
+        int
+    )  # which kernels come once more than others, where they cannot be equal
     about = mixture.kernels[(jnp.arange(num_draws) + turn) % num_kernels] + mixture.width * noise[num_draws:]
     positions = jnp.concatenate([at_modes, about])
     log_prior, log_likelihood = jax.vmap(target.parts)(positions)

@@ -61,7 +61,7 @@ class MoveEvidence(NamedTuple):
         memory: largest correlation, beyond chance, between what the particles are and what they were when it began.
         drift: largest shift of a mean, a mean square or the energy during it, relative to what chance allows.
         accept: mean probability of acceptance.
-        divergent_share: of its transitions.
+        num_divergences: transitions whose trajectories lost their energy.
         stuck_share: of particles, those that it did not move.
         is_sound: whether all of these are as they should be, and all energies finite.
     """
@@ -69,7 +69,7 @@ class MoveEvidence(NamedTuple):
     memory: Float[Array, ""]
     drift: Float[Array, ""]
     accept: Float[Array, ""]
-    divergent_share: Float[Array, ""]
+    num_divergences: Int[Array, ""]
     stuck_share: Float[Array, ""]
     is_sound: Bool[Array, ""]
 
@@ -123,7 +123,8 @@ def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_siz
 
     @jax.custom_vjp
     def potential(x: Array) -> Array:
-        return -sum(target.parts(x))
+        log_prior, log_likelihood = target.parts(x)
+        return -log_prior - log_likelihood
 
     def forward(x: Array) -> tuple[Array, Array]:
         value, gradient = target.slope(x)
@@ -151,6 +152,7 @@ class _Window(NamedTuple):
     energies: Float[Array, " M"]
     step_size: Float[Array, ""]
     ess: Float[Array, ""]
+    memory_before: Float[Array, ""]
     evidence: MoveEvidence
 
 
@@ -179,12 +181,14 @@ def move(
         key_window = jr.fold_in(key, before.number)
         start = jax.scipy.linalg.solve_triangular(root, (before.positions - centre).T, lower=True).T
         length = first_length * 2**before.number
+        num_settled = length - length // 2
         zeros = jnp.zeros(num, positions.dtype)
 
         def transition(number: Array, carry: Any) -> Any:
             x, step_size, first_energies, _, accept, divergent, has_moved = carry
             steps = kernel(jr.fold_in(key_window, number), inside, x, step_size)
             mean_accept = jnp.mean(steps.accept_prob)
+            is_settled = number >= length // 2  # until then the step size is still looking for the new mass matrix
             step_size = step_size * jnp.exp(jnp.clip(2.0 * (mean_accept - _TARGET_ACCEPT), -1.0, 0.25))
             has_moved |= jnp.any(steps.positions != x, axis=1)
             first_energies = jnp.where(number == 0, steps.energies, first_energies)
@@ -193,13 +197,13 @@ def move(
                 step_size,
                 first_energies,
                 steps.energies,
-                accept + mean_accept / length,
-                divergent + jnp.mean(steps.is_divergent.astype(positions.dtype)) / length,
+                accept + jnp.where(is_settled, mean_accept / num_settled, 0.0),
+                divergent + jnp.where(is_settled, jnp.sum(steps.is_divergent), 0),
                 has_moved,
             )
 
         zero = jnp.zeros((), positions.dtype)
-        carry = (start, before.step_size, zeros, zeros, zero, zero, jnp.zeros(num, bool))
+        carry = (start, before.step_size, zeros, zeros, zero, jnp.zeros((), int), jnp.zeros(num, bool))
         x, step_size, first_energies, energies, accept, divergent, has_moved = jax.lax.fori_loop(
             0, length, transition, carry
         )
@@ -212,22 +216,26 @@ def move(
             & (memory <= MAX_MEMORY)
             & (drift <= 1.0)
             & (accept >= MIN_ACCEPT)
-            & (divergent <= MAX_DIVERGENT_SHARE)
+            & (divergent <= MAX_DIVERGENT_SHARE * num_settled * num)
             & (stuck <= MAX_STUCK_SHARE)
             & jnp.all(jnp.isfinite(energies))
         )
         evidence = MoveEvidence(memory, drift, accept, divergent, stuck, is_sound)
         after_ess = 1.0 / (memory**2 / before.ess + (1.0 - memory**2) / num)
-        return _Window(before.number + 1, centre + x @ root.T, energies, step_size, after_ess, evidence)
+        return _Window(
+            before.number + 1, centre + x @ root.T, energies, step_size, after_ess, before.evidence.memory, evidence
+        )
 
     def needs_more(last: _Window) -> Bool[Array, ""]:
         is_done = last.evidence.is_sound & (last.evidence.memory <= _ENOUGH)
-        return (last.number == 0) | (~is_done & (last.number < _MAX_WINDOWS))
+        # Twice as many transitions, and they remember as much: modes that no trajectory connects.
+        is_trapped = (last.number > 2) & (last.evidence.memory > jnp.maximum(0.8 * last.memory_before, MAX_MEMORY))
+        return (last.number == 0) | (~is_done & ~is_trapped & (last.number < _MAX_WINDOWS))
 
     one = jnp.ones((), positions.dtype)
-    none = MoveEvidence(one, one, 0 * one, 0 * one, one, jnp.array(False))
+    none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
     unknown = jnp.zeros(num, positions.dtype)
-    begin = _Window(jnp.zeros((), int), positions, unknown, step_size, ess.astype(positions.dtype), none)
+    begin = _Window(jnp.zeros((), int), positions, unknown, step_size, ess.astype(positions.dtype), one, none)
     end = jax.lax.while_loop(needs_more, window, begin)
     return Moved(end.positions, end.energies, end.step_size, end.evidence)
 

@@ -44,7 +44,7 @@ class NutsInfo(NamedTuple):
         is_trusted: whether the last run was sound and the rows were absorbed.
         ess: how many independent draws the draws are worth.
         memory: largest correlation of draws with where their chain was before the last window of transitions.
-        divergent_share: of the transitions of this window.
+        num_divergences: among the transitions of this window.
         num_pending: updates that the draws do not know of yet; below refresh_every.
         num_refreshes: runs of the chains so far.
         is_full: the rows had no room and were left out; reserve room and update again.
@@ -53,7 +53,7 @@ class NutsInfo(NamedTuple):
     is_trusted: Bool[Array, ""]
     ess: Float[Array, ""]
     memory: Float[Array, ""]
-    divergent_share: Float[Array, ""]
+    num_divergences: Int[Array, ""]
     num_pending: Int[Array, ""]
     num_refreshes: Int[Array, ""]
     is_full: Bool[Array, ""]
@@ -112,7 +112,7 @@ def nuts(
             is_trusted(cloud) & has_room,
             sample_size(cloud),
             cloud.evidence.memory,
-            cloud.evidence.divergent_share,
+            cloud.evidence.num_divergences,
             after.num_pending,
             cloud.num_refreshes,
             ~has_room,

@@ -24,6 +24,7 @@ from ppl_bandit.engines.approximate.buffer import (
     empty_buffer,
     fits,
     reserve,
+    row_mask,
     take_rows,
 )
 from ppl_bandit.engines.approximate.cloud import (
@@ -80,7 +81,7 @@ class ReweightInfo(NamedTuple):
         ess: how many independent draws the weighted particles are worth.
         k_hat: Pareto k-hat of the weights.
         memory: largest correlation of particles with where they started, at the last moves; 0 where none were needed.
-        divergent_share: of the transitions of these moves.
+        num_divergences: among the transitions of these moves.
         num_refreshes: how often the particles of some block were renewed so far.
         num_moves: how often by moves, because importance had no evidence.
         log_evidence: log p(data) so far.
@@ -92,7 +93,7 @@ class ReweightInfo(NamedTuple):
     ess: Float[Array, ""]
     k_hat: Float[Array, ""]
     memory: Float[Array, ""]
-    divergent_share: Float[Array, ""]
+    num_divergences: Int[Array, ""]
     num_refreshes: Int[Array, ""]
     num_moves: Int[Array, ""]
     log_evidence: Float[Array, ""]
@@ -108,9 +109,7 @@ class _Progress(NamedTuple):
     was_stale: Bool[Array, ""]
 
 
-def reweight(
-    model: RewardModel, *, num_particles: int = 1000, capacity: int = 64, discount: float = 1.0
-) -> Engine:
+def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 64, discount: float = 1.0) -> Engine:
     """Return the engine that reweights its draws with each row and renews them when they are stale.
 
     A batch is absorbed row by row, so that a batch and a sequence give the same law, and no row can exhaust draws that a
@@ -167,8 +166,7 @@ def reweight(
 
     def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
         has_room = fits(state.buffer, interaction)
-        rows = as_rows(model, state.buffer, interaction)
-        rows = rows._replace(mask=rows.mask & has_room)
+        rows = as_rows(model, state.buffer, interaction)._replace(mask=row_mask(interaction) & has_room)
         num_rows = rows.arm.shape[0]
 
         def absorb_until_stale(progress: _Progress) -> _Progress:
@@ -206,7 +204,7 @@ def reweight(
             jnp.min(jax.vmap(sample_size)(clouds)),
             k_hat,
             jnp.max(clouds.evidence.memory),
-            jnp.max(clouds.evidence.divergent_share),
+            jnp.sum(clouds.evidence.num_divergences),
             jnp.sum(clouds.num_refreshes),
             jnp.sum(clouds.num_moves),
             after.log_evidence,
@@ -275,5 +273,3 @@ def _together(blocks: Blocks, positions: Float[Array, "B M k"], size: int) -> Fl
     place = np.argsort(blocks.coordinates.ravel(), kind="stable")[:size]
     flat = jnp.swapaxes(positions, 0, 1).reshape(num, num_blocks * width)
     return flat if np.array_equal(place, np.arange(num_blocks * width)) else flat[:, place]
-
-

@@ -115,10 +115,10 @@ def whiten(target: Target, centre: Float[Array, " k"], root: Float[Array, "k k"]
 
 def _chunk(data: Data, chunk: Array, size: int) -> tuple[Any, Float[Array, " rows"]]:
     place = chunk * size + jnp.arange(size)
-    index = data.index[jnp.minimum(place, data.index.shape[0] - 1)]
+    index = data.places[jnp.minimum(place, data.places.shape[0] - 1)]
     is_data = place < data.num_rows
     # A place without data repeats the first row: a derivative must find nothing there that real data do not hold.
-    index = jnp.where(is_data, index, data.index[0])
+    index = jnp.where(is_data, index, data.places[0])
     return take_rows(data.rows, index)._replace(mask=is_data), jnp.where(is_data, data.weights[index], 0.0)
 
 
