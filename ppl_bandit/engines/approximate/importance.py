@@ -139,7 +139,7 @@ def _student_t(key: Key, num: int, size: int, degrees: int, dtype) -> Float[Arra
 
 
 def _log_density(mixture: _Mixture, positions: Float[Array, "P k"], degrees: int) -> Float[Array, " P"]:
-    size, num_kernels = positions.shape[1], len(mixture.kernels)
+    size = positions.shape[1]
     constant = gammaln((degrees + size) / 2) - gammaln(degrees / 2) - 0.5 * size * math.log(degrees * math.pi)
 
     def log_t(squares: Array) -> Array:
@@ -153,5 +153,8 @@ def _log_density(mixture: _Mixture, positions: Float[Array, "P k"], degrees: int
     products = positions @ mixture.kernels.T
     lengths = jnp.sum(jnp.square(positions), axis=1)[:, None] + jnp.sum(jnp.square(mixture.kernels), axis=1)
     squares = jnp.maximum(lengths - 2.0 * products, 0.0) / jnp.square(mixture.width)
-    kernels = logsumexp(log_t(squares), axis=1) - math.log(num_kernels) - size * jnp.log(mixture.width)
+    # Powers of 1 + r^2 / degrees do not underflow, and a whole power costs no logarithm.
+    base = 1.0 / (1.0 + squares / degrees)
+    power = base ** ((degrees + size) // 2) * (jnp.sqrt(base) if size % 2 else 1.0)
+    kernels = constant + jnp.log(jnp.mean(power, axis=1)) - size * jnp.log(mixture.width)
     return jnp.logaddexp(logsumexp(modes, axis=0), kernels) - math.log(2.0)

@@ -47,6 +47,9 @@ from ppl_bandit.types import Draws, Engine, Interaction, Key
 __all__ = ["ReweightInfo", "ReweightState", "draw_prior_clouds", "reweight", "sample_clouds"]
 
 
+_MIN_ESS_INSIDE = 0.2  # share of the particles, inside of a batch: between rows that no decision sees they may be staler
+
+
 class ReweightState(NamedTuple):
     """The data, and weighted draws of the posterior, block by block.
 
@@ -112,9 +115,8 @@ class _Progress(NamedTuple):
 def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 64, discount: float = 1.0) -> Engine:
     """Return the engine that reweights its draws with each row and renews them when they are stale.
 
-    A batch is absorbed row by row, so that a batch and a sequence give the same law, and no row can exhaust draws that a
-    refresh would have kept fresh; rows in between cost microseconds, and the number of refreshes grows as the logarithm of
-    the number of rows.
+    A batch is absorbed row by row, so that no row can exhaust draws that a refresh would have kept fresh; rows between
+    refreshes cost microseconds, and the number of refreshes grows as the logarithm of the number of rows.
 
     Args:
         num_particles: weighted draws held in the state, for each block of independent latents; `sample` takes M of them in
@@ -177,7 +179,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
                 return progress._replace(state=state, row=progress.row + 1, ess=ess)
 
             def is_fresh(progress: _Progress) -> Bool[Array, ""]:
-                return (progress.row < num_rows) & jnp.all(progress.ess >= num_particles / 2)
+                return (progress.row < num_rows) & jnp.all(progress.ess >= _MIN_ESS_INSIDE * num_particles)
 
             return jax.lax.while_loop(is_fresh, step, progress)
 
