@@ -150,7 +150,7 @@ def test_nuts_draws_follow_the_new_data_and_not_the_energies_of_the_old():
     engine = compiled("nuts")
     state, _ = engine.update(jr.key(1), engine.init(jr.key(0)), ROWS._replace(mask=ALL))
     state, info = engine.update(jr.key(2), state, ROWS._replace(mask=ALL & (jnp.arange(8) == 2)))
-    assert len(np.unique(state.cloud.positions[0, :, 0])) > 0.9 * NUM_DRAWS
+    assert len(np.unique(state.clouds.positions[0, :, 0])) > 0.9 * NUM_DRAWS
     assert float(info.ess) > 1000
 
 

@@ -9,7 +9,7 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, resample, weight_ess
+from ppl_bandit.engines.approximate.diagnostics import finite_weights, flatten_weights, resample, weight_ess
 from ppl_bandit.engines.approximate.importance import propose
 from ppl_bandit.engines.approximate.moves import Kernel, MoveEvidence, hamiltonian, move, spread
 from ppl_bandit.engines.approximate.target import Target, whiten
@@ -109,10 +109,12 @@ def refresh(
     num = cloud.positions.shape[0]
     log_weights = finite_weights(cloud.log_weights)
     ess = weight_ess(log_weights)
-    centre, root = spread(cloud.positions, cloud.covariance, ess, jax.nn.softmax(log_weights))
+    # Where the weights are down to a few draws, others on the way there say where modes are and how wide.
+    flat = flatten_weights(log_weights, MIN_ESS_SHARE * num)
+    centre, root = spread(cloud.positions, cloud.covariance, weight_ess(flat), jax.nn.softmax(flat))
     inside = jax.scipy.linalg.solve_triangular(root, (cloud.positions - centre).T, lower=True).T
     log_density = cloud.log_prior + cloud.log_likelihood
-    found = propose(key_propose, whiten(target, centre, root), inside, log_weights, log_density)
+    found = propose(key_propose, whiten(target, centre, root), inside, flat, log_density)
     proposed = centre + found.positions @ root.T
     is_jump = (ess < MIN_ESS_SHARE * num) & (found.ess > ess)
     is_accepted = found.is_accepted if by_importance else jnp.array(False)
@@ -125,6 +127,9 @@ def refresh(
     error = _relative_variance(cloud.log_weights)
     volume = jnp.sum(jnp.log(jnp.diagonal(root)))
     log_evidence = logsumexp(found.log_weights) + volume - math.log(found.log_weights.shape[0]) - cloud.log_constant
+    new_error = _relative_variance(found.log_weights) + cloud.constant_error
+    old_error = cloud.squared_error + error
+    is_closer = (new_error < old_error) & jnp.isfinite(log_evidence) & keeps_evidence
     renewed = cloud._replace(
         positions=starts,
         log_weights=jnp.zeros_like(cloud.log_weights),
@@ -133,10 +138,8 @@ def refresh(
         covariance=root @ root.T,
         variance=jnp.maximum(1.0 / found.ess, 1.0 / num),
         evidence=_sound(cloud.positions.dtype),
-        log_evidence=log_evidence if keeps_evidence else cloud.log_evidence,
-        squared_error=_relative_variance(found.log_weights) + cloud.constant_error
-        if keeps_evidence
-        else cloud.squared_error + error,
+        log_evidence=jnp.where(is_closer, log_evidence, cloud.log_evidence),
+        squared_error=jnp.where(is_closer, new_error, old_error),
         num_refreshes=cloud.num_refreshes + 1,
     )
 
@@ -146,7 +149,6 @@ def refresh(
         end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
         log_prior = jax.vmap(target.log_prior)(end.positions)
         memory = end.evidence.memory
-        keeps_new = is_jump & keeps_evidence
         return renewed._replace(
             positions=end.positions,
             log_prior=log_prior,
@@ -154,10 +156,6 @@ def refresh(
             step_size=end.step_size,
             variance=memory**2 * variance + (1.0 - memory**2) / num,
             evidence=end.evidence,
-            log_evidence=jnp.where(keeps_new, log_evidence, cloud.log_evidence),
-            squared_error=jnp.where(
-                keeps_new, _relative_variance(found.log_weights) + cloud.constant_error, cloud.squared_error + error
-            ),
             num_moves=cloud.num_moves + 1,
         )
 

@@ -14,6 +14,7 @@ __all__ = [
     "MAX_SD_SHIFT",
     "chain_ess",
     "finite_weights",
+    "flatten_weights",
     "moment_shifts",
     "pareto_k_hat",
     "resample",
@@ -39,6 +40,18 @@ def finite_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:
     """Return weights that can be drawn from: nan counts as impossible, and where nothing is possible all are equal."""
     log_weights = jnp.where(jnp.isnan(log_weights) | (log_weights == jnp.inf), -jnp.inf, log_weights)
     return jnp.where(jnp.any(log_weights > -jnp.inf), log_weights, 0.0)
+
+
+def flatten_weights(log_weights: Float[Array, " M"], min_ess: float) -> Float[Array, " M"]:
+    """Return weights to a power of 1, 1/2, 1/4, ..., the first at which the effective sample size is large enough.
+
+    Where new rows leave nearly all weight to a few draws, these are the draws on the way there.
+    """
+
+    def is_uneven(flat: Float[Array, " M"]) -> Array:
+        return weight_ess(flat) < min_ess
+
+    return jax.lax.while_loop(is_uneven, lambda flat: 0.5 * flat, log_weights)
 
 
 def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:

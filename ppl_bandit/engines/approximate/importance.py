@@ -78,7 +78,7 @@ def propose(
 
     Args:
         target: in coordinates in which the weighted cloud has mean 0 and unit covariance.
-        log_weights: of the cloud, to the target; finite somewhere.
+        log_weights: of the cloud, to the target or to something on the way there; finite somewhere.
         log_density: of the target at the cloud.
     """
     num_draws, size = cloud.shape

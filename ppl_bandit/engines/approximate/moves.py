@@ -25,7 +25,7 @@ MAX_MEMORY = 0.5  # correlation with where a particle started, in any direction,
 MAX_DIVERGENT_SHARE = 0.01  # of the transitions of the last window
 MIN_ACCEPT = 0.5
 MAX_STUCK_SHARE = 0.02  # of particles that made no transition in the last window
-_ENOUGH = 0.25  # memory at which no further window is worth its cost
+_ENOUGH = 0.5  # effective sample size, of the number of particles, at which no further window is worth its cost
 _TARGET_ACCEPT = 0.8
 _MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting says something
 _MAX_WINDOWS = 5
@@ -227,7 +227,7 @@ def move(
         )
 
     def needs_more(last: _Window) -> Bool[Array, ""]:
-        is_done = last.evidence.is_sound & (last.evidence.memory <= _ENOUGH)
+        is_done = last.evidence.is_sound & (last.ess >= _ENOUGH * num)
         # Twice as many transitions, and they remember as much: modes that no trajectory connects.
         is_trapped = (last.number > 2) & (last.evidence.memory > jnp.maximum(0.8 * last.memory_before, MAX_MEMORY))
         return (last.number == 0) | (~is_done & ~is_trapped & (last.number < _MAX_WINDOWS))

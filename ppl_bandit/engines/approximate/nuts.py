@@ -4,12 +4,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.account import explain
-from ppl_bandit.engines.approximate.blocks import one_block
+from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
-from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, is_trusted, refresh, sample_size, when
+from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, is_trusted, refresh, sample_size
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY, no_u_turn
 from ppl_bandit.engines.approximate.reweight import draw_prior_clouds, sample_clouds
 from ppl_bandit.engines.approximate.target import block_target
@@ -26,19 +27,21 @@ class NutsState(NamedTuple):
 
     Attributes:
         buffer: every row so far.
-        cloud: the draws, with a leading axis of one block.
-        reference: some possible latents.
+        clouds: the draws of all blocks of independent latents, with a leading axis B.
+        reference: some possible latents, for the blocks that are not looked at.
+        is_stale: (B,), blocks with rows since that run.
         num_pending: updates since that run.
     """
 
     buffer: Buffer
-    cloud: Cloud
+    clouds: Cloud
     reference: Float[Array, " K"]
+    is_stale: Bool[Array, " B"]
     num_pending: Int[Array, ""]
 
 
 class NutsInfo(NamedTuple):
-    """Evidence of an update.
+    """Evidence of an update; of several blocks of independent latents, the worst.
 
     Attributes:
         is_trusted: whether the last run was sound and the rows were absorbed.
@@ -46,7 +49,7 @@ class NutsInfo(NamedTuple):
         memory: largest correlation of draws with where their chain was before the last window of transitions.
         num_divergences: among the transitions of this window.
         num_pending: updates that the draws do not know of yet; below refresh_every.
-        num_refreshes: runs of the chains so far.
+        num_refreshes: runs of the chains so far, of the block with the most.
         is_full: the rows had no room and were left out; reserve room and update again.
     """
 
@@ -83,15 +86,18 @@ def nuts(
     if num_draws < 4:
         raise ValueError(f"num_draws must be at least 4, got {num_draws}")
     space = unconstrained_space(model)
-    blocks = one_block(model, space)
+    blocks = independent_blocks(model, space)
+    num_blocks = len(blocks.coordinates)
+    of_arm = jnp.asarray(blocks.of_arm)
 
     def init(key: Key) -> NutsState:
-        cloud, reference = draw_prior_clouds(key, space, blocks, num_draws)
-        return NutsState(empty_buffer(model, capacity), cloud, reference, jnp.zeros((), int))
+        clouds, reference = draw_prior_clouds(key, space, blocks, num_draws)
+        none = jnp.zeros(num_blocks, bool)
+        return NutsState(empty_buffer(model, capacity), clouds, reference, none, jnp.zeros((), int))
 
-    def run(key: Key, state: NutsState) -> NutsState:
-        target = block_target(model, space, blocks, 0, state.buffer, state.reference, discount)
-        cloud = jax.tree.map(lambda leaf: leaf[0], state.cloud)
+    def run(key: Key, state: NutsState, block: Array) -> NutsState:
+        target = block_target(model, space, blocks, block, state.buffer, state.reference, discount)
+        cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
         log_prior, log_likelihood = jax.vmap(target.parts)(cloud.positions)
         stale = cloud._replace(
             log_weights=cloud.log_weights + log_likelihood - cloud.log_likelihood,
@@ -99,28 +105,46 @@ def nuts(
             log_likelihood=log_likelihood,
         )
         cloud = refresh(key, target, stale, kernel=no_u_turn, first_length=2, by_importance=False)
-        return state._replace(cloud=jax.tree.map(lambda leaf: leaf[None], cloud), num_pending=jnp.zeros((), int))
+        return state._replace(
+            clouds=jax.tree.map(lambda all_, one: all_.at[block].set(one), state.clouds, cloud),
+            is_stale=state.is_stale.at[block].set(False),
+            num_pending=jnp.zeros((), int),
+        )
 
     def update(key: Key, state: NutsState, interaction: Interaction) -> tuple[NutsState, NutsInfo]:
         has_room = fits(state.buffer, interaction)
         mask = row_mask(interaction) & has_room
         buffer = append(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
-        pending = state._replace(buffer=buffer, num_pending=state.num_pending + jnp.any(mask))
-        after = when(pending.num_pending >= refresh_every, lambda state: run(key, state), pending)
-        cloud = jax.tree.map(lambda leaf: leaf[0], after.cloud)
+        touched = (
+            jnp.zeros(num_blocks, bool).at[jnp.where(mask, of_arm[interaction.arm], num_blocks)].set(True, mode="drop")
+        )
+        # With forgetting every block changes with every row.
+        is_stale = state.is_stale | (touched if discount == 1.0 else jnp.any(mask))
+        pending = state._replace(buffer=buffer, is_stale=is_stale, num_pending=state.num_pending + jnp.any(mask))
+        is_due = pending.num_pending >= refresh_every
+
+        def is_wanting(state: NutsState) -> Bool[Array, ""]:
+            return is_due & jnp.any(state.is_stale)
+
+        def run_next(state: NutsState) -> NutsState:
+            block = jnp.argmax(state.is_stale)
+            return run(jr.fold_in(key, block), state, block)
+
+        after = jax.lax.while_loop(is_wanting, run_next, pending)
+        clouds = after.clouds
         info = NutsInfo(
-            is_trusted(cloud) & has_room,
-            sample_size(cloud),
-            cloud.evidence.memory,
-            cloud.evidence.num_divergences,
+            jnp.all(jax.vmap(is_trusted)(clouds)) & has_room,
+            jnp.min(jax.vmap(sample_size)(clouds)),
+            jnp.max(clouds.evidence.memory),
+            jnp.sum(clouds.evidence.num_divergences),
             after.num_pending,
-            cloud.num_refreshes,
+            jnp.max(clouds.num_refreshes),
             ~has_room,
         )
         return after, info
 
     def sample(key: Key, state: NutsState, num_samples: int) -> Draws:
-        return jax.vmap(space.constrain)(sample_clouds(key, blocks, state.cloud, space.size, num_samples))
+        return jax.vmap(space.constrain)(sample_clouds(key, blocks, state.clouds, space.size, num_samples))
 
     often = "every update" if refresh_every == 1 else f"every {refresh_every} updates"
     explanation = explain(
