@@ -51,7 +51,6 @@ Factory = Callable[[RewardModel], Engine]
 _DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
 _NUM_SAMPLES_OF_REFERENCE = 20  # of the engines' size, in pairs for the floor
 _MOST_LONG_DRAWS = 40_000
-_LONG_WARMUP = 500
 _MOST_CONTEXTS = 8  # in which decisions are compared
 
 
@@ -253,8 +252,7 @@ def _reference(
     many = max(2 * lab.num_samples, min(many, _MOST_LONG_DRAWS))
     many -= many % lab.num_samples
     if factory is None:
-        rounded = 100 * -(-many // 100)
-        factory = partial(library.nuts, num_draws=rounded, num_warmup=_LONG_WARMUP)
+        factory = partial(library.nuts, num_draws=many)
     runner = build_runner(factory, lab.model, len(lab.data.arm), many)
     runs = run(runner, key_run, lab.parts, lab.decide)
     references = []
@@ -346,8 +344,8 @@ def _contest(
     info = dict(runs[-1].info)
     if "num_divergences" in info:
         info["num_divergences"] = sum(at.info["num_divergences"] for at in runs)
-    if "chain_ess" in info or "num_pending" in info:  # draws that repeat or were correlated before they were shuffled
-        ess = np.minimum(ess, min(info["ess"], info.get("chain_ess", np.inf)))
+    if "memory" in info:  # draws that repeat, or remember those before them
+        ess = np.minimum(ess, info["ess"])
     info["is_trusted"] = float(all(at.info.get("is_trusted", 1.0) for at in runs))
     return EngineResult(
         runner.engine.explanation,
