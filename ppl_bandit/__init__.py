@@ -8,6 +8,8 @@ from ppl_bandit import engines, selectors
 from ppl_bandit.comparison import compare
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.live.decisions import Decision
+from ppl_bandit.live.journal.contract import JournalError
+from ppl_bandit.live.journal.journal import Journal
 from ppl_bandit.live.ladder import NotCertified
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
@@ -22,6 +24,8 @@ __all__ = [
     "Explanation",
     "Interaction",
     "InvalidProgram",
+    "Journal",
+    "JournalError",
     "NotCertified",
     "NotConjugate",
     "RewardModel",

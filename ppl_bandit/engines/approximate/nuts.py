@@ -159,4 +159,12 @@ def nuts(
             "evidence: effective sample size, divergences, finite energies, at every run",
         ],
     )
-    return Engine(init, update, sample, explanation, reserve=reserve)
+    settings = {
+        "capacity": capacity,
+        "num_draws": num_draws,
+        "num_chains": num_chains,
+        "num_warmup": num_warmup,
+        "refresh_every": refresh_every,
+        "discount": discount,
+    }
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)

@@ -223,7 +223,14 @@ def reweight(
             f"{MAX_K_HAT}; effective sample size, divergences and finite energies of the last NUTS run",
         ],
     )
-    return Engine(init, update, sample, explanation, reserve=reserve)
+    settings = {
+        "num_particles": num_particles,
+        "capacity": capacity,
+        "num_chains": num_chains,
+        "num_warmup": num_warmup,
+        "discount": discount,
+    }
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
 
 
 def _squared_error(log_weights: Float[Array, " M"]) -> Float[Array, ""]:

@@ -1,0 +1,1 @@
+"""Experiments as a stream of events: what an event is, and where streams are kept."""
