@@ -100,6 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--report", action="store_true", help="write a self-contained HTML report too")
     compare.add_argument("--json", action="store_true", help="print results as JSON")
     compare.set_defaults(run=_compare)
+
+    journal = commands.add_parser("journal", help="look at a recorded experiment, ask about a decision, replay, export")
+    _add_journal_arguments(journal)
+    journal.set_defaults(run=_journal)
     return parser
 
 
@@ -165,6 +169,26 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(f"ppl-bandit compare: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _add_journal_arguments(parser: argparse.ArgumentParser) -> None:
+    from ppl_bandit.commands.journal import add_arguments
+
+    add_arguments(parser)
+
+
+def _journal(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.journal import run_journal
+    from ppl_bandit.live.journal.contract import JournalError
+
+    try:
+        result, status = run_journal(arguments, _silent if arguments.json else _say)
+    except (ValueError, OSError, JournalError) as error:
+        print(f"ppl-bandit journal: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    return status
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -155,12 +155,12 @@ class Experiment:
             for batch in batches(self.store, self.name, 0):
                 if batch[-1].position > position:
                     if self.standing.position <= position:
-                        self._settle(learner)
-                    self._absorb(batch)
+                        self.settle(learner)
+                    self.absorb(batch)
                 else:
-                    self._remember(batch)
+                    self.remember(batch)
             if self.standing.position <= position:
-                self._settle(learner)
+                self.settle(learner)
 
     def restore(self, history: History, learner: Learner, position: int, next_number: int, num_played: Any) -> None:
         """Take over what a file holds."""
@@ -215,9 +215,9 @@ class Experiment:
 
     def _catch_up(self, before: int | None = None) -> None:
         for batch in batches(self.store, self.name, self.standing.position, before):
-            self._absorb(batch)
+            self.absorb(batch)
 
-    def _absorb(self, batch: list[Event]) -> None:
+    def absorb(self, batch: list[Event]) -> None:
         """Fold the events of one call."""
         kind, position = batch[0].kind, batch[-1].position
         if kind == DECIDED:
@@ -235,7 +235,7 @@ class Experiment:
         else:
             self._take(learnt(self.standing, self.history, batch), batch)
 
-    def _remember(self, batch: list[Event]) -> None:
+    def remember(self, batch: list[Event]) -> None:
         """Fold the events of one call into everything but the posterior."""
         kind, position = batch[0].kind, batch[-1].position
         if kind == DECIDED:
@@ -247,7 +247,8 @@ class Experiment:
             self._write(self.history.edited(edits) if edits else None, rows, batch)
         self.standing = self.standing._replace(position=position)
 
-    def _settle(self, learner: Learner | None) -> None:
+    def settle(self, learner: Learner | None) -> None:
+        """Take over what was learnt at this position; None learns it from the rows remembered."""
         if learner is None:
             learner = relearnt(self.standing, self.history)[0]
         self.standing = self.standing._replace(learner=learner)

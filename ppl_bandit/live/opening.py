@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.live import checkpoints
+from ppl_bandit.live.data_files import context_columns
 from ppl_bandit.live.experiment import Experiment
 from ppl_bandit.live.identity import differences, identity_of, versions
 from ppl_bandit.live.journal.contract import Conflict, JournalError, Store
-from ppl_bandit.live.journal.events import ARMS, CHANGED, OPENED, new_event
+from ppl_bandit.live.journal.events import ARMS, CHANGED, OPENED, Event, new_event
 from ppl_bandit.live.learning import Learner, Task
 from ppl_bandit.live.lessons import Standing
 from ppl_bandit.types import Engine, Selector
@@ -29,6 +30,7 @@ class Facts(NamedTuple):
         names: the arms now, the retired ones among them.
         settled: position up to which nothing needs to be learnt one by one: of the last change, or of the last new arm.
         changed: position of the last change; 0 if there was none.
+        context_columns: names of the numbers in a context, in the order of its leaves.
     """
 
     identity: Mapping[str, Any]
@@ -37,6 +39,7 @@ class Facts(NamedTuple):
     retired: frozenset[int]
     settled: int
     changed: int
+    context_columns: list[str]
 
 
 def facts_of(store: Store, name: str) -> Facts | None:
@@ -45,7 +48,8 @@ def facts_of(store: Store, name: str) -> Facts | None:
     for event in store.read(name, kinds=(OPENED, CHANGED, ARMS)):
         if event.kind != ARMS:
             identity, place = event.body["identity"], event.position if event.kind == CHANGED else 0
-            found = Facts(identity, event.body["versions"], list(identity["arms"]), frozenset(), place, place)
+            columns = event.body["context_columns"]
+            found = Facts(identity, event.body["versions"], list(identity["arms"]), frozenset(), place, place, columns)
         elif found is not None:
             is_growing = len(event.body["arms"]) > len(found.names)
             found = found._replace(
@@ -71,7 +75,7 @@ def open_experiment(
     if facts is None:
         identity = identity_of(task, prior.engine, burn_in)
         try:
-            store.append(name, [_identity_event(OPENED, identity)], after=0)
+            store.append(name, [_identity_event(OPENED, task, identity)], after=0)
         except Conflict:  # another process was faster
             pass
         facts = facts_of(store, name)
@@ -108,7 +112,7 @@ def _continue(
             raise JournalError(
                 f"the experiment {name!r} has the arms {facts.names}, {names} were given: retire an arm, do not leave it out"
             )
-        event = _identity_event(CHANGED, identity, found)
+        event = _identity_event(CHANGED, task, identity, found)
         try:
             store.append(name, [event], after=store.last_position(name))
         except Conflict:
@@ -169,5 +173,6 @@ def selector_from(description: Mapping[str, Any]) -> Selector:
     return factory(**settings)
 
 
-def _identity_event(kind: str, identity: Mapping[str, Any], found: list[str] | None = None) -> Any:
-    return new_event(kind, {"identity": dict(identity), "versions": versions(), "differences": found or []})
+def _identity_event(kind: str, task: Task, identity: Mapping[str, Any], found: list[str] | None = None) -> Event:
+    body = {"identity": dict(identity), "versions": versions(), "context_columns": list(context_columns(task.model))}
+    return new_event(kind, body | {"differences": found or []})

@@ -19,12 +19,13 @@ class Journal:
 
     Args:
         url: a path, `sqlite:///path` (`sqlite:////path` from the root), or `postgresql://user@host/database`.
+        must_exist: whether to refuse a path where there is no file yet, instead of beginning a journal there.
 
     Raises:
         JournalError: if it cannot be opened, is no journal, is damaged, or was written by a later release.
     """
 
-    def __init__(self, url: str | PathLike):
+    def __init__(self, url: str | PathLike, *, must_exist: bool = False):
         text = os.fspath(url)
         if not isinstance(text, str) or not text:
             raise ValueError(f"url must be a path, sqlite:///path or postgresql://..., got {type(url).__name__}")
@@ -32,6 +33,8 @@ class Journal:
         backend: Any
         if not rest or scheme == "sqlite":
             path = Path(rest.removeprefix("/") if rest else text).expanduser()
+            if must_exist and not path.exists():
+                raise JournalError(f"there is no journal {path}: give the path that the bandit was given")
             self._shown, backend = str(path), SqliteBackend(path)
         elif scheme in ("postgresql", "postgres"):
             self._shown, backend = without_password(text), PostgresBackend(text)

@@ -142,8 +142,9 @@ class SqlStore:
         columns = ", ".join(f"made.{name}" for name in _COLUMNS.split(", "))
         rows = self._query(
             f"SELECT {columns} FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' "
-            "AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.experiment = made.experiment AND "
-            "later.decision IS NOT NULL AND later.decision = made.decision AND later.settles = 1) ORDER BY made.position",
+            "AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL "
+            "AND later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1) "
+            "ORDER BY made.position",
             experiment,
             1e300 if until is None else until,
         )
