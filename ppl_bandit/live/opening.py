@@ -146,7 +146,11 @@ def can_grow(program: Any) -> bool:
 
 def grown(program: Any, num_arms: int) -> Any:
     """Return a program for a number of arms; one that does not take `num_arms` is returned as it is."""
-    return functools.partial(program, num_arms=num_arms) if can_grow(program) else program
+    if not can_grow(program):
+        return program
+    bound = functools.partial(program, num_arms=num_arms)
+    bound.__name__ = getattr(program, "__name__", "program")  # type: ignore[attr-defined]  # messages call it by its name
+    return bound
 
 
 def engine_from(description: Mapping[str, Any]) -> Callable[..., Engine] | None:

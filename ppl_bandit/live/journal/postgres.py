@@ -16,7 +16,7 @@ from ppl_bandit.live.journal.sql import TABLES, VERSION, Execute
 
 __all__ = ["PostgresBackend", "without_password"]
 
-_WAITS = (0.1, 0.5, 1.0, 2.0)  # seconds between attempts to connect again
+_WAITS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)  # seconds between attempts to connect again
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class PostgresBackend:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._connection: Any = None
-        self._is_closed = False
+        self._is_closed, self._was_open = False, False
         self.run(self._prepare, ["ppl_bandit tables"])
 
     def run(self, work: Callable[[Execute, bool], T], locks: Sequence[str] = ()) -> T:
@@ -63,7 +63,7 @@ class PostgresBackend:
         with self._lock:
             if self._is_closed:
                 raise JournalError(f"{self._shown}: the journal was closed: open it again")
-            is_again, waits = False, list(_WAITS)
+            is_again, waits = False, list(_WAITS if self._was_open else ())
             while True:
                 try:
                     return self._run_once(work, locks, is_again)
@@ -71,6 +71,10 @@ class PostgresBackend:
                     # Also without a connection the next attempt looks whether this one had been committed.
                     is_again = is_again or self._connection is not None
                     self._drop()
+                    if not waits and not self._was_open:
+                        raise JournalError(
+                            f"{self._shown} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
+                        ) from None
                     if not waits:
                         raise JournalError(
                             f"{self._shown} cannot be reached: {self._scrubbed(error)}; what was on its way may or may not "
@@ -91,7 +95,7 @@ class PostgresBackend:
             self._connection = self._psycopg.connect(
                 self._url, autocommit=True, connect_timeout=10, application_name="ppl_bandit"
             )
-        connection = self._connection
+        connection, self._was_open = self._connection, True
 
         def execute(statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
             cursor = connection.execute(statement.replace("?", "%s"), parameters)
