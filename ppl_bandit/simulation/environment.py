@@ -109,6 +109,6 @@ def _check_supports(reward_model: RewardModel, truth: Mapping[str, Any], argumen
             continue  # its bounds depend on other sites
         if not fits:
             raise ValueError(
-                f"{argument}[{name!r}] is {np.asarray(truth[name]).tolist()}, outside the support of the site ({support}): give "
-                "a value that its prior can draw"
+                f"{argument}[{name!r}] is {np.asarray(truth[name]).tolist()}, outside the support of the site ({support}): "
+                "give a value that its prior can draw"
             )
