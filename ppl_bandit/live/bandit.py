@@ -17,17 +17,18 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.live import checkpoints, saving, summary
+from ppl_bandit.live import saving, summary
 from ppl_bandit.live.compiled import compiled_choice
 from ppl_bandit.live.decisions import Decision
 from ppl_bandit.live.inputs import Arms, check_contexts, check_engine, check_rewards, check_selector
+from ppl_bandit.live.journal import checkpoints
 from ppl_bandit.live.journal.events import Event
 from ppl_bandit.live.journal.journal import Journal
 from ppl_bandit.live.journal.memory import MemoryStore
+from ppl_bandit.live.journal.opening import can_grow, grown, open_experiment
+from ppl_bandit.live.journal.rewarding import discarding, expiring, importing, rewarding
 from ppl_bandit.live.learning import Learner, Rows, Task, start
 from ppl_bandit.live.numbers import check_count, seconds
-from ppl_bandit.live.opening import can_grow, grown, open_experiment
-from ppl_bandit.live.rewarding import discarding, expiring, importing, rewarding
 from ppl_bandit.live.tables import history_table, pending_table
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector

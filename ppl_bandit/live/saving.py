@@ -7,14 +7,14 @@ import jax
 import numpy as np
 
 from ppl_bandit.live import snapshot
-from ppl_bandit.live.checkpoints import learner_like
-from ppl_bandit.live.experiment import Experiment
 from ppl_bandit.live.history import History
-from ppl_bandit.live.identity import differences, identity_of, versions
+from ppl_bandit.live.journal.checkpoints import learner_like
 from ppl_bandit.live.journal.events import Event
+from ppl_bandit.live.journal.experiment import Experiment
+from ppl_bandit.live.journal.identity import differences, identity_of, versions
+from ppl_bandit.live.journal.lessons import relearnt
 from ppl_bandit.live.journal.memory import MemoryStore
-from ppl_bandit.live.lessons import relearnt
-from ppl_bandit.live.opening import engine_from, selector_from
+from ppl_bandit.live.journal.opening import engine_from, selector_from
 
 __all__ = ["Saved", "read", "save"]
 

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.data_files import context_columns
-from ppl_bandit.live.experiment import Experiment
 from ppl_bandit.live.journal.events import Event
-from ppl_bandit.live.records import record_of
+from ppl_bandit.live.journal.experiment import Experiment
+from ppl_bandit.live.journal.records import record_of
 from ppl_bandit.program.reward_model import RewardModel
 
 if TYPE_CHECKING:

@@ -29,7 +29,9 @@ def recorded(tmp_path_factory):
     (folder / "slopes.py").write_text(MODEL)
     (folder / "other.py").write_text(MODEL.replace("0.0, 1.0", "0.0, 2.0"))
     file = load_model(folder / "slopes.py")
-    bandit = Bandit(file.program, arms=["a", "b"], context=file.context, num_samples=50, journal=folder / "j.db", name="x")
+    bandit = Bandit(
+        file.program, arms=["a", "b"], context=file.context, num_samples=50, journal=folder / "j.db", name="x"
+    )
     decisions = bandit.select_many(np.arange(1.0, 6.0))
     bandit.update_many(decisions=decisions[:3], rewards=[0.5, 1.5, 2.5])
     bandit.update(decisions[0], 0.25, correct=True)

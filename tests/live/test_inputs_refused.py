@@ -76,7 +76,9 @@ def test_a_batch_that_is_no_batch_is_refused(bandit, case):
 
 
 def test_a_mask_in_numbers_is_asked_which_was_meant(bandit):
-    with pytest.raises(ValueError, match=r"names an arm twice: .* if a mask was meant, booleans: \[True, False, True\]"):
+    with pytest.raises(
+        ValueError, match=r"names an arm twice: .* if a mask was meant, booleans: \[True, False, True\]"
+    ):
         bandit.select(allowed=[1, 0, 1])
     with pytest.raises(ValueError, match="allowed must be a list of arms or a mask"):
         bandit.select(allowed="012")

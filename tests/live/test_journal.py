@@ -17,14 +17,14 @@ import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
 from ppl_bandit.live.history import History
-from ppl_bandit.live.identity import fingerprint
 from ppl_bandit.live.journal import memory
 from ppl_bandit.live.journal.contract import Conflict
 from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event, new_id
+from ppl_bandit.live.journal.identity import fingerprint
+from ppl_bandit.live.journal.opening import facts_of
+from ppl_bandit.live.journal.replay import replay
 from ppl_bandit.live.journal.sql import SqlStore
 from ppl_bandit.live.journal.sqlite import SqliteBackend
-from ppl_bandit.live.opening import facts_of
-from ppl_bandit.live.replay import replay
 
 ARMS = ["control", "low", "high"]
 

@@ -15,10 +15,10 @@ import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError
 from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event
+from ppl_bandit.live.journal.opening import facts_of
+from ppl_bandit.live.journal.replay import replay
 from ppl_bandit.live.journal.sql import SqlStore
 from ppl_bandit.live.journal.sqlite import SqliteBackend
-from ppl_bandit.live.opening import facts_of
-from ppl_bandit.live.replay import replay
 
 sys.path.insert(0, str(Path(__file__).parent))
 import journal_children  # noqa: E402

@@ -1,1 +1,1 @@
-"""Experiments as a stream of events: what an event is, and where streams are kept."""
+"""Experiments as a stream of events: what an event is, where streams are kept, and what is folded from them."""

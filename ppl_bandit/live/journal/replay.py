@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.deciding import decide, decide_many
-from ppl_bandit.live.experiment import Experiment, batches, in_lane
 from ppl_bandit.live.journal.contract import Store
 from ppl_bandit.live.journal.events import DECIDED, Event
+from ppl_bandit.live.journal.experiment import Experiment, batches, in_lane
+from ppl_bandit.live.journal.lessons import Standing
+from ppl_bandit.live.journal.rows import context_from_json
 from ppl_bandit.live.learning import Learner, Task
-from ppl_bandit.live.lessons import Standing
-from ppl_bandit.live.rows import context_from_json
 from ppl_bandit.types import Selection
 
 __all__ = ["Replay", "replay"]

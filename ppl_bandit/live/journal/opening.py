@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.live import checkpoints
 from ppl_bandit.live.data_files import context_columns
-from ppl_bandit.live.experiment import Experiment
-from ppl_bandit.live.identity import differences, identity_of, versions
+from ppl_bandit.live.journal import checkpoints
 from ppl_bandit.live.journal.contract import Conflict, JournalError, Store
 from ppl_bandit.live.journal.events import ARMS, CHANGED, OPENED, Event, new_event
+from ppl_bandit.live.journal.experiment import Experiment
+from ppl_bandit.live.journal.identity import differences, identity_of, versions
+from ppl_bandit.live.journal.lessons import Standing
 from ppl_bandit.live.learning import Learner, Task
-from ppl_bandit.live.lessons import Standing
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Facts", "can_grow", "engine_from", "facts_of", "grown", "open_experiment", "selector_from"]

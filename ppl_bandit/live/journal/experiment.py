@@ -18,9 +18,9 @@ from ppl_bandit.live.deciding import decide, decide_many
 from ppl_bandit.live.history import History
 from ppl_bandit.live.journal.contract import Conflict, JournalError, NumberTaken, Store
 from ppl_bandit.live.journal.events import ARMS, CHANGED, DECIDED, OPENED, Event, new_event, new_id
+from ppl_bandit.live.journal.lessons import Learnt, Standing, learnt, lessons, relearnt
+from ppl_bandit.live.journal.rows import context_to_json, joined_rows
 from ppl_bandit.live.learning import Learner, Rows, Task
-from ppl_bandit.live.lessons import Learnt, Standing, learnt, lessons, relearnt
-from ppl_bandit.live.rows import context_to_json, joined_rows
 from ppl_bandit.types import Selection
 
 __all__ = ["Experiment", "batches", "in_lane"]

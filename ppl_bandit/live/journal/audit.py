@@ -8,9 +8,9 @@ import numpy as np
 
 from ppl_bandit.live.journal.contract import JournalError
 from ppl_bandit.live.journal.events import DECIDED, IMPORTED, Event
+from ppl_bandit.live.journal.opening import Facts, facts_of
+from ppl_bandit.live.journal.records import PENDING_STATUS, REWARDED_STATUS, Record, record_of
 from ppl_bandit.live.journal.sql import SqlStore
-from ppl_bandit.live.opening import Facts, facts_of
-from ppl_bandit.live.records import PENDING_STATUS, REWARDED_STATUS, Record, record_of
 
 if TYPE_CHECKING:
     import pandas

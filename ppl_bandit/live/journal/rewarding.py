@@ -7,12 +7,12 @@ row is learnt when the last is known.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ppl_bandit.live.experiment import Experiment
 from ppl_bandit.live.journal.events import CORRECTED, DISCARDED, IMPORTED, REWARDED, Event, new_event, new_id
+from ppl_bandit.live.journal.experiment import Experiment
+from ppl_bandit.live.journal.lessons import Standing
+from ppl_bandit.live.journal.records import DISCARDED_STATUS, PENDING_STATUS, REWARDED_STATUS, Record, record_of
+from ppl_bandit.live.journal.rows import context_to_json
 from ppl_bandit.live.learning import Rows
-from ppl_bandit.live.lessons import Standing
-from ppl_bandit.live.records import DISCARDED_STATUS, PENDING_STATUS, REWARDED_STATUS, Record, record_of
-from ppl_bandit.live.rows import context_to_json
 
 __all__ = ["discarding", "expiring", "importing", "rewarding"]
 

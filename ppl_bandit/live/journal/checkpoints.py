@@ -13,11 +13,11 @@ import jax
 
 from ppl_bandit import engines
 from ppl_bandit.live.archive import pack, unpack
-from ppl_bandit.live.experiment import Experiment
-from ppl_bandit.live.identity import versions
 from ppl_bandit.live.journal.contract import JournalError, Store
+from ppl_bandit.live.journal.experiment import Experiment
+from ppl_bandit.live.journal.identity import versions
+from ppl_bandit.live.journal.lessons import Standing
 from ppl_bandit.live.learning import Learner, start
-from ppl_bandit.live.lessons import Standing
 
 __all__ = ["keep", "kept", "learner_like"]
 
