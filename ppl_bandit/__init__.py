@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ppl_bandit.comparison import compare
     from ppl_bandit.live.bandit import Bandit
     from ppl_bandit.live.decisions import Decision
+    from ppl_bandit.live.journal.contract import JournalError
+    from ppl_bandit.live.journal.journal import Journal
     from ppl_bandit.live.ladder import NotCertified
     from ppl_bandit.program.reward_model import RewardModel
     from ppl_bandit.simulation.environment import Environment
@@ -26,6 +28,8 @@ __all__ = [
     "Explanation",
     "Interaction",
     "InvalidProgram",
+    "Journal",
+    "JournalError",
     "NotCertified",
     "NotConjugate",
     "RewardModel",
@@ -42,6 +46,8 @@ _HOMES = {
     "Bandit": "live.bandit",
     "Decision": "live.decisions",
     "Environment": "simulation.environment",
+    "Journal": "live.journal.journal",
+    "JournalError": "live.journal.contract",
     "NotCertified": "live.ladder",
     "RewardModel": "program.reward_model",
     "compare": "comparison",

@@ -6,6 +6,7 @@ One letter per axis, for the whole project: `M` posterior draws, `A` arms, `N` r
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
@@ -145,6 +146,7 @@ class Engine(NamedTuple):
         parameters: state -> {site: {parameter: array}} where the posterior has a closed form, else None.
         reserve: (state, num_rows) -> state with room for as many more rows, outside of jit; None if any number fits.
         marginals: (state, context) -> `Marginals`, or None where an arm's expected reward has no law in closed form.
+        settings: what the factory was given, by argument, for whoever records or compares it.
     """
 
     init: Callable[[Key], State]
@@ -154,6 +156,7 @@ class Engine(NamedTuple):
     parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
     reserve: Callable[[State, int], State] | None = None
     marginals: Callable[[State, Any], Marginals | None] | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 class InvalidProgram(ValueError):

@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="prove, play and draw the bundled conjugate models (under a minute)")
     demo.add_argument("--out", type=Path, default=Path("ppl-bandit-demo"), help="folder for the figure (%(default)s)")
-    demo.add_argument("--seed", type=int, default=0, help="seed of the simulated plays (%(default)s)")
+    demo.add_argument("--seed", type=_seed, default=0, help="seed of the simulated plays (%(default)s)")
     demo.add_argument("--json", action="store_true", help="print results as JSON")
     demo.set_defaults(run=_demo)
 
@@ -50,8 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--steps", type=int, default=1000, help="decisions in a realization (%(default)s)")
     run.add_argument("--realizations", type=int, default=1000, help="independent repetitions (%(default)s)")
     run.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
-    run.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
-    run.add_argument("--devices", type=int, metavar="N", help="spread realizations over N devices; 0 for all")
+    run.add_argument("--seed", type=_seed, default=0, help="seed of all random numbers (%(default)s)")
+    run.add_argument("--devices", type=_whole, metavar="N", help="spread realizations over N devices; 0 for all")
     run.add_argument("--out", type=Path, default=Path("ppl-bandit-run"), help="folder for files (%(default)s)")
     run.add_argument("--json", action="store_true", help="print the table as JSON")
     run.set_defaults(run=_run)
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     size = reproduce.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="fewer realizations: minutes on two cores (the default)")
     size.add_argument("--full", action="store_true", help="the paper's sizes, 5,000 realizations: meant for a GPU")
-    reproduce.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    reproduce.add_argument("--seed", type=_seed, default=0, help="seed of all random numbers (%(default)s)")
     reproduce.add_argument("--out", type=Path, default=Path("ppl-bandit-paper"), help="folder for files (%(default)s)")
     reproduce.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     reproduce.set_defaults(run=_reproduce)
@@ -106,12 +106,30 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--engines", help="for one model, separated by commas (all: exact,nuts,svi,laplace,reweight)")
     compare.add_argument("--arms", help="names of the arms, in the program's order, separated by commas")
     compare.add_argument("--samples", type=int, default=1000, help="posterior draws of each run (%(default)s)")
-    compare.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    compare.add_argument("--seed", type=_seed, default=0, help="seed of all random numbers (%(default)s)")
     compare.add_argument("--out", type=Path, default=Path("ppl-bandit-compare"), help="folder for files (%(default)s)")
     compare.add_argument("--report", action="store_true", help="write a self-contained HTML report too")
     compare.add_argument("--json", action="store_true", help="print results as JSON")
     compare.set_defaults(run=_compare)
+
+    journal = commands.add_parser("journal", help="look at a recorded experiment, ask about a decision, replay, export")
+    _add_journal_arguments(journal)
+    journal.set_defaults(run=_journal)
     return parser
+
+
+def _seed(text: str) -> int:
+    """Read a seed: what jax takes as one."""
+    value = _whole(text)
+    if value >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text} is too large: give a whole number below 2**32")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -192,6 +210,26 @@ def _bench(arguments: argparse.Namespace) -> int:
     else:
         print(f"{words(found)}\n\nwrote bench.json, bench.md and bench.png to {arguments.out}")
     return 0
+
+
+def _add_journal_arguments(parser: argparse.ArgumentParser) -> None:
+    from ppl_bandit.commands.journal import add_arguments
+
+    add_arguments(parser)
+
+
+def _journal(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.journal import run_journal
+    from ppl_bandit.live.journal.contract import JournalError
+
+    try:
+        result, status = run_journal(arguments, _silent if arguments.json else _say)
+    except (ValueError, OSError, JournalError) as error:
+        print(f"ppl-bandit journal: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    return status
 
 
 def _demo(arguments: argparse.Namespace) -> int:

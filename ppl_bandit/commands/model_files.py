@@ -101,7 +101,7 @@ def _run(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ModelFileError(f"{error.filename}:{error.lineno}: SyntaxError: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a model that leaves is a model that fails
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         where = f"{path}:{own[-1]}" if own else str(path)
         raise ModelFileError(f"{where}: {type(error).__name__}: {error}") from error

@@ -1,10 +1,13 @@
 """The live bandit: decisions out, rewards in, in any order and after any delay.
 
-All that it computes are the pure functions of an engine and a selector, in float64 whatever jax's flag says; all that it adds
-is memory (state, history, open decisions) and an edge at which bad input is turned away before anything changes.
+All that it computes are the pure functions of an engine and a selector, in float64 whatever jax's flag says; all that it
+keeps is a stream of events, in memory or in a journal, and what was learnt from it. This is the edge: bad input is turned
+away here before anything is recorded.
 """
 
-import uuid
+import functools
+import os
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -14,31 +17,38 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.live import snapshot, summary
-from ppl_bandit.live.deciding import decide, decide_many
+from ppl_bandit.live import saving, summary
 from ppl_bandit.live.decisions import Decision
 from ppl_bandit.live.figures import draw_bandit
-from ppl_bandit.live.history import History
 from ppl_bandit.live.html import as_html
-from ppl_bandit.live.inputs import Arms, check_contexts, check_rewards
-from ppl_bandit.live.ladder import learn
-from ppl_bandit.live.learning import Rows, Task, start
+from ppl_bandit.live.inputs import Arms, check_contexts, check_engine, check_rewards, check_selector
+from ppl_bandit.live.journal import checkpoints
+from ppl_bandit.live.journal.events import Event
+from ppl_bandit.live.journal.journal import Journal
+from ppl_bandit.live.journal.memory import MemoryStore
+from ppl_bandit.live.journal.opening import can_grow, grown, open_experiment
+from ppl_bandit.live.journal.rewarding import discarding, expiring, importing, rewarding
+from ppl_bandit.live.learning import Learner, Rows, Task, start
+from ppl_bandit.live.numbers import check_count, seconds
 from ppl_bandit.live.overview import Overview, as_frame, overview, some_contexts
+from ppl_bandit.live.tables import history_table, pending_table
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.selectors.contract import as_selector
-from ppl_bandit.types import Engine, Selection, Selector
+from ppl_bandit.types import Engine, Selector
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["Bandit"]
 
+_ROWS_PER_CHECKPOINT = 1000
+
 
 class Bandit:
-    """A bandit on a reward model: `select` an arm, play it, `update` with its reward.
+    """A bandit on a reward model: `select` an arm, play it, `update` with its reward. Threads may share one.
 
     Args:
-        program: the NumPyro program of the reward, or a `RewardModel`.
+        program: the NumPyro program of the reward, or a `RewardModel`. One that takes the keyword `num_arms` can be given
+            more arms later.
         num_arms: number of arms; not needed where `arms` names them.
         arms: names of the arms, strings; decisions then speak them.
         context: one example context, for a program that takes one.
@@ -49,6 +59,15 @@ class Bandit:
         seed: of all of the bandit's random numbers; the same seed and calls give the same decisions.
         draws: whether every decision draws the latents M times, also where p-hat can be drawn from its own law, which is the
             same and faster.
+        burn_in: decisions that every arm gets before the selector chooses among all; arms added later get theirs, too.
+        journal: a path, a URL or a `Journal`: every decision and reward is recorded there before the call returns, and
+            opening the same journal and name again continues the experiment. None keeps everything in memory.
+        name: of the experiment in the journal; None is "default".
+        allow_changed: whether to continue an experiment with another program or other settings than it was opened with; the
+            change is recorded.
+
+    Raises:
+        JournalError: if the journal cannot be used, or holds another experiment under this name.
     """
 
     def __init__(
@@ -64,34 +83,59 @@ class Bandit:
         num_samples: int = 1000,
         seed: int = 0,
         draws: bool = False,
+        burn_in: int = 0,
+        journal: str | PathLike | Journal | None = None,
+        name: str | None = None,
+        allow_changed: bool = False,
     ):
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int | np.integer) or num_samples < 1:
-            raise ValueError(f"num_samples must be a positive integer, got {num_samples!r}")
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-            raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+        self.num_samples = check_count(num_samples, "num_samples")
+        self.seed = check_count(seed, "seed", 0)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be an integer below 2**63, got {seed!r}")
+        burn_in = check_count(burn_in, "burn_in", 0)
+        if name is not None and (not isinstance(name, str) or not name or journal is None):
+            raise ValueError(
+                f"name must be a text, and names an experiment of a journal, got {name!r}; give journal= too"
+            )
         if isinstance(program, RewardModel) and num_arms is None and arms is None:
             num_arms = program.num_arms
-        self._arms = Arms(num_arms, arms)
-        self.num_samples, self.seed = int(num_samples), int(seed)
-        self._selector = _DEFAULT_SELECTOR if selector is None else as_selector(selector)
-        if not isinstance(program, RewardModel):
-            program = RewardModel(program, len(self._arms), context, outcomes)
-        if len(self._arms) != program.num_arms:
-            raise ValueError(f"the reward model has {program.num_arms} arms, but {len(self._arms)} were given")
-        self.model = program
-        self._task = Task(
-            self.model, self._arms, self._selector, self.num_samples, self.seed, engine is None, bool(draws)
+        given = Arms(num_arms, arms)
+        check_engine(engine)
+        self._factory = engines.choose if engine is None else engine
+        self._may_fall_back = engine is None
+        self._selector = _DEFAULT_SELECTOR if selector is None else check_selector(selector)
+        self._draws = bool(draws)
+        self._pid = os.getpid()
+        if isinstance(program, RewardModel):
+            if len(given) != program.num_arms:
+                raise ValueError(f"the reward model has {program.num_arms} arms, but {len(given)} were given")
+            self._program, self._given = program.program, program
+        else:
+            self._program = program
+            self._given = RewardModel(grown(program, len(given)), len(given), context, outcomes)
+        task, prior = self._build(list(given.names))
+        self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
+        store = MemoryStore() if self._journal is None else self._journal.store
+        self._experiment = open_experiment(
+            store, name or "default", task, prior, self._build, burn_in, bool(allow_changed)
         )
-        self._learner = start(self._task, engines.choose if engine is None else engine)
-        self._token = uuid.uuid4().hex[:12]
-        self._num_decisions = 0
-        self._open: dict[int, tuple[int, Any]] = {}  # decision number -> (arm index, context)
-        self._history = History(self.model.outcomes)
+        self._num_kept = len(self._experiment.history)
+
+    @property
+    def model(self) -> RewardModel:
+        """The program with the arms of now."""
+        return self._task.model
 
     @property
     def arms(self) -> list[Any]:
-        """The arms, as decisions name them."""
-        return list(self._arms.names)
+        """The arms, as decisions name them; the retired ones keep their place."""
+        return list(self._task.arms.names)
+
+    @property
+    def retired(self) -> list[Any]:
+        """The arms that are played no more."""
+        standing = self._experiment.standing
+        return [standing.task.arms.names[index] for index in sorted(standing.retired)]
 
     @property
     def explanation(self) -> Any:
@@ -101,7 +145,7 @@ class Bandit:
     @property
     def num_rewards(self) -> int:
         """How many rewards the bandit has learnt from."""
-        return len(self._history)
+        return len(self._experiment.history)
 
     def warm_up(self) -> None:
         """Wait until the first decision and the first update are compiled; both began when the bandit was built."""
@@ -113,12 +157,13 @@ class Bandit:
 
         Args:
             context: the context of this decision, for a program that takes one.
-            allowed: the arms that may be played, as a list or a mask; None allows all.
+            allowed: the arms that may be played, as a list or a mask of booleans; None allows all.
         """
-        context = check_contexts(self.model, context, None, "context")
-        mask = self._arms.mask(allowed)
-        chosen = decide(self._task, self._learner, self._num_decisions, context, mask)
-        return self._record(chosen, context)
+        standing = self._follow(is_waiting=False)
+        context = check_contexts(standing.task.model, context, None, "context")
+        mask = standing.task.arms.mask(allowed)
+        (event,) = self._experiment.decide(standing, mask, context, None)
+        return self._decision(event, context)
 
     def select_many(
         self, contexts: Any = None, *, num_decisions: int | None = None, allowed: Any = None
@@ -129,77 +174,190 @@ class Bandit:
             contexts: contexts with a leading axis, one row per decision.
             num_decisions: how many, for a program without context.
         """
-        if self.model.context is None:
-            if num_decisions is None or num_decisions < 1:
+        standing = self._follow(is_waiting=False)
+        model = standing.task.model
+        if model.context is None:
+            if num_decisions is None:
                 raise ValueError("num_decisions must say how many decisions to make: the program takes no context")
-            num_rows = int(num_decisions)
+            num_rows = check_count(num_decisions, "num_decisions")
         else:
             leaves = jax.tree.leaves(contexts)
             num_rows = len(leaves[0]) if leaves and np.ndim(leaves[0]) else 0
             if num_rows == 0 or num_decisions not in (None, num_rows):
                 raise ValueError("contexts must have a leading axis with one row per decision")
-        contexts = check_contexts(self.model, contexts, num_rows, "contexts")
-        mask = self._arms.mask(allowed)
-        numbers = np.arange(self._num_decisions, self._num_decisions + num_rows)
-        rows = decide_many(self._task, self._learner, numbers, contexts, mask)
+        contexts = check_contexts(model, contexts, num_rows, "contexts")
+        mask = standing.task.arms.mask(allowed)
+        events = self._experiment.decide(standing, mask, contexts, num_rows)
         return [
-            self._record(row, None if contexts is None else jax.tree.map(lambda leaf, i=i: leaf[i], contexts))
-            for i, row in enumerate(rows)
+            self._decision(event, None if contexts is None else jax.tree.map(lambda leaf, i=i: leaf[i], contexts))
+            for i, event in enumerate(events)
         ]
 
     def update(
-        self, decision: Decision | str | None = None, reward: Any = None, *, arm: Any = None, context: Any = None
+        self,
+        decision: Decision | str | None = None,
+        reward: Any = None,
+        *,
+        arm: Any = None,
+        context: Any = None,
+        correct: bool = False,
     ) -> Any:
         """Learn from one reward, of a decision of this bandit or of an arm played otherwise.
 
+        The same reward may be reported again, and counts once. A decision with several outcomes may get them one by one; it
+        is learnt when the last is known.
+
         Args:
-            decision: a decision of this bandit or its id; its arm and context are known.
+            decision: a decision of this experiment or its id; its arm and context are known.
             reward: the reward, a number, or {outcome: number} for several outcomes.
             arm: in place of a decision, the arm that was played,
             context: and the context that it was played in.
+            correct: whether to replace what was reported before: the posterior becomes what it had been with this reward.
 
         Returns:
-            The engine's evidence of this update.
+            The engine's evidence of this update; None where there was nothing to learn yet, or nothing new.
         """
         if reward is None:
             raise ValueError("reward is missing")
-        number = None
         if decision is not None:
             if arm is not None or context is not None:
                 raise ValueError("give a decision or arm= and context=, not both: a decision knows its arm and context")
-            number = self._number_of(decision)
-            index, context = self._open[number]
-        elif arm is None:
+            checked = check_rewards(self.model, reward, None, "reward", is_partial=True)
+            given = {_id_of(decision): {name: float(value[0]) for name, value in checked.items()}}
+            return self._learn(rewarding(self._experiment, given, bool(correct)))
+        if arm is None:
             raise ValueError("give a decision, or arm= (and context= for a program that takes one)")
-        else:
-            index = self._arms.index(arm)
-            context = check_contexts(self.model, context, None, "context")
-        rewards = check_rewards(self.model, reward, None, "reward")
+        if correct:
+            raise ValueError("correct=True needs a decision: a play that was decided elsewhere has none to be found by")
+        task = self._follow().task
+        index = task.arms.index(arm)
+        context = check_contexts(task.model, context, None, "context")
+        checked = check_rewards(task.model, reward, None, "reward")
         rows = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
-        info = self._absorb(Rows(np.array([index]), rewards, rows))
-        if number is not None:
-            del self._open[number]
-        return info
+        return self._learn(importing(Rows(np.array([index]), checked, rows)))
 
-    def update_many(self, *, arms: Any, rewards: Any, contexts: Any = None) -> Any:
-        """Learn from many rewards at once, such as the history of an experiment: all rows, or none if any is wrong.
+    def update_many(
+        self,
+        *,
+        decisions: Sequence[Decision | str] | None = None,
+        arms: Any = None,
+        rewards: Any,
+        contexts: Any = None,
+        correct: bool = False,
+    ) -> Any:
+        """Learn from many rewards at once: all rows, or none if any is wrong.
 
         Args:
-            arms: the arm of each row.
+            decisions: the decision, or its id, of each row; or
+            arms: the arm of each row, for plays that were decided elsewhere, such as the history of an experiment,
+            contexts: and their contexts with a leading axis N, for a program that takes one.
             rewards: (N,), or {outcome: (N,)} for several outcomes.
-            contexts: contexts with a leading axis N, for a program that takes one.
+            correct: whether to replace what was reported before.
         """
-        indices = self._arms.indices(arms)
+        if (decisions is None) == (arms is None):
+            raise ValueError("give decisions= or arms=, and not both")
+        if decisions is not None:
+            if contexts is not None:
+                raise ValueError("contexts was given with decisions=: a decision knows its context")
+            if isinstance(decisions, str | bytes | set | frozenset | Mapping | Decision) or not hasattr(
+                decisions, "__len__"
+            ):
+                raise ValueError(f"decisions must be a sequence of decisions or ids, got {type(decisions).__name__}")
+            names = [_id_of(decision) for decision in decisions]
+            if not names or len(set(names)) < len(names):
+                raise ValueError("decisions is empty" if not names else "decisions names one twice: give each once")
+            checked = check_rewards(self.model, rewards, len(names), "rewards", is_partial=True)
+            given = {name: {o: float(v[row]) for o, v in checked.items()} for row, name in enumerate(names)}
+            return self._learn(rewarding(self._experiment, given, bool(correct)))
+        if correct:
+            raise ValueError("correct=True needs decisions=: plays that were decided elsewhere cannot be found again")
+        task = self._follow().task
+        indices = task.arms.indices(arms)
         if indices.size == 0:
             raise ValueError("arms is empty: give at least one row")
-        checked = check_rewards(self.model, rewards, indices.size, "rewards")
-        rows = check_contexts(self.model, contexts, indices.size, "contexts")
-        return self._absorb(Rows(indices, checked, rows))
+        checked = check_rewards(task.model, rewards, indices.size, "rewards")
+        rows = check_contexts(task.model, contexts, indices.size, "contexts")
+        return self._learn(importing(Rows(indices, checked, rows)))
+
+    def discard(self, decision: Decision | str, *, correct: bool = False) -> None:
+        """Stop waiting for a decision's reward; with `correct`, take back the reward that it got."""
+        self._learn(discarding(self._experiment, [_id_of(decision)], bool(correct)))
+
+    def expire(self, older_than: Any, reward: Any = None) -> int:
+        """Settle decisions that have waited too long, and return how many.
+
+        Args:
+            older_than: seconds, or a timedelta.
+            reward: what they count as, such as 0 for a click that never came; None: as never rewarded.
+        """
+        until = time.time() - seconds(older_than, "older_than")
+        value = None
+        if reward is not None:
+            checked = check_rewards(self.model, reward, None, "reward")
+            value = {name: float(array[0]) for name, array in checked.items()}
+        make, count = expiring(self._experiment, until, value), 0
+
+        def counted(standing: Any) -> list[Event]:
+            nonlocal count
+            events = make(standing)
+            count = len(events)
+            return events
+
+        self._learn(counted)
+        return count
+
+    def pending(self, older_than: Any = None) -> "pandas.DataFrame":
+        """Return the decisions that wait for a reward, oldest first; those older than some seconds, or a timedelta."""
+        self._follow()
+        return pending_table(
+            self._experiment, None if older_than is None else time.time() - seconds(older_than, "older_than")
+        )
+
+    def history(self) -> "pandas.DataFrame":
+        """Return the rewards learnt, one row each, in the order of learning."""
+        self._follow()
+        return history_table(self._experiment)
+
+    def add_arm(self, name: str | None = None) -> Any:
+        """Add an arm, which starts at its prior, or take a retired one back; return its name.
+
+        Args:
+            name: of the new arm; None where arms are numbered.
+
+        Raises:
+            ValueError: if the program cannot be written out for more arms: one that can takes the keyword `num_arms`.
+        """
+        standing = self._follow()
+        names = list(standing.task.arms.names)
+        if name in self.retired:
+            self._experiment.rearrange(names, standing.retired - {names.index(name)})
+            return name
+        if (name is None) != isinstance(names[0], int):
+            raise ValueError(f"name is {name!r}, but the arms are {names}: name an arm where the others have names")
+        if name is not None:
+            Arms(None, [*names, name])  # a text, and another one
+        if not can_grow(self._program):
+            raise ValueError(
+                "the program is written for a fixed number of arms: let it take num_arms, as in `def model(arm, *, num_arms): "
+                'with numpyro.plate("arms", num_arms): ...`, and give each new arm its own latents'
+            )
+        added = len(names) if name is None else name
+        self._experiment.rearrange([*names, added], standing.retired)
+        return added
+
+    def retire_arm(self, arm: Any) -> None:
+        """Play an arm no more; what was learnt about it stays, and its late rewards are still learnt."""
+        standing = self._follow()
+        retired = standing.retired | {standing.task.arms.index(arm)}
+        if len(retired) == len(standing.task.arms):
+            raise ValueError(f"arm={arm!r} is the last one that is played: add another before it is retired")
+        self._experiment.rearrange(list(standing.task.arms.names), retired)
 
     def posterior(self, num_samples: int = 1000) -> dict[str, np.ndarray]:
         """Return draws of the latents from the posterior, {site: (M, ...)}; reading them changes no later decision."""
+        num_samples, learner = check_count(num_samples, "num_samples"), self._follow().learner
         with jax.enable_x64(True):
-            return jax.device_get(self._learner.run.draw(self.seed, self._learner.state, int(num_samples)))
+            return jax.device_get(learner.run.draw(self.seed, learner.state, num_samples))
 
     def posterior_parameters(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the parameters of the exact posterior, {site: {parameter: array}}; see the docs for their names.
@@ -207,24 +365,27 @@ class Bandit:
         Raises:
             ValueError: if the engine is not exact.
         """
-        if self._learner.engine.parameters is None:
+        learner = self._follow().learner
+        if learner.engine.parameters is None:
             raise ValueError(f"the {self.explanation.engine} engine has no closed form: use posterior(num_samples)")
         with jax.enable_x64(True):
-            return jax.device_get(self._learner.engine.parameters(self._learner.state))
+            return jax.device_get(learner.engine.parameters(learner.state))
 
     def expected_rewards(self, context: Any = None, num_samples: int | None = None) -> np.ndarray:
         """Return posterior draws of each arm's expected reward, (M, A)."""
+        learner = self._follow().learner
         context = check_contexts(self.model, context, None, "context")
-        num = self.num_samples if num_samples is None else int(num_samples)
+        num = self.num_samples if num_samples is None else check_count(num_samples, "num_samples")
         with jax.enable_x64(True):
-            return np.asarray(self._learner.run.expected(self.seed, self._learner.state, context, num))
+            return np.asarray(learner.run.expected(self.seed, learner.state, context, num))
 
     def explain(self) -> str:
         """Return what was proved about the program, what the data say so far, and how decisions are made."""
+        learner = self._follow().learner
         evidence = None
-        if hasattr(self._learner.state, "log_evidence"):
+        if hasattr(learner.state, "log_evidence"):
             with jax.enable_x64(True):
-                evidence = float(self._learner.state.log_evidence), float(self._learner.state.log_evidence_error)
+                evidence = float(learner.state.log_evidence), float(learner.state.log_evidence_error)
         return summary.describe(self.explanation, self._overview(), self._selector.name, evidence)
 
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
@@ -250,30 +411,31 @@ class Bandit:
         kind = "exact" if self.explanation.is_exact else f"approximate ({self.explanation.engine})"
         return draw_bandit(
             found,
-            self._history.rows()[0],
-            f"{self._name}: {len(self._history)} rewards, {kind} posterior",
+            self._rows()[0],
+            f"{self._name}: {self.num_rewards} rewards, {kind} posterior",
             f"{found.draws.shape[0]} posterior draws, decisions by {self._selector}, seed {self.seed}",
             unit,
         )
 
     def _repr_html_(self) -> str:
-        return as_html(self._name, self.explanation, self._overview(), len(self._open), str(self._selector))
+        return as_html(self._name, self.explanation, self._overview(), len(self.pending()), str(self._selector))
 
     def to_arviz(self, num_samples: int = 1000) -> Any:
         """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1)."""
         from ppl_bandit.live import arviz_export
 
+        num_samples, prior = check_count(num_samples, "num_samples"), self._follow().prior
         with jax.enable_x64(True):
-            prior = jax.device_get(
-                self._learner.run.draw(self.seed, self._learner.run.init(self.seed), int(num_samples))
-            )
-        return arviz_export.export(
-            self.model, self._arms.names, self.posterior(num_samples), prior, self._history.rows()
-        )
+            drawn = jax.device_get(prior.run.draw(self.seed, prior.state, num_samples))
+        return arviz_export.export(self.model, self.arms, self.posterior(num_samples), drawn, self._rows())
 
     def save(self, path: str | PathLike) -> None:
-        """Write everything that later decisions depend on to one file, without pickle; an existing file is replaced whole."""
-        snapshot.write(path, self._contents())
+        """Write everything that later decisions depend on to one file, without pickle; an existing file is replaced whole.
+
+        The file is a copy: a bandit that is loaded from it goes on by itself, without the journal of this one.
+        """
+        self._follow()
+        saving.save(path, self._experiment)
 
     @classmethod
     def load(
@@ -284,127 +446,116 @@ class Bandit:
         context: Any = None,
         engine: Callable[[RewardModel], Engine] | None = None,
         selector: Selector | None = None,
+        allow_changed: bool = False,
     ) -> "Bandit":
         """Continue a saved bandit as if it had never stopped.
 
         Args:
             program: the program that it was saved with; the file holds data, never code.
             context: the example context; needed only where it is not made of dicts, lists, tuples and arrays.
-            engine: the engine factory, if one was given when the bandit was built.
-            selector: the selector, if one was given when the bandit was built.
+            engine: the engine factory, where it is not one of this library.
+            selector: the selector, where it is not one of this library.
+            allow_changed: whether to go on with another program, engine or selector: all rewards are learnt again.
+
+        Raises:
+            ValueError: if the file was altered, or the program or a setting differs.
         """
-        kept = snapshot.read(path)
-        bandit = cls(
-            program,
-            None if kept["named"] else kept["num_arms"],
-            arms=kept["arms"] if kept["named"] else None,
-            context=kept["context"] if context is None else context,
-            outcomes=tuple(kept["outcomes"]),
-            engine=getattr(engines, kept["engine"], None) if engine is None else engine,
-            selector=selector,
-            num_samples=kept["num_samples"],
-            seed=kept["seed"],
-        )
-        bandit._restore(kept)
+        kept = saving.read(path)
+        bandit = cls(program, **kept.arguments(context, engine, selector))
+        kept.restore(bandit._experiment, allow_changed)
+        bandit._num_kept = len(bandit._experiment.history)
         return bandit
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Bandit cannot be pickled or copied: it holds compiled functions; use save(path) and Bandit.load(path, program)"
+        )
 
     @property
     def _name(self) -> str:
         return getattr(self.model.program, "__name__", "program")
 
     def _overview(self, contexts: Any = None) -> Overview:
-        played, _, seen = self._history.rows()
+        played, _, seen = self._rows()
         if self.model.context is None or contexts is not None:
             num_rows = None if contexts is None else len(jax.tree.leaves(contexts)[0])
             chosen = check_contexts(self.model, contexts, num_rows, "contexts")
-        elif len(self._history):
+        elif played.size:
             chosen = some_contexts(seen)
         else:
             chosen = self.model.context_rows(1)
-        return overview(self.model, self._arms.names, played, self.posterior(self.num_samples), chosen)
+        return overview(self.model, self.arms, played, self.posterior(self.num_samples), chosen)
 
-    def _record(self, chosen: Selection, context: Any) -> Decision:
-        number, arm = self._num_decisions, int(chosen.arm)
-        self._num_decisions += 1
-        self._open[number] = (arm, context)
-        return Decision(
-            f"{self._token}-{number}",
-            self._arms.names[arm],
-            np.asarray(chosen.best_arm_probs),
-            int(chosen.num_candidates),
-            float(chosen.propensities[arm]),
-            np.asarray(chosen.propensities),
-            context,
-        )
+    @property
+    def _task(self) -> Task:
+        return self._experiment.standing.task
 
-    def _number_of(self, decision: Decision | str) -> int:
-        name = decision.id if isinstance(decision, Decision) else decision
-        token, _, digits = name.rpartition("-") if isinstance(name, str) else ("", "", "")
-        if token != self._token or not digits.isdigit() or int(digits) >= self._num_decisions:
-            raise ValueError(
-                f"decision {name!r} was not made by this bandit: pass a decision of its own, or arm= and context= for a "
-                "play that was decided elsewhere"
+    @property
+    def _learner(self) -> Learner:
+        return self._experiment.standing.learner
+
+    def _build(self, names: list[Any]) -> tuple[Task, Learner]:
+        """Return the task and the prior for some arms."""
+        model = self._given
+        if len(names) != model.num_arms:
+            if not can_grow(self._program):
+                raise ValueError(
+                    f"the experiment has {len(names)} arms, but the program is written for {model.num_arms}"
+                )
+            model = RewardModel(grown(self._program, len(names)), len(names), model.context, model.outcomes)
+        arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
+        task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
+        return task, start(task, functools.partial(_built, self._factory))
+
+    def _follow(self, *, is_waiting: bool = True) -> Any:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this bandit was built before the process was forked: build it in each process, after the fork"
             )
-        if int(digits) not in self._open:
-            raise ValueError(
-                f"decision {name!r} already has its reward: each decision takes one; use arm= for further plays"
-            )
-        return int(digits)
+        return self._experiment.follow(is_waiting=is_waiting)
 
-    def _absorb(self, rows: Rows) -> Any:
-        """Learn rows that passed the checks of their form; on any error nothing has changed."""
-        self._learner, info, notes = learn(self._task, self._learner, self._history, rows)
-        self._history.append(*rows)
+    def _rows(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any]:
+        with self._experiment.learning:
+            return self._experiment.history.rows()
+
+    def _learn(self, make_events: Callable) -> Any:
+        """Record and learn; on any error nothing has changed."""
+        self._follow(is_waiting=False)
+        info, notes = self._experiment.learn(make_events)
+        if self._journal is not None and len(self._experiment.history) >= self._num_kept + _ROWS_PER_CHECKPOINT:
+            with self._experiment.learning:
+                self._num_kept = len(self._experiment.history)
+                checkpoints.keep(self._experiment)
         for note in notes:
             warnings.warn(note, stacklevel=3)
         return info
 
-    def _contents(self) -> dict[str, Any]:
-        return {
-            "named": not isinstance(self._arms.names[0], int),
-            "num_arms": len(self._arms),
-            "arms": [str(name) for name in self._arms.names],
-            "context": self.model.context,
-            "outcomes": list(self.model.outcomes),
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-            "engine": self.explanation.engine,
-            "may_fall_back": self._task.may_fall_back,
-            "selector": str(self._selector),
-            "fingerprint": snapshot.fingerprint(self.model),
-            "token": self._token,
-            "num_decisions": self._num_decisions,
-            "open": [(number, arm) for number, (arm, _) in self._open.items()],
-            "open_contexts": _stacked([context for _, context in self._open.values()]),
-            "state": self._learner.state,
-            "history": self._history.rows(),
-        }
-
-    def _restore(self, kept: Mapping[str, Any]) -> None:
-        snapshot.check_same(kept, self._contents())
-        self._task = self._task._replace(may_fall_back=kept["may_fall_back"])
-        self._token, self._num_decisions = kept["token"], kept["num_decisions"]
-        rows = kept["open_contexts"]
-        for position, (number, arm) in enumerate(kept["open"]):
-            context = None if rows is None else self._like_context(rows, position)
-            self._open[number] = (arm, context)
-        state = jax.tree.unflatten(jax.tree.structure(self._learner.state), kept["state"])
-        self._learner = self._learner._replace(state=state)
-        arms, rewards, contexts = kept["history"]
-        if len(arms):
-            treedef = jax.tree.structure(self.model.context)
-            rows = None if self.model.context is None else jax.tree.unflatten(treedef, jax.tree.leaves(contexts))
-            self._history.append(arms, rewards, rows)
-
-    def _like_context(self, rows: Any, position: int) -> Any:
-        leaves = [leaf[position] for leaf in jax.tree.leaves(rows)]
-        return jax.tree.unflatten(jax.tree.structure(self.model.context), leaves)
+    def _decision(self, event: Event, context: Any) -> Decision:
+        body = event.body
+        propensities = np.asarray(body["propensities"])
+        return Decision(
+            str(event.decision),
+            body["name"],
+            np.asarray(body["best_arm_probs"]),
+            body["num_candidates"],
+            float(propensities[event.arm]),
+            propensities,
+            context,
+        )
 
 
 _DEFAULT_SELECTOR = selectors.double_sampling()  # one for all, so that it is compiled once
 
 
-def _stacked(contexts: list[Any]) -> Any:
-    if not contexts or contexts[0] is None:
-        return None
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)
+def _id_of(decision: Any) -> str:
+    name = decision.id if isinstance(decision, Decision) else decision
+    if not isinstance(name, str):
+        raise ValueError(f"decision must be a decision or its id, got {decision!r}")
+    return name
+
+
+def _built(factory: Callable, model: RewardModel) -> Engine:
+    engine = factory(model)
+    if not isinstance(engine, Engine):
+        raise ValueError(f"engine must be a factory that returns an Engine, it returned {type(engine).__name__}")
+    return engine

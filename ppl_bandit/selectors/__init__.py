@@ -8,5 +8,16 @@ from ppl_bandit.selectors.bayes_ucb import bayes_ucb
 from ppl_bandit.selectors.floors import with_floor
 from ppl_bandit.selectors.information_directed import information_directed
 from ppl_bandit.selectors.matching import double_sampling, greedy, thompson, top_two
+from ppl_bandit.selectors.rules import with_control, with_limits
 
-__all__ = ["bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two", "with_floor"]
+__all__ = [
+    "bayes_ucb",
+    "double_sampling",
+    "greedy",
+    "information_directed",
+    "thompson",
+    "top_two",
+    "with_control",
+    "with_floor",
+    "with_limits",
+]

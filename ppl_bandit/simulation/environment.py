@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -82,5 +83,32 @@ def _check_truth(reward_model: RewardModel, truth: Mapping[str, Any], argument: 
             f"{argument} has the sites {sorted(truth)}, expected {sorted(expected)}: all latents and no others"
         )
     for name, value in truth.items():
-        if np.shape(value) != expected[name]:
-            raise ValueError(f"{argument}[{name!r}] has shape {np.shape(value)}, expected {expected[name]}")
+        if isinstance(value, jax.core.Tracer):  # what a trace holds has no value yet
+            continue
+        array = np.asarray(value)
+        if array.shape != expected[name]:
+            raise ValueError(f"{argument}[{name!r}] has shape {array.shape}, expected {expected[name]}")
+        if array.dtype.kind not in "fiub" or not np.all(np.isfinite(array)):
+            raise ValueError(f"{argument}[{name!r}] is {array.tolist()}, expected finite numbers")
+    _check_supports(reward_model, truth, argument)
+
+
+def _check_supports(reward_model: RewardModel, truth: Mapping[str, Any], argument: str) -> None:
+    """Check each value against its site's support, where that is fixed before the program runs."""
+    supports: dict[str, Any] = {}
+
+    def read(values: Mapping[str, Array]) -> None:
+        trace = reward_model.trace(values, jnp.zeros(1, int), reward_model.context_rows(1))
+        supports.update({name: trace[name]["fn"].support for name in reward_model.latent_shapes})
+
+    jax.eval_shape(read, {name: jnp.asarray(value) for name, value in truth.items()})
+    for name, support in supports.items():
+        try:
+            fits = bool(np.all(support(jnp.asarray(truth[name]))))
+        except (jax.errors.UnexpectedTracerError, jax.errors.ConcretizationTypeError, NotImplementedError, TypeError):
+            continue  # its bounds depend on other sites
+        if not fits:
+            raise ValueError(
+                f"{argument}[{name!r}] is {np.asarray(truth[name]).tolist()}, outside the support of the site ({support}): "
+                "give a value that its prior can draw"
+            )

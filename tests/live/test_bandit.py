@@ -47,7 +47,14 @@ def conversion_bandit(parts, **options):
 
 def frozen(bandit):
     """Everything that later decisions depend on, as comparable values."""
-    kept = bandit._contents()
+    experiment = bandit._experiment
+    kept = {
+        "state": experiment.standing.learner.state,
+        "engine": bandit.explanation.engine,
+        "history": experiment.history.rows(),
+        "num_decisions": experiment.num_decisions,
+        "open": sorted(event.decision for event in experiment.store.pending(experiment.name)),
+    }
     return {name: jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), value) for name, value in kept.items()}
 
 
@@ -204,8 +211,9 @@ def test_a_decision_takes_one_reward_of_its_own_bandit(conversion_parts):
     assert frozen(other) == before
     bandit.update(decision, 1)
     before = frozen(bandit)
-    with pytest.raises(ValueError, match="already has its reward"):
-        bandit.update(decision, 1)
+    assert bandit.update(decision, 1) is None  # said twice, learnt once
+    with pytest.raises(ValueError, match="already has its reward, 1, and now 0 was given: pass correct=True"):
+        bandit.update(decision, 0)
     with pytest.raises(ValueError, match="not both"):
         bandit.update(bandit.select(), 1, arm="low")
     del before["num_decisions"], before["open"]  # the select in between
@@ -288,7 +296,7 @@ def test_a_loaded_bandit_continues_as_if_never_stopped(conversion_parts, tmp_pat
         copy.update(waiting.id, 1)
     ahead = [play(copy, 10, np.random.default_rng(1)) for copy in (bandit, loaded)]
     assert [d.arm for d in ahead[0]] == [d.arm for d in ahead[1]]
-    assert [d.id for d in ahead[0]] == [d.id for d in ahead[1]]
+    assert not {d.id for d in ahead[0]} & {d.id for d in ahead[1]}  # two bandits from here on
     np.testing.assert_array_equal(ahead[0][-1].best_arm_probs, ahead[1][-1].best_arm_probs)
 
 
@@ -313,9 +321,9 @@ def test_a_file_is_not_loaded_with_another_program_selector_or_format(conversion
         rate = numpyro.sample("rate", dist.Beta(1.0, 2.0).expand([3]))
         numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
-    with pytest.raises(ValueError, match="the program differs"):
+    with pytest.raises(ValueError, match="program: its computation or a number in it is another one"):
         Bandit.load(path, other)
-    with pytest.raises(ValueError, match=r"saved with selector double_sampling\(.*\), now it is thompson\(\)"):
+    with pytest.raises(ValueError, match=r"selector: it was double_sampling\(.*\), now it is thompson\(\)"):
         Bandit.load(path, model, engine=engine, selector=selectors.thompson())
     (tmp_path / "noise.npz").write_bytes(b"noise")
     with pytest.raises(ValueError, match="is not a saved bandit"):

@@ -125,4 +125,5 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
             f"{MAX_SD_SHIFT:.0%}",
         ],
     )
-    return Engine(init, update, sample, explanation, reserve=reserve)
+    settings = {"capacity": capacity, "discount": discount}
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)

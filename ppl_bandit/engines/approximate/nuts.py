@@ -159,4 +159,10 @@ def nuts(
             f"size, at least {MIN_ESS_SHARE:.0%} of the draws, drift, divergences, acceptance and finite energies",
         ],
     )
-    return Engine(init, update, sample, explanation, reserve=reserve)
+    settings = {
+        "capacity": capacity,
+        "num_draws": num_draws,
+        "refresh_every": refresh_every,
+        "discount": discount,
+    }
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)

@@ -250,7 +250,12 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             f"most {MAX_MEMORY}, drift, divergences and finite energies",
         ],
     )
-    return Engine(init, update, sample, explanation, reserve=reserve)
+    settings = {
+        "num_particles": num_particles,
+        "capacity": capacity,
+        "discount": discount,
+    }
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
 
 
 def draw_prior_clouds(key: Key, space: Space, blocks: Blocks, num: int) -> tuple[Cloud, Float[Array, " K"]]:

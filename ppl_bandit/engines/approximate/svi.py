@@ -227,7 +227,15 @@ def svi(
             f"mean, at most {MAX_MEAN_SHIFT} standard deviations, and of a standard deviation, at most {MAX_SD_SHIFT:.0%}",
         ],
     )
-    return Engine(init, update, sample, explanation, reserve=reserve)
+    settings = {
+        "guide": guide,
+        "num_steps": num_steps,
+        "step_size": step_size,
+        "num_particles": num_particles,
+        "capacity": capacity,
+        "discount": discount,
+    }
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
 
 
 def _guide_class(guide: Any, size: int) -> Callable[..., AutoGuide]:

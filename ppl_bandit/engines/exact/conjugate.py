@@ -114,6 +114,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         report.accepted(model, layout, prior, evidence, discount),
         parameters,
         marginals=marginals_of(model, layout),
+        settings={"discount": discount},
     )
 
 

@@ -1,0 +1,219 @@
+"""`ppl-bandit journal`: look at experiments, ask about one decision, derive all of them again, take the data along."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.live.journal.audit import status_of, story_of, table_of
+from ppl_bandit.live.journal.contract import JournalError
+from ppl_bandit.live.journal.identity import differences, identity_of
+from ppl_bandit.live.journal.journal import Journal
+from ppl_bandit.live.journal.opening import Facts, engine_from, facts_of, selector_from
+from ppl_bandit.live.journal.replay import Replay, replay
+
+__all__ = ["add_arguments", "run_journal"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    parser.add_argument("url", metavar="URL", help="path of a journal, sqlite:///path or postgresql://...")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--name", default=None, help="the experiment (the only one, or 'default')")
+    common.add_argument("--json", action="store_true", help="print JSON")
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument(
+        "--model", metavar="MODEL", help="the program: path/to/file.py, file.py:function, or a bundled model"
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser(
+        "status", parents=[common, model], help="arms, counts, pending; with --model the posterior and P(best)"
+    )
+    show = actions.add_parser("show", parents=[common], help="all that is recorded about one decision")
+    show.add_argument("id", metavar="ID", help="the decision's id")
+    actions.add_parser("replay", parents=[common, model], help="derive every decision again (needs --model)")
+    export = actions.add_parser("export", parents=[common], help="write a table: a row per decision")
+    export.add_argument("--to", choices=("csv", "parquet", "netcdf"), required=True, help="the format")
+    export.add_argument("--out", type=Path, help="the file (NAME.csv, .parquet or .nc)")
+    pending = actions.add_parser("pending", parents=[common], help="decisions that wait for a reward")
+    pending.add_argument("--older-than", type=float, metavar="SECONDS", help="only those that have waited longer")
+
+
+def run_journal(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+    """Run the command; return its result in plain JSON values and the exit status.
+
+    Args:
+        say: prints a line for people.
+    """
+    with Journal(arguments.url, must_exist=True) as journal:
+        name = _name(journal, arguments.name)
+        action: dict[str, Callable] = {
+            "status": _status,
+            "show": _show,
+            "replay": _replay,
+            "export": _export,
+            "pending": _pending,
+        }
+        return action[arguments.action](journal, name, arguments, say)
+
+
+def _name(journal: Journal, given: str | None) -> str:
+    known = journal.experiments()
+    if given is None and len(known) == 1:
+        return known[0]
+    name = "default" if given is None else given
+    if name not in known:
+        raise JournalError(
+            f"{journal!r} has no experiment {name!r}; its experiments: {', '.join(known) or 'none'}: use --name"
+        )
+    return name
+
+
+def _status(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+    found = status_of(journal.store, name)
+    say(
+        f"{name}: {found['num_events']} events since {found['opened']}, the last at {found['last_event']}; "
+        f"{found['engine']} engine, {found['selector']}, M = {found['num_samples']}"
+    )
+    width = max(3, *(len(str(arm["arm"])) for arm in found["arms"]))
+    mean = next(key for key in found["arms"][0] if key.startswith("mean_"))
+    say(f"  {'arm':<{width}}  decisions  pending  rewards  {mean}")
+    for arm in found["arms"]:
+        value = "-" if arm[mean] is None else f"{arm[mean]:.4g}"
+        note = "  (retired)" if arm["is_retired"] else ""
+        say(
+            f"  {arm['arm']!s:<{width}}  {arm['num_decisions']:9d}  {arm['num_pending']:7d}  {arm['num_rewards']:7d}  "
+            f"{value}{note}"
+        )
+    if arguments.model is None:
+        shares = found["last_best_arm_probs"]
+        if shares is not None:
+            say(
+                f"  P(best) at the last decision: {', '.join(f'{share:.3f}' for share in shares)}; --model tells today's"
+            )
+    else:
+        facts = facts_of(journal.store, name)
+        assert facts is not None  # it has a status
+        bandit = _bandit(facts, arguments.model, journal=journal, name=name)
+        found["explanation"] = bandit.explain()
+        say(found["explanation"])
+    if found["first_broken_position"] is not None:
+        say(f"  DAMAGED: the event at position {found['first_broken_position']} does not follow from those before it")
+        return found, 1
+    return found, 0
+
+
+def _show(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+    story = story_of(journal.store, name, arguments.id)
+    say(
+        f"decision {story['decision']}, made {story['decided']} as number {story['number']} (event {story['position']})"
+    )
+    say(
+        f"  arm {story['arm']!r}, played with probability {story['propensity']:.4g}; {story['num_candidates']} candidates"
+    )
+    for arm, prob, share in zip(story["arms"], story["propensities"], story["best_arm_probs"], strict=True):
+        say(f"    {arm!s}: probability {prob:.4g}, P(best) {share:.4g}")
+    if story["allowed"] is not None:
+        say(f"  allowed: {[arm for arm, fits in zip(story['arms'], story['allowed'], strict=True) if fits]}")
+    if story["context"]:
+        say(f"  context: {story['context']}")
+    say(f"  it had learnt from everything up to event {story['absorbed']}")
+    for event in story["events"]:
+        rest = {key: value for key, value in event.items() if key not in ("position", "kind", "time")}
+        say(f"  event {event['position']}, {event['time']}: {event['kind']} {rest}")
+    say(f"  {story['status']}" + (f", reward {story['reward']}" if story["reward"] else ""))
+    return story, 0
+
+
+def _replay(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+    if arguments.model is None:
+        raise JournalError("replay needs the program: give --model path/to/file.py, or file.py:function")
+    broken = journal.store.first_broken(name)
+    facts = facts_of(journal.store, name)
+    assert facts is not None  # the experiment exists
+    # With the arms at its beginning: those that were added later come in where they were added.
+    bandit = _bandit(facts, arguments.model)
+    names = list(facts.identity["arms"])
+    task, prior = bandit._build(names)
+    found: Replay = replay(
+        journal.store, name, facts.changed, task, prior, bandit._build, _progress(journal, name, arguments)
+    )
+    result = found._asdict() | {"first_broken_position": broken}
+    if broken is not None:
+        say(f"DAMAGED: the event at position {broken} does not follow from those before it")
+    skipped = found.num_decisions - found.num_checked
+    if found.position is not None:
+        say(f"the decision at position {found.position} differs: {found.difference}")
+        return result, 1
+    before = f"; {skipped} from before the change at event {facts.changed} were not checked" if skipped else ""
+    say(f"all agree: {found.num_checked} of {found.num_decisions} decisions derived again{before}")
+    return result, 0 if broken is None else 1
+
+
+def _export(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+    table = table_of(journal.store, name)
+    suffix = {"csv": ".csv", "parquet": ".parquet", "netcdf": ".nc"}[arguments.to]
+    path = arguments.out or Path(f"{name}{suffix}")
+    if arguments.to == "csv":
+        table.to_csv(path, index=False)
+    elif arguments.to == "netcdf":
+        table.to_xarray().to_netcdf(path)
+    else:
+        try:
+            table.to_parquet(path, index=False)
+        except ImportError:
+            raise JournalError("parquet needs pyarrow: install it, or export --to csv") from None
+    say(f"wrote {len(table)} rows to {path}")
+    return {"out": str(path), "num_rows": len(table)}, 0
+
+
+def _pending(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+    until = None if arguments.older_than is None else time.time() - arguments.older_than
+    table = table_of(journal.store, name, is_pending=True, until=until)
+    for row in table.itertuples():
+        say(f"{row.decision}  {row.decided}  {row.arm}")
+    say(f"{len(table)} decisions wait for a reward")
+    return table[["decision", "decided", "arm", "propensity"]].to_dict("records"), 0
+
+
+def _bandit(facts: Facts, spec: str, **place: Any) -> Bandit:
+    """Build the recorded bandit on a model file; in its journal, or, without one, as it began."""
+    file = load_model(spec)
+    identity = facts.identity
+    names = identity["arms"]
+    is_named = not isinstance(names[0], int)
+    engine = engine_from(identity["engine"])
+    if engine is None and not identity["engine"]["may_fall_back"]:
+        raise JournalError(f"the engine {identity['engine']['name']!r} is not one of this library: replay it in Python")
+    bandit = Bandit(
+        file.program,
+        None if is_named else len(names),
+        arms=names if is_named else None,
+        context=file.context,
+        outcomes=tuple(identity["outcomes"]),
+        engine=engine,
+        selector=selector_from(identity["selector"]),
+        num_samples=identity["num_samples"],
+        seed=identity["seed"],
+        burn_in=identity["burn_in"],
+        **place,
+    )
+    if not place:
+        standing = bandit._experiment.standing
+        found = differences(identity, identity_of(standing.task, standing.prior.engine, identity["burn_in"]))
+        if found:
+            raise JournalError(f"{spec} is not what the experiment was recorded with: {'; '.join(found)}")
+    return bandit
+
+
+def _progress(journal: Journal, name: str, arguments: argparse.Namespace) -> Callable[[int], None]:
+    if arguments.json or not sys.stderr.isatty():
+        return lambda position: None
+    from tqdm import tqdm
+
+    bar = tqdm(total=journal.store.last_position(name), unit="event", leave=False)
+    return lambda position: bar.update(position - bar.n) and None

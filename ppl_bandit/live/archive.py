@@ -1,0 +1,73 @@
+"""Arrays and a JSON header as bytes: one npz archive with a digest of all that is in it, without pickle."""
+
+import hashlib
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["pack", "unpack"]
+
+
+def pack(header: Mapping[str, Any], trees: Mapping[str, Any]) -> bytes:
+    """Return an archive of a header and pytrees of arrays; random keys may be among the leaves."""
+    arrays: dict[str, np.ndarray] = {}
+    facts: dict[str, Any] = {}
+    for name, tree in trees.items():
+        leaves = jax.tree.leaves(tree)
+        keys = [i for i, leaf in enumerate(leaves) if _is_key(leaf)]
+        facts[name] = {"num_leaves": None if tree is None else len(leaves), "keys": keys}
+        arrays |= {f"{name}_{i}": _plain(leaf) for i, leaf in enumerate(leaves)}
+    text = json.dumps({**header, "trees": facts, "digest": _digest({**header, "trees": facts}, arrays)})
+    buffer = io.BytesIO()
+    np.savez(buffer, header=np.frombuffer(text.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def unpack(contents: bytes) -> tuple[dict[str, Any], dict[str, list[Any] | None]]:
+    """Return the header and the leaves of each tree.
+
+    Raises:
+        ValueError: if these are not the bytes of an archive, or not as they were written.
+    """
+    try:
+        with np.load(io.BytesIO(contents), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        header = json.loads(arrays.pop("header").tobytes())
+        digest = header.pop("digest", None)
+        facts = header.get("trees", {})
+        sound = digest == _digest(header, arrays)
+    except (ValueError, KeyError, EOFError, OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"it cannot be read ({error})") from None
+    if not sound:
+        raise ValueError("its contents are not what was written: the digest differs")
+    del header["trees"]
+    trees: dict[str, list[Any] | None] = {}
+    for name, fact in facts.items():
+        leaves: list[Any] = [arrays[f"{name}_{i}"] for i in range(fact["num_leaves"] or 0)]
+        for i in fact["keys"]:
+            leaves[i] = jax.random.wrap_key_data(leaves[i])
+        trees[name] = None if fact["num_leaves"] is None else leaves
+    return header, trees
+
+
+def _digest(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _plain(leaf: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)

@@ -1,0 +1,75 @@
+"""Posteriors kept beside the stream, so that opening an experiment need not learn from its first reward on.
+
+A checkpoint is a copy, never the truth: it is used only if the experiment, the versions and its own digest are as when it was
+kept, and whoever doubts it replays the stream.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from ppl_bandit import engines
+from ppl_bandit.live.archive import pack, unpack
+from ppl_bandit.live.journal.contract import JournalError, Store
+from ppl_bandit.live.journal.experiment import Experiment
+from ppl_bandit.live.journal.identity import versions
+from ppl_bandit.live.journal.lessons import Standing
+from ppl_bandit.live.learning import Learner, start
+
+__all__ = ["keep", "kept", "learner_like"]
+
+
+def keep(experiment: Experiment) -> None:
+    """Keep what was learnt so far; a journal that cannot take it is no reason to fail, for nothing depends on it."""
+    standing, num_rows = experiment.standing, len(experiment.history)
+    learner = standing.learner
+    header = {
+        "stamp": _stamp(experiment.identity or {}, len(standing.task.arms)),
+        "engine": learner.engine.explanation.engine,
+        "has_warned": learner.has_warned,
+        "num_rows": num_rows,
+    }
+    try:
+        experiment.store.keep_checkpoint(experiment.name, standing.position, pack(header, {"state": learner.state}))
+    except JournalError:
+        pass
+
+
+def kept(store: Store, name: str, identity: Mapping[str, Any], standing: Standing) -> tuple[int, Learner] | None:
+    """Return the position of the last checkpoint and what had been learnt there; None if there is none that fits."""
+    found = store.checkpoint(name)
+    if found is None:
+        return None
+    try:
+        header, trees = unpack(found[1])
+        if header.get("stamp") != _stamp(identity, len(standing.task.arms)):
+            return None
+        return found[0], learner_like(standing, header["engine"], header["has_warned"], trees["state"] or [])
+    except ValueError:
+        return None
+
+
+def learner_like(standing: Standing, engine: str, has_warned: bool, leaves: list[Any]) -> Learner:
+    """Return a learner of an engine with a state as it was kept.
+
+    Raises:
+        ValueError: if the state does not fit the engine.
+    """
+    fresh = standing.prior
+    if fresh.engine.explanation.engine != engine:  # the bandit had moved on to another
+        factory = getattr(engines, engine, None)
+        if factory is None:
+            raise ValueError(f"the posterior was kept by the engine {engine!r}, which is not known")
+        fresh = start(standing.task, factory)
+    structure = jax.tree.structure(fresh.state)
+    if structure.num_leaves != len(leaves):
+        raise ValueError("the posterior that was kept does not fit this program and engine")
+    return fresh._replace(state=jax.tree.unflatten(structure, leaves), has_warned=has_warned)
+
+
+def _stamp(identity: Mapping[str, Any], num_arms: int) -> str:
+    text = json.dumps([identity, versions(), num_arms], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

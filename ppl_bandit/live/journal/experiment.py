@@ -1,0 +1,316 @@
+"""An experiment is a fold over its stream of events: deciding and learning append to it, and everyone follows it.
+
+What is known at a position is a value (`Standing`), replaced whole, so that threads decide from it without waiting for one
+that learns. A decision records the position it had absorbed, its number and its lane; from these and the stream anyone
+derives it again. Learning is ordered: a reward is recorded only if nothing was learnt since the position that it was
+checked at, so every process folds the same events in the same order into the same posterior.
+"""
+
+import functools
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_bandit.live.deciding import decide, decide_many
+from ppl_bandit.live.history import History
+from ppl_bandit.live.journal.contract import Conflict, JournalError, NumberTaken, Store
+from ppl_bandit.live.journal.events import ARMS, CHANGED, DECIDED, OPENED, Event, new_event, new_id
+from ppl_bandit.live.journal.lessons import Learnt, Standing, learnt, lessons, relearnt
+from ppl_bandit.live.journal.rows import context_to_json, joined_rows
+from ppl_bandit.live.learning import Learner, Rows, Task
+from ppl_bandit.types import Selection
+
+__all__ = ["Experiment", "batches", "in_lane"]
+
+_PAGE = 10_000  # events read at once
+
+
+class Experiment:
+    """One experiment of one store, as one process sees it; many threads may use it.
+
+    Args:
+        standing: before the first event.
+        grow: names of the arms -> the task and the prior for as many.
+        burn_in: decisions that every arm gets before the selector may choose among all.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        standing: Standing,
+        grow: Callable[[list[Any]], tuple[Task, Learner]],
+        burn_in: int = 0,
+        identity: Mapping[str, Any] | None = None,
+    ):
+        self.store, self.name, self.burn_in = store, name, burn_in
+        self.standing = standing
+        self.history = History(standing.task.model.outcomes)
+        self.identity = identity
+        self.learning = threading.RLock()  # held by whoever moves `standing` on
+        self._grow = grow
+        self._counting = threading.Lock()
+        self._next_number = 0
+        self._num_played = np.zeros(len(standing.task.arms), np.int64)
+        self._lane = ""
+
+    @property
+    def num_decisions(self) -> int:
+        """The number that the next decision gets."""
+        return self._next_number
+
+    def follow(self, *, is_waiting: bool = True) -> Standing:
+        """Absorb what was recorded since; without waiting, unless another thread is at it already."""
+        if self.learning.acquire(blocking=is_waiting):
+            try:
+                self._catch_up()
+            finally:
+                self.learning.release()
+        return self.standing
+
+    def decide(self, standing: Standing, allowed: np.ndarray, contexts: Any, num_rows: int | None) -> list[Event]:
+        """Decide and record.
+
+        Args:
+            contexts: one context, or, where `num_rows` is given, as many with a leading axis.
+            num_rows: decisions to make in one batch; None for a single one.
+        """
+        while True:
+            with self._counting:
+                mask = self._playable(standing, allowed)
+                numbers = np.arange(self._next_number, self._next_number + (num_rows or 1))
+                self._next_number = int(numbers[-1]) + 1
+                lane = self._lane
+            task = in_lane(standing.task, lane)
+            try:
+                if num_rows is None:
+                    chosen = [decide(task, standing.learner, int(numbers[0]), contexts, mask)]
+                else:
+                    chosen = decide_many(task, standing.learner, numbers, contexts, mask)
+                return self.store.append(
+                    self.name, self._decided(standing, chosen, numbers, lane, mask, contexts, num_rows)
+                )
+            except NumberTaken:  # another process decides too: from here on in a lane of our own
+                self._lane = self._lane or new_id()[:12]
+                standing = self.follow()
+            except BaseException:
+                with self._counting:
+                    if (
+                        self._next_number == int(numbers[-1]) + 1
+                    ):  # nobody counted on: the next decision is this one again
+                        self._next_number = int(numbers[0])
+                raise
+
+    def learn(self, make_events: Callable[[Standing], list[Event]]) -> tuple[Any, list[str]]:
+        """Record what teaches, or settles decisions without teaching, and learn it.
+
+        Args:
+            make_events: what to record, given all that was recorded before; raising refuses, an empty list does nothing.
+
+        Returns:
+            The engine's evidence, None where nothing was learnt, and warnings for the user.
+        """
+        with self.learning:
+            while True:
+                self._catch_up()
+                standing = self.standing
+                events = make_events(standing)
+                if not events:
+                    return None, []
+                after = learnt(standing, self.history, events)
+                try:
+                    recorded = self.store.append(self.name, events, after=standing.position)
+                except Conflict:
+                    continue
+                if recorded[0].position > standing.position + 1:
+                    self._catch_up(before=recorded[0].position)  # decisions of others
+                self._take(after, recorded)
+                return after.info, after.notes
+
+    def rearrange(self, names: list[Any], retired: frozenset[int]) -> None:
+        """Record other arms, more than before or some retired, and go on with them."""
+        with self.learning:
+            while True:
+                self._catch_up()
+                event = new_event(ARMS, {"arms": names, "retired": sorted(retired)})
+                standing = self._rearranged(self.standing, event)
+                try:
+                    recorded = self.store.append(self.name, [event], after=self.standing.position)
+                except Conflict:
+                    continue
+                self._catch_up(before=recorded[0].position)
+                self._arrange(standing._replace(position=recorded[0].position))
+                return
+
+    def resume(self, position: int, learner: Learner | None) -> None:
+        """Read the stream from its beginning; up to a position nothing is learnt again, only remembered.
+
+        Args:
+            learner: what had been learnt at that position; None to learn it from the rows remembered.
+        """
+        with self.learning:
+            for batch in batches(self.store, self.name, 0):
+                if batch[-1].position > position:
+                    if self.standing.position <= position:
+                        self.settle(learner)
+                    self.absorb(batch)
+                else:
+                    self.remember(batch)
+            if self.standing.position <= position:
+                self.settle(learner)
+
+    def restore(self, history: History, learner: Learner, position: int, next_number: int, num_played: Any) -> None:
+        """Take over what a file holds."""
+        self.history, self._next_number = history, next_number
+        self._num_played = np.asarray(num_played, np.int64)
+        self.standing = self.standing._replace(learner=learner, position=position)
+
+    def num_played(self) -> np.ndarray:
+        """Return how many decisions each arm got."""
+        return self._num_played.copy()
+
+    def _playable(self, standing: Standing, allowed: np.ndarray) -> np.ndarray:
+        mask = allowed.copy()
+        mask[list(standing.retired)] = False
+        if not mask.any():
+            names = [standing.task.arms.names[i] for i in sorted(standing.retired)]
+            raise ValueError(f"allowed leaves no arm to play: {names} are retired; allow another")
+        if self.burn_in:
+            fresh = mask & (self._num_played[: mask.size] < self.burn_in)
+            mask = fresh if fresh.any() else mask
+        return mask
+
+    def _decided(
+        self,
+        standing: Standing,
+        chosen: Sequence[Selection],
+        numbers: np.ndarray,
+        lane: str,
+        mask: np.ndarray,
+        contexts: Any,
+        num_rows: int | None,
+    ) -> list[Event]:
+        batch, leaves = new_id(), context_to_json(contexts)
+        events = []
+        for row, (number, choice) in enumerate(zip(numbers, chosen, strict=True)):
+            body = {
+                "absorbed": standing.position,
+                "name": standing.task.arms.names[int(choice.arm)],
+                "best_arm_probs": np.asarray(choice.best_arm_probs).tolist(),
+                "num_candidates": int(choice.num_candidates),
+                "propensities": np.asarray(choice.propensities).tolist(),
+                "allowed": None if mask.all() else mask.tolist(),
+                "context": leaves if num_rows is None or leaves is None else [leaf[row] for leaf in leaves],
+            }
+            if num_rows is not None:
+                body["row"] = row
+            name = new_id()
+            events.append(
+                new_event(DECIDED, body, decision=name, batch=batch, number=int(number), lane=lane, arm=int(choice.arm))
+            )
+        return events
+
+    def _catch_up(self, before: int | None = None) -> None:
+        for batch in batches(self.store, self.name, self.standing.position, before):
+            self.absorb(batch)
+
+    def absorb(self, batch: list[Event]) -> None:
+        """Fold the events of one call."""
+        kind, position = batch[0].kind, batch[-1].position
+        if kind == DECIDED:
+            self._count(batch)
+            self.standing = self.standing._replace(position=position)
+        elif kind == ARMS:
+            self._arrange(self._rearranged(self.standing, batch[0])._replace(position=position))
+        elif kind in (OPENED, CHANGED):
+            if self.identity is not None and batch[0].body["identity"] != self.identity:
+                raise JournalError(
+                    f"the experiment {self.name!r} was {kind} otherwise by another process: restart this one with the same "
+                    "program and settings"
+                )
+            self.standing = self.standing._replace(position=position)
+        else:
+            self._take(learnt(self.standing, self.history, batch), batch)
+
+    def remember(self, batch: list[Event]) -> None:
+        """Fold the events of one call into everything but the posterior."""
+        kind, position = batch[0].kind, batch[-1].position
+        if kind == DECIDED:
+            self._count(batch)
+        elif kind == ARMS:
+            self.standing = self.standing._replace(retired=frozenset(batch[0].body["retired"]))
+        elif kind not in (OPENED, CHANGED):
+            edits, rows = lessons(self.standing.task, batch)
+            self._write(self.history.edited(edits) if edits else None, rows, batch)
+        self.standing = self.standing._replace(position=position)
+
+    def settle(self, learner: Learner | None) -> None:
+        """Take over what was learnt at this position; None learns it from the rows remembered."""
+        if learner is None:
+            learner = relearnt(self.standing, self.history)[0]
+        self.standing = self.standing._replace(learner=learner)
+
+    def _take(self, after: Learnt, recorded: Sequence[Event]) -> None:
+        self._write(after.edited, after.rows, recorded)
+        self.standing = self.standing._replace(learner=after.learner, position=recorded[-1].position)
+
+    def _write(self, edited: History | None, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> None:
+        if edited is not None:
+            self.history = edited
+        if rows:
+            positions = np.concatenate([np.full(piece.arms.size, recorded[i].position) for i, piece in rows])
+            self.history.append(*joined_rows([piece for _, piece in rows]), positions)
+
+    def _count(self, batch: Sequence[Event]) -> None:
+        with self._counting:
+            self._next_number = max(self._next_number, *(int(event.number or 0) + 1 for event in batch))
+            for event in batch:
+                self._num_played[event.arm] += 1
+
+    def _rearranged(self, standing: Standing, event: Event) -> Standing:
+        names = event.body["arms"]
+        if len(names) > len(standing.task.arms):
+            task, prior = self._grow(names)
+            standing = standing._replace(task=task, prior=prior)
+            standing = standing._replace(learner=relearnt(standing, self.history)[0])
+        return standing._replace(retired=frozenset(event.body["retired"]))
+
+    def _arrange(self, standing: Standing) -> None:
+        with self._counting:
+            more = len(standing.task.arms) - self._num_played.size
+            self._num_played = np.concatenate([self._num_played, np.zeros(more, np.int64)])
+            self.standing = standing
+
+
+def batches(
+    store: Store, name: str, after: int, before: int | None = None, whole: bool = False
+) -> Iterator[list[Event]]:
+    """Yield the events beyond a position, those of one call together."""
+    size = _PAGE
+    while True:
+        events = store.read(name, after, before, limit=size, whole=whole)
+        is_last = len(events) < size
+        batch: list[Event] = []
+        for event in events:
+            if batch and event.batch != batch[0].batch:
+                yield batch
+                after, batch = batch[-1].position, []
+            batch.append(event)
+        if is_last:
+            if batch:
+                yield batch
+            return
+        size = _PAGE if len(batch) < size else 2 * size  # the last call's events may go on beyond this page
+
+
+def in_lane(task: Task, lane: str) -> Task:
+    """Return a task whose decisions draw from a lane's random numbers; the empty lane is the task's own seed."""
+    return task._replace(seed=_lane_seed(task.seed, lane)) if lane else task
+
+
+@functools.lru_cache(maxsize=1024)
+def _lane_seed(seed: int, lane: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}:{lane}".encode()).digest()[:7])

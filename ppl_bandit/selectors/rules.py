@@ -1,0 +1,161 @@
+"""Rules of an experiment on top of a selector: a fixed share for a control, least and greatest probabilities per arm.
+
+Each rule states the propensities that it plays by, so that what it does can be weighed afterwards.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.selectors.contract import as_selector, check_arguments
+from ppl_bandit.selectors.shares import draw_arm
+from ppl_bandit.types import Key, Marginals, Selection, Selector
+
+__all__ = ["with_control", "with_limits"]
+
+_NUM_HALVINGS = 60  # of an interval of length at most 2: to the last bit of a float64
+
+
+def with_control(selector: Selector, share: float, arm: int = 0) -> Selector:
+    """Play one arm with a fixed probability, and let `selector` choose among the others with the rest.
+
+    Where the control is not allowed, or nothing else is, the fixed share does not apply.
+
+    Args:
+        selector: chooses among the other arms.
+        share: the control's probability, strictly inside (0, 1).
+        arm: index of the control.
+    """
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"share must lie strictly inside (0, 1), got {share}; leave the rule out to fix no share")
+    if isinstance(arm, bool) or not isinstance(arm, int | np.integer) or arm < 0:
+        raise ValueError(f"arm must be the index of an arm, counted from 0, got {arm!r}")
+    selector = as_selector(selector)
+
+    def select(
+        key: Key,
+        table: Float[Array, "M A"],
+        step: int | Int[Array, ""],
+        *,
+        allowed: Bool[Array, " A"] | None = None,
+        marginals: Marginals | None = None,
+    ) -> Selection:
+        key_selector, key_coin = jr.split(key)
+        table, mask, step = check_arguments(table, allowed, step)
+        num_arms = table.shape[1]
+        if arm >= num_arms:
+            raise ValueError(f"arm is {arm}, but the table has the arms 0 to {num_arms - 1}: name one of these")
+        is_control = jnp.arange(num_arms) == arm
+        others = mask & ~is_control
+        share_now = jnp.where(jnp.any(others), jnp.where(mask[arm], share, 0.0), jnp.where(mask[arm], 1.0, 0.0))
+        inner = selector(
+            key_selector, table, step, allowed=jnp.where(jnp.any(others), others, mask), marginals=marginals
+        )
+        dtype = inner.propensities.dtype
+        share_now = share_now.astype(dtype)
+        is_playing = jr.bernoulli(key_coin, share_now) & (inner.arm >= 0)
+        propensities = jnp.where(
+            is_control, share_now, (1.0 - share_now) * jnp.where(is_control, 0.0, inner.propensities)
+        )
+        return inner._replace(
+            arm=jnp.where(is_playing, arm, inner.arm),
+            propensities=jnp.where(jnp.any(others), propensities, inner.propensities),
+        )
+
+    settings = {"selector": selector, "share": share, "arm": int(arm)}
+    return Selector("with_control", settings, select, uses_marginals=selector.uses_marginals)
+
+
+def with_limits(
+    selector: Selector,
+    floors: float | Sequence[float] = 0.0,
+    caps: float | Sequence[float] = 1.0,
+    decay: float = 0.0,
+) -> Selector:
+    """Keep every arm's probability between a floor and a cap of its own, and as near to `selector`'s as these allow.
+
+    The propensities are those of `selector` plus one number, the same for all arms, cut to each arm's limits; the number is
+    the one for which they add up to 1. The arm is then drawn from them.
+
+    Args:
+        selector: what to stay near to; its `num_candidates` and `best_arm_probs` are passed on.
+        floors: least probabilities, one for all arms or one each; arms beyond the list have none.
+        caps: greatest probabilities, likewise; arms beyond the list have none.
+        decay: the floors at step t are `floors` / t**decay, so that exploration fades; 0 keeps them.
+
+    Where the allowed arms' floors add up to more than 1 they are scaled down, and where their caps add up to less, these are
+    scaled up: some arm must be played.
+    """
+    lows, highs = (np.atleast_1d(np.asarray(values, float)) for values in (floors, caps))
+    for name, values in (("floors", lows), ("caps", highs)):
+        if values.ndim != 1 or not np.all((values >= 0.0) & (values <= 1.0)):
+            raise ValueError(
+                f"{name} must be probabilities in [0, 1], one for all arms or one each, got {values.tolist()}"
+            )
+    if not 0.0 <= decay < np.inf:
+        raise ValueError(f"decay must be at least 0, got {decay}; 0 keeps the floors as they are")
+    shared = min(lows.size, highs.size)
+    if lows.size > 1 and highs.size > 1 and np.any(lows[:shared] > highs[:shared]):
+        raise ValueError(
+            f"floors {lows.tolist()} exceed caps {highs.tolist()} for some arm: lower the one or raise the other"
+        )
+    if lows.size > 1 and lows.sum() > 1.0:
+        raise ValueError(f"floors add up to {lows.sum():g}, more than 1: lower them")
+    selector = as_selector(selector)
+
+    def select(
+        key: Key,
+        table: Float[Array, "M A"],
+        step: int | Int[Array, ""],
+        *,
+        allowed: Bool[Array, " A"] | None = None,
+        marginals: Marginals | None = None,
+    ) -> Selection:
+        key_selector, key_arm = jr.split(key)
+        table, mask, step = check_arguments(table, allowed, step)
+        num_arms = table.shape[1]
+        inner = selector(key_selector, table, step, allowed=mask, marginals=marginals)
+        dtype = inner.propensities.dtype
+        low = jnp.where(mask, _spread(lows, num_arms, 0.0), 0.0).astype(dtype) / step.astype(dtype) ** decay
+        high = jnp.where(mask, _spread(highs, num_arms, 1.0), 0.0).astype(dtype)
+        low = low / jnp.maximum(jnp.sum(low), 1.0)
+        high = jnp.maximum(high, low)
+        high = jnp.minimum(high / jnp.minimum(jnp.sum(high), 1.0), 1.0)
+        propensities = _project(jnp.nan_to_num(inner.propensities), low, high)
+        is_usable = inner.arm >= 0
+        return inner._replace(
+            arm=jnp.where(is_usable, draw_arm(key_arm, propensities), inner.arm),
+            propensities=jnp.where(is_usable, propensities, inner.propensities),
+        )
+
+    settings = {"selector": selector, "floors": _plain(lows), "caps": _plain(highs), "decay": float(decay)}
+    return Selector("with_limits", settings, select, uses_marginals=selector.uses_marginals)
+
+
+def _plain(values: np.ndarray) -> float | list[float]:
+    return float(values[0]) if values.size == 1 else values.tolist()
+
+
+def _spread(values: np.ndarray, num_arms: int, rest: float) -> Float[Array, " A"]:
+    """Return one value per arm: the same for all, or those of a list and `rest` beyond it."""
+    if values.size == 1:
+        return jnp.full(num_arms, values[0])
+    return jnp.asarray([*values[:num_arms], *[rest] * (num_arms - values.size)])
+
+
+def _project(probs: Float[Array, " A"], low: Float[Array, " A"], high: Float[Array, " A"]) -> Float[Array, " A"]:
+    """Return clip(probs + shift, low, high) for the shift that makes it add up to 1: the nearest point with these limits."""
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = 0.5 * (bounds[0] + bounds[1])
+        is_short = jnp.sum(jnp.clip(probs + middle, low, high)) < 1.0
+        return jnp.where(is_short, middle, bounds[0]), jnp.where(is_short, bounds[1], middle)
+
+    one = jnp.ones((), probs.dtype)
+    below, above = jax.lax.fori_loop(0, _NUM_HALVINGS, halve, (-one, one))
+    found = jnp.clip(probs + 0.5 * (below + above), low, high)
+    return found / jnp.sum(found)

@@ -1,0 +1,121 @@
+"""`ppl-bandit journal`: what was recorded is shown, asked about, derived again and taken along."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ppl_bandit import Bandit
+from ppl_bandit.commands.cli import main
+from ppl_bandit.commands.model_files import load_model
+
+MODEL = """
+import numpyro
+import numpyro.distributions as dist
+
+num_arms = 2
+context = 1.0
+
+
+def model(arm, context):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.Normal(slope[arm] * context, 1.0))
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("journal")
+    (folder / "slopes.py").write_text(MODEL)
+    (folder / "other.py").write_text(MODEL.replace("0.0, 1.0", "0.0, 2.0"))
+    file = load_model(folder / "slopes.py")
+    bandit = Bandit(
+        file.program, arms=["a", "b"], context=file.context, num_samples=50, journal=folder / "j.db", name="x"
+    )
+    decisions = bandit.select_many(np.arange(1.0, 6.0))
+    bandit.update_many(decisions=decisions[:3], rewards=[0.5, 1.5, 2.5])
+    bandit.update(decisions[0], 0.25, correct=True)
+    bandit.update(arm="b", reward=1.0, context=2.0)
+    bandit.select(3.0)
+    return folder, decisions
+
+
+def run(capsys, *words):
+    status = main(["journal", *map(str, words)])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_status_counts_and_tells_the_posterior_with_the_model(recorded, capsys):
+    folder, _ = recorded
+    status, out, _ = run(capsys, folder / "j.db", "status", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["first_broken_position"] is None
+    assert sum(arm["num_decisions"] for arm in found["arms"]) == 6
+    assert sum(arm["num_rewards"] for arm in found["arms"]) == 4
+    assert sum(arm["num_pending"] for arm in found["arms"]) == 3
+    status, out, _ = run(capsys, folder / "j.db", "status", "--model", folder / "slopes.py")
+    assert status == 0 and "learnt from 4 rewards" in out and "decisions  pending" in out
+
+
+def test_show_tells_one_decisions_story(recorded, capsys):
+    folder, decisions = recorded
+    status, out, _ = run(capsys, folder / "j.db", "show", decisions[0].id, "--json")
+    story = json.loads(out)
+    assert status == 0 and story["reward"] == {"reward": 0.25} and story["context"] == {"context": 1.0}
+    assert [event["kind"] for event in story["events"]] == ["rewarded", "corrected"]
+    status, out, _ = run(capsys, folder / "j.db", "show", decisions[0].id)
+    assert f"arm {decisions[0].arm!r}, played with probability" in out
+    status, _, err = run(capsys, folder / "j.db", "show", "nobody")
+    assert status == 2 and "has no decision 'nobody'" in err
+
+
+def test_replay_agrees_and_another_program_is_refused(recorded, capsys):
+    folder, _ = recorded
+    status, out, _ = run(capsys, folder / "j.db", "replay", "--model", folder / "slopes.py", "--name", "x")
+    assert status == 0 and "all agree: 6 of 6 decisions" in out
+    status, _, err = run(capsys, folder / "j.db", "replay", "--model", folder / "other.py")
+    assert status == 2 and "is not what the experiment was recorded with: program" in err
+
+
+def test_export_and_pending_give_tables(recorded, capsys, tmp_path):
+    import pandas
+    import xarray
+
+    folder, decisions = recorded
+    assert run(capsys, folder / "j.db", "export", "--to", "csv", "--out", tmp_path / "x.csv")[0] == 0
+    table = pandas.read_csv(tmp_path / "x.csv")
+    assert len(table) == 7 and table["reward"].notna().sum() == 4
+    assert table["context"].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 2.0, 3.0]
+    assert run(capsys, folder / "j.db", "export", "--to", "netcdf", "--out", tmp_path / "x.nc")[0] == 0
+    with xarray.open_dataset(tmp_path / "x.nc") as found:
+        np.testing.assert_array_equal(found["propensity"].values, table["propensity"].values)
+    status, out, _ = run(capsys, folder / "j.db", "pending", "--json")
+    assert [row["decision"] for row in json.loads(out)][:2] == [decisions[3].id, decisions[4].id]
+    assert "0 decisions wait" in run(capsys, folder / "j.db", "pending", "--older-than", "3600")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.db", "status"], "there is no journal nowhere.db"),
+        (["JOURNAL", "status", "--name", "y"], "has no experiment 'y'; its experiments: x"),
+        (["JOURNAL", "replay"], "replay needs the program: give --model"),
+        (["mysql://u:pw@h/d", "status"], "scheme 'mysql'"),
+    ],
+)
+def test_a_callers_mistake_is_one_line_and_status_two(recorded, capsys, words, said):
+    folder, _ = recorded
+    status, out, err = run(capsys, *(folder / "j.db" if word == "JOURNAL" else word for word in words))
+    assert status == 2 and said in err and "Traceback" not in err and "pw" not in err
+
+
+def test_numbers_of_the_command_line_are_checked_and_a_model_may_not_leave(tmp_path, capsys):
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    assert main(["check", str(tmp_path / "leaves.py")]) == 2
+    assert "leaves.py:2: SystemExit: 3" in capsys.readouterr().out
+    for words in (["--devices", "-1"], ["--seed", "9" * 30], ["--seed", "-1"], ["--seed", "x"]):
+        with pytest.raises(SystemExit) as error:
+            main(["run", "bernoulli", *words])
+        assert error.value.code == 2
+        assert "whole number" in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""What callers hand over by mistake: named with the argument, the value and the remedy, and nothing is changed."""
+
+import datetime
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors
+
+
+def counts(arm):
+    rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0).expand([3]))
+    numpyro.sample("reward", dist.Poisson(rate[arm]))
+
+
+def means(arm):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+
+@pytest.fixture(scope="module")
+def bandit():
+    return Bandit(counts, 3, num_samples=20)
+
+
+REWARDS = {
+    "complex": (1 + 2j, "complex numbers; convert"),
+    "text": ("3.5", "'3.5': text; convert"),
+    "bytes": (b"3", "bytes; convert"),
+    "a date": (np.datetime64("2026-01-01"), "dates; convert"),
+    "a python date": (datetime.datetime(2026, 1, 1), "objects; convert"),
+    "a set": ({1.0}, "got a set; pass a list"),
+    "masked": (np.ma.masked_array(1.0, mask=True), "masked array with 1 masked entries"),
+    "beyond 2**53": (2**53 + 1, "counts beyond 2\\*\\*53 are not exact"),
+    "beyond any integer": (2**70, "counts beyond 2\\*\\*53 are not exact"),
+    "a float beyond 2**53": (1e17, "counts beyond 2\\*\\*53 are not exact"),
+    "none at all": (None, "reward is missing"),
+}
+
+
+@pytest.mark.parametrize("case", REWARDS)
+def test_a_reward_that_is_no_number_is_refused(bandit, case):
+    value, words = REWARDS[case]
+    with pytest.raises(ValueError, match=words):
+        bandit.update(arm=0, reward=value)
+    assert bandit.num_rewards == 0
+
+
+BATCHES = {
+    "a set of arms": (dict(arms={0, 1}, rewards=[1, 2]), "arms must be a sequence of arms"),
+    "a dict of arms": (dict(arms={0: 1}, rewards=[1]), "arms must be a sequence of arms"),
+    "masked arms": (dict(arms=np.ma.masked_array([0, 1], [0, 1]), rewards=[1, 2]), "arms is a masked array"),
+    "masked rewards": (
+        dict(arms=[0, 1], rewards=np.ma.masked_array([1, 2], [0, 1])),
+        r"1 masked entries, the first at \(1,\)",
+    ),
+    "a set of rewards": (dict(arms=[0, 1], rewards={1, 2}), "got a set"),
+    "text": (dict(arms=[0, 1], rewards=["1", "2"]), "text; convert"),
+    "both": (dict(arms=[0], decisions=["x"], rewards=[1]), "not both"),
+    "neither": (dict(rewards=[1]), "give decisions= or arms="),
+    "one id for many": (dict(decisions="abc", rewards=[1]), "decisions must be a sequence"),
+    "a decision twice": (dict(decisions=["a", "a"], rewards=[1, 1]), "names one twice"),
+    "no decision at all": (dict(decisions=[3], rewards=[1]), "must be a decision or its id, got 3"),
+    "a correction without one": (dict(arms=[0], rewards=[1], correct=True), "needs decisions="),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_a_batch_that_is_no_batch_is_refused(bandit, case):
+    arguments, words = BATCHES[case]
+    with pytest.raises(ValueError, match=words):
+        bandit.update_many(**arguments)
+    assert bandit.num_rewards == 0
+
+
+def test_a_mask_in_numbers_is_asked_which_was_meant(bandit):
+    with pytest.raises(
+        ValueError, match=r"names an arm twice: .* if a mask was meant, booleans: \[True, False, True\]"
+    ):
+        bandit.select(allowed=[1, 0, 1])
+    with pytest.raises(ValueError, match="allowed must be a list of arms or a mask"):
+        bandit.select(allowed="012")
+    assert bandit.select(allowed={2}).arm == 2
+    for span in (-1, "1h", True):
+        with pytest.raises(ValueError, match="older_than must be seconds"):
+            bandit.expire(span)
+
+
+BUILT = {
+    "arms in a set": (dict(arms={"a", "b", "c"}), "arms must be names in an order"),
+    "a fraction of an arm": (dict(num_arms=2.7), "num_arms must be a positive integer, got 2.7"),
+    "a bool for a count": (dict(num_arms=True), "num_arms must be a positive integer, got True"),
+    "a bool for draws": (dict(num_arms=3, num_samples=True), "num_samples must be a positive integer"),
+    "an engine's name": (dict(num_arms=3, engine="nuts"), r"pass the factory itself, as in engine=engines\.nuts"),
+    "a selector's name": (dict(num_arms=3, selector="thompson"), r"as in selector=selectors\.thompson\(\)"),
+    "an uncalled selector": (dict(num_arms=3, selector=selectors.thompson), r"call it, as in selectors\.thompson\(\)"),
+    "an engine of something else": (dict(num_arms=3, engine=lambda model: 3), "it returned int"),
+    "a module for an engine": (dict(num_arms=3, engine=engines), "engine must be a factory"),
+    "a name without a journal": (dict(num_arms=3, name="x"), "give journal= too"),
+    "a negative burn-in": (dict(num_arms=3, burn_in=-1), "burn_in must be an integer of at least 0"),
+}
+
+
+@pytest.mark.parametrize("case", BUILT)
+def test_a_bandit_that_cannot_be_meant_is_not_built(case):
+    arguments, words = BUILT[case]
+    with pytest.raises(ValueError, match=words):
+        Bandit(counts, **arguments)
+
+
+def test_an_engine_that_was_built_already_is_asked_for_its_factory(bandit):
+    engine = bandit._experiment.standing.learner.engine
+    with pytest.raises(ValueError, match=r"was built already: pass its factory, as in engine=engines\.conjugate"):
+        Bandit(counts, 3, engine=engine)
+
+
+def test_a_reward_too_large_to_learn_from_is_refused_and_the_engine_stays_exact():
+    bandit = Bandit(means, 2, num_samples=20)
+    bandit.update(arm=0, reward=1.0)
+    for reward in (1e160, -1e300):
+        with pytest.raises(ValueError, match="so large that the posterior would overflow"):
+            bandit.update(arm=0, reward=reward)
+    assert bandit.explanation.is_exact and bandit.num_rewards == 1
+    bandit.update(arm=0, reward=2.0)
+
+
+def test_a_truth_that_no_world_can_have_is_refused():
+    model = RewardModel(counts, 3)
+    for truth, words in (
+        ([1.0, -1.0, 1.0], "outside the support of the site"),
+        ([1.0, np.nan, 1.0], "expected finite numbers"),
+        ([1.0, 2.0], r"has shape \(2,\), expected \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Environment(model, {"rate": truth})
+        with pytest.raises(ValueError, match=r"changes\[5\]\['rate'\]"):
+            Environment(model, {"rate": np.ones(3)}, changes={5: {"rate": truth}})

@@ -1,0 +1,421 @@
+"""Experiments that survive: what is recorded continues, is never lost or doubled, and is the same experiment or refused."""
+
+import functools
+import os
+import pickle
+import sqlite3
+import stat
+import threading
+from datetime import timedelta
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
+from ppl_bandit.live.history import History
+from ppl_bandit.live.journal import memory
+from ppl_bandit.live.journal.contract import Conflict
+from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event, new_id
+from ppl_bandit.live.journal.identity import fingerprint
+from ppl_bandit.live.journal.opening import facts_of
+from ppl_bandit.live.journal.replay import replay
+from ppl_bandit.live.journal.sql import SqlStore
+from ppl_bandit.live.journal.sqlite import SqliteBackend
+
+ARMS = ["control", "low", "high"]
+
+
+def conversion(arm, *, num_arms=3):
+    with numpyro.plate("arms", num_arms):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def hurdle(arm):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+    size = numpyro.sample("size", dist.Gamma(2.0, 2.0).expand([2]))
+    numpyro.deterministic("expected_reward", rate[arm] / size[arm])
+    sale = numpyro.sample("sale", dist.Bernoulli(rate[arm]))
+    with numpyro.handlers.mask(mask=sale == 1):
+        numpyro.sample("amount", dist.Exponential(size[arm]))
+
+
+@pytest.fixture(scope="module")
+def parts():
+    model = RewardModel(functools.partial(conversion, num_arms=3), 3)
+    engine = engines.conjugate(model)
+    return model, lambda _: engine
+
+
+@pytest.fixture(scope="module")
+def hurdle_parts():
+    model = RewardModel(hurdle, 2, outcomes=("sale", "amount"))
+    engine = engines.conjugate(model)
+    return model, lambda _: engine
+
+
+def make(parts, **options):
+    model, engine = parts
+    options = {"arms": ARMS} | options if model.num_arms == 3 else options
+    return Bandit(model, engine=engine, num_samples=200, **options)
+
+
+def counts(bandit):
+    found = bandit.posterior_parameters()["rate"]
+    return found["concentration1"].tolist(), found["concentration0"].tolist()
+
+
+def step(bandit, reward):
+    decision = bandit.select()
+    bandit.update(decision.id, reward)
+    return decision.arm
+
+
+def test_an_interrupted_run_makes_the_same_decisions_as_one_that_never_was(parts, tmp_path):
+    whole = make(parts, seed=5)
+    arms, expected = [], [step(whole, i % 2) for i in range(24)]
+    for _ in range(4):  # nothing is closed or saved: the process might as well have been killed
+        bandit = make(parts, seed=5, journal=tmp_path / "j.db")
+        arms += [step(bandit, i % 2) for i in range(6)]
+    assert arms == expected
+    assert counts(bandit) == counts(whole)
+    again = make(parts, seed=5, journal=f"sqlite:///{tmp_path}/j.db")
+    assert again.select().arm == whole.select().arm
+    assert again.num_rewards == 24
+
+
+def test_checkpoints_change_no_decision_and_are_not_believed_when_damaged(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr("ppl_bandit.live.bandit._ROWS_PER_CHECKPOINT", 5)
+    bandit = make(parts, journal=tmp_path / "j.db")
+    for i in range(12):
+        step(bandit, i % 2)
+    store = bandit._experiment.store
+    position, contents = store.checkpoint("default")
+    assert 0 < position < store.last_position("default")
+    resumed = make(parts, journal=tmp_path / "j.db")
+    assert counts(resumed) == counts(bandit)
+    store.keep_checkpoint("default", position + 1, contents[:-40] + bytes(40))
+    assert counts(make(parts, journal=tmp_path / "j.db")) == counts(bandit)
+
+
+@pytest.mark.parametrize("num_each", [20, pytest.param(500, marks=pytest.mark.slow)])
+def test_threads_share_a_bandit_and_nothing_is_lost(parts, tmp_path, num_each):
+    for place in (None, tmp_path / "j.db"):
+        num_threads = 8
+        bandit = make(parts, journal=place)
+        seen, failures = [], []
+
+        def work(bandit=bandit, seen=seen, failures=failures):
+            try:
+                for i in range(num_each):
+                    decision = bandit.select()
+                    bandit.update(decision, i % 2)
+                    seen.append(decision.id)
+            except Exception as error:  # a thread's failure must fail the test
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(num_threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        total = num_threads * num_each
+        assert not failures
+        assert len(set(seen)) == bandit.num_rewards == total
+        ones, zeros = counts(bandit)
+        assert sum(ones) - 3 == sum(zeros) - 3 == total / 2
+        assert len(bandit.pending()) == 0
+    with Journal(tmp_path / "j.db") as journal:
+        numbers = [event.number for event in journal.events() if event.kind == DECIDED]
+    assert sorted(numbers) == list(range(8 * num_each))
+
+
+def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
+    first, second = (make(parts, journal=tmp_path / "j.db") for _ in range(2))
+    decisions = [bandit.select() for bandit in (first, second, first, second)]
+    for decision, bandit in zip(decisions, (second, first, first, second), strict=True):
+        bandit.update(decision.id, 1)  # a reward may be reported to either
+    assert counts(first) == counts(second)
+    # One that has not followed and takes a number that is gone decides again, in a lane of its own.
+    stale = second._experiment
+    first.select()
+    stale._next_number -= 1
+    (event,) = stale.decide(stale.standing, np.ones(3, bool), None, None)
+    assert event.lane
+    assert check_replay(first, "default").position is None
+
+
+def check_replay(bandit, name):
+    experiment = bandit._experiment
+    facts = facts_of(experiment.store, name)
+    task, prior = bandit._build(list(facts.identity["arms"]))
+    return replay(experiment.store, name, facts.changed, task, prior, bandit._build)
+
+
+def test_replay_derives_every_decision_and_finds_the_first_that_differs(parts, tmp_path):
+    bandit = make(parts, journal=tmp_path / "j.db", burn_in=2)
+    for i in range(8):
+        step(bandit, i % 2)
+    many = bandit.select_many(num_decisions=5)
+    bandit.update_many(decisions=many[:3], rewards=[1, 0, 1])
+    bandit.update(many[0], 0, correct=True)
+    bandit.select(allowed=["low", "high"])
+    found = check_replay(bandit, "default")
+    assert (found.num_decisions, found.num_checked, found.position) == (14, 14, None)
+    assert bandit._experiment.store.first_broken("default") is None
+    with sqlite3.connect(tmp_path / "j.db") as edit:
+        edit.execute("UPDATE ppl_bandit_events SET arm = (arm + 1) % 3 WHERE kind = 'decided' AND number = 6")
+    found = check_replay(bandit, "default")
+    broken = bandit._experiment.store.first_broken("default")
+    assert found.position == broken
+    assert "it played" in found.difference
+
+
+def test_a_reward_counts_once_and_a_correction_is_as_if_the_first_had_never_been(parts, tmp_path):
+    for place in (None, tmp_path / "j.db"):
+        bandit = make(parts, journal=place)
+        decisions = bandit.select_many(num_decisions=6)
+        bandit.update_many(decisions=[d.id for d in decisions], rewards=[1, 0, 1, 0, 1, 0])
+        before = counts(bandit)
+        assert bandit.update(decisions[2], 1) is None
+        assert counts(bandit) == before
+        with pytest.raises(ValueError, match="already has its reward, 1, and now 0 was given: pass correct=True"):
+            bandit.update(decisions[2], 0)
+        bandit.update(decisions[2], 0, correct=True)
+        bandit.discard(decisions[0], correct=True)
+        plain = make(parts)
+        plain.update_many(arms=[d.arm for d in decisions[1:]], rewards=[0, 0, 0, 1, 0])
+        assert counts(bandit) == counts(plain)
+        assert bandit.num_rewards == 5
+        with pytest.raises(ValueError, match="was discarded: pass correct=True"):
+            bandit.update(decisions[0], 1)
+        bandit.update(decisions[0], 1, correct=True)
+        assert bandit.num_rewards == 6
+        with pytest.raises(ValueError, match="'forged' was not made by this bandit"):
+            bandit.update("forged", 1)
+        with pytest.raises(ValueError, match="outside the support"):
+            bandit.update(bandit.select(), 7)
+        table = bandit.history()
+        assert set(table["decision"]) == {d.id for d in decisions}
+        assert table["propensity"].between(0, 1).all()
+
+
+def test_outcomes_come_one_by_one_and_expire_as_the_user_says(hurdle_parts, tmp_path):
+    for place in (None, tmp_path / "j.db"):
+        bandit = make(hurdle_parts, journal=place)
+        first, second, third = (bandit.select() for _ in range(3))
+        assert bandit.update(first, {"sale": 1}) is None
+        assert bandit.num_rewards == 0
+        assert bandit.pending()["sale"].tolist()[0] == 1.0
+        with pytest.raises(ValueError, match="already has its reward"):
+            bandit.update(first, {"sale": 0})
+        bandit.update(first, {"amount": 2.5})
+        assert bandit.num_rewards == 1
+        bandit.update(second, {"sale": 0})
+        assert len(bandit.pending(older_than=timedelta(hours=1))) == 0
+        assert bandit.expire(older_than=3600) == 0
+        assert bandit.expire(older_than=0, reward={"sale": 0, "amount": 0.0}) == 2
+        assert bandit.history()["sale"].tolist() == [1.0, 0.0, 0.0]
+        fourth = bandit.select()
+        assert bandit.expire(older_than=0) == 1
+        assert bandit.num_rewards == 3
+        with pytest.raises(ValueError, match="was discarded"):
+            bandit.update(fourth, {"sale": 1, "amount": 1.0})
+        assert {third.id, second.id} <= set(bandit.history()["decision"])
+
+
+def test_memory_does_not_grow_with_decisions_that_are_never_rewarded(parts, monkeypatch):
+    monkeypatch.setattr(memory, "MAX_PENDING", 50)
+    bandit = make(parts)
+    oldest = bandit.select()
+    bandit.select_many(num_decisions=100)
+    bandit.select()
+    assert len(bandit.pending()) == 50
+    assert bandit._experiment.store.read("default", bandit._experiment.standing.position) == []
+    with pytest.raises(ValueError, match="among the 52 oldest that were let go .a journal keeps all"):
+        bandit.update(oldest, 1)
+
+
+def test_a_callers_later_edit_of_a_context_changes_nothing(tmp_path):
+    def linear(arm, context):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Normal(slope[arm] * context["x"][:, 0], 1.0))
+
+    bandit = Bandit(linear, 2, context={"x": np.ones(1)}, num_samples=50, journal=tmp_path / "j.db")
+    x = np.array([2.0])
+    decision = bandit.select({"x": x})
+    x[0] = 1e6
+    bandit.update(decision, 1.0)
+    assert bandit.history()["x_0"].tolist() == [2.0]
+    assert decision.to_dict()["context"] == {"x": [2.0]}
+
+
+CHANGES = {
+    "selector": (dict(selector=selectors.with_floor(selectors.thompson(), 0.1)), "selector: it was double_sampling"),
+    "num_samples": (dict(num_samples=300), "num_samples: it was 200, now it is 300"),
+    "seed": (dict(seed=1), "seed: it was 0, now it is 1"),
+    "burn_in": (dict(burn_in=3), "burn_in: it was 0, now it is 3"),
+    "arms": (dict(arms=["control", "low", "top"]), "arms: it was .*'high'.*, now it is .*'top'"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_experiment_is_refused_with_what_differs(parts, tmp_path, change):
+    model, engine = parts
+    options, words = CHANGES[change]
+    opened = {"arms": ARMS, "engine": engine, "num_samples": 200}
+    bandit = Bandit(model, journal=tmp_path / "j.db", **opened)
+    step(bandit, 1)
+    with pytest.raises(JournalError, match=words):
+        Bandit(model, journal=tmp_path / "j.db", **opened | options)
+    changed = Bandit(model, journal=tmp_path / "j.db", allow_changed=True, **opened | options)
+    assert changed.num_rewards == 1
+    with Journal(tmp_path / "j.db") as journal:
+        assert journal.events()[-1].kind == "changed"
+    with pytest.raises(JournalError, match="was changed otherwise by another process"):
+        bandit.select()
+
+
+def test_an_engines_settings_and_a_programs_numbers_are_part_of_the_experiment(parts, tmp_path):
+    model, _ = parts
+    steady = dict(arms=ARMS, num_samples=200, journal=tmp_path / "j.db")
+    Bandit(model, engine=engines.conjugate, **steady)
+    with pytest.raises(JournalError, match=r"conjugate\(discount=1.0\), .*now it is conjugate\(discount=0.9\)"):
+        Bandit(model, engine=functools.partial(engines.conjugate, discount=0.9), **steady)
+
+    def priced(price):
+        @jax.jit
+        def helper(rate):
+            return rate * jnp.asarray(price)
+
+        def program(arm):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+            numpyro.deterministic("expected_reward", helper(rate)[arm])
+            numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+        return RewardModel(program, 2)
+
+    prints = [fingerprint(priced(np.array(price))) for price in ([1.0, 2.0], [1.0, 2.0], [1.0, 3.0])]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_arms_are_added_and_retired_and_the_stream_knows(parts, tmp_path):
+    model, _ = parts
+    options = dict(arms=ARMS, num_samples=200, engine=engines.conjugate, journal=tmp_path / "j.db")
+    bandit = Bandit(model, **options)
+    for i in range(6):
+        step(bandit, i % 2)
+    ones, zeros = counts(bandit)
+    assert bandit.add_arm("top") == "top"
+    np.testing.assert_allclose(counts(bandit), (ones + [1.0], zeros + [1.0]), rtol=1e-9)  # a new arm is at its prior
+    other = Bandit(model, **options)
+    bandit.retire_arm("control")
+    assert other.select().propensities[0] == 0.0  # the other process follows
+    assert {other.select().arm for _ in range(30)} <= {"low", "high", "top"}
+    assert (other.arms, other.retired) == ([*ARMS, "top"], ["control"])
+    other.add_arm("control")
+    assert bandit.select().propensities[0] > 0
+    assert check_replay(bandit, "default").position is None
+    with pytest.raises(ValueError, match="allowed leaves no arm"):
+        bandit.retire_arm("low")
+        bandit.select(allowed=["low"])
+
+
+def test_a_program_for_a_fixed_number_of_arms_says_how_to_write_one_that_grows(hurdle_parts):
+    with pytest.raises(ValueError, match=r"let it take num_arms, as in `def model\(arm, \*, num_arms\)"):
+        make(hurdle_parts).add_arm()
+
+
+def test_burn_in_gives_every_arm_its_decisions_first(parts):
+    bandit = make(parts, burn_in=4, selector=selectors.greedy())
+    arms = [step(bandit, 0) for _ in range(12)]
+    assert sorted(arms) == sorted(ARMS * 4)
+
+
+def test_a_file_is_checked_whole_kept_in_its_mode_and_leaves_nothing_behind(parts, tmp_path):
+    model, engine = parts
+    path = tmp_path / "b.npz"
+    bandit = make(parts)
+    waiting = bandit.select()
+    for i in range(5):
+        step(bandit, i % 2)
+    bandit.save(path)
+    os.chmod(path, 0o640)
+    bandit.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    link = tmp_path / "link.npz"
+    link.symlink_to(path)
+    bandit.save(link)
+    assert link.is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.npz", "link.npz"]
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="not a regular file"):
+            bandit.save(place)
+    first, second = (Bandit.load(path, model) for _ in range(2))
+    assert first.select().arm == second.select().arm == bandit.select().arm
+    assert first.select().id != second.select().id
+    first.update(waiting.id, 1)
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    edited = 0
+    for name, array in arrays.items():
+        if name == "header" or not array.size:
+            continue
+        other = array.copy()
+        other.ravel()[0] = not other.ravel()[0] if other.dtype == bool else other.ravel()[0] + 1
+        np.savez(path, **(arrays | {name: other}))
+        with pytest.raises(ValueError, match="is not a saved bandit: its contents are not what was written"):
+            Bandit.load(path, model)
+        edited += 1
+    assert edited >= 5
+    with pytest.raises(TypeError, match=r"use save\(path\)"):
+        pickle.dumps(bandit)
+
+
+def test_a_fork_is_told_to_open_its_own(parts, monkeypatch):
+    bandit = make(parts)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="before the process was forked: build it in each process"):
+        bandit.select()
+
+
+def test_passwords_are_never_shown():
+    url = "postgresql://user:hunter2@127.0.0.1:1/db?password=hunter2&connect_timeout=1"
+    pytest.importorskip("psycopg")
+    with pytest.raises(JournalError) as error:
+        Journal(url)
+    assert "hunter2" not in str(error.value)
+    assert "postgresql://user:***@127.0.0.1:1/db?password=***" in str(error.value)
+    with pytest.raises(JournalError) as error:
+        Journal("postgresql://user:hun%zzter2@127.0.0.1:1/db")
+    assert "hun%zz" not in str(error.value) and "ter2" not in str(error.value)
+
+
+def test_a_store_keeps_batches_together_and_in_order(tmp_path):
+    store = SqlStore(SqliteBackend(tmp_path / "j.db"))
+    batch = new_id()
+    events = [new_event(DECIDED, {"absorbed": 0}, decision=f"d{i}", batch=batch, number=i, arm=0) for i in range(3)]
+    assert [event.position for event in store.append("x", events)] == [1, 2, 3]
+    reward = new_event(REWARDED, {"reward": {"reward": 0.1}}, decision="d1", arm=0, settles=True)
+    store.append("x", [reward], after=0)
+    with pytest.raises(Conflict):
+        store.append("x", [reward], after=3)
+    assert [event.decision for event in store.pending("x")] == ["d0", "d2"]
+    assert store.find("x", ["d1", "nobody"])["d1"][1].body == {"reward": {"reward": 0.1}}
+    assert store.experiments() == ["x"]
+
+
+def test_a_history_edits_rows_by_position():
+    history = History(("reward",))
+    for position in range(1, 600):
+        history.append(np.array([position % 3]), {"reward": np.array([float(position)])}, None, np.array([position]))
+    edited = history.edited({300: {"reward": -1.0}, 2: None})
+    arms, rewards, _ = edited.rows()
+    assert len(edited) == arms.size == 598
+    assert rewards["reward"][298] == -1.0 and edited.positions()[298] == 300
+    assert len(history) == 599 and history.rows()[1]["reward"][299] == 300.0
