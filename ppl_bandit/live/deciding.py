@@ -7,6 +7,7 @@ import numpy as np
 
 from ppl_bandit.live.compiled import compiled_choice
 from ppl_bandit.live.learning import Learner, Task, pad_rows
+from ppl_bandit.selectors.contract import check_horizon
 from ppl_bandit.types import Selection
 
 __all__ = ["decide", "decide_many"]
@@ -16,8 +17,9 @@ def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.
     """Return the decision of a number, counted from 0, as NumPy values; nothing is changed.
 
     Raises:
-        ValueError: if the expected rewards are not finite.
+        ValueError: if the expected rewards are not finite, or the selector's horizon is passed.
     """
+    check_horizon(number + 1, task.selector.horizon)
     with jax.enable_x64(True):
         if task.selector.uses_marginals and learner.engine.marginals is not None:
             chosen = learner.run.decide(task.seed, learner.state, number, context, allowed)
@@ -37,8 +39,9 @@ def decide_many(
         contexts: with a leading axis, one row per decision; None for a program without context.
 
     Raises:
-        ValueError: if the expected rewards of any are not finite.
+        ValueError: if the expected rewards of any are not finite, or the selector's horizon would be passed.
     """
+    check_horizon(int(numbers[-1]) + 1, task.selector.horizon)
     with jax.enable_x64(True):
         padded = pad_rows((numbers, contexts), numbers.size)
         chosen = jax.device_get(learner.run.decide_many(task.seed, learner.state, *padded, allowed))

@@ -8,5 +8,15 @@ from ppl_bandit.selectors.bayes_ucb import bayes_ucb
 from ppl_bandit.selectors.floors import with_floor
 from ppl_bandit.selectors.information_directed import information_directed
 from ppl_bandit.selectors.matching import double_sampling, greedy, thompson, top_two
+from ppl_bandit.selectors.optimistic_gittins import optimistic_gittins
 
-__all__ = ["bayes_ucb", "double_sampling", "greedy", "information_directed", "thompson", "top_two", "with_floor"]
+__all__ = [
+    "bayes_ucb",
+    "double_sampling",
+    "greedy",
+    "information_directed",
+    "optimistic_gittins",
+    "thompson",
+    "top_two",
+    "with_floor",
+]

@@ -115,7 +115,10 @@ def _offer(law: laws.Law, is_independent: bool) -> Marginals:
         return laws.best_arm_probs(law, allowed)
 
     return Marginals(
-        lambda x: laws.cdf(law, x), lambda order: laws.quantile(law, order), probs if is_independent else None
+        lambda x: laws.cdf(law, x),
+        lambda order: laws.quantile(law, order),
+        probs if is_independent else None,
+        lambda: laws.tail(law),
     )
 
 
