@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import Jaxpr
 from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.exact import pseudo_counts as counting
 from ppl_bandit.engines.exact.families import Layout, Posterior
 from ppl_bandit.numerics import laws
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
@@ -86,11 +87,26 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
             return None
         groups = np.array([groups.pop() for groups in own])
         if np.all(groups < 0):
-            return lambda state, context: _offer(_normal(model, layout, state, context), is_independent=False)
+            noise = counting.known_noise(model, layout)
+
+            def normal_offer(state: Posterior, context: Any) -> Marginals:
+                law = _normal(model, layout, state, context)
+                counts = None if noise is None else lambda: noise(context) / law.width**2
+                return _offer(law, is_independent=False, counts=counts)
+
+            return normal_offer
         if np.any(groups < 0):
             return None
         is_independent = np.unique(groups).size == groups.size
-        return lambda state, context: _offer(_student_t(model, layout, groups, state, context), is_independent)
+        scale = counting.own_noise(model, layout, groups)
+
+        def student_t_offer(state: Posterior, context: Any) -> Marginals:
+            law = _student_t(model, layout, groups, state, context)
+            mean_noise = (state.rate / state.shape)[groups]
+            counts = None if scale is None else lambda: scale(context) * mean_noise / law.width**2
+            return _offer(law, is_independent, counts=counts)
+
+        return student_t_offer
     if kind not in ("unit", "positive") or any(row.size != 1 for row in reads):
         return None
     places = np.array([places[row[0]] for row in reads])
@@ -101,16 +117,25 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
     make = _beta if kind == "unit" else _gamma
     if found.power == -1 and kind == "unit":
         return None
+    spread = counting.element_noise(model, layout, kind, places)
     fixed = None if model.context is not None else jax.device_get(_coefficients(model, found.power, None))
 
     def offer(state: Posterior, context: Any) -> Marginals:
         offset, slope = _coefficients(model, found.power, context) if fixed is None else fixed
-        return _offer(make(layout, state, places, low, high, offset, slope, found.power), is_independent)
+        law = make(layout, state, places, low, high, offset, slope, found.power)
+
+        def counts() -> Float[Array, " A"]:
+            assert spread is not None  # offered only where it is known
+            x = laws.node_values(law)
+            noises = spread(((x - offset) / slope) ** found.power, context)
+            return laws.average(law, noises) / laws.average(law, (x - laws.average(law, x)) ** 2)
+
+        return _offer(law, is_independent, counts=None if spread is None else counts)
 
     return offer
 
 
-def _offer(law: laws.Law, is_independent: bool) -> Marginals:
+def _offer(law: laws.Law, is_independent: bool, *, counts: Callable[[], Array] | None) -> Marginals:
     def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
         return laws.best_arm_probs(law, allowed)
 
@@ -119,6 +144,7 @@ def _offer(law: laws.Law, is_independent: bool) -> Marginals:
         lambda order: laws.quantile(law, order),
         probs if is_independent else None,
         lambda: laws.tail(law),
+        counts,
     )
 
 
