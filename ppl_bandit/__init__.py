@@ -11,7 +11,9 @@ from ppl_bandit.live.decisions import Decision
 from ppl_bandit.live.ladder import NotCertified
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.races import Tuned
 from ppl_bandit.simulation.simulate import simulate
+from ppl_bandit.simulation.tune import tune
 from ppl_bandit.types import Engine, Explanation, Interaction, InvalidProgram, NotConjugate, Selection, Selector
 
 __all__ = [
@@ -27,8 +29,10 @@ __all__ = [
     "RewardModel",
     "Selection",
     "Selector",
+    "Tuned",
     "compare",
     "engines",
     "selectors",
     "simulate",
+    "tune",
 ]

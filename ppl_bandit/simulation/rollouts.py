@@ -55,6 +55,7 @@ def rollout(
         draws: whether to draw the table all the same.
     """
     key_init, key_steps = jr.split(key)
+    environment = environment.world(jr.fold_in(key, 2))  # 0 and 1 would be the two keys above
 
     def choose(key_draw: Key, key_select: Key, state: Any, context: Any, number: Array) -> Selection:
         marginals = None if engine.marginals is None else engine.marginals(state, context)
