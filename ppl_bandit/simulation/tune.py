@@ -26,7 +26,7 @@ from ppl_bandit.simulation.records import is_stuck
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.types import Engine, Key, Selector
 
-__all__ = ["LADDER", "candidates", "tune"]
+__all__ = ["LADDER", "Player", "candidates", "tune"]
 
 LADDER = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # patience: each about a factor of three, which is as finely as it matters
 _FIRST_ROUND = 64
@@ -87,7 +87,7 @@ def tune(
         else:
             named = {name: as_selector(rule) for name, rule in _named(selectors).items()}
         begun = time.perf_counter()
-        play = _Player(reward_model, built, environment, horizon, num_samples, seed, num_worlds, precision)
+        play = Player(reward_model, built, environment, horizon, num_samples, seed, num_worlds, precision)
         with play.working():
             say(f"compiling {play.prepare(named)} functions for {len(named)} candidates")
             lanes = {name: Lane(name, rule) for name, rule in named.items()}
@@ -155,8 +155,8 @@ class _Kind(NamedTuple):
     patience: float
 
 
-class _Player:
-    """Plays worlds, a chunk at a time; each kind of selector is compiled once."""
+class Player:
+    """Plays worlds, a chunk at a time; each kind of selector is compiled once, and may be played with another seed."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _Player:
         precision: str,
     ):
         self._parts = model, engine, environment, int(horizon), int(num_samples)
-        self._seed, self._is_double = seed, precision == "float64"
+        self.seed, self._is_double = seed, precision == "float64"
         is_cpu = jax.default_backend() == "cpu"
         self._num_workers = (os.cpu_count() or 1) if is_cpu else 1
         self._in_turn = is_cpu and not engine.explanation.is_exact
@@ -202,8 +202,10 @@ class _Player:
     def worlds(self, selector: Selector, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Play the worlds of these numbers; return their regret after the last step, and whether they ended stuck."""
         run, patience = self._compiled[_identity(selector)], _kind(selector).patience
-        starts = range(begin, end, self._num_chunk)
-        parts = self._map(lambda start: jax.device_get(run(jnp.asarray(start), jnp.asarray(patience))), list(starts))
+        starts = list(range(begin, end, self._num_chunk))
+        parts = self._map(
+            lambda start: jax.device_get(run(jr.key(self.seed), jnp.asarray(start), jnp.asarray(patience))), starts
+        )
         regret, stuck = (np.concatenate(part)[: end - begin] for part in zip(*parts, strict=True))
         return regret.astype(float), stuck
 
@@ -219,20 +221,20 @@ class _Player:
     def _lower(self, kind: _Kind) -> Any:
         model, engine, environment, horizon, num_samples = self._parts
 
-        def one(number: Int[Array, ""], patience: Float[Array, ""]) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-            key = jr.fold_in(jr.key(self._seed), number)
+        def one(key: Key, patience: Float[Array, ""]) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+            selector = kind.rule(patience)
             regret = rollout(
-                key, model, engine, kind.rule(patience), environment, num_steps=horizon, num_samples=num_samples
+                key, model, engine, selector, environment, num_steps=horizon, num_samples=num_samples
             ).regret
             return jnp.sum(regret), is_stuck(regret[None])[0]
 
-        def run(start: Int[Array, ""], patience: Float[Array, ""]) -> Any:
-            numbers = start + jnp.arange(self._num_chunk)
+        def run(key: Key, start: Int[Array, ""], patience: Float[Array, ""]) -> Any:
+            keys = jax.vmap(lambda number: jr.fold_in(key, number))(start + jnp.arange(self._num_chunk))
             if self._in_turn:
-                return jax.lax.map(lambda number: one(number, patience), numbers)
-            return jax.vmap(one, in_axes=(0, None))(numbers, patience)
+                return jax.lax.map(lambda key: one(key, patience), keys)
+            return jax.vmap(one, in_axes=(0, None))(keys, patience)
 
-        return jax.jit(run).lower(jnp.asarray(0), jnp.asarray(kind.patience))
+        return jax.jit(run).lower(jr.key(self.seed), jnp.asarray(0), jnp.asarray(kind.patience))
 
 
 def _kind(selector: Selector) -> _Kind:
