@@ -19,7 +19,18 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.types import Tail
 
-__all__ = ["Law", "average", "best_arm_probs", "beta_law", "cdf", "gamma_law", "node_values", "quantile", "student_t_law", "tail"]
+__all__ = [
+    "Law",
+    "average",
+    "best_arm_probs",
+    "beta_law",
+    "cdf",
+    "gamma_law",
+    "node_values",
+    "quantile",
+    "student_t_law",
+    "tail",
+]
 
 _NUM_NODES = 128
 _QUANTILE_NODES = 192

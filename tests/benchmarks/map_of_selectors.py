@@ -60,7 +60,9 @@ def problems(num_arms):
 class Grid:
     """Compiled (key, runs of each problem, patience) -> regret and stuck, (problems, runs), per kind of selector."""
 
-    def __init__(self, rates, rules, *, num_steps=NUM_STEPS, num_runs=16, num_samples=1000, engine=None, max_lanes=1 << 17):
+    def __init__(
+        self, rates, rules, *, num_steps=NUM_STEPS, num_runs=16, num_samples=1000, engine=None, max_lanes=1 << 17
+    ):
         self.rates, self.num_runs = np.asarray(rates), num_runs
         model = bernoulli(self.rates.shape[1])
         engine = engines.conjugate(model) if engine is None else engine(model)
@@ -166,7 +168,9 @@ def run_grid(arguments, out):
     rounds(triples, WRONG | {"Gittins 1": ("ogi", 1.0)}, 0.06 * left, arguments.runs, out / "horizon.npz")
     directed = {"ids": lambda p: selectors.information_directed()}
     few = Grid(problems(3)[::12], directed | {"ds": KINDS["ds"]}, num_runs=50, max_lanes=1 << 14)
-    rounds(few, {"information-directed": ("ids", 1.0), "double sampling": ("ds", 1.0)}, 0.14 * left, 400, out / "ids.npz")
+    rounds(
+        few, {"information-directed": ("ids", 1.0), "double sampling": ("ds", 1.0)}, 0.14 * left, 400, out / "ids.npz"
+    )
     rounds(triples, POLICIES, arguments.seconds - (time.time() - began) - 10.0, arguments.runs, out / "triples.npz")
 
 
@@ -215,8 +219,20 @@ def run_table(arguments, out):
 
 def run_prior(arguments, out):
     """Tune on 512 worlds, and see on held-out worlds how all candidates fare, and when the worlds are three times as wide."""
-    cases = [("bernoulli", 1000), ("linear_gaussian", 1000), ("gaussian", 1000), ("poisson", 1000), ("hierarchical_gaussian", 1000)]
-    cases += [("bernoulli", 100), ("linear_gaussian", 100), ("hurdle", 1000), ("bernoulli", 10_000), ("linear_gaussian", 10_000)]
+    cases = [
+        ("bernoulli", 1000),
+        ("linear_gaussian", 1000),
+        ("gaussian", 1000),
+        ("poisson", 1000),
+        ("hierarchical_gaussian", 1000),
+    ]
+    cases += [
+        ("bernoulli", 100),
+        ("linear_gaussian", 100),
+        ("hurdle", 1000),
+        ("bernoulli", 10_000),
+        ("linear_gaussian", 10_000),
+    ]
     rows, began, longest = [], time.time(), 0.0
     for name, horizon in cases:
         start = time.time()
@@ -254,7 +270,9 @@ def run_change(arguments, out):
     """Rates (.4, .8) that become (.9, .2) half way, with a posterior that forgets and one that does not."""
     rows, num_steps, num_runs = [], 1500, 4096
     model = bernoulli(2)
-    world = Environment(model, {"rate": jnp.array([0.4, 0.8])}, changes={num_steps // 2 + 1: {"rate": jnp.array([0.9, 0.2])}})
+    world = Environment(
+        model, {"rate": jnp.array([0.4, 0.8])}, changes={num_steps // 2 + 1: {"rate": jnp.array([0.9, 0.2])}}
+    )
     work = {}
     for discount in (1.0, 0.99):
         engine = engines.conjugate(model, discount=discount)
@@ -262,7 +280,9 @@ def run_change(arguments, out):
 
             def run(key, patience, engine=engine, kind=kind):
                 def one(key):
-                    return jnp.sum(rollout(key, model, engine, KINDS[kind](patience), world, num_steps=num_steps).regret)
+                    return jnp.sum(
+                        rollout(key, model, engine, KINDS[kind](patience), world, num_steps=num_steps).regret
+                    )
 
                 return jax.vmap(one)(jr.split(key, num_runs))
 
@@ -273,7 +293,10 @@ def run_change(arguments, out):
         for patience in (1.0, 0.1) if kind == "ogi" else (1.0,):
             regret = np.asarray(run(jr.key(0), jnp.asarray(patience))).astype(float)
             row = {"discount": discount, "rule": f"Gittins {patience:g}" if kind == "ogi" else kind, "runs": num_runs}
-            rows.append(row | {"mean": regret.mean(), "error": regret.std() / num_runs**0.5, "highest": np.quantile(regret, 0.99)})
+            rows.append(
+                row
+                | {"mean": regret.mean(), "error": regret.std() / num_runs**0.5, "highest": np.quantile(regret, 0.99)}
+            )
             (out / "change.json").write_text(json.dumps(rows, indent=1))
 
 
