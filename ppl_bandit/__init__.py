@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ppl_bandit.live.ladder import NotCertified
     from ppl_bandit.program.reward_model import RewardModel
     from ppl_bandit.simulation.environment import Environment
+    from ppl_bandit.simulation.races import Tuned
     from ppl_bandit.simulation.simulate import simulate
+    from ppl_bandit.simulation.tune import tune
     from ppl_bandit.types import Engine, Explanation, Interaction, InvalidProgram, NotConjugate, Selection, Selector
 
 __all__ = [
@@ -35,10 +37,12 @@ __all__ = [
     "RewardModel",
     "Selection",
     "Selector",
+    "Tuned",
     "compare",
     "engines",
     "selectors",
     "simulate",
+    "tune",
 ]
 
 # Names are imported when they are first used: the command line answers `--help` without jax.
@@ -51,7 +55,9 @@ _HOMES = {
     "NotCertified": "live.ladder",
     "RewardModel": "program.reward_model",
     "compare": "comparison",
+    "Tuned": "simulation.races",
     "simulate": "simulation.simulate",
+    "tune": "simulation.tune",
 }
 
 

@@ -44,10 +44,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--selectors",
         default="ds,ts",
-        help="separated by commas: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids (%(default)s)",
+        help="separated by commas: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids,ogi or ogi:PATIENCE (%(default)s)",
     )
     run.add_argument("--engine", default="auto", help="auto, exact, reweight, nuts, svi or laplace (%(default)s)")
     run.add_argument("--steps", type=int, default=1000, help="decisions in a realization (%(default)s)")
+    run.add_argument("--horizon", type=int, help="decisions that ogi is told of (default: --steps)")
+    run.add_argument(
+        "--worlds",
+        choices=["truth", "prior"],
+        default="truth",
+        help="the file's truth, or a new world from the prior for every realization (%(default)s)",
+    )
     run.add_argument("--realizations", type=int, default=1000, help="independent repetitions (%(default)s)")
     run.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
     run.add_argument("--seed", type=_seed, default=0, help="seed of all random numbers (%(default)s)")
@@ -55,6 +62,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, default=Path("ppl-bandit-run"), help="folder for files (%(default)s)")
     run.add_argument("--json", action="store_true", help="print the table as JSON")
     run.set_defaults(run=_run)
+
+    tuning = commands.add_parser(
+        "tune", help="find the selector with the least regret in worlds from the model's prior"
+    )
+    tuning.add_argument(
+        "model", metavar="MODEL", help="path/to/file.py, file.py:function, or the name of a bundled model"
+    )
+    tuning.add_argument("--horizon", type=int, required=True, help="decisions in the experiment")
+    tuning.add_argument("--selectors", help="candidates, as for run (default: all, and a ladder of patience)")
+    tuning.add_argument("--criterion", default="mean", help="mean, or a quantile such as 0.95 (%(default)s)")
+    tuning.add_argument("--engine", default="auto", help="auto, exact, reweight, nuts, svi or laplace (%(default)s)")
+    tuning.add_argument("--num-worlds", type=int, default=512, help="worlds of the last round (%(default)s)")
+    tuning.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
+    tuning.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    tuning.add_argument("--out", type=Path, default=Path("ppl-bandit-tune"), help="folder for files (%(default)s)")
+    tuning.add_argument("--json", action="store_true", help="print the table as JSON")
+    tuning.set_defaults(run=_tune)
 
     reproduce = commands.add_parser(
         "reproduce", help="run the paper's evaluation: its figures, and a verdict on each number"
@@ -148,6 +172,8 @@ def _run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             devices=arguments.devices,
             progress=not arguments.json and sys.stderr.isatty(),
+            horizon=arguments.horizon,
+            worlds=arguments.worlds,
         )
     except (ValueError, OSError) as error:
         print(f"ppl-bandit run: {error}", file=sys.stderr)
@@ -157,6 +183,35 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"engine": engine, "scores": rows, "out": str(arguments.out)}, indent=2))
     else:
         print(f"{table(scored)}\n\n{engine} engine; wrote table.md, runs.nc and figures to {arguments.out}")
+    return 0
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.tune import tune_model
+
+    try:
+        tuned, code = tune_model(
+            arguments.model,
+            arguments.out,
+            horizon=arguments.horizon,
+            names=None if arguments.selectors is None else arguments.selectors.split(","),
+            criterion=arguments.criterion,
+            engine=arguments.engine,
+            num_worlds=arguments.num_worlds,
+            num_samples=arguments.samples,
+            seed=arguments.seed,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit tune: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        rows = [
+            {name: None if value != value else value for name, value in s._asdict().items()} for s in tuned.standings
+        ]
+        print(json.dumps({"best": tuned.code, "standings": rows, "out": str(arguments.out)}, indent=2))
+    else:
+        print(f"{tuned}\n\n{code}\n\nwrote tune.md and tune.png to {arguments.out}")
     return 0
 
 

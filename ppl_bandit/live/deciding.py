@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.live.learning import Learner, Task, pad_rows, pieces
+from ppl_bandit.selectors.contract import check_horizon
 from ppl_bandit.types import Selection
 
 __all__ = ["decide", "decide_many"]
@@ -21,8 +22,9 @@ def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.
     """Return the decision of a number, counted from 0, as NumPy values; nothing is changed.
 
     Raises:
-        ValueError: if the expected rewards are not finite.
+        ValueError: if the expected rewards are not finite, or the selector's horizon is passed.
     """
+    check_horizon(number + 1, task.selector.horizon)
     with jax.enable_x64(True):
         mask = _mask(allowed.tobytes())
         row = learner.run.select(learner.seed, learner.state, np.int64(number), context, mask)
@@ -38,8 +40,9 @@ def decide_many(
         contexts: with a leading axis, one row per decision; None for a program without context.
 
     Raises:
-        ValueError: if the expected rewards of any are not finite.
+        ValueError: if the expected rewards of any are not finite, or the selector's horizon would be passed.
     """
+    check_horizon(int(numbers[-1]) + 1, task.selector.horizon)
     run, seed, state = learner.run, learner.seed, learner.state
     sizes = pieces(numbers.size, _SIZES)
     ends = np.cumsum(sizes).tolist()

@@ -18,7 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["Law", "beta_law", "best_arm_probs", "cdf", "gamma_law", "quantile", "student_t_law"]
+from ppl_bandit.types import Tail
+
+__all__ = [
+    "Law",
+    "average",
+    "best_arm_probs",
+    "beta_law",
+    "cdf",
+    "gamma_law",
+    "node_values",
+    "quantile",
+    "student_t_law",
+    "tail",
+]
 
 _NUM_NODES = 128
 _QUANTILE_NODES = 192
@@ -213,6 +226,56 @@ def quantile(law: Law, order: Float[Array, ""]) -> Float[Array, " A"]:
     return _to_x(law, (position * nodes.step - law.reach)[:, None])[:, 0]
 
 
+def tail(law: Law) -> Tail:
+    """Tabulate the mean excess of each arm's variable over any x, and its mean.
+
+    E max(x - at, 0) is the integral of the probability above, so that its sums have no term of the wrong sign and keep
+    their digits far out. A law without a mean gets the finite one of where its density is above 1e-10 of the largest.
+    """
+    nodes = _nodes(law, _QUANTILE_NODES)
+    rises = (law.slope * law.power > 0)[:, None]
+    ends = nodes.v[:, :1] - nodes.step[:, None], nodes.v[:, -1:] + nodes.step[:, None]
+    speed = jnp.abs(_speed(law, jnp.concatenate([ends[0], nodes.v, ends[1]], axis=1)))
+    above = jnp.where(rises, nodes.above, nodes.below)
+    none, all_ = jnp.zeros_like(above[:, :1]), jnp.ones_like(above[:, :1])
+    beyond = jnp.concatenate([jnp.where(rises, all_, none), above, jnp.where(rises, none, all_)], axis=1)
+    # Where nothing is left the variable itself may have overflown.
+    fall = nodes.step[:, None] * jnp.where(beyond > 0, beyond * speed, 0.0)
+    pieces = (13.0 * (fall[:, 1:-2] + fall[:, 2:-1]) - fall[:, :-3] - fall[:, 3:]) / 24.0
+    upwards = jnp.concatenate([none, jnp.cumsum(pieces, axis=1)], axis=1)
+    downwards = jnp.concatenate([jnp.cumsum(pieces[:, ::-1], axis=1)[:, ::-1], none], axis=1)
+    excesses, slopes = jnp.where(rises, downwards, upwards), jnp.where(rises, -fall, fall)[:, 1:-1]
+    x = _to_x(law, nodes.v)
+    mean = _weighted(nodes.mass, x)
+    lowest = jnp.minimum(x[:, 0], x[:, -1])
+
+    def excess(at: Float[Array, " A"]) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
+        index, part = _position(law, nodes, at, is_x=True)
+
+        def value(values: Float[Array, "A G"], shift: int) -> Float[Array, " A"]:
+            return jnp.take_along_axis(values, (index + shift)[:, None], axis=1, mode="promise_in_bounds")[:, 0]
+
+        inside = _cubic(part, value(excesses, 0), value(excesses, 1), value(slopes, 0), value(slopes, 1))
+        share = value(above, 0) + part * (value(above, 1) - value(above, 0))
+        return jnp.where(at <= lowest, mean - at, jnp.maximum(inside, 0.0)), share
+
+    return Tail(mean, excess)
+
+
+def average(law: Law, values: Float[Array, "G A"]) -> Float[Array, " A"]:
+    """Average a function of each arm's variable, given at its nodes (`node_values`), over its law."""
+    return _weighted(_nodes(law, _NUM_NODES).mass, values.T)
+
+
+def _weighted(mass: Float[Array, "A G"], values: Float[Array, "A G"]) -> Float[Array, " A"]:
+    return jnp.sum(jnp.where(mass > 0, mass * values, 0.0), axis=1)
+
+
+def node_values(law: Law) -> Float[Array, "G A"]:
+    """Return each arm's variable at the nodes over which `average` averages."""
+    return _to_x(law, _nodes(law, _NUM_NODES).v).T
+
+
 def _nodes(law: Law, num_nodes: int) -> _Nodes:
     step = 2.0 * law.reach / (num_nodes - 1)
     v = step[:, None] * jnp.arange(num_nodes) - law.reach[:, None]
@@ -263,6 +326,14 @@ def _to_x(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     s = _to_s(law, v)
     image = (jax.nn.sigmoid, lambda s: jnp.exp(law.power[:, None] * s), lambda s: s)[law.kind](s)
     return law.offset[:, None] + law.slope[:, None] * image
+
+
+def _speed(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+    """Return dx / dv."""
+    s, power = _to_s(law, v), law.power[:, None]
+    share = jax.nn.sigmoid(s)
+    image = (share * jax.nn.sigmoid(-s), power * jnp.exp(power * s), jnp.ones_like(s))[law.kind]
+    return law.slope[:, None] * law.width[:, None] * image * 0.5 * (jnp.exp(v) + jnp.exp(-v))
 
 
 def _from_x(law: Law, x: Array) -> Array:

@@ -93,6 +93,18 @@ class RewardModel:
 
         return jax.vmap(row)(dict(draws))
 
+    def reward_variances(self, draws: Draws, context: Any = None) -> Float[Array, "M A"]:
+        """Return the variance of one reward given each draw: one row per draw, one column per arm.
+
+        Raises:
+            NotImplementedError: if the program names its own expected reward, or the outcome's distribution does not know
+                its variance.
+        """
+        arms, rows = jnp.arange(self.num_arms), self.context_rows(self.num_arms, context)
+        return jax.vmap(
+            lambda latents: means.reward_variance(self.trace(latents, arms, rows), self.outcomes, self._mean_way)
+        )(dict(draws))
+
     def draw_reward(self, key: Key, latents: Mapping[str, Array], arm: Int[Array, "..."], context: Any = None) -> Any:
         """Draw the outcomes of playing `arm`, a scalar or (N,); `context` has a leading axis if `arm` has one."""
         arm = jnp.asarray(arm)

@@ -52,6 +52,7 @@ def rollout(
         draws: whether to draw all latents and fill the table also where there is a shorter way (`engines.decide`).
     """
     key_init, key_steps = jr.split(key)
+    environment = environment.world(jr.fold_in(key, 2))  # 0 and 1 would be the two keys above
 
     def step(state: Any, number: Array) -> tuple[Any, Rollout]:
         key_context, key_draw, key_select, key_reward, key_update = jr.split(jr.fold_in(key_steps, number), 5)

@@ -8,7 +8,7 @@ for every context at once; what is not plainly affine has no closed form here.
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend.core import Jaxpr
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.exact import pseudo_counts as counting
 from ppl_bandit.engines.exact.families import Layout, Posterior
 from ppl_bandit.numerics import laws, sampling
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
@@ -24,6 +25,8 @@ from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key, Marginals
 
 __all__ = ["marginals_of"]
+
+Table: TypeAlias = Callable[[Key, int], Array]  # (key, M) -> (M, A)
 
 _DATA = object()  # a value that depends on the context: known when a decision is made
 _LOST = object()  # a value that depends on latents in another way
@@ -88,11 +91,26 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
             return None
         groups = np.array([groups.pop() for groups in own])
         if np.all(groups < 0):
-            return lambda state, context: _joint_normal(model, layout, state, context)
+            noise = counting.known_noise(model, layout)
+
+            def normal_offer(state: Posterior, context: Any) -> Marginals:
+                law, table = _joint_normal(model, layout, state, context)
+                counts = None if noise is None else lambda: noise(context) / law.width**2
+                return _offer(law, is_independent=False, counts=counts)._replace(table=table)
+
+            return normal_offer
         if np.any(groups < 0):
             return None
         is_independent = np.unique(groups).size == groups.size
-        return lambda state, context: _joint_student_t(model, layout, groups, state, context, is_independent)
+        scale = counting.own_noise(model, layout, groups)
+
+        def student_t_offer(state: Posterior, context: Any) -> Marginals:
+            law, table = _joint_student_t(model, layout, groups, state, context)
+            mean_noise = (state.rate / state.shape)[groups]
+            counts = None if scale is None else lambda: scale(context) * mean_noise / law.width**2
+            return _offer(law, is_independent, counts=counts)._replace(table=table)
+
+        return student_t_offer
     if kind not in ("unit", "positive") or any(row.size != 1 for row in reads):
         return None
     places = np.array([places[row[0]] for row in reads])
@@ -103,21 +121,34 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
     make = _beta if kind == "unit" else _gamma
     if found.power == -1 and kind == "unit":
         return None
+    spread = counting.element_noise(model, layout, kind, places)
     fixed = None if model.context is not None else jax.device_get(_coefficients(model, found.power, None))
 
     def offer(state: Posterior, context: Any) -> Marginals:
         offset, slope = _coefficients(model, found.power, context) if fixed is None else fixed
-        return _offer(make(layout, state, places, low, high, offset, slope, found.power), is_independent)
+        law = make(layout, state, places, low, high, offset, slope, found.power)
+
+        def counts() -> Float[Array, " A"]:
+            assert spread is not None  # offered only where it is known
+            x = laws.node_values(law)
+            noises = spread(((x - offset) / slope) ** found.power, context)
+            return laws.average(law, noises) / laws.average(law, (x - laws.average(law, x)) ** 2)
+
+        return _offer(law, is_independent, counts=None if spread is None else counts)
 
     return offer
 
 
-def _offer(law: laws.Law, is_independent: bool) -> Marginals:
+def _offer(law: laws.Law, is_independent: bool, *, counts: Callable[[], Array] | None) -> Marginals:
     def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
         return laws.best_arm_probs(law, allowed)
 
     return Marginals(
-        lambda x: laws.cdf(law, x), lambda order: laws.quantile(law, order), probs if is_independent else None
+        lambda x: laws.cdf(law, x),
+        lambda order: laws.quantile(law, order),
+        probs if is_independent else None,
+        lambda: laws.tail(law),
+        counts,
     )
 
 
@@ -138,9 +169,9 @@ def _gamma(
 
 
 def _joint_student_t(
-    model: RewardModel, layout: Layout, groups: np.ndarray, state: Posterior, context: Any, is_independent: bool
-) -> Marginals:
-    """Offer the law of linear forms, each of one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate)."""
+    model: RewardModel, layout: Layout, groups: np.ndarray, state: Posterior, context: Any
+) -> tuple[laws.Law, Table]:
+    """Return the law of linear forms, and a way to draw them together, each of one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate)."""
     loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
     own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
     halves = jnp.einsum("ast,at->as", _inverse_root(state.scaled_precision)[groups], own, precision=_HIGHEST)
@@ -156,11 +187,11 @@ def _joint_student_t(
         spread = jnp.exp(-0.5 * log_u)[:, which] * _correlated(key_noise, root, num_samples)
         return (loc + spread)[:, _twins(loc, root)]
 
-    return _offer(law, is_independent)._replace(table=table)
+    return law, table
 
 
-def _joint_normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> Marginals:
-    """Offer the law of linear forms of the free Gaussian block."""
+def _joint_normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> tuple[laws.Law, Table]:
+    """Return the law of linear forms of the free Gaussian block, and a way to draw them together."""
     loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
     halves = jnp.einsum("st,at->as", _inverse_root(state.precision), weights[:, layout.free], precision=_HIGHEST)
     law = laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(jnp.sum(halves**2, axis=1)))
@@ -168,7 +199,7 @@ def _joint_normal(model: RewardModel, layout: Layout, state: Posterior, context:
     def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
         return (loc + _correlated(key, halves, num_samples))[:, _twins(loc, halves)]
 
-    return _offer(law, is_independent=False)._replace(table=table)
+    return law, table
 
 
 def _correlated(key: Key, root: Float[Array, "A F"], num_samples: int) -> Float[Array, "M A"]:
