@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.flatten_util import ravel_pytree
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -18,11 +19,13 @@ from ppl_bandit.engines.approximate.buffer import Buffer, Data, append, empty_bu
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
 from ppl_bandit.engines.collapsed import report
 from ppl_bandit.engines.collapsed.inspection import Split, certify_rows
+from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory, squared_error
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics, posterior_of
-from ppl_bandit.engines.collapsed.stores import Store, read_prior, read_rows, shared_store
+from ppl_bandit.engines.collapsed.stores import Store, read_prior, read_rows, separable_store, shared_store
 from ppl_bandit.engines.exact.certificate import tolerance
+from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.families import Coordinates, Posterior, coordinates_at, sample
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
@@ -31,6 +34,7 @@ from ppl_bandit.types import Draws, Engine, Interaction, Key
 __all__ = ["CollapsedInfo", "CollapsedState", "collapsed"]
 
 _MAX_AT_ONCE = 1 << 21  # particles times rows read at once
+_ROWS_AT_ONCE = 256  # certified at once
 
 
 class CollapsedState(NamedTuple):
@@ -121,7 +125,7 @@ def collapsed(
         raise ValueError(f"num_particles must be at least 20, got {num_particles}; weights of fewer say nothing")
     with jax.enable_x64(True):
         split = find_split(model, outer)
-    store = shared_store(model, split) if split.has_shared_statistics else None
+        store = shared_store(model, split) if split.has_shared_statistics else separable_store(model, split)
     posterior = _Conditional(model, split, store, discount)
 
     def init(key: Key) -> CollapsedState:
@@ -133,12 +137,18 @@ def collapsed(
     def draw(key: Key, state: CollapsedState, num_samples: int) -> Draws:
         return _sample(posterior, key, state, num_samples)
 
+    def laws(state: CollapsedState) -> tuple[Any, Posterior]:
+        picks = spread_out(state.particles, finite_weights(state.log_weights))
+        return jax.vmap(lambda which: _law(posterior, state, which))(picks)
+
+    example = {name: value[0] for name, value in split.values.items()}
     return Engine(
         init,
         update,
         draw,
         report.accepted(model, split, None if store is None else store.words, num_particles, discount),
         reserve=reserve if store is None else None,
+        marginals=mixture_of(model, split.layout, example, laws),
     )
 
 
@@ -217,25 +227,26 @@ def _update(
 ) -> tuple[CollapsedState, CollapsedInfo]:
     model, split, store, discount = posterior
     num_particles = state.particles.shape[0]
-    key_pick, key_follow = jr.split(key)
     has_room = fits(state.buffer, interaction) if store is None else jnp.array(True)
     mask = row_mask(interaction) & has_room
     rows = _sound_rows(interaction._replace(reward=model.outcome_values(interaction.reward), mask=mask))
 
     # By the proof one outer value speaks for all; where the likelihood depends on it, two are asked.
-    picks = jr.randint(key_pick, (1 if split.has_shared_statistics else 2,), 0, num_particles)
+    picks = (state.buffer.num_rows + jnp.arange(1 if split.has_shared_statistics else 2)) % num_particles
     picked = jax.vmap(lambda x: split.space.constrain(x)[0])(state.particles[picks])
-    _, residual = certify_rows(model, split, state.centre, picked, rows)
-    is_certified = residual <= tolerance()
 
     num_new = jnp.sum(mask)
     age = jnp.where(mask, num_new - jnp.cumsum(mask), 0)
     weights = jnp.where(mask, jnp.asarray(discount, state.particles.dtype) ** age, 0.0)
     keep = jnp.asarray(discount, state.particles.dtype) ** num_new
     learn = _learn_by_rows if store is None else _learn_by_sums
-    learnt = learn(posterior, state, Data(rows, weights), keep)
+    fresh, residual = _read(posterior, state, picked, Data(rows, weights))
+    is_certified = residual <= tolerance()
+    learnt = learn(posterior, state, Data(rows, weights), fresh, keep)
 
     log_weights = finite_weights(learnt.ends - state.log_targets)
+    ess, k_hat = weight_ess(log_weights), pareto_k_hat(log_weights)
+    is_stale = (ess < num_particles / 2) | (k_hat > MAX_K_HAT)
     start = Moved(
         state.particles,
         state.log_targets,
@@ -246,7 +257,7 @@ def _update(
         jnp.zeros_like(state.num_refreshes),
     )
     is_sound = jnp.all(is_certified)
-    moved = follow(key_follow, learnt.path, start, state.log_weights, is_sound & ~_is_even(log_weights))
+    moved = follow(key, learnt.path, start, state.log_weights, is_sound & is_stale)
     has_moved = moved.num_stages > 0
     log_weights = jnp.where(has_moved, 0.0, log_weights)
     predictive = moved.log_ratio + _log_mean(log_weights) - _log_mean(learnt.befores - state.log_targets)
@@ -261,11 +272,12 @@ def _update(
     after = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state)
     is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
     is_forgotten = (after.num_refreshes == 0) | (after.memory <= max_memory(num_particles))
+    is_fresh = has_moved | ~is_stale
     is_finite = jnp.isfinite(after.log_evidence)
     return after, CollapsedInfo(
-        is_sound & has_room & _is_even(after.log_weights) & is_forgotten & is_inside & is_finite,
-        weight_ess(after.log_weights),
-        pareto_k_hat(after.log_weights),
+        is_sound & has_room & is_fresh & is_forgotten & is_inside & is_finite,
+        jnp.where(has_moved, jnp.asarray(num_particles, ess.dtype), ess),
+        jnp.where(has_moved, 0.0, k_hat),
         after.memory,
         after.acceptance,
         after.num_refreshes,
@@ -275,6 +287,33 @@ def _update(
         residual,
         ~has_room,
     )
+
+
+def _read(posterior: _Conditional, state: CollapsedState, picked: Any, data: Data) -> tuple[Any, Float[Array, " N"]]:
+    """Certify rows at a few outer values, and return what the store keeps of them with each row's residual.
+
+    In chunks, so that memory is bounded; without a store, nothing is kept here.
+    """
+    model, split, store, _ = posterior
+    num_rows = data.weights.shape[0]
+    chunks, is_row = split_chunks(data, num_rows, min(num_rows, _ROWS_AT_ONCE))
+    chunks = chunks._replace(
+        rows=chunks.rows._replace(mask=chunks.rows.mask & is_row), weights=jnp.where(is_row, chunks.weights, 0.0)
+    )
+    first = jax.tree.map(lambda leaf: leaf[0], picked)
+
+    def read_chunk(chunk: Data) -> tuple[Any, Array]:
+        _, residual = certify_rows(model, split, state.centre, picked, chunk.rows)
+        if store is None:
+            return (), residual
+        kept, distance = store.read(state.centre, first, chunk)
+        return kept, jnp.maximum(residual, distance)
+
+    kept, residuals = jax.lax.map(read_chunk, chunks)
+    kept = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), kept)
+    # Padding may hold anything where no row counts.
+    kept = jax.tree.map(lambda leaf: jnp.where(jnp.any(data.rows.mask), leaf, 0.0), kept)
+    return kept, join_chunks(residuals, num_rows)
 
 
 class _Learnt(NamedTuple):
@@ -296,12 +335,12 @@ class _Learnt(NamedTuple):
 
 
 def _learn_by_sums(
-    posterior: _Conditional, state: CollapsedState, new: Data, keep: Float[Array, ""]
+    posterior: _Conditional, state: CollapsedState, new: Data, fresh: Any, keep: Float[Array, ""]
 ) -> _Learnt:
     store, centre = posterior.store, state.centre
     assert store is not None
     forgotten = state.kept if posterior.discount == 1.0 else jax.tree.map(lambda leaf: keep * leaf, state.kept)
-    kept = jax.tree.map(jnp.add, forgotten, store.read(centre, new))
+    kept = jax.tree.map(jnp.add, forgotten, fresh)
 
     def targets(positions: Array, sums: Any) -> Array:
         return jax.vmap(
@@ -337,8 +376,9 @@ def _learn_by_sums(
 
 
 def _learn_by_rows(
-    posterior: _Conditional, state: CollapsedState, new: Data, keep: Float[Array, ""]
+    posterior: _Conditional, state: CollapsedState, new: Data, fresh: Any, keep: Float[Array, ""]
 ) -> _Learnt:
+    del fresh
     model, split, centre, discount = posterior.model, posterior.split, state.centre, posterior.discount
     buffer = append(model, state.buffer, new.rows)
     old_weights, data = read(state.buffer, discount).weights, read(buffer, discount)
@@ -347,7 +387,10 @@ def _learn_by_rows(
     batch = max(1, min(state.particles.shape[0], _MAX_AT_ONCE // capacity))
 
     def over_particles(function: Callable[[Any], Any], positions: Array) -> Any:
-        return jax.lax.map(function, positions, batch_size=batch)
+        # As one vector each: what has no elements cannot be cut into batches.
+        _, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, positions[0])))
+        flat = jax.lax.map(lambda x: ravel_pytree(function(x))[0], positions, batch_size=batch)
+        return jax.vmap(unravel)(flat)
 
     def read_at(position: Array, rows: Data) -> Statistics:
         return read_rows(model, split, centre, split.space.constrain(position)[0], rows)
@@ -362,7 +405,9 @@ def _learn_by_rows(
             positions,
         )
 
-    kept = jax.tree.map(jnp.add, forgotten, jax.vmap(lambda x: read_at(x, new))(state.particles))
+    read_new = over_particles(lambda x: read_at(x, new), state.particles)
+    read_new = jax.tree.map(lambda leaf: jnp.where(jnp.any(new.rows.mask), leaf, 0.0), read_new)
+    kept = jax.tree.map(jnp.add, forgotten, read_new)
 
     def settle(moved: Moved, has_moved: Array) -> CollapsedState:
         own = jax.lax.cond(
@@ -383,10 +428,6 @@ def _sound_rows(rows: Interaction) -> Interaction:
     source = jnp.where(rows.mask, jnp.arange(rows.mask.shape[0]), jnp.argmax(rows.mask))
     filled = jax.tree.map(lambda leaf: jnp.asarray(leaf)[source], rows._replace(mask=None))
     return filled._replace(mask=rows.mask)
-
-
-def _is_even(log_weights: Float[Array, " M"]) -> Bool[Array, ""]:
-    return (weight_ess(log_weights) >= log_weights.shape[0] / 2) & (pareto_k_hat(log_weights) <= MAX_K_HAT)
 
 
 def _log_mean(log_weights: Float[Array, " M"]) -> Float[Array, ""]:

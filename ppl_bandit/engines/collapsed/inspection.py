@@ -36,7 +36,7 @@ from ppl_bandit.program.probing import feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["Split", "certify_rows", "inspect", "trial_rows"]
+__all__ = ["Split", "certify_rows", "inspect", "trial_rows", "try_values"]
 
 _NUM_VALUES = 12  # outer values at which the inner sites are certified when the engine is built
 _NUM_DATUM_POINTS = 6  # random points at which a datum is certified, each at two particles' outer values
@@ -88,7 +88,7 @@ def inspect(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, A
     reached = dependence(model, model.latent_shapes)
     hidden = tuple(name for name in names if not reached[name] & set(inner))
     is_shared = not any(reached[name] & set(names) for name in model.outcomes)
-    values = _try_values(model, space)
+    values = try_values(model, space, _NUM_VALUES)
     layout, prior, offsets, evidence = examine(given(model, {name: value[0] for name, value in values.items()}))
     centre = jax.device_get(coordinates_at(layout, prior))
     split = Split(
@@ -120,7 +120,7 @@ def inspect(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, A
     return split._replace(evidence=evidence._replace(prior_residual=residuals[0], likelihood_residual=residuals[1]))
 
 
-def _try_values(model: RewardModel, space: OuterSpace) -> dict[str, np.ndarray]:
+def try_values(model: RewardModel, space: OuterSpace, num_values: int) -> dict[str, np.ndarray]:
     """Return outer values about the middle of the prior, (V, ...) each: its tails may be too heavy to compute with."""
 
     def draw() -> dict[str, Array]:
@@ -128,7 +128,7 @@ def _try_values(model: RewardModel, space: OuterSpace) -> dict[str, np.ndarray]:
         positions = jax.vmap(space.unconstrain)({name: prior[name] for name in space.names})
         middle = jnp.median(positions, axis=0)
         spread = 1.5 * jnp.median(jnp.abs(positions - middle), axis=0)
-        steps = np.random.default_rng(19).uniform(-1.6, 1.6, size=(_NUM_VALUES, space.size))
+        steps = np.random.default_rng(19).uniform(-1.6, 1.6, size=(num_values, space.size))
         return jax.vmap(lambda position: space.constrain(position)[0])(middle + spread * steps)
 
     return run_once(draw)

@@ -9,7 +9,7 @@ dimensions of outer sites the first forgets where a particle came from at once, 
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, resample, weight_ess
+from ppl_bandit.engines.approximate.diagnostics import finite_weights, weight_ess
 from ppl_bandit.types import Key
 
 __all__ = ["Moved", "follow", "max_memory", "squared_error"]
@@ -55,7 +55,7 @@ class _Walk(NamedTuple):
     `pending` are the log weights of the particles at the present part.
     """
 
-    key: Key
+    number: Int[Array, ""]
     part: Float[Array, ""]
     next_part: Float[Array, ""]
     phase: Int[Array, ""]
@@ -88,17 +88,19 @@ def follow(
     """
     num_particles, num_dims = start.positions.shape
     step = 1.7 / math.sqrt(num_dims)
+    zero = jnp.zeros((), start.positions.dtype)
 
     def goes_on(walk: _Walk) -> Bool[Array, ""]:
         return is_wanted & (walk.part < 1.0) & (walk.moved.num_stages < _MAX_STAGES)
 
     def body(walk: _Walk) -> _Walk:
         moved = walk.moved
-        key, key_propose, key_accept, key_resample = jr.split(walk.key, 4)
+        # One block of uniform numbers for everything: a generator is a large part of what is compiled here.
+        uniform = _uniform(jr.fold_in(key, walk.number), (num_particles + 1, num_dims + _HALF_DF + 1), zero.dtype)
         is_look, is_weighing = walk.phase == 0, walk.phase == 1
         is_move = walk.phase > 1
         mean, factor = _shape_of(moved.positions)
-        proposed, log_odds = _propose(key_propose, moved.positions, mean, factor, step, walk.phase % 2 == 0)
+        proposed, log_odds = _propose(uniform[1:, 1:], moved.positions, mean, factor, step, walk.phase % 2 == 0)
         candidates = jnp.where(is_move, proposed, moved.positions)
         found = log_targets(candidates, jnp.where(is_look, 1.0, walk.next_part))
         found = jnp.where(jnp.isnan(found) | (found == jnp.inf), -jnp.inf, found)
@@ -106,12 +108,11 @@ def follow(
         gained = finite_weights(found - moved.log_targets)
         next_part = jnp.where(is_look, _next_part(walk.part, walk.pending, gained), walk.next_part)
 
-        index = jnp.where(is_weighing, resample(key_resample, gained, num_particles), jnp.arange(num_particles))
+        index = jnp.where(is_weighing, _systematic(uniform[0, 0], gained), jnp.arange(num_particles))
         log_ratio = jnp.where(is_weighing, logsumexp(gained) - math.log(num_particles), 0.0)
         error = jnp.where(is_weighing, squared_error(gained), 0.0)
 
-        uniform = jr.uniform(key_accept, (num_particles,), found.dtype)
-        accepts = is_move & (jnp.log(uniform) < found - moved.log_targets + log_odds)
+        accepts = is_move & (jnp.log(uniform[1:, 0]) < found - moved.log_targets + log_odds)
         positions = jnp.where(accepts[:, None], candidates, moved.positions[index])
         targets = jnp.where(accepts | is_weighing, found[index], moved.log_targets)
         num_accepted = jnp.where(is_move, walk.num_accepted + jnp.mean(accepts), 0.0)
@@ -122,7 +123,7 @@ def follow(
         is_done = (num_moves >= _MIN_MOVES) & (memory <= max_memory(num_particles)) | (num_moves >= _MAX_MOVES)
         is_done &= is_move
         return _Walk(
-            key,
+            walk.number + 1,
             jnp.where(is_done, walk.next_part, walk.part),
             next_part,
             jnp.where(is_done, 0, walk.phase + 1),
@@ -140,8 +141,7 @@ def follow(
             ),
         )
 
-    zero = jnp.zeros((), start.positions.dtype)
-    first = _Walk(key, zero, zero, jnp.zeros((), int), log_weights, start.positions, zero, start)
+    first = _Walk(jnp.zeros((), int), zero, zero, jnp.zeros((), int), log_weights, start.positions, zero, start)
     return jax.lax.while_loop(goes_on, body, first).moved
 
 
@@ -180,8 +180,20 @@ def _shape_of(positions: Float[Array, "M K"]) -> tuple[Float[Array, " K"], Float
     return mean, jnp.linalg.cholesky(covariance + jnp.diag(1e-5 * jnp.diagonal(covariance) + 1e-12))
 
 
+def _uniform(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
+    return jr.uniform(key, shape, dtype, minval=jnp.finfo(dtype).eps)  # away from 0: its logarithm and quantile are finite
+
+
+def _systematic(offset: Float[Array, ""], log_weights: Float[Array, " M"]) -> Int[Array, " M"]:
+    """Resample: index m is drawn floor or ceil of M x weight times."""
+    num_particles = log_weights.shape[0]
+    cumulative = jnp.cumsum(jax.nn.softmax(log_weights))
+    points = (jnp.arange(num_particles) + offset) / num_particles * cumulative[-1]
+    return jnp.clip(jnp.searchsorted(cumulative, points, side="right"), 0, num_particles - 1)
+
+
 def _propose(
-    key: Key,
+    uniform: Float[Array, "M U"],
     positions: Float[Array, "M K"],
     mean: Float[Array, " K"],
     factor: Float[Array, "K K"],
@@ -189,12 +201,10 @@ def _propose(
     is_anew: Bool[Array, ""],
 ) -> tuple[Float[Array, "M K"], Float[Array, " M"]]:
     """Propose from the Student-t law, or by a walk; return the proposals and the log odds of proposing the way back."""
-    key_normal, key_tail = jr.split(key)
     num_dims = positions.shape[1]
     df = 2.0 * _HALF_DF
-    normal = jr.normal(key_normal, positions.shape, positions.dtype)
-    exponentials = jr.exponential(key_tail, (positions.shape[0], _HALF_DF), positions.dtype)
-    stretch = jnp.sqrt(df / (2.0 * jnp.sum(exponentials, axis=1)))[:, None]
+    normal = math.sqrt(2.0) * jax.lax.erf_inv(2.0 * uniform[:, :num_dims] - 1.0)
+    stretch = jnp.sqrt(df / (-2.0 * jnp.sum(jnp.log(uniform[:, num_dims:]), axis=1)))[:, None]
     anew = stretch * normal
     proposed = jnp.where(is_anew, mean + anew @ factor.T, positions + step * normal @ factor.T)
     back = jax.lax.linalg.triangular_solve(factor, (positions - mean).T, left_side=True, lower=True).T
