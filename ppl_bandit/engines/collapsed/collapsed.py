@@ -370,7 +370,9 @@ def _learn_by_sums(
             log_targets=after.log_targets + store.common(kept) - store.common(shifted),
         )
 
-    befores = state.log_targets + state.log_weights if posterior.discount == 1.0 else targets(state.particles, forgotten)
+    befores = (
+        state.log_targets + state.log_weights if posterior.discount == 1.0 else targets(state.particles, forgotten)
+    )
     common = store.common(kept) - store.common(forgotten)
     return _Learnt(targets(state.particles, kept), befores, common, path, settle)
 
@@ -388,7 +390,9 @@ def _learn_by_rows(
 
     def over_particles(function: Callable[[Any], Any], positions: Array) -> Any:
         # As one vector each: what has no elements cannot be cut into batches.
-        _, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, positions[0])))
+        _, unravel = ravel_pytree(
+            jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, positions[0]))
+        )
         flat = jax.lax.map(lambda x: ravel_pytree(function(x))[0], positions, batch_size=batch)
         return jax.vmap(unravel)(flat)
 

@@ -181,7 +181,9 @@ def _shape_of(positions: Float[Array, "M K"]) -> tuple[Float[Array, " K"], Float
 
 
 def _uniform(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
-    return jr.uniform(key, shape, dtype, minval=jnp.finfo(dtype).eps)  # away from 0: its logarithm and quantile are finite
+    return jr.uniform(
+        key, shape, dtype, minval=jnp.finfo(dtype).eps
+    )  # away from 0: its logarithm and quantile are finite
 
 
 def _systematic(offset: Float[Array, ""], log_weights: Float[Array, " M"]) -> Int[Array, " M"]:

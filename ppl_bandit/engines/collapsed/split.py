@@ -86,7 +86,9 @@ def _checked(model: RewardModel, outer: Sequence[str]) -> tuple[str, ...]:
     if unknown or not names or len(set(names)) < len(names):
         raise ValueError(f"outer must name some of the latent sites {list(known)}, each once; got {list(names)}")
     if len(names) == len(known):
-        raise ValueError(f"outer names every latent site, {list(known)}: leave one to integrate out, or use engines.reweight")
+        raise ValueError(
+            f"outer names every latent site, {list(known)}: leave one to integrate out, or use engines.reweight"
+        )
     size = _size(model, names)
     if size > MAX_OUTER_DIMS:
         raise ValueError(f"outer sites have {size} dimensions, at most {MAX_OUTER_DIMS} can be held by particles alone")
@@ -117,7 +119,9 @@ def _refusal(
 ) -> NotConjugate:
     parts = [why] if why else []
     if alone:
-        parts.append("not of a conjugate form given all others: " + ", ".join(f"'{name}' ({why})" for name, why in alone.items()))
+        parts.append(
+            "not of a conjugate form given all others: " + ", ".join(f"'{name}' ({why})" for name, why in alone.items())
+        )
     parts += [f"given {', '.join(names)}: {reason}" for names, reason in tried]
     if not tried and not why:
         parts.append("no set of sites that size leaves the rest without such couplings")
@@ -211,7 +215,11 @@ def _line_fault(kind: str, values: np.ndarray, start: np.ndarray, support: Any) 
     values = values[:, np.all(np.isfinite(values), axis=0)]
     reach = np.ptp(values, axis=0)
     if kind == "real":
-        return "" if np.all(_misfit(_STEPS[:, None] ** np.arange(3), values) <= _SCREEN * reach + 1e-9) else "not quadratic"
+        return (
+            ""
+            if np.all(_misfit(_STEPS[:, None] ** np.arange(3), values) <= _SCREEN * reach + 1e-9)
+            else "not quadratic"
+        )
     if kind == "positive":
         bends = np.diff(values, 2, axis=0)
         largest = np.abs(bends).max(axis=0)
@@ -226,7 +234,9 @@ def _line_fault(kind: str, values: np.ndarray, start: np.ndarray, support: Any) 
         low, high = np.asarray(_bare(support).lower_bound), np.asarray(_bare(support).upper_bound)
         share = np.broadcast_to((start - low) / (high - low), np.shape(start)).ravel()
         logits = np.log(share) - np.log1p(-share) + _STEPS[:, None]
-        basis = np.concatenate([-np.log1p(np.exp(-logits)), -np.log1p(np.exp(logits)), np.ones((_STEPS.size, 1))], axis=1)
+        basis = np.concatenate(
+            [-np.log1p(np.exp(-logits)), -np.log1p(np.exp(logits)), np.ones((_STEPS.size, 1))], axis=1
+        )
         # With many elements the fit is never wrong: then only certificates decide.
         return "" if np.all(_misfit(basis, values) <= _SCREEN * reach + 1e-9) else "not Beta"
     return ""

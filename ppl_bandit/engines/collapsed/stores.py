@@ -198,7 +198,9 @@ def _skeleton(found: Float[Array, "V N J"]) -> tuple[list[int], list[int], np.nd
             known_v = np.zeros_like(usable)
             known_v[picks_v] = usable[picks_v]
             largest = usable.max()
-            best = next(option for option in (known, known_v, usable) if option.max() > 0.05 * largest or option is usable)
+            best = next(
+                option for option in (known, known_v, usable) if option.max() > 0.05 * largest or option is usable
+            )
             if not best.max() > _RESOLUTION * scale:
                 return None
             v, y = np.unravel_index(np.argmax(best), best.shape)
