@@ -1,4 +1,4 @@
-"""Measurements on arms that are alike, by how much is unknown, and with unknown noise: each arm's mean varies about a common one.
+"""Measurements on arms that are alike, by how much is unknown, and with unknown noise: means of arms about a common one.
 
 Use it when there are many similar arms and little data on each, and neither how much arms differ nor how noisy a reward is can
 be said beforehand: the data decide how much one arm says about another. The posterior is exact given the spread and the noise:

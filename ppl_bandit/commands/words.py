@@ -9,6 +9,7 @@ __all__ = ["ENGINES", "SELECTORS", "check_words"]
 
 ENGINES: Mapping[str, Callable] = {
     "exact": engines.conjugate,
+    "collapsed": engines.collapsed,
     "nuts": engines.nuts,
     "svi": engines.svi,
     "laplace": engines.laplace,

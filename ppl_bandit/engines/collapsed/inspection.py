@@ -1,9 +1,9 @@
 """Inspect a split of a program: is the rest conjugate given the outer sites, for every value that they can take?
 
-At one outer value the exact engine's examination finds families, proves and certifies. That it holds for all values is proved on
-the same jaxpr with the outer sites ranging over their supports as well: if every density that the inner sites reach is
-analytic in inner and outer sites together, so is its deviation from affine; and an analytic function that vanishes at random points
-vanishes everywhere. So certificates at random outer values speak for all of them.
+At one outer value the exact engine's examination finds families, proves and certifies. That it holds for all values is proved
+on the same jaxpr with the outer sites ranging over their supports as well: if every density that the inner sites reach is
+analytic in inner and outer sites together, so is its deviation from affine; and an analytic function that vanishes at random
+points vanishes everywhere. So certificates at random outer values speak for all of them.
 """
 
 import copy

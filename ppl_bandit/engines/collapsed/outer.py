@@ -48,7 +48,8 @@ class OuterSpace(NamedTuple):
 def given(model: RewardModel, values: Mapping[str, Array]) -> RewardModel:
     """Return the model of the other sites, with some fixed to values, which may be traced."""
     view = copy.copy(model)
-    fixed = handlers.substitute(model.program, data=dict(values))
+    # Not NumPy arrays: those cannot be indexed by a traced arm.
+    fixed = handlers.substitute(model.program, data={name: jnp.asarray(value) for name, value in values.items()})
 
     @functools.wraps(model.program)
     def program(*rows: Any) -> Any:

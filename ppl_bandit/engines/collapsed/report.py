@@ -25,8 +25,9 @@ def accepted(model: RewardModel, split: Split, words: str | None, num_particles:
     sites |= {site: f"{num_particles} weighted particles" for site in split.space.names}
     sites = {site: sites[site] for site in model.latent_shapes}
     flat = "a step and a refresh cost the same after any number of rows"
+    verb = "is" if len(split.layout.sites) == 1 else "are"
     lines = [
-        f"{name}: EXACT GIVEN {outer}: {inner} {'is' if len(split.layout.sites) == 1 else 'are'} integrated out in closed form.",
+        f"{name}: EXACT GIVEN {outer}: {inner} {verb} integrated out in closed form.",
         "",
         *(f"  {site}: {family}" for site, family in sites.items()),
         "",

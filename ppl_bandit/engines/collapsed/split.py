@@ -1,7 +1,7 @@
 """Find the split: the smallest set of outer sites that leaves the rest conjugate.
 
-A screening comes first, in numbers: log densities along lines through latent space, one compiled function for all of them. Given
-everything else, an inner site must have a log density of its family's form (else it is outer), and two inner sites must not
+A screening comes first, in numbers: log densities along lines through latent space, one compiled function for all of them.
+Given everything else, an inner site must have a log density of its family's form (else it is outer), and two inner sites must not
 interact in a way that no family has (else one of them is outer). What is left are few candidates; the first that is proved and
 certified is the split. So screening saves time and claims nothing.
 """
@@ -50,8 +50,8 @@ def find_split(model: RewardModel, outer: Sequence[str] | None) -> Split:
     """Return a program's split, at `outer` or at the smallest set of sites that works; runs in float64.
 
     Raises:
-        NotConjugate: where there is none; the message lists what was tried.
-        ValueError: if `outer` names what is no latent site, or every one; if the program is conjugate without a split.
+        NotConjugate: where there is none, with what was tried, and where none is needed.
+        ValueError: if `outer` names what is no latent site, or every one.
     """
     supports = supports_of(model)
     if outer is not None:
@@ -65,8 +65,8 @@ def find_split(model: RewardModel, outer: Sequence[str] | None) -> Split:
         except NotConjugate:
             pass
         else:
-            raise ValueError(
-                f"{model!r} is conjugate as it is, with nothing to hold fixed: use engines.conjugate, or name outer sites"
+            raise report.refusal(
+                model, "needs no split: it is conjugate as it is", "use engines.conjugate, or name outer sites"
             )
     tried: list[tuple[tuple[str, ...], str]] = []
     for names in _candidates(model, screening):

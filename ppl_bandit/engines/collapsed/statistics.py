@@ -4,8 +4,8 @@ Given the outer sites psi, a prior and rows of data are conjugate in the inner s
 
     log p(theta, psi) = <eta_0(psi), T(theta)> + c_0(psi),    log p(y | theta, psi) = <eta(y, psi), T(theta)> + c(y, psi)
 
-so that theta is integrated out in closed form: log p(psi, y) = A(eta_0 + sum eta) + c_0 + sum c, with A(eta) the logarithm of the
-integral of exp <eta, T(theta)> over theta.
+so that theta is integrated out in closed form: log p(psi, y) = A(eta_0 + sum eta) + c_0 + sum c, with A(eta) the logarithm of
+the integral of exp <eta, T(theta)> over theta.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,10 @@
 """What is kept of the data, so that its statistics can be had at any outer value: sums that do not grow with the rows.
 
-*Shared*: no outer site reaches the likelihood, and one sum serves all outer values. *Separable*: every statistic is a sum of few
-products of a function of the outer value and a function of the row, eta(y, psi) = sum_k f_k(psi) s_k(y): unknown noise, a spread that
-scales standard deviations. Then eta(y, psi) = eta(Y, psi) G^-1 eta(y, P) with a few rows Y, a few outer values P and the matrix G of
-statistics of Y at P (a skeleton decomposition): it suffices to keep the sums of eta(y, P). Elsewhere rows are read again.
+*Shared*: no outer site reaches the likelihood, and one sum serves all outer values. *Separable*: every statistic is a sum of
+few products of a function of the outer value and a function of the row, eta(y, psi) = sum_k f_k(psi) s_k(y): unknown noise, a
+spread that scales standard deviations. Then eta(y, psi) = eta(Y, psi) G^-1 eta(y, P) with a few rows Y, a few outer values P
+and the matrix G of statistics of Y at P (a skeleton decomposition): it suffices to keep the sums of eta(y, P). Elsewhere rows are
+read again.
 """
 
 from collections.abc import Callable, Mapping
@@ -90,7 +91,7 @@ def shared_store(model: RewardModel, split: Split) -> Store:
 def separable_store(model: RewardModel, split: Split) -> Store | None:
     """Return the store of a program whose statistics are separable, or None where they are not; runs in float64."""
     num_values = max(16, 4 * split.space.size + 8)
-    per_arm = 4
+    per_arm = 6
     example = no_statistics(split.layout, jax.tree.map(jnp.asarray, split.centre))
     num_statistics = ravel_pytree(example)[0].size
     if num_values * per_arm * model.num_arms * num_statistics > _MAX_ENTRIES:
@@ -108,7 +109,9 @@ def separable_store(model: RewardModel, split: Split) -> Store | None:
     is_sound = np.asarray(rows.mask) & np.all(np.isfinite(found), axis=(0, 2))
     if len(set(rows.arm[is_sound].tolist())) < model.num_arms:
         return None
-    pivots = _skeleton(found[:, is_sound])
+    # The last third of an arm's rows is held back.
+    may_pick = np.arange(is_sound.size)[is_sound] < 2 * is_sound.size // 3
+    pivots = _skeleton(found[:, is_sound], may_pick)
     if pivots is None:
         return None
     outer_picks, row_picks, weights = pivots
@@ -167,19 +170,17 @@ def _read_each(
     return jax.vmap(one)(rows)
 
 
-def _skeleton(found: Float[Array, "V N J"]) -> tuple[list[int], list[int], np.ndarray] | None:
+def _skeleton(found: Float[Array, "V N J"], may_row: np.ndarray) -> tuple[list[int], list[int], np.ndarray] | None:
     """Return outer values and rows from which all statistics follow, and how; None where no few of them do.
 
     Cross approximation, one statistic after another, with complete pivoting, but a pivot that others use already is taken where
-    it is nearly as large. A third of rows and of outer values is not used for pivots: what was found has to hold there too.
+    it is nearly as large. Some rows and outer values are not used for pivots: what was found has to hold there too.
 
     Returns:
         Indices of outer values (P) and of rows (Y), and weights (J, Y, P).
     """
-    num_values, num_rows, num_statistics = found.shape
-    may_value, may_row = np.arange(num_values) % 3 != 2, np.arange(num_rows) % 3 != 2
-    if num_rows < 6:
-        may_row[:] = True
+    num_values, _, num_statistics = found.shape
+    may_value = np.arange(num_values) % 3 != 2
     picks_v: list[int] = []
     picks_y: list[int] = []
     parts: list[tuple[list[int], list[int], np.ndarray]] = []
