@@ -1,9 +1,9 @@
 """Find the split: the smallest set of outer sites that leaves the rest conjugate.
 
 A screening comes first, in numbers: log densities along lines through latent space, one compiled function for all of them.
-Given everything else, an inner site must have a log density of its family's form (else it is outer), and two inner sites must not
-interact in a way that no family has (else one of them is outer). What is left are few candidates; the first that is proved and
-certified is the split. So screening saves time and claims nothing.
+Given everything else, an inner site must have a log density of its family's form (else it is outer), and two inner sites must
+not interact in a way that no family has (else one of them is outer). What is left are few candidates; the first that is proved
+and certified is the split. So screening saves time and claims nothing.
 """
 
 import itertools

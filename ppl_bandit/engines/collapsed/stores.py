@@ -2,9 +2,9 @@
 
 *Shared*: no outer site reaches the likelihood, and one sum serves all outer values. *Separable*: every statistic is a sum of
 few products of a function of the outer value and a function of the row, eta(y, psi) = sum_k f_k(psi) s_k(y): unknown noise, a
-spread that scales standard deviations. Then eta(y, psi) = eta(Y, psi) G^-1 eta(y, P) with a few rows Y, a few outer values P
-and the matrix G of statistics of Y at P (a skeleton decomposition): it suffices to keep the sums of eta(y, P). Elsewhere rows are
-read again.
+spread that scales standard deviations. Then eta(y, psi) = eta(Y, psi) G^-1 eta(y, P) with a few rows Y, a few outer values P,
+and the matrix G of statistics of Y at P (a skeleton decomposition): it suffices to keep the sums of eta(y, P). Elsewhere rows
+are read again.
 """
 
 from collections.abc import Callable, Mapping
