@@ -62,7 +62,7 @@ def test_the_log_normalizer_is_the_log_integral_for_every_family():
             return u**2.5 * np.exp(-1.1 * u + 0.4 * u * x - 0.5 * 1.7 * u * x * x)
 
         exact = dblquad(density, 0.02, 60.0, lambda z: -12 * z, lambda z: 12 * z)[0]
-        np.testing.assert_allclose(found, np.log(exact), rtol=1e-5)
+        np.testing.assert_allclose(found, np.log(exact), atol=1e-5)  # the integral ends at 60
 
 
 @pytest.mark.parametrize("size", [3, 12])  # written out, and by the library
