@@ -9,6 +9,7 @@ __all__ = ["ENGINES", "NEEDS_HORIZON", "SELECTORS", "check_words", "chosen_selec
 
 ENGINES: Mapping[str, Callable] = {
     "exact": engines.conjugate,
+    "collapsed": engines.collapsed,
     "nuts": engines.nuts,
     "svi": engines.svi,
     "laplace": engines.laplace,

@@ -15,6 +15,7 @@ __all__ = ["LADDER", "NotCertified", "learn"]
 
 LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
     "conjugate": engines.reweight,
+    "collapsed": engines.reweight,
     "reweight": engines.nuts,
     "laplace": engines.nuts,
     "svi": engines.nuts,

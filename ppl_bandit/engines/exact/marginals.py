@@ -171,7 +171,10 @@ def _gamma(
 def _joint_student_t(
     model: RewardModel, layout: Layout, groups: np.ndarray, state: Posterior, context: Any
 ) -> tuple[laws.Law, Table]:
-    """Return the law of linear forms, and a way to draw them together, each of one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate)."""
+    """Return the law of linear forms, and a way to draw them together.
+
+    Each reads one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate).
+    """
     loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
     own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
     halves = jnp.einsum("ast,at->as", _inverse_root(state.scaled_precision)[groups], own, precision=_HIGHEST)
