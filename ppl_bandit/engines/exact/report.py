@@ -19,6 +19,7 @@ __all__ = [
     "blurred_refusal",
     "density_refusal",
     "family",
+    "nats_words",
     "parameters",
     "refusal",
     "scale_remedy",
@@ -158,7 +159,7 @@ def accepted(
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
         f"sufficient statistics at {evidence.num_points} random points each;",
-        f"    largest residual {_nats(evidence)}; every new datum is certified likewise around the mean before and after it",
+        f"    largest residual {nats_words(evidence)}; every new datum is certified likewise around the mean before and after it",
     ]
     if discount < 1.0:
         lines.append(
@@ -169,7 +170,8 @@ def accepted(
     return Explanation("conjugate", True, f"proved conjugate: {families}", sites, "\n".join(lines))
 
 
-def _nats(evidence: Evidence) -> str:
+def nats_words(evidence: Evidence) -> str:
+    """Say how far prior and likelihood are from affine, at worst, and what rounding explains."""
     worst = max(evidence.prior, evidence.likelihood, key=lambda residual: float(residual.nats / residual.tolerance))
     return f"{float(worst.nats):.1e} nats, tolerance {float(worst.tolerance):.1e} nats (the rounding of its terms)"
 
