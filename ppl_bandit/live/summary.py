@@ -38,12 +38,21 @@ def describe(
         return "\n".join(lines)
     wins = table == table.max(axis=1, keepdims=True)
     shares = (wins / wins.sum(axis=1, keepdims=True)).mean(axis=0)
-    low, high = np.quantile(table, [0.025, 0.975], axis=0)
+    low, median, high = np.quantile(table, [0.025, 0.5, 0.975], axis=0)
+    # The largest of M draws of a quantity with a mean is a small part of their sum.
+    spread = np.abs(table - median)
+    is_infinite = (spread.max(axis=0) > 0.5 * spread.sum(axis=0)) & (table.shape[0] >= 100)
     lines.append(
         f"    {'arm':<{width}}  rewards  expected reward [95% interval]      P(best)   ({table.shape[0]} draws)"
     )
-    for row in zip(arms, counts, table.mean(axis=0), low, high, shares, strict=True):
-        arm, count, mean, lower, upper, share = row
-        interval = f"{mean:.4g} [{lower:.4g}, {upper:.4g}]"
+    middles = np.where(is_infinite, median, table.mean(axis=0))
+    for row in zip(arms, counts, middles, is_infinite, low, high, shares, strict=True):
+        arm, count, middle, is_median, lower, upper, share = row
+        interval = f"{'median ' if is_median else ''}{middle:.4g} [{lower:.4g}, {upper:.4g}]"
         lines.append(f"    {str(arm):<{width}}  {count:7d}  {interval:<34}  {share:7.3f}")
+    if is_infinite.any():
+        lines.append(
+            "    medians, because one draw makes up most of an average: this expected reward has no expectation to speak of; "
+            "maximise what has one, such as the mean of the logarithm"
+        )
     return "\n".join(lines)

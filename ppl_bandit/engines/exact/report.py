@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.exact.certificate import Evidence, Residual, resolution
+from ppl_bandit.engines.exact.expectation import INFINITE_WORDS
 from ppl_bandit.engines.exact.families import Layout, Natural, Posterior, SiteBlock
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
@@ -138,7 +139,12 @@ def _scale_words(power: float, has_members: bool, name: str) -> str:
 
 
 def accepted(
-    model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, discount: float = 1.0
+    model: RewardModel,
+    layout: Layout,
+    prior: Posterior,
+    evidence: Evidence,
+    discount: float = 1.0,
+    is_infinite: bool = False,
 ) -> Explanation:
     """Explain an accepted program."""
     sites = {site.name: family(layout, site) for site in layout.sites}
@@ -153,7 +159,7 @@ def accepted(
             lines.append(f"    such as  {example}")
     lines += [
         "",
-        f"  expected reward: {model.expected_reward_way}",
+        f"  expected reward: {model.expected_reward_way}" + (f"; {INFINITE_WORDS}" if is_infinite else ""),
         "  proved: latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
@@ -166,7 +172,8 @@ def accepted(
             "exact for the likelihood so weighted"
         )
     families = ", ".join(f"{name} {words}" for name, words in sites.items())
-    return Explanation("conjugate", True, f"proved conjugate: {families}", sites, "\n".join(lines))
+    reason = f"proved conjugate: {families}" + (f"; of its expected reward, {INFINITE_WORDS}" if is_infinite else "")
+    return Explanation("conjugate", True, reason, sites, "\n".join(lines))
 
 
 def _nats(evidence: Evidence) -> str:
