@@ -76,8 +76,8 @@ def _uncertified(task: Task, rows: Rows, info: Any) -> str:
     )
     found = f"residual {nats:.1e} nats" if not nats <= tolerance else f"rounding alone is {rounding:.1e} nats"
     return (
-        f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r} is not conjugate ({found}), although every reward "
-        "tried when the bandit was built was"
+        f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r} is not conjugate ({found}), although every "
+        "reward tried when the bandit was built was"
     )
 
 

@@ -164,7 +164,7 @@ def accepted(
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
         f"sufficient statistics at {evidence.num_points} random points each;",
-        f"    largest residual {_nats(evidence)}; every new datum is certified likewise around the mean before and after it",
+        f"    largest residual {_nats(evidence)}; every new datum is certified likewise, around the mean before and after it",
     ]
     if discount < 1.0:
         lines.append(
@@ -178,7 +178,7 @@ def accepted(
 
 def _nats(evidence: Evidence) -> str:
     worst = max(evidence.prior, evidence.likelihood, key=lambda residual: float(residual.nats / residual.tolerance))
-    return f"{float(worst.nats):.1e} nats, tolerance {float(worst.tolerance):.1e} nats (the rounding of its terms)"
+    return f"{float(worst.nats):.1e} nats, tolerance {float(worst.tolerance):.1e} nats"
 
 
 def _name(model: RewardModel) -> str:

@@ -529,7 +529,7 @@ def mixture_prior(arm):
     normal(mean + 0.0 * arm)
 
 
-@near_miss("improper", is_slow=True)
+@near_miss("handlers.mask", error=InvalidProgram)
 def masked_prior(arm):
     with handlers.mask(mask=False):
         mean = reals()

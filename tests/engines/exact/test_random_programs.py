@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
