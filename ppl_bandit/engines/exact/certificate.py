@@ -89,7 +89,7 @@ class Evidence(NamedTuple):
 
 def resolution(dtype: Any = None) -> float:
     """Return the most that rounding may hide from a certificate, in nats, in a precision, jax's current one by default."""
-    return 0.02 if jnp.dtype(jnp.zeros(()).dtype if dtype is None else dtype) == jnp.float64 else 0.2
+    return 5e-3 if jnp.dtype(jnp.zeros(()).dtype if dtype is None else dtype) == jnp.float64 else 0.2
 
 
 def is_affine(residual: Residual) -> Bool[Array, "..."]:
