@@ -33,11 +33,11 @@ def run_model(
     seed: int = 0,
     devices: int | None = None,
     progress: bool = False,
-) -> tuple[list[Score], str]:
+) -> tuple[list[Score], str, bool]:
     """Simulate selectors on a model file at its truth, and write `runs.nc`, `table.md` and the figures to `out`.
 
     Returns:
-        The scores, and the engine's name.
+        The scores, the engine's name, and whether all realizations were done: Ctrl-C keeps those that were.
     """
     factories = {"auto": engines.choose, **ENGINES}
     check_words(names, SELECTORS, "--selectors")
@@ -62,7 +62,7 @@ def run_model(
     (out / "table.md").write_text(f"{table(scored)}\n\n{_caption(file.name, found)}\n")
     found.to_netcdf(out / "runs.nc")
     draw_run(found, out, _caption(file.name, found))
-    return scored, built.explanation.engine
+    return scored, built.explanation.engine, bool(found.attrs["is_complete"])
 
 
 def _caption(name: str, found: "xarray.Dataset") -> str:
