@@ -1,13 +1,16 @@
 """The command line: words become objects, results become lines, JSON and exit codes.
 
-Exit status: 0 for success, 2 for a mistake of the caller's (an invalid program, a missing file, bad arguments).
+Exit status: 0 for success, 2 for a mistake of the caller's (an invalid program, a missing file, bad arguments), 130 for an
+interruption (Ctrl-C), after which what is done is kept.
 """
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -161,7 +164,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from ppl_bandit.simulation.scores import table
 
     try:
-        scored, engine = run_model(
+        scored, engine, is_complete = run_model(
             arguments.model,
             arguments.selectors.split(","),
             arguments.out,
@@ -171,10 +174,13 @@ def _run(arguments: argparse.Namespace) -> int:
             num_samples=arguments.samples,
             seed=arguments.seed,
             devices=arguments.devices,
-            progress=not arguments.json and sys.stderr.isatty(),
+            progress=not arguments.json,
             horizon=arguments.horizon,
             worlds=arguments.worlds,
         )
+    except KeyboardInterrupt:
+        print("ppl-bandit run: interrupted before any realization was done", file=sys.stderr)
+        _leave(130)
     except (ValueError, OSError) as error:
         print(f"ppl-bandit run: {error}", file=sys.stderr)
         return 2
@@ -183,7 +189,14 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"engine": engine, "scores": rows, "out": str(arguments.out)}, indent=2))
     else:
         print(f"{table(scored)}\n\n{engine} engine; wrote table.md, runs.nc and figures to {arguments.out}")
-    return 0
+    return 0 if is_complete else _leave(130)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process at once: an interrupted computation in another thread cannot be stopped, and is not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _tune(arguments: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ def run_model(
     progress: bool = False,
     horizon: int | None = None,
     worlds: str = "truth",
-) -> tuple[list[Score], str]:
+) -> tuple[list[Score], str, bool]:
     """Simulate selectors on a model file, and write `runs.nc`, `table.md` and the figures to `out`.
 
     Args:
@@ -43,7 +43,7 @@ def run_model(
         worlds: "truth", the file's own, or "prior", a new world from the program's prior for every realization.
 
     Returns:
-        The scores, and the engine's name.
+        The scores, the engine's name, and whether all realizations were done: Ctrl-C keeps those that were.
     """
     factories = {"auto": engines.choose, **ENGINES}
     check_words([engine], factories, "--engine")
@@ -71,7 +71,7 @@ def run_model(
     (out / "table.md").write_text(f"{table(scored)}\n\n{pairwise(found)}\n\n{_caption(file.name, found)}\n")
     found.to_netcdf(out / "runs.nc")
     draw_run(found, out, _caption(file.name, found))
-    return scored, built.explanation.engine
+    return scored, built.explanation.engine, bool(found.attrs["is_complete"])
 
 
 def _caption(name: str, found: "xarray.Dataset") -> str:

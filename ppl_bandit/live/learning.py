@@ -157,7 +157,7 @@ def _joined(infos: list[Any], num_rows: int) -> Any:
 
 
 def pieces(num_rows: int, sizes: Sequence[int]) -> list[int]:
-    """Cut rows into pieces of fixed sizes, the largest first and the last of them 1; a fifth of a piece, at most, is filled up."""
+    """Cut rows into pieces of fixed sizes, of which the last is 1; a fifth of a piece, at most, is filled up."""
     found = []
     for size in sizes:
         while num_rows >= (0.8 * size if size > 1 else 1):

@@ -8,6 +8,7 @@ the same realizations: their differences are paired.
 import math
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["realize", "simulate"]
 
 _CACHE = 1 << 22  # bytes of a chunk's draws that stay close to a CPU
+_SECONDS_BETWEEN_LINES = 20.0
 _WORKING_COPIES = 6  # of a realization's draws, while they are drawn and compared
 
 
@@ -73,7 +75,7 @@ def simulate(
         draws: whether to draw all M rows of every table, also where p-hat can be drawn from its own law (see `rollout`).
         precision: "float64", as the live bandit whatever jax's flag says, or "float32", several times faster on a GPU.
         mesh: devices, in one axis, over which to spread the realizations; None is jax's default device.
-        progress: whether to show a progress bar with the time left.
+        progress: whether to show how far it is and the time left: a bar on a terminal, else a line now and then.
 
     Returns:
         A dataset over `realization`, `step` and `arm`: arm, reward, regret (expected, of each step), num_candidates,
@@ -167,6 +169,8 @@ def realize(
         memory // (num_workers * num_devices),
         platform,
     )
+    if in_turn and platform == "cpu":
+        num_each = 1  # nothing is gained by more, and an interruption waits for none of them
     num_chunk = num_devices * num_each
 
     def run(key: Key, start: Int[Array, ""]) -> Any:
@@ -186,18 +190,18 @@ def realize(
         with jax.enable_x64(is_double):
             return _fetch(compiled(key, jnp.asarray(start))), min(num_chunk, num_realizations - start)
 
-    if num_workers == 1:
+    if platform != "cpu" or mesh is not None:
         yield from map(finish, starts)
         return
-    with ThreadPoolExecutor(num_workers) as pool:
-        waiting = deque(pool.submit(finish, start) for start in starts)
-        try:
-            while waiting:
-                yield waiting[0].result()
-                waiting.popleft()
-        finally:  # interrupted: what has not begun is dropped
-            for future in waiting:
-                future.cancel()
+    # Also for a single core: the main thread only waits, so that it hears of an interruption at once.
+    pool = ThreadPoolExecutor(num_workers)
+    waiting = deque(pool.submit(finish, start) for start in starts)
+    try:
+        while waiting:
+            yield waiting[0].result()
+            waiting.popleft()
+    finally:  # interrupted: what has not begun is dropped, and what has is not waited for
+        pool.shutdown(wait=not waiting, cancel_futures=True)
 
 
 def _fetch(part: Any) -> Any:
@@ -230,11 +234,13 @@ def _largest(jaxpr: Any) -> int:
 
 
 class _Progress:
-    """A progress bar in realizations, or nothing."""
+    """How far a run is, and how long it will take, on the standard error: a bar on a terminal, else a line now and then."""
 
     def __init__(self, total: int, is_shown: bool):
+        self._total, self._done, self._is_shown = total, 0, is_shown
+        self._began = self._said = time.monotonic()
         self._bar = None
-        if is_shown:
+        if is_shown and sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, unit="realization", unit_scale=True)
@@ -247,6 +253,13 @@ class _Progress:
             self._bar.close()
 
     def advance(self, num: int) -> None:
-        """Tell that realizations are done."""
+        """Tell that realizations are done; the first ones tell what all of them will cost."""
+        now, is_first = time.monotonic(), self._done == 0
+        self._done += num
         if self._bar is not None:
             self._bar.update(num)
+        elif self._is_shown and self._done < self._total and (is_first or now - self._said > _SECONDS_BETWEEN_LINES):
+            left = (now - self._began) * (self._total - self._done) / self._done
+            self._said = now
+            sys.stderr.write(f"{self._done} of {self._total} realizations; about {left:.0f} s left\n")
+            sys.stderr.flush()
