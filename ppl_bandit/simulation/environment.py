@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int
 
