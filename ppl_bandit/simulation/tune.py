@@ -122,7 +122,7 @@ def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[
     Information-directed sampling reads a table of draws at every step. Where the engine spares the others that (the law of
     p-hat in closed form), it would cost twenty times as much as they do, and is left to those who ask for it.
     """
-    with jax.ensure_compile_time_eval():
+    with jax.enable_x64(True):
         offered = None if engine.marginals is None else engine.marginals(engine.init(jr.key(0)), reward_model.context)
     named = {
         "double sampling": rules.double_sampling(),
