@@ -58,7 +58,11 @@ def run_model(
     with jax.enable_x64(True):
         built = factories[engine](model)
     is_drawn = worlds == "prior" or file.truth is None
-    world = Environment.from_prior(model, file.contexts) if is_drawn else Environment(model, file.truth, file.contexts)
+    world = (
+        Environment.from_prior(model, file.contexts)
+        if is_drawn
+        else Environment(model, file.truth or {}, file.contexts)
+    )
     settings: dict[str, Any] = {"num_steps": num_steps, "num_samples": num_samples, "progress": progress}
     mesh = None
     if devices is not None:

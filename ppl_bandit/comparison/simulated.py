@@ -38,7 +38,7 @@ def simulate_rows(
         raise ValueError(f"num_rows must be a positive integer, got {num_rows!r}")
     with jax.enable_x64(True):
         world = Environment(model, truth, contexts)
-        latents = {name: jnp.asarray(value) for name, value in world.truth.items()}
+        latents = {name: jnp.asarray(value) for name, value in truth.items()}
         key_contexts, key_rewards = jr.split(jr.key(seed))
         keys = jr.split(key_contexts, num_rows)
         rows = None if model.context is None else jax.device_get(quick_jit(jax.vmap(world.draw_context))(keys))

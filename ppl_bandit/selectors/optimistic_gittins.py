@@ -5,7 +5,7 @@ With H decisions left, an arm of posterior mean mu and an arm that surely pays l
     (H + 1) lambda = mu + H E max(theta, lambda),
 
 play it once, then keep the better of the two. The arm with the largest such lambda is played. It needs one column of the
-table at a time, and of that its mean and its mean excess E max(theta - lambda, 0) alone: lambda = mu + H E max(theta - lambda, 0).
+table at a time, and of that its mean and its mean excess alone: lambda = mu + H E max(theta - lambda, 0).
 """
 
 import math

@@ -60,9 +60,9 @@ class Tuned:
     """The answer of `tune`.
 
     Attributes:
-        selector: the best candidate, ready for `Bandit(selector=...)`.
+        selector: the chosen candidate (see `finish`), ready for `Bandit(selector=...)`.
         name: its name.
-        standings: all candidates, best first.
+        standings: all candidates, the chosen one first.
         criterion: "mean" or the quantile that was compared.
         horizon: decisions in an experiment.
         seconds: what the answer cost.
@@ -91,7 +91,7 @@ class Tuned:
     def __str__(self) -> str:
         """Write the standings as a Markdown table."""
         lines = [
-            "| selector | worlds | Bayes regret | 95th percentile | 99th percentile | stuck | hardest tenth | behind the best |",
+            "| selector | worlds | Bayes regret | 95th percentile | 99th percentile | stuck | hardest tenth | behind |",
             "| --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for s in self.standings:
@@ -116,10 +116,16 @@ def still_racing(lanes: list[Lane], criterion: str | float) -> list[str]:
 
 
 def finish(lanes: Mapping[str, Lane], criterion: str | float, horizon: int, seconds: float) -> Tuned:
-    """Rank the candidates; the best is the best of those that played every world."""
+    """Rank the candidates and choose the best, of those that played every world.
+
+    Of all within a standard error of the leader, the one with the lowest 99th percentile is chosen. Too little exploration
+    shows in a few worlds that cost very much: worlds that a finite race sees too few of, so that means flatter the rash.
+    """
     num_worlds = max(lane.regret.size for lane in lanes.values())
     whole = [lane for lane in lanes.values() if lane.regret.size == num_worlds]
-    best = min(whole, key=lambda lane: _value(lane.regret, criterion))
+    leader = min(whole, key=lambda lane: _value(lane.regret, criterion))
+    level = [lane for lane in whole if lane is leader or _is_level(lane, leader, criterion)]
+    best = min(level, key=lambda lane: float(np.quantile(lane.regret, 0.99)))
     standings = [_standing(lane, best, list(lanes.values()), criterion) for lane in lanes.values()]
     standings.sort(key=lambda s: (s.name != best.name, s.num_worlds < num_worlds, s.behind))
     return Tuned(
@@ -131,6 +137,11 @@ def finish(lanes: Mapping[str, Lane], criterion: str | float, horizon: int, seco
         seconds,
         {lane.name: lane.regret for lane in lanes.values()},
     )
+
+
+def _is_level(lane: Lane, leader: Lane, criterion: str | float) -> bool:
+    behind, error = _behind(lane.regret, leader.regret, criterion)
+    return behind <= error
 
 
 def _standing(lane: Lane, best: Lane, lanes: list[Lane], criterion: str | float) -> Standing:
@@ -151,13 +162,13 @@ def _standing(lane: Lane, best: Lane, lanes: list[Lane], criterion: str | float)
 
 
 def _value(regret: np.ndarray, criterion: str | float) -> float:
-    return float(regret.mean() if criterion == "mean" else np.quantile(regret, criterion))
+    return float(regret.mean() if isinstance(criterion, str) else np.quantile(regret, criterion))
 
 
 def _behind(regret: np.ndarray, other: np.ndarray, criterion: str | float) -> tuple[float, float]:
     """Return the difference of the criterion on the same worlds, and its standard error (by resampling for a quantile)."""
     difference = _value(regret, criterion) - _value(other, criterion)
-    if criterion == "mean":
+    if isinstance(criterion, str):  # "mean"
         return difference, _standard_error(regret - other)
     rows = np.random.default_rng(0).integers(0, regret.size, (_NUM_RESAMPLES, regret.size))
     resampled = np.quantile(regret[rows], criterion, axis=1) - np.quantile(other[rows], criterion, axis=1)

@@ -44,9 +44,11 @@ def scores(found: "xarray.Dataset") -> list[Score]:
             residual = final - (1.0 + relative) * thompson
             relative_error = _standard_error(residual) / thompson.mean()
         stuck = float(found.is_stuck.sel(selector=name).mean())
-        spread = [float(value) for value in np.quantile(final, (0.5, 0.95, 0.99))]
+        median, tail, high = (float(value) for value in np.quantile(final, (0.5, 0.95, 0.99)))
         scored.append(
-            Score(name, float(final.mean()), _standard_error(final), *spread, stuck, relative, relative_error)
+            Score(
+                name, float(final.mean()), _standard_error(final), median, tail, high, stuck, relative, relative_error
+            )
         )
     return scored
 
@@ -64,8 +66,8 @@ def table(scored: list[Score]) -> str:
     for s in scored:
         relative = "" if np.isnan(s.relative) else f"{100 * s.relative:+.1f}% +- {100 * s.relative_error:.1f}%"
         lines.append(
-            f"| {s.selector} | {s.mean:.3f} +- {s.error:.3f} | {s.median:.2f} | {s.tail:.2f} | {s.high:.2f} | {100 * s.stuck:.2f}% | "
-            f"{relative} |"
+            f"| {s.selector} | {s.mean:.3f} +- {s.error:.3f} | {s.median:.2f} | {s.tail:.2f} | {s.high:.2f} | "
+            f"{100 * s.stuck:.2f}% | {relative} |"
         )
     return "\n".join(lines)
 

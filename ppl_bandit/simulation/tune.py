@@ -52,7 +52,8 @@ def tune(
     """Find the selector with the least regret over a horizon, in worlds that the program itself thinks likely.
 
     Every candidate plays the same 64 worlds, then twice as many, and so on; one that is behind the leader by more than three
-    standard errors of the difference is dropped. What the answer says about the experiment to come is as good as the prior:
+    standard errors of the difference is dropped. Among those that end within one standard error of the leader, the one with
+    the lowest 99th percentile is taken. What the answer says about the experiment to come is as good as the prior:
     give `environment` to see how it fares when that is wrong.
 
     Args:
@@ -121,7 +122,7 @@ def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[
     Information-directed sampling reads a table of draws at every step. Where the engine spares the others that (the law of
     p-hat in closed form), it would cost twenty times as much as they do, and is left to those who ask for it.
     """
-    with jax.ensure_compile_time_eval():
+    with jax.enable_x64(True):
         offered = None if engine.marginals is None else engine.marginals(engine.init(jr.key(0)), reward_model.context)
     named = {
         "double sampling": rules.double_sampling(),

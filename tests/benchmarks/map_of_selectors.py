@@ -4,7 +4,6 @@
     python tests/benchmarks/map_of_selectors.py table --out results                     # M draws against exact marginals
     python tests/benchmarks/map_of_selectors.py prior --out results                     # tune, and held-out worlds
     python tests/benchmarks/map_of_selectors.py change --out results                    # a world that changes
-    python tests/benchmarks/map_of_selectors.py ideas --out results                     # rules tried on the pairs
     python tests/benchmarks/map_of_selectors.py report --out results                    # tables and figures of what is there
 
 Each part plays in rounds, the same random numbers for every policy, and stops at --runs realizations a problem (the paper's
@@ -154,7 +153,10 @@ def rounds(grid, policies, seconds, most, path, begin=0):
         longest = max(longest, time.time() - start)
         if done == grid.num_runs:
             print(f"{path.stem}: {grid.num_runs} runs of {len(policies)} policies took {longest:.1f} s", flush=True)
-        whole = {name: tuple(np.concatenate(part, axis=1) for part in zip(*parts)) for name, parts in found.items()}
+        whole = {
+            name: tuple(np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
+            for name, parts in found.items()
+        }
     np.savez_compressed(path, **summary(grid.rates, whole))
     print(f"{path.stem}: {done} runs in {time.time() - began:.0f} s", flush=True)
 
@@ -205,7 +207,7 @@ def run_table(arguments, out):
         work = dict(zip(work, pool.map(lambda low: low.compile(), work.values()), strict=True))
     began = time.time()
     share = arguments.seconds / len(cases)
-    for place, name in enumerate(cases):
+    for name in cases:
         for num_samples, weight in ((None, 0.1), (100, 0.1), (1000, 0.3), (10_000, 0.5)):
             parts, start = [], time.time()
             while time.time() - start < weight * share and len(parts) < 10:
@@ -217,53 +219,62 @@ def run_table(arguments, out):
     print(f"table: {time.time() - began:.0f} s", flush=True)
 
 
+CASES = [  # program, horizon, whether the worlds are three times as wide as the bandit's prior
+    ("bernoulli", 1000, False),
+    ("linear_gaussian", 1000, False),
+    ("gaussian", 1000, False),
+    ("poisson", 1000, False),
+    ("hierarchical_gaussian", 1000, False),
+    ("gaussian", 1000, True),
+    ("bernoulli", 100, False),
+    ("linear_gaussian", 100, False),
+    ("bernoulli", 10_000, False),
+    ("hurdle", 1000, False),
+]
+
+
+def wide_gaussian(arm):
+    with numpyro.plate("arms", 3):
+        variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0))
+        mean = numpyro.sample("mean", dist.Normal(0.0, 3.0 * jnp.sqrt(variance)))
+    numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
+
+
 def run_prior(arguments, out):
-    """Tune on 512 worlds, and see on held-out worlds how all candidates fare, and when the worlds are three times as wide."""
-    cases = [
-        ("bernoulli", 1000),
-        ("linear_gaussian", 1000),
-        ("gaussian", 1000),
-        ("poisson", 1000),
-        ("hierarchical_gaussian", 1000),
-    ]
-    cases += [
-        ("bernoulli", 100),
-        ("linear_gaussian", 100),
-        ("hurdle", 1000),
-        ("bernoulli", 10_000),
-        ("linear_gaussian", 10_000),
-    ]
+    """Tune on 512 worlds, and see how all candidates fare on held-out worlds."""
     rows, began, longest = [], time.time(), 0.0
-    for name, horizon in cases:
+    for name, horizon, is_wide in CASES:
         start = time.time()
         if start - began + longest > arguments.seconds:
             break
         model, contexts = bundled(name)
         engine = engines.conjugate(model)
         named = candidates(model, engine, horizon)
-        is_drawn = "information-directed" in named
-        num = 2048 if is_drawn else 4096
-        play = Player(model, engine, Environment.from_prior(model, contexts), horizon, 1000, 0, num, "float32")
+        num = 1024 if "information-directed" in named else 4096
+        own = Environment.from_prior(model, contexts)
+        play = Player(model, engine, own, horizon, 1000, 0, num, "float32")
         with play.working():
             play.prepare(named)
             tuning = {rule: play.worlds(named[rule], 0, 512) for rule in named}
-            play.seed = 1
+        if is_wide:
+            worlds = Environment.from_prior(RewardModel(wide_gaussian, 3))
+            play = Player(model, engine, worlds, horizon, 1000, 1, num, "float32")
+        play.seed = 1
+        with play.working():
+            if is_wide:
+                play.prepare(named)
             held = {rule: play.worlds(named[rule], 0, num) for rule in named}
         best = min(named, key=lambda rule: tuning[rule][0].mean())
         for rule, (regret, stuck) in held.items():
             behind = regret - held[best][0]
-            rows.append(
-                {
-                    "program": name, "horizon": horizon, "rule": rule, "is_tuned": rule == best, "worlds": regret.size,
-                    "mean": regret.mean(), "error": regret.std() / regret.size**0.5,
-                    "behind": behind.mean(), "behind_error": behind.std() / regret.size**0.5,
-                    "high": np.quantile(regret, 0.95), "highest": np.quantile(regret, 0.99), "stuck": float(stuck.mean()),
-                    "tuning": tuning[rule][0].mean(), "heaviest": regret.max() / regret.sum(),
-                }
-            )  # fmt: skip
+            row = {"program": name, "horizon": horizon, "is_wide": is_wide, "rule": rule, "is_tuned": rule == best}
+            row |= {"worlds": regret.size, "mean": regret.mean(), "error": regret.std() / regret.size**0.5}
+            row |= {"behind": behind.mean(), "behind_error": behind.std() / regret.size**0.5}
+            row |= {"high": np.quantile(regret, 0.95), "highest": np.quantile(regret, 0.99), "stuck": stuck.mean()}
+            rows.append(row | {"tuning": tuning[rule][0].mean(), "heaviest": regret.max() / regret.sum()})
         (out / "prior.json").write_text(json.dumps(rows, indent=1, default=float))
         longest = max(longest, time.time() - start) if horizon < 5000 else longest
-        print(f"prior: {name} {horizon}: {best}; {time.time() - start:.0f} s", flush=True)
+        print(f"prior: {name} {horizon} {is_wide}: {best}; {time.time() - start:.0f} s", flush=True)
 
 
 def run_change(arguments, out):
@@ -302,20 +313,19 @@ def run_change(arguments, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["grid", "table", "prior", "change", "ideas", "report"])
+    parser.add_argument("part", choices=["grid", "table", "prior", "change", "report"])
     parser.add_argument("--runs", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--out", type=Path, default=Path("map-of-selectors"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     parts = {"grid": run_grid, "table": run_table, "prior": run_prior, "change": run_change}
-    if arguments.part == "ideas":
-        from selector_ideas import run_ideas as part
-    elif arguments.part == "report":
-        from map_report import report as part
-    else:
-        part = parts[arguments.part]
-    part(arguments, arguments.out)
+    if arguments.part == "report":
+        from map_report import report
+
+        report(arguments.out)
+        return
+    parts[arguments.part](arguments, arguments.out)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from ppl_bandit.selectors import (
     double_sampling,
     greedy,
     information_directed,
+    optimistic_gittins,
     thompson,
     top_two,
     with_floor,
@@ -31,6 +32,7 @@ FAIR = {
     "bayes_ucb": bayes_ucb(),
     "top_two": top_two(0.3),
     "information_directed": information_directed(),
+    "optimistic_gittins": optimistic_gittins(1000),
     "with_floor": with_floor(thompson(), 0.05),
 }
 ALL = FAIR | {"double_sampling_lowest": double_sampling(ties="lowest")}

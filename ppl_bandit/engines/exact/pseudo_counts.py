@@ -95,7 +95,7 @@ def _point(layout: Layout) -> dict[str, Array]:
     latents = {}
     for site in layout.sites:
         shares = {UNIT: 0.4, POSITIVE: 1.3, REAL: 0.7, SIMPLEX: 1.0 / (site.shape[-1] if site.shape else 1)}
-        value = shares[site.kind]
+        value: Any = shares[site.kind]
         if site.kind in (UNIT, POSITIVE):
             low, high = np.asarray(site.low), np.asarray(site.high)
             value = low + value * (high - low if site.kind == UNIT else 1.0)

@@ -1,0 +1,164 @@
+"""Worlds from the prior, races, and tune."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate, tune
+from ppl_bandit.engines.exact.conjugate import conjugate
+from ppl_bandit.simulation.races import Lane, finish, still_racing
+from ppl_bandit.simulation.tune import candidates
+
+
+def conversion(arm):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+MODEL = RewardModel(conversion, 2)
+ENGINE = engines.conjugate(MODEL)
+
+
+def test_every_realization_has_a_world_of_its_own_and_all_selectors_meet_the_same():
+    runs = simulate(
+        0,
+        MODEL,
+        ENGINE,
+        {"Thompson": selectors.thompson(), "Gittins": selectors.optimistic_gittins(20)},
+        Environment.from_prior(MODEL),
+        num_steps=20,
+        num_realizations=400,
+    )
+    assert runs.attrs["worlds"] == "prior"
+    gaps = np.asarray(runs.regret.max("step"))  # of the worse arm, in runs that played it
+    both = np.all(gaps > 0, axis=0)
+    np.testing.assert_array_equal(gaps[0, both], gaps[1, both])
+    assert np.unique(gaps[0, both]).size == both.sum()
+    # |difference of two uniforms| is 1/3 on average, with deviation .24: 400 worlds place it to .012; 5 of these.
+    played = np.where(gaps.max(axis=0) > 0, gaps.max(axis=0), 0.0)
+    assert abs(played.mean() - 1 / 3) < 0.06
+
+
+def test_a_world_that_is_not_drawn_has_no_truth():
+    with pytest.raises(ValueError, match=r"the truth is not drawn yet: ask environment\.world\(key\)"):
+        Environment.from_prior(MODEL).expected_rewards(None)
+
+
+def lane(name, regret):
+    return Lane(name, selectors.thompson(), np.asarray(regret, float), np.zeros(len(regret), bool))
+
+
+def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
+    rng = np.random.default_rng(0)
+    hardness = rng.exponential(50.0, 200)  # shared: it says nothing about who is better
+    lanes = [
+        lane("good", hardness + rng.normal(size=200)),
+        lane("as good", hardness + rng.normal(size=200)),
+        lane("worse", hardness + 1.0 + rng.normal(size=200)),
+    ]
+    assert still_racing(lanes, "mean") == ["good", "as good"]
+    found = finish({one.name: one for one in lanes}, "mean", 10, 0.0)
+    worse = next(s for s in found.standings if s.name == "worse")
+    # A difference of 1 with deviation sqrt(2), of 200: error .1, ten times smaller than the error of either mean.
+    assert abs(worse.behind - 1.0) < 0.5 and worse.behind_error < 0.13 < worse.error
+    assert worse.hardest > 2 * worse.mean
+
+
+def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for():
+    rng = np.random.default_rng(1)
+    calm = rng.uniform(9.0, 11.0, 400)
+    rash = np.where(np.arange(400) < 8, 300.0, calm - 6.3)
+    assert rash.mean() < calm.mean()
+    lanes = {"calm": lane("calm", calm), "rash": lane("rash", rash)}
+    assert finish(lanes, "mean", 10, 0.0).name == "calm"
+    assert finish(lanes, 0.5, 10, 0.0).name == "rash"
+    assert still_racing(list(lanes.values()), 0.5) == ["rash"]
+
+
+def test_tune_returns_a_selector_that_a_bandit_can_use():
+    heard = []
+    tuned = tune(
+        MODEL,
+        30,
+        {
+            "top-two": selectors.top_two(),
+            "patience 1": selectors.optimistic_gittins(30),
+            "patience .1": selectors.optimistic_gittins(30, 0.1),
+        },
+        engine=ENGINE,
+        num_worlds=128,
+        say=heard.append,
+    )
+    assert tuned.name != "top-two" and tuned.code.startswith("selectors.optimistic_gittins(horizon=30")
+    assert [s.num_worlds for s in tuned.standings if s.name != "top-two"] == [128, 128]
+    assert "compiling 2 functions for 3 candidates" in heard[0] and "s more" in heard[1]
+    assert str(tuned).count("\n") == 4
+    bandit = Bandit(MODEL, engine=lambda model: ENGINE, selector=selectors.optimistic_gittins(2))
+    for _ in range(2):
+        bandit.update(bandit.select(), reward=1.0)
+    with pytest.raises(ValueError, match="step 3 is beyond the horizon of 2 decisions"):
+        bandit.select()
+    with pytest.raises(ValueError, match="step 4 is beyond the horizon"):
+        bandit.select_many(num_decisions=2)
+
+
+def test_candidates_are_every_selector_and_a_ladder():
+    named = candidates(MODEL, ENGINE, 100)
+    assert "Gittins, patience 2, learning 1" in named and "information-directed" not in named
+    assert "information-directed" in candidates(MODEL, ENGINE._replace(marginals=None), 100)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(horizon=0), "horizon must be a positive integer, got 0"),
+        (dict(criterion=2.0), r'criterion must be "mean" or a quantile strictly inside \(0, 1\), got 2.0'),
+        (dict(selectors={}), "selectors is empty"),
+        (dict(num_worlds=1.5), "num_worlds must be a positive integer, got 1.5"),
+        (dict(environment=Environment.from_prior(MODEL), contexts=lambda key: 0), "contexts was given beside"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_explained(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tune(MODEL, engine=ENGINE, **({"horizon": 10} | arguments))
+
+
+def known_noise(arm):
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    numpyro.sample("reward", dist.Normal(mean[arm], 3.0))
+
+
+def own_noise(arm):
+    with numpyro.plate("arms", 2):
+        variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0))
+        mean = numpyro.sample("mean", dist.Normal(0.0, 0.5 * jnp.sqrt(variance)))
+    numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
+
+
+@pytest.mark.parametrize(
+    ("program", "count"),
+    [(conversion, 2.0), (known_noise, 9.0 / 4.0), (own_noise, 4.0)],  # a + b; 3^2 / 2^2; sigma^2 / (sigma / 2)^2
+)
+def test_a_prior_is_worth_as_many_rewards_as_a_textbook_says(program, count):
+    model = RewardModel(program, 2)
+    engine = conjugate(model)
+    offered = engine.marginals(engine.init(None), None)
+    np.testing.assert_allclose(offered.pseudo_counts(), [count, count], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_tuned_selector_is_as_good_as_any_fixed_one_on_worlds_it_has_not_seen():
+    """Bernoulli arms, horizon 300: 256 worlds choose, 1,024 others judge, paired."""
+    named = candidates(MODEL, ENGINE, 300)
+    tuned = tune(MODEL, 300, named, engine=ENGINE, num_worlds=256)
+    judged = simulate(
+        1, MODEL, ENGINE, named, Environment.from_prior(MODEL), num_steps=300, num_realizations=1024, summary=True
+    ).final_regret
+    own = judged.sel(selector=tuned.name)
+    for name in named:
+        behind = np.asarray(own - judged.sel(selector=name))
+        assert behind.mean() < 3 * behind.std() / 32, name
