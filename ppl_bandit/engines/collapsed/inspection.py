@@ -189,6 +189,7 @@ def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], f
             return row_happened
 
         in_each = jax.vmap(prove)(rows)
+        assert rows.mask is not None
         flags = [*happened, *(jnp.any(flag & rows.mask) for flag in in_each)]
         return flags, jnp.max(in_prior), jnp.max(in_rows)
 
