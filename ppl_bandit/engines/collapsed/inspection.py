@@ -202,6 +202,7 @@ def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], R
             return row_happened
 
         in_each = jax.vmap(prove)(rows)
+        assert rows.mask is not None
         flags = [*happened, *(jnp.any(flag & rows.mask) for flag in in_each)]
         return flags, worst_of(in_prior), worst_of(in_rows)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.approximate.buffer import append, read
+from ppl_bandit.engines.approximate.buffer import append, read, row_mask
 from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional
 from ppl_bandit.engines.collapsed.inspection import certify_rows
 from ppl_bandit.engines.collapsed.particles import Moved
@@ -69,7 +69,7 @@ def read_new(
     kept, residuals = jax.lax.map(read_chunk, chunks)
     kept = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), kept)
     # Padding may hold anything where no row counts.
-    kept = jax.tree.map(lambda leaf: jnp.where(jnp.any(data.rows.mask), leaf, 0.0), kept)
+    kept = jax.tree.map(lambda leaf: jnp.where(jnp.any(row_mask(data.rows)), leaf, 0.0), kept)
     return kept, join_chunks(residuals, num_rows)
 
 
@@ -97,7 +97,7 @@ def learn_by_sums(
 
     def settle(moved: Moved, has_moved: Array) -> CollapsedState:
         after = state._replace(
-            buffer=state.buffer._replace(num_rows=state.buffer.num_rows + jnp.sum(new.rows.mask)),
+            buffer=state.buffer._replace(num_rows=state.buffer.num_rows + jnp.sum(row_mask(new.rows))),
             kept=kept,
             particles=moved.positions,
             log_targets=moved.log_targets,
@@ -156,7 +156,7 @@ def learn_by_rows(
         )
 
     read_new = over_particles(lambda x: read_at(x, new), state.particles)
-    read_new = jax.tree.map(lambda leaf: jnp.where(jnp.any(new.rows.mask), leaf, 0.0), read_new)
+    read_new = jax.tree.map(lambda leaf: jnp.where(jnp.any(row_mask(new.rows)), leaf, 0.0), read_new)
     kept = jax.tree.map(jnp.add, forgotten, read_new)
 
     def settle(moved: Moved, has_moved: Array) -> CollapsedState:

@@ -74,7 +74,7 @@ def mixture_of(
             low, high = jnp.min(ends, axis=0), jnp.max(ends, axis=0)
             for _ in range(_ROUNDS):
                 grid = low + (high - low) * jnp.linspace(0.0, 1.0, _GRID)[:, None]  # (G, A)
-                heights = jnp.mean(each(lambda own, grid=grid: jax.vmap(own.cdf)(grid)), axis=0)
+                heights = jnp.mean(each(functools.partial(_heights, grid)), axis=0)
                 index = jnp.clip(jnp.sum(heights < order, axis=0), 1, _GRID - 1)
                 low, high = (jnp.take_along_axis(grid, at[None], axis=0)[0] for at in (index - 1, index))
             return 0.5 * (low + high)
@@ -85,6 +85,10 @@ def mixture_of(
         return Marginals(cdf, quantile, best_arm_probs if is_independent else None)
 
     return marginals
+
+
+def _heights(grid: Float[Array, "G A"], own: Marginals) -> Float[Array, "G A"]:
+    return jax.vmap(own.cdf)(grid)
 
 
 def spread_out(positions: Float[Array, "M K"], log_weights: Float[Array, " M"]) -> Int[Array, " C"]:

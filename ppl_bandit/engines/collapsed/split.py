@@ -136,9 +136,9 @@ def _refusal(
 
 
 def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
-    kinds = {name: _kind(support) for name, support in supports.items()}
-    alone = {name: "its support belongs to no family" for name, kind in kinds.items() if kind is None}
-    rest = [name for name, kind in kinds.items() if kind is not None]
+    kinds = {name: kind for name, support in supports.items() if (kind := _kind(support)) is not None}
+    alone = {name: "its support belongs to no family" for name in supports if name not in kinds}
+    rest = list(kinds)
     pairs = list(itertools.combinations(rest, 2))
     rng = np.random.default_rng(31)
     directions = {name: rng.standard_normal(model.latent_shapes[name]) for name in rest}
@@ -159,13 +159,14 @@ def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
             value = weights / jnp.sum(weights, axis=-1, keepdims=True)
         return {**latents, name: value}
 
-    def measure() -> tuple[dict[str, Array], dict[tuple[str, str], Array], dict[str, Array]]:
+    def measure() -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 5)
         rows = trial_rows(model, latents, per_arm=2, seed=37)
+        is_possible = jnp.asarray(rows.mask)
 
         def densities(values: Mapping[str, Array]) -> Array:
             likelihoods = model.log_likelihood(values, rows._replace(mask=None))
-            return jnp.append(jnp.where(rows.mask, likelihoods, 0.0), model.log_prior(values))
+            return jnp.append(jnp.where(is_possible, likelihoods, 0.0), model.log_prior(values))
 
         steps, grid = jnp.asarray(_STEPS), jnp.asarray([-1.0, 0.0, 1.0])
         lines = {name: jax.lax.map(lambda t, name=name: densities(moved(latents, name, t)), steps) for name in rest}
