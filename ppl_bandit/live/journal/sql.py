@@ -129,11 +129,12 @@ class SqlStore:
             some = decisions[start : start + _CHUNK]
             rows = self._query(
                 f"SELECT {_COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND decision IS NOT NULL AND decision IN "
-                f"({', '.join('?' * len(some))}) ORDER BY position",
+                f"({', '.join('?' * len(some))})",
                 experiment,
                 *some,
             )
-            for event in map(_event, rows):
+            # Sorted here: asked for an order, SQLite reads the whole stream in that order instead of looking ids up.
+            for event in sorted(map(_event, rows), key=lambda event: event.position):
                 found[str(event.decision)].append(event)
         return dict(found)
 
