@@ -4,17 +4,23 @@ A reward model is a NumPyro program. The library draws from the posterior of its
 proved conjugate - and plays arms by double sampling or by another selector.
 """
 
-from ppl_bandit import engines, selectors
-from ppl_bandit.comparison import compare
-from ppl_bandit.live.bandit import Bandit
-from ppl_bandit.live.decisions import Decision
-from ppl_bandit.live.journal.contract import JournalError
-from ppl_bandit.live.journal.journal import Journal
-from ppl_bandit.live.ladder import NotCertified
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.simulation.simulate import simulate
-from ppl_bandit.types import Engine, Explanation, Interaction, InvalidProgram, NotConjugate, Selection, Selector
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppl_bandit import engines, selectors
+    from ppl_bandit.comparison import compare
+    from ppl_bandit.live.bandit import Bandit
+    from ppl_bandit.live.decisions import Decision
+    from ppl_bandit.live.journal.contract import JournalError
+    from ppl_bandit.live.journal.journal import Journal
+    from ppl_bandit.live.ladder import NotCertified
+    from ppl_bandit.program.reward_model import RewardModel
+    from ppl_bandit.simulation.environment import Environment
+    from ppl_bandit.simulation.races import Tuned
+    from ppl_bandit.simulation.simulate import simulate
+    from ppl_bandit.simulation.tune import tune
+    from ppl_bandit.types import Engine, Explanation, Interaction, InvalidProgram, NotConjugate, Selection, Selector
 
 __all__ = [
     "Bandit",
@@ -31,8 +37,39 @@ __all__ = [
     "RewardModel",
     "Selection",
     "Selector",
+    "Tuned",
     "compare",
     "engines",
     "selectors",
     "simulate",
+    "tune",
 ]
+
+# Names are imported when they are first used: the command line answers `--help` without jax.
+_HOMES = {
+    "Bandit": "live.bandit",
+    "Decision": "live.decisions",
+    "Environment": "simulation.environment",
+    "Journal": "live.journal.journal",
+    "JournalError": "live.journal.contract",
+    "NotCertified": "live.ladder",
+    "RewardModel": "program.reward_model",
+    "compare": "comparison",
+    "Tuned": "simulation.races",
+    "simulate": "simulation.simulate",
+    "tune": "simulation.tune",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("engines", "selectors"):
+        return importlib.import_module(f"{__name__}.{name}")
+    # By name in the globals from here on; a function may share its name with the module it lives in.
+    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'types')}"), name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

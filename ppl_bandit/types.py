@@ -22,6 +22,7 @@ __all__ = [
     "NotConjugate",
     "Selection",
     "Selector",
+    "Tail",
 ]
 
 Key: TypeAlias = KeyArray[Array, ""]
@@ -45,6 +46,18 @@ class Interaction(NamedTuple):
     mask: Bool[Array, " N"] | None = None
 
 
+class Tail(NamedTuple):
+    """What a law's upper tail is worth, tabulated once.
+
+    Attributes:
+        mean: (A,), the posterior mean of each arm's expected reward.
+        excess: x (A,) -> (A,) and (A,): E max(theta_a - x_a, 0), and P(theta_a > x_a), how fast it falls.
+    """
+
+    mean: Float[Array, " A"]
+    excess: Callable[[Float[Array, " A"]], tuple[Float[Array, " A"], Float[Array, " A"]]]
+
+
 class Marginals(NamedTuple):
     """The posterior law of each arm's expected reward in closed form.
 
@@ -53,11 +66,19 @@ class Marginals(NamedTuple):
         quantile: q (scalar) -> (A,), the posterior q-quantile of each arm's expected reward.
         best_arm_probs: mask of allowed arms (A,), or None -> (A,), the posterior probability that each arm is best; None
             where arms are not independent.
+        tail: () -> `Tail`; None where it is not offered.
+        pseudo_counts: () -> (A,), how many rewards each arm's posterior is worth: E Var(reward | theta) / Var
+            E(reward | theta), a + b for Beta(a, b) and Bernoulli rewards; None where it has no closed form.
+        table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law, without drawing the latents
+            behind them; None where that is no shorter.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
     quantile: Callable[[Float[Array, ""]], Float[Array, " A"]]
     best_arm_probs: Callable[[Bool[Array, " A"] | None], Float[Array, " A"]] | None = None
+    tail: Callable[[], Tail] | None = None
+    pseudo_counts: Callable[[], Float[Array, " A"]] | None = None
+    table: Callable[[Key, int], Float[Array, "M A"]] | None = None
 
 
 class Selection(NamedTuple):
@@ -86,10 +107,12 @@ class Selector:
         name: the factory that made it.
         settings: what the factory was given, by argument; a selector inside another is itself a setting.
         decide: what a call runs.
-        from_shares: (key, shares, step, *, allowed=None, marginals=None) -> Selection, the same decision from p-hat in
-            place of a table; None if the rule reads the table itself.
+        from_shares: `(key, shares, step, *, allowed=None, marginals=None) -> Selection`, the same decision from p-hat
+            in place of a table; None if the rule reads the table itself.
         uses_marginals: whether marginals change what it does.
         is_exact: whether p-hat is the exact probability that each arm is best, wherever the marginals offer it.
+        horizon: the last step that it is made for; None if it does not ask. A step beyond it is an error where it can be
+            raised, and counts as the last step inside a trace.
     """
 
     name: str
@@ -98,6 +121,7 @@ class Selector:
     from_shares: Callable[..., Selection] | None = field(default=None, repr=False)
     uses_marginals: bool = field(default=False, repr=False)
     is_exact: bool = field(default=False, repr=False)
+    horizon: int | None = field(default=None, repr=False)
 
     def __call__(self, key: Key, table: Any, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
         """Decide; see the class."""

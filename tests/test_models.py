@@ -14,16 +14,19 @@ from ppl_bandit.commands.model_files import bundled_models, load_model
 
 PROMISED = (
     "bernoulli",
+    "beta_hierarchy",
     "binomial",
     "dirichlet_categorical",
     "exponential",
     "gaussian",
     "hierarchical_bernoulli",
     "hierarchical_gaussian",
+    "hierarchical_spread",
     "hurdle",
     "linear_gaussian",
     "logistic",
     "poisson",
+    "ridge_regression",
     "student_t",
 )
 

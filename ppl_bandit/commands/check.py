@@ -14,8 +14,8 @@ class Finding(NamedTuple):
     """What is known about a model without data.
 
     Attributes:
-        verdict: "exact", "not exact" or "invalid".
-        families: posterior families by site, for an exact model.
+        verdict: "exact"; "exact given ..." a few sites; "not exact"; or "invalid".
+        families: posterior families by site, for a model that is exact or exact given a few sites.
         reason: one sentence: what was proved, what stopped the proof, or what is wrong with the program.
         report: the whole account.
     """
@@ -29,16 +29,21 @@ class Finding(NamedTuple):
 
 
 def check_model(spec: str) -> Finding:
-    """Load a model and say whether it is exact; never raises for a model that is merely wrong."""
+    """Load a model and say whether it is exact, or exact given a few sites; never raises for a model that is merely wrong."""
     try:
         file = load_model(spec)
         model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
     except (ModelFileError, InvalidProgram) as error:
         return Finding(spec, "invalid", "", str(error), "", "")
-    try:
-        explanation = engines.conjugate(model).explanation
-    except NotConjugate as refusal:
-        report = "" if refusal.explanation is None else refusal.explanation.report
-        return Finding(file.name, "not exact", "", str(refusal), model.expected_reward_way, report)
-    families = ", ".join(f"{site}: {words}" for site, words in explanation.sites.items())
-    return Finding(file.name, "exact", families, explanation.reason, model.expected_reward_way, explanation.report)
+    refusals = []
+    for factory in (engines.conjugate, engines.collapsed):
+        try:
+            explanation = factory(model).explanation
+        except NotConjugate as refusal:
+            refusals.append(refusal)
+            continue
+        families = ", ".join(f"{site}: {words}" for site, words in explanation.sites.items())
+        verdict = "exact" if explanation.is_exact else explanation.reason.partition(":")[0]
+        return Finding(file.name, verdict, families, explanation.reason, model.expected_reward_way, explanation.report)
+    report = "\n".join("" if refusal.explanation is None else refusal.explanation.report for refusal in refusals)
+    return Finding(file.name, "not exact", "", str(refusals[0]), model.expected_reward_way, report)

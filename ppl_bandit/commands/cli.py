@@ -5,7 +5,6 @@ Exit status: 0 for success, 2 for a mistake of the caller's (an invalid program,
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    _use_compilation_cache()
     return arguments.run(arguments)
 
 
@@ -46,10 +44,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--selectors",
         default="ds,ts",
-        help="separated by commas: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids (%(default)s)",
+        help="separated by commas: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids,ogi or ogi:PATIENCE (%(default)s)",
     )
     run.add_argument("--engine", default="auto", help="auto, exact, reweight, nuts, svi or laplace (%(default)s)")
     run.add_argument("--steps", type=int, default=1000, help="decisions in a realization (%(default)s)")
+    run.add_argument("--horizon", type=int, help="decisions that ogi is told of (default: --steps)")
+    run.add_argument(
+        "--worlds",
+        choices=["truth", "prior"],
+        default="truth",
+        help="the file's truth, or a new world from the prior for every realization (%(default)s)",
+    )
     run.add_argument("--realizations", type=int, default=1000, help="independent repetitions (%(default)s)")
     run.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
     run.add_argument("--seed", type=_seed, default=0, help="seed of all random numbers (%(default)s)")
@@ -57,6 +62,23 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, default=Path("ppl-bandit-run"), help="folder for files (%(default)s)")
     run.add_argument("--json", action="store_true", help="print the table as JSON")
     run.set_defaults(run=_run)
+
+    tuning = commands.add_parser(
+        "tune", help="find the selector with the least regret in worlds from the model's prior"
+    )
+    tuning.add_argument(
+        "model", metavar="MODEL", help="path/to/file.py, file.py:function, or the name of a bundled model"
+    )
+    tuning.add_argument("--horizon", type=int, required=True, help="decisions in the experiment")
+    tuning.add_argument("--selectors", help="candidates, as for run (default: all, and a ladder of patience)")
+    tuning.add_argument("--criterion", default="mean", help="mean, or a quantile such as 0.95 (%(default)s)")
+    tuning.add_argument("--engine", default="auto", help="auto, exact, reweight, nuts, svi or laplace (%(default)s)")
+    tuning.add_argument("--num-worlds", type=int, default=512, help="worlds of the last round (%(default)s)")
+    tuning.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
+    tuning.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    tuning.add_argument("--out", type=Path, default=Path("ppl-bandit-tune"), help="folder for files (%(default)s)")
+    tuning.add_argument("--json", action="store_true", help="print the table as JSON")
+    tuning.set_defaults(run=_tune)
 
     reproduce = commands.add_parser(
         "reproduce", help="run the paper's evaluation: its figures, and a verdict on each number"
@@ -74,6 +96,19 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--out", type=Path, default=Path("ppl-bandit-paper"), help="folder for files (%(default)s)")
     reproduce.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     reproduce.set_defaults(run=_reproduce)
+
+    bench = commands.add_parser(
+        "bench", help="measure live steps, batches and start-up, beside the peers that are installed"
+    )
+    bench.add_argument(
+        "--cases", default="bernoulli,linear,bernoulli-100", help="problems, separated by commas (%(default)s)"
+    )
+    bench.add_argument("--parts", default="live,batches,start", help="some of live,batches,growth,start (%(default)s)")
+    bench.add_argument("--steps", type=int, default=400, help="live steps of each contestant (%(default)s)")
+    bench.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
+    bench.add_argument("--out", type=Path, default=Path("ppl-bandit-bench"), help="folder for files (%(default)s)")
+    bench.add_argument("--json", action="store_true", help="print results as JSON")
+    bench.set_defaults(run=_bench)
 
     compare = commands.add_parser("compare", help="measure engines against the exact posterior, or rank several models")
     compare.add_argument(
@@ -137,6 +172,8 @@ def _run(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             devices=arguments.devices,
             progress=not arguments.json and sys.stderr.isatty(),
+            horizon=arguments.horizon,
+            worlds=arguments.worlds,
         )
     except (ValueError, OSError) as error:
         print(f"ppl-bandit run: {error}", file=sys.stderr)
@@ -146,6 +183,35 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"engine": engine, "scores": rows, "out": str(arguments.out)}, indent=2))
     else:
         print(f"{table(scored)}\n\n{engine} engine; wrote table.md, runs.nc and figures to {arguments.out}")
+    return 0
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.tune import tune_model
+
+    try:
+        tuned, code = tune_model(
+            arguments.model,
+            arguments.out,
+            horizon=arguments.horizon,
+            names=None if arguments.selectors is None else arguments.selectors.split(","),
+            criterion=arguments.criterion,
+            engine=arguments.engine,
+            num_worlds=arguments.num_worlds,
+            num_samples=arguments.samples,
+            seed=arguments.seed,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit tune: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        rows = [
+            {name: None if value != value else value for name, value in s._asdict().items()} for s in tuned.standings
+        ]
+        print(json.dumps({"best": tuned.code, "standings": rows, "out": str(arguments.out)}, indent=2))
+    else:
+        print(f"{tuned}\n\n{code}\n\nwrote tune.md and tune.png to {arguments.out}")
     return 0
 
 
@@ -182,6 +248,22 @@ def _compare(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f"ppl-bandit compare: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from ppl_bandit.commands.bench import BenchOptions, run_bench, words
+
+    options = BenchOptions(arguments.cases.split(","), arguments.steps, arguments.samples, arguments.parts.split(","))
+    try:
+        found = run_bench(options, arguments.out, lambda line: print(line, file=sys.stderr, flush=True))
+    except (ValueError, OSError) as error:
+        print(f"ppl-bandit bench: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(json.dumps(found._asdict(), indent=2))
+    else:
+        print(f"{words(found)}\n\nwrote bench.json, bench.md and bench.png to {arguments.out}")
     return 0
 
 
@@ -249,22 +331,3 @@ def _say(line: str) -> None:
 
 def _silent(line: str) -> None:
     del line
-
-
-def _use_compilation_cache() -> None:
-    """Keep compiled programs between runs, in the user's cache folder; JAX_COMPILATION_CACHE_DIR overrides it."""
-    import jax
-
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    base = os.environ.get("XDG_CACHE_HOME") or (
-        "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("LOCALAPPDATA", "~/.cache")
-    )
-    folder = Path(base).expanduser() / "ppl_bandit" / "jax"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return  # a read-only home only costs time
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.commands.demo_figure import DemoPanel, draw_demo
+from ppl_bandit.commands.demo_figure import DemoPlay, draw_demo
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.numerics.compilation import quick_jit
 from ppl_bandit.program.reward_model import RewardModel
@@ -54,7 +54,7 @@ class _Prepared(NamedTuple):
     file: ModelFile
     engine: Engine
     environment: Environment
-    played: "Future[tuple[np.ndarray, np.ndarray]]"
+    played: "Future[np.ndarray]"
 
 
 def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoResult]:
@@ -69,17 +69,16 @@ def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoR
         prepared = [_prepare(name, pool, seed, say) for name in CONJUGATE_MODELS]
         say(f"\nplaying {NUM_REALIZATIONS} realizations of {NUM_STEPS} steps each ...")
         played = [_result(item) for item in prepared]
-    panels = [panel for panel, _ in played]
-    results = [result for _, result in played]
+    plays, results = [play for play, _ in played], [result for _, result in played]
     for result in results:
         scores = ", ".join(f"{name} {mean:.2f} +- {error:.2f}" for name, (mean, error) in result.regret.items())
         say(f"  {result.name:<22} regret after {NUM_STEPS} steps: {scores}")
     out.mkdir(parents=True, exist_ok=True)
     draw_demo(
-        panels,
+        plays,
         out / "demo.png",
-        f"{NUM_REALIZATIONS} realizations of {NUM_STEPS} steps, M = {NUM_SAMPLES} posterior draws a step, seed {seed}; lines: "
-        "mean of the expected (pseudo) regret, bands: 95% interval of that mean",
+        f"{NUM_REALIZATIONS} realizations of {NUM_STEPS} steps, M = {NUM_SAMPLES} posterior draws a step, seed {seed}; "
+        "expected (pseudo) regret: mean and 95% interval of the mean",
     )
     return results
 
@@ -105,15 +104,15 @@ def _prepare(name: str, pool: ThreadPoolExecutor, seed: int, say: Callable[[str]
     say(f"  {name:<22} exact: {families}")
     environment = Environment(model, file.truth or {}, file.contexts)
 
-    def play(key: Key, number: Array) -> tuple[Array, Array]:
-        steps = rollout(key, model, engine, _one_of(number), environment, num_steps=NUM_STEPS, num_samples=NUM_SAMPLES)
-        return steps.regret, steps.best_arm_probs
+    def play(key: Key, number: Array) -> Array:
+        chosen = _one_of(number)
+        return rollout(key, model, engine, chosen, environment, num_steps=NUM_STEPS, num_samples=NUM_SAMPLES).regret
 
     # Compiling takes longer than playing: spend little on it.
     runs = _runs(seed)
     lowered = quick_jit(jax.vmap(play)).lower(*runs)
 
-    def compile_and_play() -> tuple[np.ndarray, np.ndarray]:
+    def compile_and_play() -> np.ndarray:
         with jax.enable_x64(True):
             return jax.device_get(lowered.compile()(*runs))
 
@@ -126,19 +125,26 @@ def _runs(seed: int) -> tuple[Array, Array]:
     return jr.split(jr.key(seed), num_runs), jnp.repeat(jnp.arange(len(_SELECTORS)), NUM_REALIZATIONS)
 
 
-def _result(item: _Prepared) -> tuple[DemoPanel, DemoResult]:
-    steps, probs = item.played.result()
+def _result(item: _Prepared) -> tuple[DemoPlay, DemoResult]:
+    steps = item.played.result()
     by_selector = steps.reshape(len(_SELECTORS), NUM_REALIZATIONS, NUM_STEPS)
     regret = {label: np.cumsum(runs, axis=1) for label, runs in zip(_SELECTORS, by_selector, strict=True)}
     final = {
         label: (float(total[:, -1].mean()), float(total[:, -1].std(ddof=1) / np.sqrt(NUM_REALIZATIONS)))
         for label, total in regret.items()
     }
-    if item.file.context is None:
-        best = int(jnp.argmax(item.environment.expected_rewards(None)))
-    else:
-        best = -1
     families = dict.fromkeys(words.partition(",")[0] for words in item.engine.explanation.sites.values())
-    panel = DemoPanel(f"{item.file.name}: {' x '.join(families)}", regret, probs[0], best)
+    play = DemoPlay(f"{item.file.name}: {' x '.join(families)}", regret, _random_regret(item.environment))
     words = ", ".join(f"{site} {family}" for site, family in item.engine.explanation.sites.items())
-    return panel, DemoResult(item.file.name, words, item.engine.explanation.report, final)
+    return play, DemoResult(item.file.name, words, item.engine.explanation.report, final)
+
+
+def _random_regret(environment: Environment) -> float:
+    """Return what one step of random play loses on average, over 1,000 contexts where there are any."""
+    num_contexts = 1 if environment.reward_model.context is None else 1000
+
+    def lost(key: Key) -> Array:
+        rewards = environment.expected_rewards(environment.draw_context(key))
+        return jnp.max(rewards) - jnp.mean(rewards)
+
+    return float(jnp.mean(quick_jit(jax.vmap(lost))(jr.split(jr.key(0), num_contexts))))

@@ -8,11 +8,11 @@ import jax
 
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import ModelFileError, load_model
-from ppl_bandit.commands.words import ENGINES, SELECTORS, check_words
+from ppl_bandit.commands.words import ENGINES, check_words, chosen_selectors
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.figures import draw_run
-from ppl_bandit.simulation.scores import Score, scores, table
+from ppl_bandit.simulation.scores import Score, pairwise, scores, table
 from ppl_bandit.simulation.simulate import simulate
 
 if TYPE_CHECKING:
@@ -33,23 +33,32 @@ def run_model(
     seed: int = 0,
     devices: int | None = None,
     progress: bool = False,
+    horizon: int | None = None,
+    worlds: str = "truth",
 ) -> tuple[list[Score], str]:
-    """Simulate selectors on a model file at its truth, and write `runs.nc`, `table.md` and the figures to `out`.
+    """Simulate selectors on a model file, and write `runs.nc`, `table.md` and the figures to `out`.
+
+    Args:
+        horizon: what selectors with a horizon are told; None is the truth, `num_steps`.
+        worlds: "truth", the file's own, or "prior", a new world from the program's prior for every realization.
 
     Returns:
         The scores, and the engine's name.
     """
     factories = {"auto": engines.choose, **ENGINES}
-    check_words(names, SELECTORS, "--selectors")
     check_words([engine], factories, "--engine")
-    chosen = {SELECTORS[name][0]: SELECTORS[name][1]() for name in names}
+    check_words([worlds], ("truth", "prior"), "--worlds")
+    chosen = chosen_selectors(names, num_steps if horizon is None else horizon)
     file = load_model(spec)
-    if file.truth is None:
-        raise ModelFileError(f"{file.path} has no truth: add `truth = {{site: value}}`, the world to simulate")
+    if worlds == "truth" and file.truth is None:
+        raise ModelFileError(
+            f"{file.path} has no truth: add `truth = {{site: value}}`, the world to simulate, or use --worlds prior"
+        )
     model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
     with jax.enable_x64(True):
         built = factories[engine](model)
-    world = Environment(model, file.truth, file.contexts)
+    is_drawn = worlds == "prior" or file.truth is None
+    world = Environment.from_prior(model, file.contexts) if is_drawn else Environment(model, file.truth, file.contexts)
     settings: dict[str, Any] = {"num_steps": num_steps, "num_samples": num_samples, "progress": progress}
     mesh = None
     if devices is not None:
@@ -59,7 +68,7 @@ def run_model(
     )
     out.mkdir(parents=True, exist_ok=True)
     scored = scores(found)
-    (out / "table.md").write_text(f"{table(scored)}\n\n{_caption(file.name, found)}\n")
+    (out / "table.md").write_text(f"{table(scored)}\n\n{pairwise(found)}\n\n{_caption(file.name, found)}\n")
     found.to_netcdf(out / "runs.nc")
     draw_run(found, out, _caption(file.name, found))
     return scored, built.explanation.engine
@@ -69,5 +78,5 @@ def _caption(name: str, found: "xarray.Dataset") -> str:
     facts = found.attrs
     return (
         f"{name}: {facts['num_realizations']} realizations of {facts['num_steps']} steps, M = {facts['num_samples']}, "
-        f"{facts['engine']} engine, key {facts['key']}; regret is expected (pseudo) regret"
+        f"{facts['engine']} engine, key {facts['key']}, worlds from the {facts['worlds']}; regret is expected (pseudo) regret"
     )

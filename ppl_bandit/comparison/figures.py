@@ -16,6 +16,7 @@ from ppl_bandit.comparison.results import Comparison
 from ppl_bandit.comparison.running import flatten
 from ppl_bandit.live.arviz_export import observed, replicate
 from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.numerics.plotting import figure_tools
 
 __all__ = ["FIGURES", "draw_figures"]
 
@@ -47,11 +48,6 @@ _EXACT = _Style("black", "-", "*")
 
 def draw_figures(result: Comparison, folder: Path) -> dict[str, Path]:
     """Draw every figure of a comparison as PNG, and return {name: path}."""
-    import matplotlib
-
-    matplotlib.use("Agg", force=False)
-    import matplotlib.pyplot as plt
-
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for name, draw in FIGURES.items():
@@ -60,8 +56,34 @@ def draw_figures(result: Comparison, folder: Path) -> dict[str, Path]:
             continue
         paths[name] = folder / f"{name}.png"
         figure.savefig(paths[name], dpi=110)
-        plt.close(figure)
+        figure_tools().close(figure)
     return paths
+
+
+def draw_answer(result: Comparison) -> Any:
+    """Draw the expected reward of each arm with its interval, and the probability that it is best: reference and engines."""
+    num_arms = len(result.arms)
+    figure, axes = _canvas(result, (11.5, max(2.6, 0.42 * num_arms * (len(result.engines) + 1) + 1.4)), 1, 2)
+    left, right = axes[0]
+    lines = [("reference", _reference_name(result), _Style("black", "-", "|"))]
+    lines += [(label, label, style) for label, style, _ in _engines(result) if label in result.standings]
+    for number, (key, label, style) in enumerate(lines):
+        found = result.standings[key]
+        y = np.arange(num_arms) + (number + 1) / (len(lines) + 1) - 0.5
+        is_reference = key == "reference"
+        size = {"markersize": 11 if is_reference else 5.5, "linestyle": "none"}
+        left.hlines(y, found.low, found.high, color=style.colour, linewidth=2.6 if is_reference else 1.2)
+        left.plot(found.mean, y, style.marker, color=style.colour, label=label, **size)
+        right.barh(
+            y, found.best_prob, height=0.8 / (len(lines) + 1), color=style.colour, alpha=0.9 if is_reference else 0.6
+        )
+    for axis in (left, right):
+        axis.set(yticks=range(num_arms), ylim=(num_arms - 0.5, -0.5))
+        axis.set_yticklabels([str(arm) for arm in result.arms])
+    left.set(xlabel="expected reward: posterior mean and 95% interval")
+    right.set(xlabel="probability of being the best arm", xlim=(0, 1))
+    _finish(figure, left, "Where the arms stand, by the reference and by each engine")
+    return figure
 
 
 def draw_densities(result: Comparison) -> Any:
@@ -261,6 +283,7 @@ def draw_stream(result: Comparison) -> Any:
 
 
 FIGURES = {
+    "answer": draw_answer,
     "densities": draw_densities,
     "forest": draw_forest,
     "best_arms": draw_best_arms,
@@ -271,9 +294,7 @@ FIGURES = {
 
 
 def _canvas(result: Comparison, size: tuple[float, float], rows: int, columns: int, **grid: Any) -> tuple[Any, Any]:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **grid)
+    figure, axes = figure_tools().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **grid)
     runs = len(next(iter(result.engines.values())).runs)
     figure.supxlabel(
         f"{result.name}: {len(result.data.arm)} rows; M = {result.num_samples} draws a run, {runs} runs, seed {result.seed}; "

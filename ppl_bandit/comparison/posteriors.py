@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library, selectors
+from ppl_bandit.comparison.answer import standings
 from ppl_bandit.comparison.closed_form import Law, exact_marginals
 from ppl_bandit.comparison.errors import (
     QUANTILES,
@@ -50,7 +51,6 @@ Factory = Callable[[RewardModel], Engine]
 _DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
 _NUM_SAMPLES_OF_REFERENCE = 20  # of the engines' size, in pairs for the floor
 _MOST_LONG_DRAWS = 40_000
-_LONG_WARMUP = 500
 _MOST_CONTEXTS = 8  # in which decisions are compared
 
 
@@ -131,6 +131,9 @@ def compare(
         ]
     end = {label: (result.latents, result.decisions) for label, result in results.items()}
     stream.append(StreamPoint(len(data.arm), references[-1], end))
+    draws = {"reference": references[-1].target.samples.reshape(-1, references[-1].target.mean.size)}
+    for label, result in results.items():
+        draws[label] = np.concatenate([flatten(reward_model, at.draws) for at in result.runs])
     found = Comparison(
         getattr(reward_model.program, "__name__", "program") if name is None else name,
         reward_model,
@@ -146,6 +149,7 @@ def compare(
         seed,
         selector.name,
         all(getattr(jax.config, flag) for flag in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")),
+        standings(reward_model, names.names, data, contexts, draws),
     )
     return dataclasses.replace(found, text=describe(found))
 
@@ -248,8 +252,7 @@ def _reference(
     many = max(2 * lab.num_samples, min(many, _MOST_LONG_DRAWS))
     many -= many % lab.num_samples
     if factory is None:
-        rounded = 100 * -(-many // 100)
-        factory = partial(library.nuts, num_draws=rounded, num_warmup=_LONG_WARMUP)
+        factory = partial(library.nuts, num_draws=many)
     runner = build_runner(factory, lab.model, len(lab.data.arm), many)
     runs = run(runner, key_run, lab.parts, lab.decide)
     references = []
@@ -341,8 +344,8 @@ def _contest(
     info = dict(runs[-1].info)
     if "num_divergences" in info:
         info["num_divergences"] = sum(at.info["num_divergences"] for at in runs)
-    if "chain_ess" in info or "num_pending" in info:  # draws that repeat or were correlated before they were shuffled
-        ess = np.minimum(ess, min(info["ess"], info.get("chain_ess", np.inf)))
+    if "memory" in info:  # draws that repeat, or remember those before them
+        ess = np.minimum(ess, info["ess"])
     info["is_trusted"] = float(all(at.info.get("is_trusted", 1.0) for at in runs))
     return EngineResult(
         runner.engine.explanation,

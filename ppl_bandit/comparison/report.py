@@ -7,15 +7,17 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ppl_bandit.comparison.answer import answer, verdict
 from ppl_bandit.comparison.results import Comparison, Ranking
-from ppl_bandit.comparison.tables import conclusion, ranking_table, tables, verdict
+from ppl_bandit.comparison.tables import Table, conclusion, ranking_table, tables
 
 __all__ = ["comparison_report", "ranking_report"]
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: 0.2rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-p.lead { color: #555; margin-top: 0; }
+p.lead { color: #555; margin-top: 0; } p.answer { font-size: 1.12rem; }
+p.note { color: #444; font-size: 13px; max-width: 60rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid #ddd; white-space: nowrap; }
@@ -26,6 +28,7 @@ figure { margin: 1.2rem 0; }
 """.strip()
 
 _CAPTIONS = {
+    "answer": "Expected reward of each arm, and the probability that it is best, by engine",
     "densities": "Marginal posterior density of each latent, engines over the reference",
     "forest": "Intervals of each latent, by engine",
     "best_arms": "Probability that each arm is best, by engine",
@@ -44,16 +47,17 @@ def comparison_report(result: Comparison, figures: Mapping[str, Path], source: s
         figures: {name: PNG file}.
         source: the text of the program.
     """
-    found = tables(result)
     lead = (
         f"{len(result.data.arm)} rows, {len(result.arms)} arms, M = {result.num_samples} draws a run, seed {result.seed}. "
         f"Reference: {result.reference.words}."
     )
-    parts = [_paragraphs(verdict(result).splitlines())]
+    parts = [f'<p class="answer">{html.escape(answer(result))}</p>']
+    parts += [_figure(_CAPTIONS["answer"], figures["answer"])] if "answer" in figures else []
+    parts += ["<h2>Would another engine have decided otherwise?</h2>", _paragraphs(verdict(result).splitlines())]
     parts += [_paragraphs([f"{label} was not run: {why}"]) for label, why in result.refused.items()]
-    parts += [_table(*table) for table in found]
+    parts += [_table(table) for table in tables(result)]
     parts.append("<h2>Figures</h2>")
-    parts += [_figure(_CAPTIONS.get(name, name), path) for name, path in figures.items()]
+    parts += [_figure(_CAPTIONS.get(name, name), path) for name, path in figures.items() if name != "answer"]
     explanations = {result.reference.name: result.reference.explanation}
     explanations |= {label: engine.explanation for label, engine in result.engines.items()}
     for label, explanation in explanations.items():
@@ -69,7 +73,7 @@ def ranking_report(ranking: Ranking, explanations: Mapping[str, str], sources: M
         explanations: name -> what is known about the program's posterior.
         sources: name -> the text of the program.
     """
-    parts = [_paragraphs(conclusion(ranking)), _table(*ranking_table(ranking))]
+    parts = [_paragraphs(conclusion(ranking)), _table(ranking_table(ranking))]
     for name, source in sources.items():
         parts += [f"<h2>{html.escape(name)}</h2>", _pre(source), _pre(explanations[name])]
     return _page("Models ranked", f"{ranking.num_rows} rows, seed {ranking.seed}.", parts, ranking.seed)
@@ -95,13 +99,14 @@ def _paragraphs(lines: Sequence[str]) -> str:
     return "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(table: Table) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    body = "\n".join(line(row, "td") for row in rows)
+    body = "\n".join(line(row, "td") for row in table.rows)
+    note = f'<p class="note">{html.escape(table.note)}</p>\n' if table.note else ""
     return (
-        f'<h2>{html.escape(title)}</h2>\n<div class="wide"><table>\n<thead>{line(header, "th")}</thead>\n'
+        f'<h2>{html.escape(table.title)}</h2>\n{note}<div class="wide"><table>\n<thead>{line(table.header, "th")}</thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>"
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from ppl_bandit.comparison.closed_form import Law
 from ppl_bandit.comparison.errors import Estimate, LatentErrors, Target
 from ppl_bandit.comparison.running import Run
+from ppl_bandit.live.overview import Overview
 from ppl_bandit.numerics.compilation import quick_jit
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation, Interaction
@@ -146,6 +147,7 @@ class Comparison:
         seed: of all random numbers.
         selector: name of the selector that decided.
         is_cached: whether jax kept compiled programs on disk, so that a first run may have been faster than it looks.
+        standings: where the arms stand according to the "reference" and to each engine whose draws are finite.
         text: the tables, ready to print; whoever makes a comparison writes them.
     """
 
@@ -163,6 +165,7 @@ class Comparison:
     seed: int
     selector: str
     is_cached: bool
+    standings: dict[str, Overview]
     text: str = ""
 
     def __repr__(self) -> str:

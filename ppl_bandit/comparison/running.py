@@ -9,8 +9,6 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.engines.approximate.nuts import NutsState
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.numerics.compilation import quick_jit
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key, Selection, Selector
@@ -48,7 +46,6 @@ class Runner(NamedTuple):
         start: key -> state, with room for all rows.
         learn: (key, state, rows) -> (state, info).
         draw: (key, state) -> draws.
-        read: state -> draws in the order of its chains, for NUTS; None where draws have no order.
     """
 
     engine: Engine
@@ -56,7 +53,6 @@ class Runner(NamedTuple):
     start: Callable[[Key], Any]
     learn: Callable[[Key, Any, Interaction], tuple[Any, Any]]
     draw: Callable[[Key, Any], Draws]
-    read: Callable[[Any], Draws]
 
 
 def build_runner(
@@ -72,11 +68,8 @@ def build_runner(
         state = init(key)
         return state if engine.reserve is None else engine.reserve(state, num_rows)
 
-    def read(state: Any) -> Draws:
-        return jax.vmap(unconstrained_space(model).constrain)(state.draws)
-
     draw = jax.jit(lambda key, state: engine.sample(key, state, num_samples))
-    return Runner(engine, seconds, start, jax.jit(engine.update), draw, quick_jit(read))
+    return Runner(engine, seconds, start, jax.jit(engine.update), draw)
 
 
 def run(runner: Runner, key: Key, parts: Sequence[Interaction], decide: Decide) -> list[Run]:
@@ -93,8 +86,6 @@ def run(runner: Runner, key: Key, parts: Sequence[Interaction], decide: Decide) 
         seconds = time.perf_counter() - begin
         num_seen += rows.arm.shape[0] if rows.mask is None else int(np.sum(rows.mask))
         chosen = jax.device_get(decide(key_decide, draws, num_seen + 1))
-        if isinstance(state, NutsState) and len(state.draws) == len(next(iter(draws.values()))):
-            draws = runner.read(state)
         found.append(Run(jax.device_get(draws), _numbers(info), chosen, seconds, state))
         begin = time.perf_counter()
     return found

@@ -1,17 +1,27 @@
 """A comparison in words and numbers: tables to print, records for machines."""
 
 import math
+import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.comparison.answer import answer, verdict
 from ppl_bandit.comparison.errors import QUANTILES, Estimate, largest
 from ppl_bandit.comparison.results import Comparison, Ranking, StreamPoint
 
-__all__ = ["Table", "conclusion", "describe", "describe_ranking", "ranking_table", "records", "tables", "verdict"]
+__all__ = ["Table", "conclusion", "describe", "describe_ranking", "ranking_table", "records", "tables"]
 
-Table = tuple[str, list[str], list[list[str]]]  # title, header, rows
+
+class Table(NamedTuple):
+    """A table to print: what its columns mean stands in the note, in words."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
 
 _MOST_LATENTS = 12  # of each engine, in the printed table; files and JSON hold all
 
@@ -22,36 +32,15 @@ def describe(result: Comparison) -> str:
         f"{result.name}: {len(result.data.arm)} rows, {len(result.arms)} arms; M = {result.num_samples} draws a run, "
         f"{len(next(iter(result.engines.values())).runs) if result.engines else 0} runs an engine, seed {result.seed}",
         f"reference: {result.reference.words}",
+        "",
+        *textwrap.wrap(answer(result), 120),
     ]
     if not result.reference.is_trusted:
         lines.append("  beware: the evidence of the reference's own run speaks against it")
     lines += [f"{label}: not run: {why}" for label, why in result.refused.items()]
-    for title, header, rows in tables(result):
-        lines += ["", title, *_aligned(header, rows)]
+    for table in tables(result):
+        lines += ["", table.title, *_aligned(table.header, table.rows)]
     lines += ["", verdict(result)]
-    return "\n".join(lines)
-
-
-def verdict(result: Comparison) -> str:
-    """Say in a sentence per engine whether it would have decided differently.
-
-    It would if its distance lies three standard errors above that of as many samples of the reference itself; a sample's
-    own deviation counts as one draw of M at least, because 20 samples may agree by chance.
-    """
-    lines = []
-    floor = result.reference.floor.other_arm_prob
-    for label, engine in result.engines.items():
-        share = engine.decisions.other_arm_prob
-        if not np.isfinite(share.value):
-            lines.append(f"{label} gave draws that are not finite: no decision can be made on them")
-            continue
-        error = max(float(floor.error), 1.0 / result.num_samples) / math.sqrt(len(engine.runs))
-        differs = share.value > floor.value + 3.0 * error
-        words = "DECIDES DIFFERENTLY from" if differs else "cannot be told by its decisions from"
-        lines.append(
-            f"{label} {words} the reference: another arm with probability {share.value:.3f}, where chance gives "
-            f"{floor.value:.3f} ± {error:.3f}"
-        )
     return "\n".join(lines)
 
 
@@ -78,7 +67,13 @@ def _costs(result: Comparison) -> Table:
         )
     header = ["engine", "s cold", "s warm", "least ESS", "most R-hat", "divergences", "k-hat", "trusted"]
     cold = "build, compile or take from jax's cache, and run" if result.is_cached else "build, compile and run"
-    return f"Cost and evidence (cold: {cold}; warm: run)", header, rows
+    note = (
+        "Least ESS: the effective sample size of M draws, how many independent draws would be as good, for the worst latent. "
+        "R-hat: the spread of all runs over the spread within one; 1 if they agree. Divergences: trajectories of NUTS that "
+        "lost their energy; a few in 1,000 are too many. k-hat: the shape of the largest importance weights; beyond 0.7 a few "
+        "draws stand for all, and nothing that they say can be relied on. Trusted: what the engine says of itself."
+    )
+    return Table(f"Cost and evidence (cold: {cold}; warm: run)", header, rows, note)
 
 
 def _decisions(result: Comparison) -> Table:
@@ -113,7 +108,15 @@ def _decisions(result: Comparison) -> Table:
     num = reference.best_arm_probs.shape[0]
     where = "" if result.contexts is None else f", averaged over {num} contexts of the data"
     header = ["engine", "p-hat", "N", "propensities", "TV of p-hat", "P(other arm)"]
-    return f"Decisions by {result.selector}{where}; arms {', '.join(map(str, result.arms))}", header, rows
+    note = (
+        "p-hat: the share of posterior draws in which each arm is best. N: how many candidate arms double sampling draws; the "
+        "surer, the more. Propensities: the probability with which each arm would be played. TV of p-hat: the total variation, "
+        "half of the summed absolute differences from the reference's p-hat; 0 if they agree, 1 if they share nothing. P(other "
+        "arm): the same for propensities, which is how often another arm would be played. Floor: the same distance between "
+        "the reference and another sample of it, as large: what chance alone does."
+    )
+    title = f"Decisions by {result.selector}{where}; arms {', '.join(map(str, result.arms))}"
+    return Table(title, header, rows, note)
 
 
 def _latents(result: Comparison) -> Table:
@@ -137,7 +140,12 @@ def _latents(result: Comparison) -> Table:
             )
     header = ["engine", "latent", "mean", "sd", "2.5%", "97.5%", "W1 (floor)", "KS (floor)"]
     shown = f"; the {_MOST_LATENTS} farthest of {len(result.labels)}" if len(result.labels) > _MOST_LATENTS else ""
-    return f"Errors of the latents, in sds of the reference{shown}", header, rows
+    note = (
+        "Mean, 2.5%, 97.5%: how far the engine's mean and quantiles lie from the reference's. sd: its relative error. W1: the "
+        "Wasserstein distance, how far draws must be moved on average to become the reference's. KS: the largest difference of "
+        "the two cumulative distributions. In brackets the floor, as above."
+    )
+    return Table(f"Errors of the latents, in sds of the reference{shown}", header, rows, note)
 
 
 def _stream(result: Comparison) -> Table:
@@ -156,13 +164,13 @@ def _stream(result: Comparison) -> Table:
                 ]
             )
     header = ["rows", "engine", "mean", "sd", "W1 (floor)", "TV of p-hat (floor)", "P(other arm) (floor)"]
-    return "As the rows grow (largest error over the latents)", header, rows
+    return Table("As the rows grow (largest error over the latents)", header, rows)
 
 
 def describe_ranking(ranking: Ranking) -> str:
     """Return the table of a ranking and its conclusion, ready to print."""
-    title, header, rows = ranking_table(ranking)
-    return "\n".join([title, *_aligned(header, rows), "", *conclusion(ranking)])
+    table = ranking_table(ranking)
+    return "\n".join([table.title, *_aligned(table.header, table.rows), "", *conclusion(ranking)])
 
 
 def conclusion(ranking: Ranking) -> list[str]:
@@ -201,7 +209,12 @@ def ranking_table(ranking: Ranking) -> Table:
         for number, score in enumerate(ranking.scores, 1)
     ]
     header = ["rank", "model", "log evidence", "by", "P(model)", "LOO elpd", "behind the best"]
-    return f"Models on the same {ranking.num_rows} rows, seed {ranking.seed}", header, rows
+    note = (
+        "Log evidence: the log probability of all rows before any was seen; it judges the prior too. P(model): the probability "
+        "of each model, were all equally probable before. LOO elpd: the log density of each row as foretold from all others, "
+        "summed; higher is better."
+    )
+    return Table(f"Models on the same {ranking.num_rows} rows, seed {ranking.seed}", header, rows, note)
 
 
 def _odds(log_odds: float) -> str:
@@ -218,6 +231,7 @@ def records(result: Comparison) -> dict[str, Any]:
         "arms": [str(arm) for arm in result.arms],
         "num_samples": result.num_samples,
         "seed": result.seed,
+        "answer": answer(result),
         "selector": result.selector,
         "has_compilation_cache": result.is_cached,
         "reference": {

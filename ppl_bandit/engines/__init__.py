@@ -5,6 +5,7 @@ from ppl_bandit.engines.approximate.nuts import nuts
 from ppl_bandit.engines.approximate.reweight import reweight
 from ppl_bandit.engines.approximate.svi import svi
 from ppl_bandit.engines.choose import choose
+from ppl_bandit.engines.collapsed.collapsed import collapsed
 from ppl_bandit.engines.exact.conjugate import conjugate
 
-__all__ = ["choose", "conjugate", "laplace", "nuts", "reweight", "svi"]
+__all__ = ["choose", "collapsed", "conjugate", "laplace", "nuts", "reweight", "svi"]

@@ -1,6 +1,7 @@
-"""The engine that a program deserves: exact where that is proved, draws with evidence elsewhere."""
+"""The engine that a program deserves: exact where that is proved, exact given a few sites where that is, draws elsewhere."""
 
 from ppl_bandit.engines.approximate.reweight import reweight
+from ppl_bandit.engines.collapsed.collapsed import collapsed
 from ppl_bandit.engines.exact.conjugate import conjugate
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, NotConjugate
@@ -9,19 +10,28 @@ __all__ = ["choose"]
 
 
 def choose(model: RewardModel) -> Engine:
-    """Return the exact engine of a program if its posterior is proved conjugate, and `reweight` otherwise.
+    """Return the exact engine of a program if its posterior is proved conjugate, else `collapsed` if it is given a few sites.
 
-    The explanation says which, and carries the refusal of the exact engine, with what would make the program conjugate.
+    Where neither is proved it is `reweight`. The explanation says which, and carries the refusals, with what would make the
+    program conjugate.
     """
-    try:
-        return conjugate(model)
-    except NotConjugate as refusal:
-        engine = reweight(model)
-        exact = refusal.explanation
-    refused = exact.reason if exact is not None else "the program is not provably conjugate"
-    remedy = exact.report if exact is not None else refused
-    explanation = engine.explanation._replace(
-        reason=f"{refused}; so {engine.explanation.reason}",
-        report=f"{engine.explanation.report}\n\nNot exact, because:\n{remedy}",
+    refusals: list[NotConjugate] = []
+    for factory in (conjugate, collapsed):
+        try:
+            return _with_refusals(factory(model), refusals)
+        except NotConjugate as refusal:
+            refusals.append(refusal)
+    return _with_refusals(reweight(model), refusals)
+
+
+def _with_refusals(engine: Engine, refusals: list[NotConjugate]) -> Engine:
+    if not refusals:
+        return engine
+    reasons = [str(refusal) if (why := refusal.explanation) is None else why.reason for refusal in refusals]
+    reports = [str(refusal) if (why := refusal.explanation) is None else why.report for refusal in refusals]
+    own = engine.explanation
+    explanation = own._replace(
+        reason=f"{reasons[0]}; so {own.reason}",
+        report="\n".join([own.report, "", "Not exact, because:", *reports]),
     )
     return engine._replace(explanation=explanation)

@@ -18,8 +18,9 @@ import numpy as np
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.live import saving, summary
-from ppl_bandit.live.compiled import compiled_choice
 from ppl_bandit.live.decisions import Decision
+from ppl_bandit.live.figures import draw_bandit
+from ppl_bandit.live.html import as_html
 from ppl_bandit.live.inputs import Arms, check_contexts, check_engine, check_rewards, check_selector
 from ppl_bandit.live.journal import checkpoints
 from ppl_bandit.live.journal.events import Event
@@ -29,6 +30,7 @@ from ppl_bandit.live.journal.opening import can_grow, grown, open_experiment
 from ppl_bandit.live.journal.rewarding import discarding, expiring, importing, rewarding
 from ppl_bandit.live.learning import Learner, Rows, Task, start
 from ppl_bandit.live.numbers import check_count, seconds
+from ppl_bandit.live.overview import Overview, as_frame, overview, some_contexts
 from ppl_bandit.live.tables import history_table, pending_table
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
@@ -55,6 +57,8 @@ class Bandit:
         selector: a selector; None is `selectors.double_sampling()`.
         num_samples: posterior draws M behind each decision.
         seed: of all of the bandit's random numbers; the same seed and calls give the same decisions.
+        draws: whether every decision draws the latents M times, also where p-hat can be drawn from its own law, which is the
+            same and faster.
         burn_in: decisions that every arm gets before the selector chooses among all; arms added later get theirs, too.
         journal: a path, a URL or a `Journal`: every decision and reward is recorded there before the call returns, and
             opening the same journal and name again continues the experiment. None keeps everything in memory.
@@ -78,6 +82,7 @@ class Bandit:
         selector: Selector | None = None,
         num_samples: int = 1000,
         seed: int = 0,
+        draws: bool = False,
         burn_in: int = 0,
         journal: str | PathLike | Journal | None = None,
         name: str | None = None,
@@ -99,7 +104,7 @@ class Bandit:
         self._factory = engines.choose if engine is None else engine
         self._may_fall_back = engine is None
         self._selector = _DEFAULT_SELECTOR if selector is None else check_selector(selector)
-        compiled_choice(self._selector, self.num_samples, len(given))  # begins while the model is being examined
+        self._draws = bool(draws)
         self._pid = os.getpid()
         if isinstance(program, RewardModel):
             if len(given) != program.num_arms:
@@ -141,6 +146,11 @@ class Bandit:
     def num_rewards(self) -> int:
         """How many rewards the bandit has learnt from."""
         return len(self._experiment.history)
+
+    def warm_up(self) -> None:
+        """Wait until the first decision and the first update are compiled; both began when the bandit was built."""
+        for function in (self._learner.run.select, self._learner.run.learn):
+            function.wait()
 
     def select(self, context: Any = None, allowed: Any = None) -> Decision:
         """Decide which arm to play.
@@ -372,12 +382,43 @@ class Bandit:
     def explain(self) -> str:
         """Return what was proved about the program, what the data say so far, and how decisions are made."""
         learner = self._follow().learner
-        table = None if self.model.context is not None else self.expected_rewards()
         evidence = None
         if hasattr(learner.state, "log_evidence"):
             with jax.enable_x64(True):
                 evidence = float(learner.state.log_evidence), float(learner.state.log_evidence_error)
-        return summary.describe(self.explanation, self.arms, self._rows()[0], table, self._selector, evidence)
+        return summary.describe(self.explanation, self._overview(), self._selector.name, evidence)
+
+    def summary(self, contexts: Any = None) -> "pandas.DataFrame":
+        """Return where the arms stand, one row per arm.
+
+        Columns: arm, num_rewards, expected_reward (posterior mean), low and high (its central 95% interval), best_arm_prob, and
+        expected_loss, what choosing this arm now would cost on average against the best.
+
+        Args:
+            contexts: with a leading axis, those to average over; None averages over the contexts of the rewards so far, at
+                most 200 of them, or stays at the example context before the first.
+        """
+        return as_frame(self._overview(contexts))
+
+    def plot(self, contexts: Any = None, unit: str = "") -> Any:
+        """Return a figure: the posterior of each arm's expected reward, and who was played when.
+
+        Args:
+            contexts: as in `summary`.
+            unit: of the expected reward, for its axis.
+        """
+        found = self._overview(contexts)
+        kind = "exact" if self.explanation.is_exact else f"approximate ({self.explanation.engine})"
+        return draw_bandit(
+            found,
+            self._rows()[0],
+            f"{self._name}: {self.num_rewards} rewards, {kind} posterior",
+            f"{found.draws.shape[0]} posterior draws, decisions by {self._selector}, seed {self.seed}",
+            unit,
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(self._name, self.explanation, self._overview(), len(self.pending()), str(self._selector))
 
     def to_arviz(self, num_samples: int = 1000) -> Any:
         """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1)."""
@@ -431,6 +472,21 @@ class Bandit:
         )
 
     @property
+    def _name(self) -> str:
+        return getattr(self.model.program, "__name__", "program")
+
+    def _overview(self, contexts: Any = None) -> Overview:
+        played, _, seen = self._rows()
+        if self.model.context is None or contexts is not None:
+            num_rows = None if contexts is None else len(jax.tree.leaves(contexts)[0])
+            chosen = check_contexts(self.model, contexts, num_rows, "contexts")
+        elif played.size:
+            chosen = some_contexts(seen)
+        else:
+            chosen = self.model.context_rows(1)
+        return overview(self.model, self.arms, played, self.posterior(self.num_samples), chosen)
+
+    @property
     def _task(self) -> Task:
         return self._experiment.standing.task
 
@@ -448,7 +504,7 @@ class Bandit:
                 )
             model = RewardModel(grown(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
-        task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back)
+        task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
         return task, start(task, functools.partial(_built, self._factory))
 
     def _follow(self, *, is_waiting: bool = True) -> Any:

@@ -1,114 +1,121 @@
-"""The edge of the live bandit: the pure functions of an engine and a selector, jitted.
+"""The edge of the live bandit: the pure functions of an engine and a selector, fused and compiled.
 
-They are compiled once for all bandits that share a model, an engine and a selector. Keys are made inside: from the seed, for
-a purpose, and for the number of the decision or of the rows seen, so that the same calls give the same decisions.
+A step is two calls and two transfers: a decision comes back as one row of numbers, an update leaves its state on the device and
+sends one row, its verdict. Functions are compiled once for all bandits that share a model, an engine and a selector. Keys are
+made inside: from the seed, for a purpose, and for the number of the decision or of the rows seen, so that the same calls give
+the same decisions.
 """
 
 import functools
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.engines.decide import decide
+from ppl_bandit.numerics import sampling
+from ppl_bandit.numerics.compilation import Ahead
+from ppl_bandit.numerics.packing import pack, unpacker
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Interaction, Selection, Selector
+from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["Compiled", "compiled_choice", "compiled_functions"]
+__all__ = ["Compiled", "Verdict", "compiled_functions", "contexts_like", "row_numbers"]
 
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)
 
-# XLA compiles without the interpreter's lock, so a second core can work while the main thread traces.
-_BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
+
+class Verdict(NamedTuple):
+    """What an update says of rows.
+
+    Attributes:
+        is_possible: whether the program can produce all rewards.
+        possible: {outcome: (N,)}, whether the program can produce each reward.
+        info: the engine's evidence.
+    """
+
+    is_possible: Any
+    possible: dict[str, Any]
+    info: Any
 
 
 class Compiled(NamedTuple):
-    """Jitted functions of a seed and a state.
+    """Compiled functions of a seed and a state; numbers are NumPy's, of 64 bits.
 
     Attributes:
         init: seed -> state.
-        table: (seed, state, number, context) -> (M, A) expected rewards behind the decision of that number, from 0.
-        decide: (seed, state, number, context, allowed) -> Selection, for a selector that uses the engine's marginals.
-        decide_many: (seed, state, numbers, contexts, allowed) -> Selections.
-        learn: (seed, state, num_seen, rows) -> (state, info, {outcome: is possible}).
+        select: (seed, state, number, context, allowed) -> a packed `Selection`, of the decision of that number, from 0.
+        select_many: (seed, state, numbers, contexts, allowed) -> packed selections, one per row.
+        learn: (seed, state, numbers, contexts) -> (state, packed `Verdict`), with `row_numbers`: one transfer for all of them.
+        unpack: number of rows -> what unpacks their verdict, once `learn` is compiled for as many.
         draw: (seed, state, M) -> draws for reading.
         expected: (seed, state, context, M) -> (M, A) expected rewards for reading.
     """
 
     init: Callable
-    table: Callable
-    decide: Callable
-    decide_many: Callable
-    learn: Callable
+    select: Ahead
+    select_many: Ahead
+    learn: Ahead
+    unpack: dict[int, Callable[[np.ndarray], Verdict]]
     draw: Callable
     expected: Callable
 
 
-@functools.lru_cache(maxsize=32)
-def compiled_choice(select: Selector, num_samples: int, num_arms: int) -> "Future[Callable]":
-    """Start to compile a selector for tables of a shape, and return the promise of it.
-
-    A selector knows nothing about the model, so this goes on while the model is being examined.
-
-    Returns:
-        The future of (seed, table, number, allowed) -> Selection.
-    """
-
-    def choose(seed: Array, table: Array, number: Array, allowed: Array) -> Selection:
-        return select(_key(seed, _CHOOSE, number), table, number + 1, allowed=allowed)
-
-    def compile_choice() -> Callable:
-        with jax.enable_x64(True):
-            whole = jax.ShapeDtypeStruct((), np.int64)
-            table = jax.ShapeDtypeStruct((num_samples, num_arms), np.float64)
-            return quick_jit(choose).lower(whole, table, whole, jax.ShapeDtypeStruct((num_arms,), bool)).compile()
-
-    return _BACKGROUND.submit(compile_choice)
-
-
-@functools.lru_cache(maxsize=32)
 def compiled_functions(
+    model: RewardModel, engine: Engine, selector: Selector, num_samples: int, draws: bool = False
+) -> Compiled:
+    """Return the compiled functions of a model, an engine, a selector and M; `draws` as in `engines.decide`."""
+    # An explanation is no key, and says nothing about what is computed.
+    return _compiled_functions(model, *engine[:3], engine.marginals, selector, num_samples, draws)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_functions(
     model: RewardModel,
     init: Callable,
     update: Callable,
     sample: Callable,
     marginals: Callable | None,
-    select: Selector,
+    selector: Selector,
     num_samples: int,
+    draws: bool,
 ) -> Compiled:
-    """Return the jitted functions of a model, the functions of an engine, a selector and M."""
+    engine: Any = Engine(init, update, sample, None, marginals=marginals)  # type: ignore[arg-type]
 
     def expected(key: Array, state: Any, context: Any, num: int) -> Array:
         return model.expected_rewards(sample(key, state, num), context)
 
-    def table(seed: int, state: Any, number: Array, context: Any) -> Array:
-        return expected(_key(seed, _DRAW, number), state, context, num_samples)
+    def select(seed: Array, state: Any, number: Array, context: Any, allowed: Array) -> Array:
+        keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)
+        options = {"num_samples": num_samples, "allowed": allowed, "draws": draws}
+        return pack(decide(*keys, model, engine, selector, state, context, number + 1, **options))
 
-    def decide(seed: int, state: Any, number: Array, context: Any, allowed: Array) -> Selection:
-        rewards, key = table(seed, state, number, context), _key(seed, _CHOOSE, number)
-        if marginals is None:
-            return select(key, rewards, number + 1, allowed=allowed)
-        return select(key, rewards, number + 1, allowed=allowed, marginals=marginals(state, context))
+    def select_many(seed: Array, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
+        return jax.vmap(lambda number, context: select(seed, state, number, context, allowed))(numbers, contexts)
 
-    def decide_many(seed: int, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Selection:
-        return jax.lax.map(lambda row: decide(seed, state, row[0], row[1], allowed), (numbers, contexts))
+    unpack: dict[int, Callable[[np.ndarray], Verdict]] = {}
 
-    def learn(seed: int, state: Any, num_seen: int, rows: Interaction) -> tuple[Any, Any, dict[str, Array]]:
+    def learn(seed: Array, state: Any, numbers: Array, contexts: Any) -> tuple[Any, Array]:
+        num_seen, rows = _rows_of(model, numbers, contexts)
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
         after, info = update(_key(seed, _UPDATE, num_seen), state, rows)
-        return after, info, model.in_support(latents, rows)
+        possible = model.in_support(latents, rows)
+        is_possible = jnp.all(jnp.stack([jnp.all(fits) for fits in possible.values()]))
+        verdict = Verdict(is_possible, possible, info)
+        # Noted while this is traced: what it returns is one row of numbers.
+        unpack[rows.arm.shape[0]] = unpacker(verdict)
+        return after, pack(verdict)
 
     return Compiled(
         jax.jit(lambda seed: init(jr.key(seed))),
-        jax.jit(table),
-        jax.jit(decide),
-        jax.jit(decide_many),
-        jax.jit(learn),
+        Ahead(select),
+        Ahead(select_many),
+        Ahead(learn),
+        unpack,
         jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2),
         jax.jit(
             lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3
@@ -116,6 +123,33 @@ def compiled_functions(
     )
 
 
+def row_numbers(num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return rows as `learn` takes them: how many were seen before, how many of these count, arms, and rewards by outcome."""
+    if arms.size == 1:  # the common case, several times as fast
+        return np.array([num_seen, num_rows, arms[0], *(values[0] for values in rewards.values())], np.float64)
+    return np.concatenate([(num_seen, num_rows), arms, *rewards.values()], dtype=np.float64)
+
+
+def _rows_of(model: RewardModel, numbers: Array, contexts: Any) -> tuple[Array, Interaction]:
+    """Undo `row_numbers`."""
+    parts = numbers[2:].reshape(1 + len(model.outcomes), -1)
+    rewards = dict(zip(model.outcomes, parts[1:], strict=True))
+    given = rewards if len(rewards) > 1 else parts[1]
+    size = parts.shape[1]
+    mask = None if size == 1 else jnp.arange(size) < numbers[1]
+    return numbers[0].astype(int), Interaction(parts[0].astype(int), given, contexts, mask)
+
+
+def contexts_like(model: RewardModel, num_rows: int) -> Any:
+    """Return the example context over rows, in the types that checked contexts have."""
+    return jax.tree.map(lambda leaf: np.repeat(_wide(leaf)[None], num_rows, axis=0), model.context)
+
+
+def _wide(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    return array.astype({"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}[array.dtype.kind])
+
+
 def _key(seed: Any, purpose: int, number: Any) -> Array:
     """Return the key of a purpose for the number of a decision or of the rows seen."""
-    return jr.fold_in(jr.key(seed), 4 * number + purpose)
+    return sampling.fold_key(seed, 4 * number + purpose)

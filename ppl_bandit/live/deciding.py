@@ -1,31 +1,34 @@
 """Decide from what was learnt: the edge between a caller's context and the compiled functions of engine and selector."""
 
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.live.compiled import compiled_choice
-from ppl_bandit.live.learning import Learner, Task, pad_rows
+from ppl_bandit.live.learning import Learner, Task, pad_rows, pieces
+from ppl_bandit.selectors.contract import check_horizon
 from ppl_bandit.types import Selection
 
 __all__ = ["decide", "decide_many"]
+
+_SIZES = (256, 16, 1)  # of the pieces of a batch, compiled once each; one row is a decision like any other
 
 
 def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Selection:
     """Return the decision of a number, counted from 0, as NumPy values; nothing is changed.
 
     Raises:
-        ValueError: if the expected rewards are not finite.
+        ValueError: if the expected rewards are not finite, or the selector's horizon is passed.
     """
+    check_horizon(number + 1, task.selector.horizon)
     with jax.enable_x64(True):
-        if task.selector.uses_marginals and learner.engine.marginals is not None:
-            chosen = learner.run.decide(task.seed, learner.state, number, context, allowed)
-        else:
-            table = learner.run.table(task.seed, learner.state, number, context)
-            choice = compiled_choice(task.selector, task.num_samples, len(task.arms)).result()
-            chosen = choice(np.int64(task.seed), table, np.int64(number), allowed)
-    return _check(jax.device_get(chosen))
+        mask = _mask(allowed.tobytes())
+        row = learner.run.select(learner.seed, learner.state, np.int64(number), context, mask)
+        return _unpacked(np.asarray(row))
 
 
 def decide_many(
@@ -37,18 +40,50 @@ def decide_many(
         contexts: with a leading axis, one row per decision; None for a program without context.
 
     Raises:
-        ValueError: if the expected rewards of any are not finite.
+        ValueError: if the expected rewards of any are not finite, or the selector's horizon would be passed.
     """
+    check_horizon(int(numbers[-1]) + 1, task.selector.horizon)
+    run, seed, state = learner.run, learner.seed, learner.state
+    sizes = pieces(numbers.size, _SIZES)
+    ends = np.cumsum(sizes).tolist()
     with jax.enable_x64(True):
-        padded = pad_rows((numbers, contexts), numbers.size)
-        chosen = jax.device_get(learner.run.decide_many(task.seed, learner.state, *padded, allowed))
-    return [_check(jax.tree.map(lambda leaf, i=i: leaf[i], chosen)) for i in range(numbers.size)]
+        mask = _mask(allowed.tobytes())
+
+    def arguments(start: int, size: int) -> Any:
+        part = jax.tree.map(lambda leaf: leaf[start : start + size], (numbers, contexts))
+        return seed, state, *pad_rows(part, part[0].size, size), mask
+
+    def rows(start: int, size: int) -> np.ndarray:
+        with jax.enable_x64(True):  # a flag of this thread's own
+            if size > 1:
+                return np.asarray(run.select_many(*arguments(start, size)))
+            part = jax.tree.map(lambda leaf: leaf[start], (numbers, contexts))
+            return np.asarray(run.select(seed, state, *part, mask))[None]
+
+    starts = [end - size for end, size in zip(ends, sizes, strict=True)]
+    for size in set(sizes) - {1}:  # traced here: other threads must not run the program
+        run.select_many.prepare(*arguments(starts[sizes.index(size)], size))
+    run.select_many.wait()
+    if len(sizes) == 1 or jax.default_backend() != "cpu":
+        found = list(map(rows, starts, sizes))
+    else:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            found = list(pool.map(rows, starts, sizes))
+    return [_unpacked(row) for row in np.concatenate(found)[: numbers.size]]
 
 
-def _check(chosen: Selection) -> Selection:
-    if int(chosen.arm) < 0:
+@functools.lru_cache(maxsize=256)
+def _mask(allowed: bytes) -> jax.Array:
+    """Return a mask on the device, where the few that a bandit uses stay."""
+    return jnp.asarray(np.frombuffer(allowed, bool))
+
+
+def _unpacked(row: np.ndarray) -> Selection:
+    arm, num_arms = int(row[0]), (row.size - 2) // 2
+    if arm < 0:
         raise ValueError(
             "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows or "
             "is undefined at this context or at draws from this posterior"
         )
-    return chosen
+    # The order of the fields of `Selection`.
+    return Selection(arm, row[1 : 1 + num_arms], int(row[1 + num_arms]), row[2 + num_arms :])  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 Every error names the argument, what was given, what was expected and what to do instead; nothing here changes any state.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,6 +109,10 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
         return None
     if contexts is None:
         raise ValueError(f"{argument} is missing: the program takes a context like {_shown(model.context)}")
+    if num_rows is None and type(contexts) is np.ndarray and type(model.context) is np.ndarray:
+        is_same = contexts.shape == model.context.shape and contexts.dtype == np.float64 == model.context.dtype
+        if is_same and math.isfinite(contexts.sum()):  # the common case, several times as fast
+            return contexts.copy()
     treedef: Any = jax.tree.structure(model.context)
     expected = jax.tree.leaves(model.context)
     try:
@@ -170,6 +175,9 @@ def check_rewards(
         given = {model.outcomes[0]: rewards}
     checked = {}
     for name, value in given.items():
+        if num_rows is None and type(value) in (int, float) and math.isfinite(value) and abs(value) <= 2**53:
+            checked[name] = np.array([value], np.float64)  # the common case, ten times as fast
+            continue
         what = argument if len(model.outcomes) == 1 else f"{argument}[{name!r}]"
         numbers = as_numbers(value, what)
         array = numbers.astype(np.float64)

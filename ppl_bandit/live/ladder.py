@@ -7,7 +7,7 @@ import numpy as np
 
 from ppl_bandit import engines
 from ppl_bandit.live.history import History
-from ppl_bandit.live.learning import Learner, Rows, Task, fold, start
+from ppl_bandit.live.learning import Learner, Rows, Task, fold, prepare_growth, start
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine
 
@@ -15,6 +15,7 @@ __all__ = ["LADDER", "NotCertified", "learn"]
 
 LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
     "conjugate": engines.reweight,
+    "collapsed": engines.reweight,
     "reweight": engines.nuts,
     "laplace": engines.nuts,
     "svi": engines.nuts,
@@ -39,7 +40,9 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     """
     state, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
-        return learner._replace(state=state), info, []
+        after = learner._replace(state=state)
+        prepare_growth(task, after, learner.state if len(history) else None)
+        return after, info, []
     explanation = learner.engine.explanation
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:

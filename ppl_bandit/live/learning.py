@@ -1,18 +1,21 @@
 """Fold rows into a posterior: what a live bandit has learnt is a value, replaced whole or not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.live.compiled import Compiled, compiled_functions
+from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
 from ppl_bandit.live.inputs import Arms
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Engine, Interaction, Selector
+from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "start"]
+__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
+
+_SIZES = (1024, 32, 1)  # of the pieces of many rows, compiled once each
+_MOST_DOUBLINGS = 24  # of a capacity, in search of the next
 
 
 class Task(NamedTuple):
@@ -20,6 +23,7 @@ class Task(NamedTuple):
 
     Attributes:
         may_fall_back: whether another engine may take over from one that is exact.
+        draws: whether every decision draws the latents, also where there is a shorter way (`engines.decide`).
     """
 
     model: RewardModel
@@ -28,6 +32,7 @@ class Task(NamedTuple):
     num_samples: int
     seed: int
     may_fall_back: bool
+    draws: bool = False
 
 
 class Learner(NamedTuple):
@@ -36,12 +41,14 @@ class Learner(NamedTuple):
     Attributes:
         run: the engine's functions, compiled.
         state: the engine's.
+        seed: the bandit's, on the device.
         has_warned: whether its user knows that these draws lack evidence and that no engine is left to move to.
     """
 
     engine: Engine
     run: Compiled
     state: Any
+    seed: Any
     has_warned: bool = False
 
 
@@ -54,19 +61,50 @@ class Rows(NamedTuple):
 
 
 def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
-    """Build an engine, and return it with its prior."""
+    """Build an engine, and return it with its prior; its first decision and update are compiled in the background."""
     with jax.enable_x64(True):
         engine = factory(task.model)
-        # Selectors without a use for marginals are compiled apart from the model, ahead of time.
-        marginals = engine.marginals if task.selector.uses_marginals else None
-        run = compiled_functions(
-            task.model, engine.init, engine.update, engine.sample, marginals, task.selector, task.num_samples
-        )
-        return Learner(engine, run, run.init(task.seed))
+        run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws)
+        learner = Learner(engine, run, run.init(np.int64(task.seed)), jnp.asarray(task.seed))
+    _prepare(task, learner, learner.state)
+    return learner
+
+
+def prepare_growth(task: Task, learner: Learner, before: Any) -> None:
+    """Compile for the shape that an engine's state will grow to next, in the background, as soon as it has a new shape.
+
+    Args:
+        before: the state before the last rows.
+    """
+    reserve = learner.engine.reserve
+    if reserve is None or _shapes(before) == _shapes(learner.state):
+        return
+    with jax.enable_x64(True):
+        for power in range(_MOST_DOUBLINGS):
+            larger = reserve(learner.state, 1 << power)
+            if _shapes(larger) != _shapes(learner.state):
+                return _prepare(task, learner, larger)
+
+
+def _prepare(task: Task, learner: Learner, state: Any) -> None:
+    contexts = contexts_like(task.model, 1)
+    context = None if contexts is None else jax.tree.map(lambda leaf: leaf[0], contexts)
+    with jax.enable_x64(True):
+        learner.run.select.prepare(learner.seed, state, np.int64(0), context, np.ones(len(task.arms), bool))
+        if learner.engine.reserve is not None:
+            state = learner.engine.reserve(state, 1)
+        learner.run.learn.prepare(learner.seed, state, np.zeros(3 + len(task.model.outcomes)), contexts)
+
+
+def _shapes(state: Any) -> list[Any]:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
     """Return the engine's state with rows folded into it, and its evidence; nothing is changed.
+
+    Where an engine keeps no data, rows come in pieces of a few fixed sizes, each compiled once. The others read all of their
+    data at an update, so that they are given all rows at once.
 
     Args:
         num_seen: rows folded before these; the engine's random numbers come from it.
@@ -74,26 +112,68 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     Raises:
         ValueError: for a reward that the program cannot produce.
     """
-    model, num_rows = task.model, rows.arms.size
-    given = rows.rewards if len(model.outcomes) > 1 else rows.rewards[model.outcomes[0]]
+    engine, state, num_rows = learner.engine, learner.state, rows.arms.size
+    infos, done = list[Any](), 0
     with jax.enable_x64(True):
-        padded = Interaction(*pad_rows((rows.arms, given, rows.contexts, np.ones(num_rows, bool)), num_rows))
-        padded = padded._replace(mask=jnp.arange(padded.arm.shape[0]) < num_rows)
-        reserve = learner.engine.reserve
-        state = learner.state if reserve is None else reserve(learner.state, num_rows)
-        after, info, possible = jax.device_get(learner.run.learn(task.seed, state, num_seen, padded))
-    for name, fits in possible.items():
-        if not np.all(fits[:num_rows]):
-            row = int(np.flatnonzero(~fits[:num_rows])[0])
-            where = f" in row {row}" if num_rows > 1 else ""
-            raise ValueError(
-                f"{name}={rows.rewards[name][row]:g}{where} is outside the support of the outcome '{name}' on arm "
-                f"{task.arms.names[rows.arms[row]]!r}: the program cannot produce it; correct the reward or the program"
-            )
-    return after, info
+        if engine.reserve is not None:
+            state = engine.reserve(state, num_rows)
+        for size in pieces(num_rows, _SIZES) if engine.reserve is None else [_roomy(num_rows)]:
+            piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
+            num_piece = min(size, num_rows - done)
+            numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
+            state, row = learner.run.learn(learner.seed, state, numbers, piece.contexts)
+            verdict = learner.run.unpack[size](np.asarray(row))
+            if not verdict.is_possible:  # rows that fill a piece up repeat its last one
+                raise _impossible(task, rows, verdict.possible, done)
+            infos.append(verdict.info)
+            done += num_piece
+            if engine.explanation.is_exact and not verdict.info.is_trusted:
+                break  # all rows or none
+    return state, infos[0] if len(infos) == 1 else _joined(infos, done)
 
 
-def pad_rows(tree: Any, num_rows: int) -> Any:
-    """Repeat the last row up to a power of two, so that batches of any size compile O(log size) times."""
-    size = 1 << (num_rows - 1).bit_length()
+def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:
+    return pad_rows(jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows), num_rows, size)
+
+
+def _impossible(task: Task, rows: Rows, possible: Mapping[str, np.ndarray], start: int) -> ValueError:
+    name = next(name for name, fits in possible.items() if not fits.all())
+    row = start + int(np.argmin(possible[name]))
+    where = f" in row {row}" if rows.arms.size > 1 else ""
+    return ValueError(
+        f"{name}={rows.rewards[name][row]:g}{where} is outside the support of the outcome '{name}' on arm "
+        f"{task.arms.names[rows.arms[row]]!r}: the program cannot produce it; correct the reward or the program"
+    )
+
+
+def _joined(infos: list[Any], num_rows: int) -> Any:
+    """Join the evidence of several pieces: what has a row axis in rows, and the last of what has none."""
+
+    def join(*leaves: Any) -> Any:
+        return np.concatenate(leaves)[:num_rows] if np.ndim(leaves[0]) else leaves[-1]
+
+    joined = jax.tree.map(join, *infos)
+    return joined._replace(is_trusted=np.all([info.is_trusted for info in infos]))
+
+
+def pieces(num_rows: int, sizes: Sequence[int]) -> list[int]:
+    """Cut rows into pieces of fixed sizes, the largest first and the last of them 1; a fifth of a piece, at most, is filled up."""
+    found = []
+    for size in sizes:
+        while num_rows >= (0.8 * size if size > 1 else 1):
+            found.append(size)
+            num_rows -= size
+    return found
+
+
+def _roomy(num_rows: int) -> int:
+    """Round up to one of four sizes between powers of two: at most a quarter is filled up, and few sizes are compiled."""
+    step = 1 << max((num_rows - 1).bit_length() - 3, 0)
+    return -(-num_rows // step) * step
+
+
+def pad_rows(tree: Any, num_rows: int, size: int) -> Any:
+    """Repeat the last row up to a size."""
+    if size == num_rows:
+        return tree
     return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], size - num_rows, axis=0)]), tree)

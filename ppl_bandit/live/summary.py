@@ -1,49 +1,37 @@
 """What `Bandit.explain` says beyond the engine's own account: the arms so far, and how the next one is chosen."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-from ppl_bandit.types import Explanation, Selector
+from ppl_bandit.live.overview import Overview
+from ppl_bandit.types import Explanation
 
 __all__ = ["describe"]
 
 
 def describe(
-    explanation: Explanation,
-    arms: Sequence[Any],
-    played: np.ndarray,
-    table: np.ndarray | None,
-    selector: Selector,
-    log_evidence: tuple[float, float] | None = None,
+    explanation: Explanation, found: Overview, selector: str, log_evidence: tuple[float, float] | None = None
 ) -> str:
     """Return the whole account of a live bandit.
 
     Args:
-        played: index of the arm of every reward learnt.
-        table: (M, A) draws of expected rewards; None where they depend on a context.
+        found: where the arms stand.
+        selector: name of who decides.
         log_evidence: of the program so far and its standard error, from an engine that adds it up.
     """
-    lines = [str(explanation), "", f"  learnt from {played.size} rewards; decisions by {selector.name}"]
+    num_rewards = int(found.num_rewards.sum())
+    lines = [str(explanation), "", f"  learnt from {num_rewards} rewards; decisions by {selector}"]
     if log_evidence is not None:
         lines.append(
             f"  log evidence of the program so far: {log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f}); compare it "
             "with another program's on the same rewards"
         )
-    counts = np.bincount(played, minlength=len(arms))
-    width = max(5, *(len(str(arm)) for arm in arms))
-    if table is None:
-        lines += [f"    {str(arm):<{width}}  {count} rewards" for arm, count in zip(arms, counts, strict=True)]
-        return "\n".join(lines)
-    wins = table == table.max(axis=1, keepdims=True)
-    shares = (wins / wins.sum(axis=1, keepdims=True)).mean(axis=0)
-    low, high = np.quantile(table, [0.025, 0.975], axis=0)
+    if found.num_contexts:
+        where = f"the contexts of {found.num_contexts} of these rewards" if num_rewards else "the example context"
+        lines.append(f"  expected rewards and P(best) are averaged over {where}")
+    width = max(5, *(len(str(arm)) for arm in found.arms))
     lines.append(
-        f"    {'arm':<{width}}  rewards  expected reward [95% interval]      P(best)   ({table.shape[0]} draws)"
+        f"    {'arm':<{width}}  rewards  expected reward [95% interval]      P(best)   ({found.draws.shape[0]} draws)"
     )
-    for row in zip(arms, counts, table.mean(axis=0), low, high, shares, strict=True):
-        arm, count, mean, lower, upper, share = row
-        interval = f"{mean:.4g} [{lower:.4g}, {upper:.4g}]"
+    for index, arm in enumerate(found.arms):
+        interval = f"{found.mean[index]:.4g} [{found.low[index]:.4g}, {found.high[index]:.4g}]"
+        count, share = found.num_rewards[index], found.best_prob[index]
         lines.append(f"    {str(arm):<{width}}  {count:7d}  {interval:<34}  {share:7.3f}")
     return "\n".join(lines)

@@ -1,30 +1,114 @@
-"""How hard the compiler works: what runs once, or for a millisecond, should not take seconds to compile."""
+"""How hard the compiler works, and when: nobody should wait seconds for code that runs for a millisecond."""
 
 import functools
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 
-__all__ = ["quick_jit", "quick_options", "run_once"]
+from ppl_bandit.numerics.defaults import use_defaults
+
+__all__ = ["Ahead", "quick_jit", "quick_options", "run_once"]
+
+use_defaults()  # before anything is compiled
 
 # The older emitters compile in half the time, and their code is no slower at the sizes of one decision.
-_QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-}
+_SMALL = {"xla_cpu_use_fusion_emitters": False}
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, **_SMALL}
+
+# XLA compiles without the interpreter's lock, so a second core can work while the main thread goes on.
+_BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
+
+
+class Ahead:
+    """A function in double precision, compiled once per shape of its arguments, and before it is called where possible.
+
+    It is called within `jax.enable_x64(True)`, with arrays and NumPy numbers: a Python number has no fixed type.
+
+    Attributes:
+        num_waits: calls that had to wait because their shapes were not compiled yet.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self._promises: dict[Any, Future[Callable]] = {}
+        self._lowered: dict[Any, jax.stages.Lowered] = {}
+        self._lock = threading.Lock()
+        self._latest: Callable = self._find
+        self.num_waits = 0
+
+    def prepare(self, *args: Any) -> None:
+        """Trace for the shapes of these arguments, and start to compile in the background.
+
+        Tracing stays in the caller's thread: the handlers of NumPyro are one stack for all threads.
+        """
+        shapes, signature = _signature(args)
+        if signature not in self._promises:
+            lowered = self._lower(shapes)
+            with self._lock:
+                self._promises[signature] = _BACKGROUND.submit(lowered.compile)
+                self._lowered[signature] = lowered
+
+    def wait(self) -> None:
+        """Wait until all that was prepared is compiled."""
+        for promise in list(self._promises.values()):
+            if not promise.cancelled():
+                promise.result()
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the compiled function; compile it now if that was not prepared."""
+        try:
+            return self._latest(*args)
+        except TypeError:  # its arguments have other shapes than the last ones: the compiled function refuses them
+            return self._find(*args)
+
+    def _find(self, *args: Any) -> Any:
+        shapes, signature = _signature(args)
+        with self._lock:
+            promise = self._promises.get(signature)
+            is_missing = promise is None or promise.cancel()  # one that still queues behind others is not waited for
+            if promise is None or is_missing:
+                promise = self._promises[signature] = Future()
+        self.num_waits += not promise.done()
+        try:
+            if is_missing:
+                lowered = self._lowered.get(signature) or self._lower(shapes)
+                promise.set_result(lowered.compile())
+            self._latest = promise.result()
+        except BaseException:
+            self._promises.pop(signature, None)
+            raise
+        self._lowered.pop(signature, None)
+        return self._latest(*args)
+
+    def _lower(self, shapes: Any) -> jax.stages.Lowered:
+        with jax.enable_x64(True):
+            return jax.jit(self._function, compiler_options=_known(_SMALL)).lower(*shapes)
+
+
+def _signature(args: Any) -> tuple[Any, Any]:
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
+    leaves, treedef = jax.tree.flatten(shapes)
+    return shapes, (treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+def quick_options() -> dict[str, Any]:
+    """Return options under which XLA compiles quickly, without those that this XLA does not know."""
+    return _known(_QUICK)
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the options that this XLA does not know."""
+    known = {name: value for name, value in options.items() if _is_known(name, value)}
+    return known
 
 
 @functools.cache
-def quick_options() -> dict[str, Any]:
-    """Return options under which XLA compiles quickly, without those that this XLA does not know."""
-    return _QUICK if _is_known(_QUICK) else {name: value for name, value in _QUICK.items() if _is_known({name: value})}
-
-
-def _is_known(options: dict[str, Any]) -> bool:
+def _is_known(name: str, value: Any) -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
     except Exception as error:
         if "No such compile option" not in str(error):
             raise

@@ -10,21 +10,37 @@ tails, which may be a thousand times as long (a Beta of shape 0.01, a Student-t 
 proportion. The plain sum of such a function converges exponentially; running sums are corrected to fourth order.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["Law", "beta_law", "best_arm_probs", "cdf", "gamma_law", "quantile", "student_t_law"]
+from ppl_bandit.types import Tail
+
+__all__ = [
+    "Law",
+    "average",
+    "best_arm_probs",
+    "beta_law",
+    "cdf",
+    "gamma_law",
+    "node_values",
+    "quantile",
+    "student_t_law",
+    "tail",
+]
 
 _NUM_NODES = 128
 _QUANTILE_NODES = 192
 _LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
+_MOST_NODES = 512  # of all arms together: they are dense where many arms have theirs
+_FEW_NODES = 64
+_LEAST = 1e-12  # the probability that the largest variable lies below all nodes that are kept
 _LOGIT, _LOG, _PLAIN = range(3)
-_FEW_ARMS = 8
 
 
 class Law(NamedTuple):
@@ -143,16 +159,14 @@ def _tournament(law: Law, nodes: _Nodes, allowed: Bool[Array, " A"]) -> Float[Ar
 
     On each interval both factors are parabolas through their values at its ends and its middle.
     """
-    num_arms = law.centre.size
-    # Every second node: middles are added, and the parabolas are as good as the cubics between nodes.
-    x = jnp.sort(jnp.where(allowed[:, None], _comparable(law, nodes.v)[:, ::2], jnp.inf).ravel())
+    # Every third node: middles are added, and the parabolas are as good as the cubics between nodes.
+    x = jnp.sort(jnp.where(allowed[:, None], _comparable(law, nodes.v)[:, ::3], jnp.inf).ravel())
+    num_real = jnp.sum(jnp.isfinite(x))
     x = jnp.where(jnp.isfinite(x), x, jnp.max(jnp.where(jnp.isfinite(x), x, -jnp.inf)))
+    if x.size > _MOST_NODES:
+        x = _where_it_is_decided(law, nodes, allowed, x, num_real)
     points = jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
-    if num_arms <= _FEW_ARMS:
-        below = jnp.stack([_one_below(law, nodes, arm, points) for arm in range(num_arms)], axis=1)
-    else:
-        below = jax.vmap(lambda value: _below(law, nodes, jnp.broadcast_to(value, (num_arms,))))(points)
-    below = jnp.where(allowed, below, 1.0)
+    below = jnp.where(allowed, _all_below(law, nodes, points), 1.0)
     others = _product_of_others(below)
     first, middle, last = others[:-1:2], others[1::2], others[2::2]
     bend, slope = 2.0 * (first - 2.0 * middle + last), 4.0 * middle - 3.0 * first - last
@@ -160,6 +174,19 @@ def _tournament(law: Law, nodes: _Nodes, allowed: Bool[Array, " A"]) -> Float[Ar
     curve, rise = 2.0 * (start - 2.0 * half + end), 4.0 * half - 3.0 * start - end
     whole = rise * (first + slope / 2.0 + bend / 3.0) + 2.0 * curve * (first / 2.0 + slope / 3.0 + bend / 4.0)
     return jnp.sum(whole, axis=0)
+
+
+def _where_it_is_decided(
+    law: Law, nodes: _Nodes, allowed: Bool[Array, " A"], x: Float[Array, " n"], num_real: Int[Array, ""]
+) -> Float[Array, " m"]:
+    """Keep as many nodes as are needed of those that the largest variable may reach: with many arms, those of upper tails."""
+    stride = x.size // _FEW_NODES
+    few = x[::stride]
+    log_below = jnp.log(jnp.where(allowed, _all_below(law, nodes, few), 1.0))
+    is_lost = jnp.sum(log_below, axis=1) < math.log(_LEAST)
+    start = stride * jnp.maximum(jnp.sum(is_lost) - 1, 0)
+    spread = jnp.arange(_MOST_NODES) / (_MOST_NODES - 1.0)
+    return x[start + jnp.round(spread * (num_real - 1 - start)).astype(int)]
 
 
 def _product_of_others(factors: Float[Array, "n A"]) -> Float[Array, "n A"]:
@@ -197,6 +224,56 @@ def quantile(law: Law, order: Float[Array, ""]) -> Float[Array, " A"]:
 
     position = jax.vmap(solve)(nodes.below, nodes.above, nodes.mass, rises)
     return _to_x(law, (position * nodes.step - law.reach)[:, None])[:, 0]
+
+
+def tail(law: Law) -> Tail:
+    """Tabulate the mean excess of each arm's variable over any x, and its mean.
+
+    E max(x - at, 0) is the integral of the probability above, so that its sums have no term of the wrong sign and keep
+    their digits far out. A law without a mean gets the finite one of where its density is above 1e-10 of the largest.
+    """
+    nodes = _nodes(law, _QUANTILE_NODES)
+    rises = (law.slope * law.power > 0)[:, None]
+    ends = nodes.v[:, :1] - nodes.step[:, None], nodes.v[:, -1:] + nodes.step[:, None]
+    speed = jnp.abs(_speed(law, jnp.concatenate([ends[0], nodes.v, ends[1]], axis=1)))
+    above = jnp.where(rises, nodes.above, nodes.below)
+    none, all_ = jnp.zeros_like(above[:, :1]), jnp.ones_like(above[:, :1])
+    beyond = jnp.concatenate([jnp.where(rises, all_, none), above, jnp.where(rises, none, all_)], axis=1)
+    # Where nothing is left the variable itself may have overflown.
+    fall = nodes.step[:, None] * jnp.where(beyond > 0, beyond * speed, 0.0)
+    pieces = (13.0 * (fall[:, 1:-2] + fall[:, 2:-1]) - fall[:, :-3] - fall[:, 3:]) / 24.0
+    upwards = jnp.concatenate([none, jnp.cumsum(pieces, axis=1)], axis=1)
+    downwards = jnp.concatenate([jnp.cumsum(pieces[:, ::-1], axis=1)[:, ::-1], none], axis=1)
+    excesses, slopes = jnp.where(rises, downwards, upwards), jnp.where(rises, -fall, fall)[:, 1:-1]
+    x = _to_x(law, nodes.v)
+    mean = _weighted(nodes.mass, x)
+    lowest = jnp.minimum(x[:, 0], x[:, -1])
+
+    def excess(at: Float[Array, " A"]) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
+        index, part = _position(law, nodes, at, is_x=True)
+
+        def value(values: Float[Array, "A G"], shift: int) -> Float[Array, " A"]:
+            return jnp.take_along_axis(values, (index + shift)[:, None], axis=1, mode="promise_in_bounds")[:, 0]
+
+        inside = _cubic(part, value(excesses, 0), value(excesses, 1), value(slopes, 0), value(slopes, 1))
+        share = value(above, 0) + part * (value(above, 1) - value(above, 0))
+        return jnp.where(at <= lowest, mean - at, jnp.maximum(inside, 0.0)), share
+
+    return Tail(mean, excess)
+
+
+def average(law: Law, values: Float[Array, "G A"]) -> Float[Array, " A"]:
+    """Average a function of each arm's variable, given at its nodes (`node_values`), over its law."""
+    return _weighted(_nodes(law, _NUM_NODES).mass, values.T)
+
+
+def _weighted(mass: Float[Array, "A G"], values: Float[Array, "A G"]) -> Float[Array, " A"]:
+    return jnp.sum(jnp.where(mass > 0, mass * values, 0.0), axis=1)
+
+
+def node_values(law: Law) -> Float[Array, "G A"]:
+    """Return each arm's variable at the nodes over which `average` averages."""
+    return _to_x(law, _nodes(law, _NUM_NODES).v).T
 
 
 def _nodes(law: Law, num_nodes: int) -> _Nodes:
@@ -251,6 +328,14 @@ def _to_x(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     return law.offset[:, None] + law.slope[:, None] * image
 
 
+def _speed(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+    """Return dx / dv."""
+    s, power = _to_s(law, v), law.power[:, None]
+    share = jax.nn.sigmoid(s)
+    image = (share * jax.nn.sigmoid(-s), power * jnp.exp(power * s), jnp.ones_like(s))[law.kind]
+    return law.slope[:, None] * law.width[:, None] * image * 0.5 * (jnp.exp(v) + jnp.exp(-v))
+
+
 def _from_x(law: Law, x: Array) -> Array:
     """Return s at x; the last axis runs over arms."""
     inner = (x - law.offset) / law.slope
@@ -270,6 +355,15 @@ def _one_below(law: Law, nodes: _Nodes, arm: Any, values: Float[Array, " n"]) ->
     return _interpolated(own, mine.cubics[0].at[index].get(mode="promise_in_bounds"), part)
 
 
+def _all_below(law: Law, nodes: _Nodes, values: Float[Array, " n"]) -> Float[Array, "n A"]:
+    """Interpolate all arms' distribution functions at the same values, with one gather of rows."""
+    num_arms, num_pieces, _ = nodes.cubics.shape
+    index, part = _position(law, nodes, values[:, None])
+    rows = nodes.cubics.reshape(-1, 4)
+    cubic = rows.at[index + num_pieces * jnp.arange(num_arms, dtype=index.dtype)].get(mode="promise_in_bounds")
+    return _interpolated(law, cubic, part)
+
+
 def _below(law: Law, nodes: _Nodes, value: Float[Array, " A"], *, is_x: bool = False) -> Float[Array, " A"]:
     """Interpolate the probability that each arm's variable is at most a comparable value, or at most x."""
     index, part = _position(law, nodes, value, is_x=is_x)
@@ -281,15 +375,18 @@ def _position(law: Law, nodes: _Nodes, value: Array, *, is_x: bool = False) -> t
     """Return the interval between nodes that a value falls into, and the part of it that is passed."""
     s = value if law.is_common and not is_x else _from_x(law, value)
     last = nodes.v.shape[1] - 1
-    z = (s - law.centre) / law.width
-    v = jnp.sign(z) * jnp.log(jnp.abs(z) + jnp.sqrt(z * z + 1.0))
-    position = jnp.clip((v + law.reach) / nodes.step, 0.0, float(last))
+    # From here on in single precision, which is wrong by less than 1e-4 of an interval and costs a third.
+    z = ((s - law.centre) * (1.0 / law.width)).astype(jnp.float32)
+    size = jnp.abs(z)
+    v = jnp.copysign(jnp.log(size + jnp.sqrt(size * size + 1.0)), z)
+    start, per_node = (law.reach / nodes.step).astype(jnp.float32), (1.0 / nodes.step).astype(jnp.float32)
+    position = jnp.clip(v * per_node + start, 0.0, float(last))
     index = jnp.clip(position.astype(jnp.int32), 0, last - 1)
-    return index, position - index
+    return index, (position - index).astype(value.dtype)
 
 
-def _interpolated(law: Law, cubic: Float[Array, "n 4"], part: Float[Array, " n"]) -> Float[Array, " n"]:
-    lower = cubic[:, 0] + part * (cubic[:, 1] + part * (cubic[:, 2] + part * cubic[:, 3]))
+def _interpolated(law: Law, cubic: Float[Array, "... 4"], part: Float[Array, "..."]) -> Float[Array, "..."]:
+    lower = cubic[..., 0] + part * (cubic[..., 1] + part * (cubic[..., 2] + part * cubic[..., 3]))
     lower = jnp.clip(lower, 0.0, 1.0)
     return jnp.where(law.slope * law.power > 0, lower, 1.0 - lower)
 

@@ -1,6 +1,8 @@
 """What all figures share: colours and dashes, a title above, what was run below, and a backend without a screen."""
 
 import itertools
+import os
+import sys
 from collections.abc import Iterator
 from os import PathLike
 from typing import Any
@@ -13,10 +15,11 @@ _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
 
 def figure_tools() -> Any:
-    """Return matplotlib's pyplot, on a backend that needs no screen unless the user has chosen another."""
-    import matplotlib
+    """Return matplotlib's pyplot, on a backend that needs no screen unless a notebook or the user has chosen another."""
+    if "MPLBACKEND" not in os.environ and "matplotlib.pyplot" not in sys.modules:
+        import matplotlib
 
-    matplotlib.use("Agg", force=False)
+        matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     return plt

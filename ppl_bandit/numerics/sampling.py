@@ -16,13 +16,13 @@ Every function takes a key first and spends it, follows the floating-point type 
 import functools
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax import lax
-from jaxtyping import Array, DTypeLike, Float, UInt32
+from jaxtyping import Array, DTypeLike, Float, Int, UInt32
 
 from ppl_bandit.types import Key
 
@@ -30,6 +30,7 @@ __all__ = [
     "beta",
     "binomial",
     "dirichlet",
+    "fold_key",
     "gamma",
     "log_gamma",
     "multinomial",
@@ -37,6 +38,7 @@ __all__ = [
     "normal",
     "normal_inverse_gamma",
     "student_t",
+    "uniform",
 ]
 
 _WIDENINGS = 8  # of a binomial's search, between two looks at whether it is over: looking costs an accelerator dearly
@@ -230,7 +232,10 @@ def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> F
     """
     prob = _as_float(prob)
     num, prob = jnp.broadcast_arrays(jnp.asarray(num, prob.dtype), prob)
-    uniform = _uniform(key, prob.shape, prob.dtype)
+    return _binomial(uniform(key, prob.shape, prob.dtype), num, prob)
+
+
+def _binomial(uniform: Array, num: Array, prob: Array) -> Array:
     inside = jnp.clip(prob, jnp.finfo(prob.dtype).tiny, 1.0 - jnp.finfo(prob.dtype).epsneg)
     odds = inside / (1.0 - inside)
     mode = jnp.minimum(jnp.floor((num + 1.0) * inside), num)
@@ -254,8 +259,11 @@ def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> F
     first = jnp.where(uniform < at_mode, mode, -1.0)
     start = (jnp.ones_like(prob), uniform - at_mode, at_mode, at_mode, first)
 
+    # A small loop is one piece of machine code on a CPU.
+    num_widenings = 1 if jax.default_backend() == "cpu" else _WIDENINGS
+
     def widen_often(state: _Search) -> _Search:
-        for _ in range(_WIDENINGS):
+        for _ in range(num_widenings):
             state = widen(state)
         return state
 
@@ -308,22 +316,43 @@ def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, "
     probs = _as_float(probs)
     later = jnp.cumsum(probs[::-1])[::-1]  # of this category and those after it
     shares = jnp.where(later > 0, probs / jnp.where(later > 0, later, 1.0), 0.0)
+    left = jnp.asarray(num, probs.dtype)
+    uniforms = uniform(key, (probs.size - 1,), probs.dtype)
     if probs.size == 2:
-        first = binomial(key, jnp.asarray(num, probs.dtype), shares[0])
+        first = _binomial(uniforms[0], left, jnp.clip(shares[0], 0.0, 1.0))
         return jnp.stack([first, num - first])
 
     def take(left: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
-        count = binomial(row[0], left, jnp.clip(row[1], 0.0, 1.0))
+        count = _binomial(row[0], left, jnp.clip(row[1], 0.0, 1.0))
         return left - count, count
 
-    left, counts = lax.scan(take, jnp.asarray(num, probs.dtype), (jr.split(key, probs.size - 1), shares[:-1]))
+    left, counts = lax.scan(take, left, (uniforms, shares[:-1]))
     return jnp.append(counts, left)
 
 
-def _uniform(key: Key, shape: _Shape, dtype: DTypeLike) -> Array:
+def fold_key(seed: Int[Array, ""], *numbers: int | Int[Array, ""]) -> Key:
+    """Return the key of a seed and of some numbers, such as that of a decision.
+
+    As `jax.random.key` and `fold_in` do, but as plain arithmetic, which a CPU runs in a fraction of the time.
+    """
+    words = _two_words(seed)
+    for number in numbers:
+        words = _threefry(words, *_two_words(number))
+    return jr.wrap_key_data(jnp.stack(words), impl="threefry2x32")
+
+
+def _two_words(number: Any) -> _Words:
+    number = jnp.asarray(number).astype(jnp.int64)
+    return (number >> 32).astype(jnp.uint32), (number & 0xFFFFFFFF).astype(jnp.uint32)
+
+
+def uniform(key: Key, shape: _Shape, dtype: DTypeLike, turn: Any = 0) -> Float[Array, "..."]:
+    """Draw uniform numbers strictly between 0 and 1; another turn of a loop gives others under the same key."""
+    turn = jnp.asarray(turn).astype(jnp.uint32)
     index = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    high, low = _threefry(_key_words(key), index, jnp.uint32(0))
-    return _to_unit_interval(high, low if dtype == jnp.float64 else None, dtype)
+    high, low = _threefry(_key_words(key), index, turn)
+    below_one = 1.0 - float(jnp.finfo(dtype).epsneg)
+    return jnp.minimum(_to_unit_interval(high, low if dtype == jnp.float64 else None, dtype), below_one)
 
 
 def _as_float(parameter: Array) -> Array:

@@ -6,13 +6,15 @@ quantile function beyond the sample. The shape is also the k-hat that tells whet
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = ["fit_generalized_pareto", "tail_quantile"]
+__all__ = ["fit_generalized_pareto", "tail_excess", "tail_quantile"]
 
+_HEAVIEST = 0.9  # shape of a tail that still has a mean
 _MIN_TAIL = 5  # fewer exceedances say less about a shape than the largest draw itself
 
 
@@ -67,7 +69,7 @@ def tail_quantile(draws: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array
         q: in [0, 1]; at 1 a finite stand-in, as far as the float type can tell 1 from its neighbour below.
     """
     num_draws = draws.shape[0]
-    num_tail = math.ceil(min(0.2 * num_draws, 5.0 * math.sqrt(num_draws)))
+    num_tail = _tail_size(num_draws)
     ascending = jnp.sort(draws)
     empirical = _interpolate(ascending, q)
     if num_tail < _MIN_TAIL:
@@ -80,6 +82,58 @@ def tail_quantile(draws: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array
     has_tail = ascending[_quartile(num_tail) - num_tail] > threshold
     extrapolated = threshold + scale * log_ratio * jnp.expm1(growth) / growth
     return jnp.where((log_ratio > 0) & has_tail, extrapolated, empirical)
+
+
+def tail_excess(
+    draws: Float[Array, " M"],
+) -> Callable[[Float[Array, ""]], tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Estimate x -> E max(theta - x, 0) from draws, extrapolating the upper tail as `tail_quantile` does.
+
+    Up to the threshold it is the mean over the draws; beyond, the generalised Pareto law's mean excess falls off from
+    there, by the power 1 - 1/k of its probability. With fewer than 25 draws, or a tail of repeated values, it is the mean
+    over the draws throughout: 0 beyond the largest.
+
+    Args:
+        draws: in any order.
+
+    Returns:
+        A function of one x, convex and falling; and how fast it falls there: P(theta > x), as far as it is known.
+    """
+    num_draws = draws.shape[0]
+    num_tail = _tail_size(num_draws)
+
+    def empirical(at: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return jnp.mean(jnp.maximum(draws - at, 0.0)), jnp.mean(draws > at, dtype=draws.dtype)
+
+    if num_tail < _MIN_TAIL:
+        return empirical
+    ascending = jnp.sort(draws)
+    threshold, body = ascending[-num_tail - 1], ascending[:-num_tail]
+    exceedances = ascending[-num_tail:] - threshold
+    shape, scale = fit_generalized_pareto(exceedances)
+    has_tail = ascending[_quartile(num_tail) - num_tail] > threshold
+    # A shape of 1 has no mean: what is heavier is taken for the heaviest that has one.
+    shape, scale = _away_from_zero(jnp.minimum(shape, _HEAVIEST)), jnp.where(has_tail, scale, 1.0)
+    share, mean_exceedance, eps = num_tail / num_draws, jnp.mean(exceedances), jnp.finfo(draws.dtype).eps
+
+    def excess(at: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        near = jnp.minimum(at, threshold)
+        inside = jnp.sum(jnp.maximum(body - near, 0.0)) / num_draws + share * (threshold - near + mean_exceedance)
+        above = share + jnp.mean(body > at, dtype=draws.dtype) * (body.size / num_draws)
+        # Of a bounded law nothing is left beyond its end.
+        growth = jnp.maximum(shape * (jnp.maximum(at, threshold) - threshold) / scale, -1.0 + eps)
+        fallen = jnp.exp(-jnp.log1p(growth) / shape)
+        is_beyond = at > threshold
+        value = jnp.where(is_beyond, share * mean_exceedance * fallen * (1.0 + growth), inside)
+        speed = jnp.where(is_beyond, share * mean_exceedance * (1.0 - shape) / scale * fallen, above)
+        plain = empirical(at)
+        return jnp.where(has_tail, value, plain[0]), jnp.where(has_tail, speed, plain[1])
+
+    return excess
+
+
+def _tail_size(num_draws: int) -> int:
+    return math.ceil(min(0.2 * num_draws, 5.0 * math.sqrt(num_draws)))
 
 
 def _quartile(size: int) -> int:

@@ -19,7 +19,7 @@ from numpyro.distributions import Distribution
 from ppl_bandit.numerics.tails import fit_generalized_pareto
 from ppl_bandit.program.tracing import Trace
 
-__all__ = ["MONTE_CARLO", "WAYS", "MeanWay", "expected_reward"]
+__all__ = ["MONTE_CARLO", "WAYS", "MeanWay", "expected_reward", "reward_variance"]
 
 NUM_QUADRATURE_NODES = 128
 NUM_MONTE_CARLO_DRAWS = 1024
@@ -130,3 +130,19 @@ def expected_reward(trace: Trace, outcomes: tuple[str, ...], way: MeanWay | None
     if way is None:
         return trace["expected_reward"]["value"]
     return way.mean(trace[outcomes[0]]["fn"])
+
+
+def reward_variance(trace: Trace, outcomes: tuple[str, ...], way: MeanWay | None) -> Float[Array, " N"]:
+    """Return the variance of the one outcome, where the way to its mean is also one to its variance.
+
+    Raises:
+        NotImplementedError: elsewhere.
+    """
+    fn = trace[outcomes[0]]["fn"]
+    if way is WAYS[0]:
+        return jnp.broadcast_to(_unwrapped(fn).variance, fn.batch_shape)
+    if way is WAYS[1]:
+        base = _unwrapped(fn)
+        values = base.enumerate_support(expand=False)
+        return jnp.sum((values - way.mean(fn)) ** 2 * jnp.exp(base.log_prob(values)), axis=0)
+    raise NotImplementedError

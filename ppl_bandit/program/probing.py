@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpyro.distributions import biject_to
 
 from ppl_bandit.program.tracing import Site, possible, repeat_rows, run_program
@@ -58,17 +58,29 @@ def feasible_rewards(
     Returns:
         The rewards, as an `Interaction` holds them, and whether each row's are possible.
     """
-    candidates = jnp.asarray(CANDIDATE_REWARDS)
     values: dict[str, Array] = {name: jnp.zeros(arm.shape, NUMBERS[kind]) for name, kind in kinds.items()}
     is_possible = jnp.ones(arm.shape, bool)
     for position, (name, kind) in enumerate(
         kinds.items()
     ):  # one after another: a later support may look at earlier outcomes
         fn = run_program(program, arm, context, {**latents, **values})[name]["fn"]
-        fits = jax.vmap(lambda value, fn=fn: possible(fn, jnp.broadcast_to(value, arm.shape)))(candidates)
+        candidates = _candidates(fn, kind)
+        fits = jax.vmap(lambda value, fn=fn: possible(fn, value))(candidates)
         count = fits.sum(axis=0)
         is_pick = fits & (jnp.cumsum(fits, axis=0) == picks[:, position] % jnp.maximum(count, 1) + 1)
         chosen = jnp.argmax(is_pick, axis=0)
-        values[name] = candidates[chosen].astype(NUMBERS[kind])
+        values[name] = jnp.take_along_axis(candidates, chosen[None], axis=0)[0].astype(NUMBERS[kind])
         is_possible &= count > 0
     return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible
+
+
+def _candidates(fn: Any, kind: str) -> Float[Array, "candidates N"]:
+    """Return candidates for each row: plain numbers and, for reals, numbers in the outcome's own unit in between."""
+    plain = jnp.broadcast_to(jnp.asarray(CANDIDATE_REWARDS)[:, None], (CANDIDATE_REWARDS.size, *fn.batch_shape))
+    if kind != "f":
+        return plain
+    try:
+        middle, unit = fn.mean, jnp.sqrt(fn.variance)
+    except (NotImplementedError, AttributeError, TypeError, ValueError):
+        return plain
+    return jnp.stack([middle + unit * plain, plain], axis=1).reshape(-1, *fn.batch_shape)

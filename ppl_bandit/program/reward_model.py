@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program import means
 from ppl_bandit.program.probing import NUMBERS
+from ppl_bandit.program.supports import extreme_latents
 from ppl_bandit.program.tracing import Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
 from ppl_bandit.program.validation import validate
 from ppl_bandit.types import Draws, Interaction, Key
@@ -51,6 +52,7 @@ class RewardModel:
         self.outcome_kinds = facts.outcome_kinds
         self.expected_reward_way = facts.expected_reward_way
         self._mean_way = facts.mean_way
+        self._has_moving_support = facts.has_moving_support
 
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", "program")
@@ -62,7 +64,10 @@ class RewardModel:
         Sites that the program itself observes and `numpyro.factor` terms are part of the prior, counted once however many
         rows of data follow.
         """
-        trace = self.trace(latents, jnp.zeros(1, int), self.context_rows(1))
+        return self.log_prior_of(self.trace(latents, jnp.zeros(1, int), self.context_rows(1)))
+
+    def log_prior_of(self, trace: Trace) -> Float[Array, ""]:
+        """Return the log prior density from the sites of a run; what it was run on besides latents does not matter."""
         terms = [log_prob(site).sum() for name, site in trace.items() if is_prior_term(name, site, self.outcomes)]
         return jnp.asarray(sum(terms, start=0.0))
 
@@ -88,6 +93,18 @@ class RewardModel:
 
         return jax.vmap(row)(dict(draws))
 
+    def reward_variances(self, draws: Draws, context: Any = None) -> Float[Array, "M A"]:
+        """Return the variance of one reward given each draw: one row per draw, one column per arm.
+
+        Raises:
+            NotImplementedError: if the program names its own expected reward, or the outcome's distribution does not know
+                its variance.
+        """
+        arms, rows = jnp.arange(self.num_arms), self.context_rows(self.num_arms, context)
+        return jax.vmap(
+            lambda latents: means.reward_variance(self.trace(latents, arms, rows), self.outcomes, self._mean_way)
+        )(dict(draws))
+
     def draw_reward(self, key: Key, latents: Mapping[str, Array], arm: Int[Array, "..."], context: Any = None) -> Any:
         """Draw the outcomes of playing `arm`, a scalar or (N,); `context` has a leading axis if `arm` has one."""
         arm = jnp.asarray(arm)
@@ -109,11 +126,19 @@ class RewardModel:
     def in_support(self, latents: Mapping[str, Array], interaction: Interaction) -> dict[str, Bool[Array, " N"]]:
         """Tell, per outcome and row, whether the reward is a value that the program can produce.
 
-        Rows of an outcome that the program itself masks (no spend without a conversion) may hold any value.
+        Rows of an outcome that the program itself masks (no spend without a conversion) may hold any value. Where a support
+        moves with a latent, what some value of the latent can produce is possible.
         """
-        trace = self.trace(latents, interaction.arm, interaction.context, self.outcome_values(interaction.reward))
-        raw = self._by_outcome(interaction.reward)
-        return {name: possible(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
+        values, raw = self.outcome_values(interaction.reward), self._by_outcome(interaction.reward)
+
+        def fits(latents: Mapping[str, Array]) -> dict[str, Bool[Array, " N"]]:
+            trace = self.trace(latents, interaction.arm, interaction.context, values)
+            return {name: possible(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
+
+        if not self._has_moving_support:
+            return fits(latents)
+        far = jax.vmap(fits)(extreme_latents(self.program, tuple(self.latent_shapes), self.context))
+        return {name: found | far[name].any(axis=0) for name, found in fits(latents).items()}
 
     def trace(
         self,

@@ -39,8 +39,10 @@ def run_program(
         fixed = handlers.substitute(fixed, substitute_fn=choose)
     # Seeded last, so that no key is spent on a site that has its value.
     seeded = handlers.seed(fixed, jr.key(0) if key is None else key)
+    # As jax arrays, also where the library holds NumPy ones: a program may say `context.at[...]` or index in a loop.
+    given = jax.tree.map(jnp.asarray, (arm,) if context is None else (arm, context))
     with numpyro.validation_enabled(False):
-        return handlers.trace(seeded).get_trace(*((arm,) if context is None else (arm, context)))
+        return handlers.trace(seeded).get_trace(*given)
 
 
 def log_prob(site: Site, mask: Bool[Array, " N"] | None = None) -> Array:

@@ -16,6 +16,7 @@ from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program import means
 from ppl_bandit.program.jaxprs import UNKNOWN, dependencies, read_indices
 from ppl_bandit.program.probing import NUMBERS, feasible_latents, feasible_rewards
+from ppl_bandit.program.supports import has_moving_support, simplex_gaps
 from ppl_bandit.program.tracing import Site, Trace, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.types import InvalidProgram
 
@@ -34,6 +35,7 @@ class Facts(NamedTuple):
     outcome_kinds: Mapping[str, str]
     mean_way: means.MeanWay | None
     expected_reward_way: str
+    has_moving_support: bool
 
 
 def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> Facts:
@@ -57,6 +59,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
     }
     reading = _Reading(program, int(num_arms), context, outcomes, tuple(latents), kinds)
     with jax.enable_x64(True):
+        moves = _support_moves(reading, shapes)
         _check_flow(reading, shapes, has_expected_reward)
         mean_way = None if has_expected_reward else _find_mean(reading)
         if mean_way is not means.WAYS[0]:
@@ -65,7 +68,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
         words = "the program's own expected_reward site"
     else:
         words = f"the mean of '{outcomes[0]}', from {mean_way.words}"
-    return Facts(outcomes, context, shapes, kinds, mean_way, words)
+    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves)
 
 
 class _Reading(NamedTuple):
@@ -76,12 +79,22 @@ class _Reading(NamedTuple):
     latents: tuple[str, ...]
     kinds: Mapping[str, str]
 
-    def run(self, latents: Mapping[str, Array], arm: Array, context: Any, values: Mapping[str, Array]) -> Trace:
-        return run_program(self.program, arm, context, {**latents, **values})
+    def run(
+        self,
+        latents: Mapping[str, Array],
+        arm: Array,
+        context: Any,
+        values: Mapping[str, Array],
+        key: Array | None = None,
+    ) -> Trace:
+        try:
+            return run_program(self.program, arm, context, {**latents, **values}, key)
+        except (AttributeError, TypeError, NotImplementedError) as error:  # of the program, not of a way to its mean
+            raise InvalidProgram(_failure(error, self.program, jnp.shape(arm)[0])) from error
 
     def arms(self) -> tuple[Any, Any]:
         repeated = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (self.num_arms, *leaf.shape)), self.context)
-        return np.arange(self.num_arms), repeated
+        return np.arange(self.num_arms), repeated  # NumPy: known numbers stay known in a jaxpr
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:
@@ -161,10 +174,17 @@ def _traced(program: Callable, context: Any, num_rows: int) -> Trace:
     except Exception as error:
         if "truth value of an array" in str(error):
             raise InvalidProgram(_run_time_value(error, program)) from error
-        raise InvalidProgram(
-            f"the program failed on {num_rows} rows{_where(error, program)}: {type(error).__name__}: {error}"
-        ) from error
+        raise InvalidProgram(_failure(error, program, num_rows)) from error
     return caught
+
+
+def _failure(error: BaseException, program: Callable, num_rows: int) -> str:
+    words = f"the program failed on {num_rows} rows{_where(error, program)}: {type(error).__name__}: {error}"
+    if "must have integer" in str(error):
+        words += (
+            "; a number of trials or an index that comes as a float, from a context for instance, needs .astype(int)"
+        )
+    return words
 
 
 def _run_time_value(error: BaseException, program: Callable) -> str:
@@ -227,6 +247,13 @@ def _check_latents(trace: Trace, longer: Trace, latents: list[str]) -> None:
             "the program has no latent sample site, so there is nothing to learn: give a parameter a prior"
         )
     for name in latents:
+        if trace[name]["scale"] is not None or _is_masked(trace[name]["fn"]):
+            handler = "scale" if trace[name]["scale"] is not None else "mask"
+            raise InvalidProgram(
+                f"the latent '{name}' stands inside handlers.{handler}, which changes its density and not its draws, so that "
+                "the readings of the program would disagree: write the prior that is meant (Normal(m, s) to the power k is "
+                "Normal(m, s / sqrt(k))), and weigh or mask the outcome alone"
+            )
         before, after = jnp.shape(trace[name]["value"]), jnp.shape(longer[name]["value"])
         if before != after:
             raise InvalidProgram(
@@ -244,6 +271,14 @@ def _check_latents(trace: Trace, longer: Trace, latents: list[str]) -> None:
                 "bijection from the reals, so no engine can sample it: write it as a function of latents with a real, "
                 "positive, interval or simplex support"
             )
+
+
+def _is_masked(fn: Any) -> bool:
+    while hasattr(fn, "base_dist"):
+        if type(fn).__name__ == "MaskedDistribution" and fn._mask is not True:
+            return True
+        fn = fn.base_dist
+    return False
 
 
 def _check_expected_reward(trace: Trace, outcomes: tuple[str, ...]) -> bool:
@@ -269,21 +304,31 @@ def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_ex
     outcomes: dict[str, Any] = {name: np.zeros(reading.num_arms, NUMBERS[kind]) for name, kind in reading.kinds.items()}
     latents = {name: np.zeros(shape) for name, shape in shapes.items()}
 
-    def flow(latents: Any, arm: Array, context: Any, outcomes: Any) -> tuple[list[Array], Array, list[Array]]:
-        trace = reading.run(latents, arm, context, outcomes)
+    def flow(
+        key: Array, latents: Any, arm: Array, context: Any, outcomes: Any
+    ) -> tuple[list[Array], Array, list[Array]]:
+        trace = reading.run(latents, arm, context, outcomes, key)
         prior = [log_prob(site) for name, site in trace.items() if is_prior_term(name, site, reading.outcomes)]
         goal = trace["expected_reward"]["value"] if has_expected_reward else jnp.zeros(())
         return prior, goal, [log_prob(trace[name]) for name in reading.outcomes]
 
-    args = (latents, arm, context, outcomes)
+    args = (jr.key(0), latents, arm, context, outcomes)
     closed, shape = jax.make_jaxpr(flow, return_shape=True)(*args)
     labels = [
         frozenset([label])
-        for label, arg in zip(("latents", "arm", "context", "outcomes"), args, strict=True)
+        for label, arg in zip(("key", "latents", "arm", "context", "outcomes"), args, strict=True)
         for _ in jax.tree.leaves(arg)
     ]
     found = dependencies(closed.jaxpr, labels)
     num_prior = len(shape[0])
+    if any("key" in reaching for reaching in found):
+        raise InvalidProgram(
+            "a random draw hidden from NumPyro reaches a prior, the likelihood or the expected reward, so that the program "
+            "does not say the same twice: draw with numpyro.sample alone, outside of handlers.block and of NumPyro's own scan; "
+            "steps of a chain can be one site, `numpyro.sample(name, dist.Normal(0, 1).expand([T]))`, added up by jnp.cumsum "
+            "or jax.lax.scan"
+        )
+    _check_derivative(reading, latents, outcomes)
     for reaching in found[:num_prior]:
         for source in sorted(reaching - {"latents"}):
             raise InvalidProgram(
@@ -311,6 +356,38 @@ def _check_flow(reading: _Reading, shapes: Mapping[str, tuple[int, ...]], has_ex
             )
 
 
+def _support_moves(reading: _Reading, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    arm, context = reading.arms()
+    values: dict[str, Any] = {name: np.zeros(reading.num_arms, NUMBERS[kind]) for name, kind in reading.kinds.items()}
+
+    def supports(latents: Any) -> list[Any]:
+        trace = reading.run(latents, arm, context, values)
+        return [trace[name]["fn"].support for name in reading.outcomes]
+
+    return has_moving_support(supports, {name: np.zeros(shape) for name, shape in shapes.items()})
+
+
+def _check_derivative(reading: _Reading, latents: Mapping[str, Any], outcomes: Mapping[str, Any]) -> None:
+    """Check that jax can differentiate the density: every engine walks along its slope."""
+    arm, context = reading.arms()
+
+    def density(latents: Any) -> Array:
+        trace = reading.run(latents, arm, context, jax.tree.map(jnp.asarray, outcomes))
+        return sum((log_prob(site).sum() for site in trace.values() if site["type"] == "sample"), start=jnp.zeros(()))
+
+    try:
+        jax.eval_shape(jax.grad(density), latents)
+    except InvalidProgram:
+        raise
+    except Exception as error:
+        raise InvalidProgram(
+            f"jax cannot differentiate the program by its latents{_where(error, reading.program)}, and every engine follows "
+            f"the slope of its density ({type(error).__name__}: {str(error).splitlines()[0]}): write it in jax operations that "
+            "have a reverse-mode derivative (jax.lax.scan or fori_loop with fixed bounds in place of a while_loop), or wrap "
+            "the callback in jax.custom_vjp"
+        ) from error
+
+
 def _find_mean(reading: _Reading) -> means.MeanWay:
     """Return the first way to the outcome's mean that is open and finite at draws of the latents.
 
@@ -328,7 +405,7 @@ def _find_mean(reading: _Reading) -> means.MeanWay:
     def verdict(way: means.MeanWay, is_drawn: bool) -> int:
         def one(seed: Array) -> Array:
             if is_drawn:
-                trace = run_program(reading.program, arm[:1], repeat_rows(reading.context, 1), {}, jr.key(seed))
+                trace = reading.run({}, arm[:1], repeat_rows(reading.context, 1), {}, jr.key(seed))
                 latents = {name: trace[name]["value"] for name in reading.latents}
             else:
                 latents = feasible_latents(reading.program, reading.latents, reading.context, seed)
@@ -362,7 +439,8 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> int:
     """
     num_arms = reading.num_arms
 
-    def readings(latents: Any, arm: Array, context: Any, picks: Array) -> tuple[Array, Array, Array]:
+    def readings(latents: Any, arm: Array, context: Any, picks: Array) -> tuple[Array, Array, Array, dict]:
+        gaps: dict[tuple[str, str], Array] = {}
         rewards, _ = feasible_rewards(reading.program, latents, arm, context, reading.kinds, picks)
         if len(reading.outcomes) == 1:
             rewards = {reading.outcomes[0]: rewards}
@@ -370,9 +448,12 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> int:
         density = sum((log_prob(trace[name]) for name in reading.outcomes), start=jnp.zeros(()))
         goal = means.expected_reward(trace, reading.outcomes, mean_way)
         verdict = jnp.ones(arm.shape, int) if mean_way is None else mean_way.verdict(trace[reading.outcomes[0]]["fn"])
-        return density, goal, verdict
+        for name in reading.outcomes:
+            for argument, gap in simplex_gaps(trace[name]["fn"]):
+                gaps[name, argument] = jnp.broadcast_to(gap, arm.shape)
+        return density, goal, verdict, dict(gaps)
 
-    def compared(seed: Array) -> tuple[Array, ...]:
+    def compared(seed: Array) -> tuple[Any, ...]:
         arm, context = reading.arms()
         latents = feasible_latents(reading.program, reading.latents, reading.context, seed)
         picks = (7 * jnp.arange(num_arms)[:, None] + 5 * jnp.arange(len(reading.outcomes)) + 3 * seed) % 61
@@ -386,9 +467,16 @@ def _check_rows(reading: _Reading, mean_way: means.MeanWay | None) -> int:
             jnp.all(jnp.isclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True))
             for a, b in zip(together[:2], alone[:2], strict=True)
         ]
-        return same[0], same[1], jnp.any(jnp.isfinite(together[0])), jnp.min(together[2])
+        return same[0], same[1], jnp.any(jnp.isfinite(together[0])), jnp.min(together[2]), together[3]
 
-    density_same, goal_same, some_finite, verdicts = run_once(lambda: jax.vmap(compared)(jnp.arange(_NUM_POINTS)))
+    density_same, goal_same, some_finite, verdicts, gaps = run_once(lambda: jax.vmap(compared)(jnp.arange(_NUM_POINTS)))
+    for (name, argument), gap in gaps.items():
+        if not gap.max() < 1e-6:
+            raise InvalidProgram(
+                f"the {argument} of '{name}' do not sum to 1 (they are off by {gap.max():.2g} at a value tried from the "
+                "interior of the prior), so they are no probabilities: divide by their sum, `p / p.sum(-1, keepdims=True)`, or "
+                "give them a Dirichlet prior"
+            )
     if not some_finite.any():
         raise InvalidProgram(
             "the log likelihood is not finite at any value tried from the interior of the prior: check that the outcome's "

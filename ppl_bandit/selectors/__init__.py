@@ -8,6 +8,7 @@ from ppl_bandit.selectors.bayes_ucb import bayes_ucb
 from ppl_bandit.selectors.floors import with_floor
 from ppl_bandit.selectors.information_directed import information_directed
 from ppl_bandit.selectors.matching import double_sampling, greedy, thompson, top_two
+from ppl_bandit.selectors.optimistic_gittins import optimistic_gittins
 from ppl_bandit.selectors.rules import with_control, with_limits
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "double_sampling",
     "greedy",
     "information_directed",
+    "optimistic_gittins",
     "thompson",
     "top_two",
     "with_control",

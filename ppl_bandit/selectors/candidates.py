@@ -8,11 +8,11 @@ import math
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.selectors.shares import draw_arm, pick_arm, share_equally
+from ppl_bandit.numerics.sampling import uniform
+from ppl_bandit.selectors.shares import pick_arm, share_equally
 from ppl_bandit.types import Key
 
 __all__ = ["draw_mode", "log_false_alarm", "num_candidates"]
@@ -70,7 +70,6 @@ def draw_mode(
         num: at least 1.
         is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
     """
-    key_ties, key_candidates = jr.split(key)
     arms = jnp.arange(probs.size)
     leader = jnp.argmax(probs)
     other_probs = jnp.where(arms == leader, 0.0, probs)
@@ -83,17 +82,17 @@ def draw_mode(
         return num_drawn < num
 
     def draw_next_other(state):
-        key, num_drawn, counts = state
-        key, key_next = jr.split(key)
-        uniform_run, uniform_arm = jr.uniform(key_next, (2,), probs.dtype)
+        turn, num_drawn, counts = state
+        uniform_run, uniform_arm = uniform(key, (2,), probs.dtype, turn)
         run = jnp.minimum(-jnp.log1p(-uniform_run) * mean_run, num).astype(num.dtype)
         num_drawn = num_drawn + run + 1
         is_other = (arms == pick_arm(uniform_arm, other_probs)) & (num_drawn <= num)
-        return key, num_drawn, counts + is_other
+        return turn + 1, num_drawn, counts + is_other
 
-    start = (key_candidates, jnp.where(is_contested, 0, num), jnp.zeros(probs.size, num.dtype))
+    start = (jnp.uint32(0), jnp.where(is_contested, 0, num), jnp.zeros(probs.size, num.dtype))
     _, _, counts = jax.lax.while_loop(is_unfinished, draw_next_other, start)
     counts = jnp.where(arms == leader, num - jnp.sum(counts), counts)
     if is_lowest_first:
         return jnp.argmax(counts)
-    return draw_arm(key_ties, share_equally(counts == jnp.max(counts), probs.dtype))
+    uniform_tie = uniform(key, (3,), probs.dtype)[2]  # the loop takes the first two of every turn
+    return pick_arm(uniform_tie, share_equally(counts == jnp.max(counts), probs.dtype))

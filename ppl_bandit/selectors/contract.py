@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.selectors.shares import best_arm_probs
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
-__all__ = ["Rule", "Situation", "as_selector", "check_arguments", "make_selector"]
+__all__ = ["Rule", "Situation", "as_selector", "check_arguments", "check_horizon", "make_selector"]
 
 
 class Situation(NamedTuple):
@@ -39,7 +39,7 @@ class Situation(NamedTuple):
 
 
 Rule: TypeAlias = Callable[[Key, Situation], tuple[Int[Array, ""], Int[Array, ""], Float[Array, " A"]]]
-Score: TypeAlias = Callable[[Marginals, Int[Array, ""]], Float[Array, " A"]]
+Score: TypeAlias = Callable[[Marginals, Int[Array, ""]], Float[Array, " A"] | None]
 
 
 def make_selector(
@@ -51,6 +51,7 @@ def make_selector(
     score: Score | None = None,
     reads_table: bool = True,
     is_exact: bool = False,
+    horizon: int | None = None,
 ) -> Selector:
     """Turn a selection rule into a selector: check, clean the table, decide, and flag what could not be decided.
 
@@ -62,9 +63,10 @@ def make_selector(
         settings: what the selector was made with, for whoever records or compares it.
         is_lowest_first: whether a row's tied arms lose to the lowest index instead of sharing the row.
         score: reads the marginals, where a rule has a use for them; it stays outside the compiled part, because an
-            engine hands over new functions at every step.
+            engine hands over new functions at every step. It answers None where the marginals do not offer what it reads.
         reads_table: whether the rule looks at the table itself, and not at p-hat and scores alone.
         is_exact: whether p-hat is the marginals' exact probability, where they offer it.
+        horizon: the last step that the rule is made for, if it has one.
 
     Returns:
         The selector. Where an allowed arm has a non-finite entry (or score) or no arm is allowed it raises ValueError,
@@ -105,11 +107,11 @@ def make_selector(
         marginals: Marginals | None = None,
     ) -> Selection:
         table, allowed, step = check_arguments(table, allowed, step)
+        step = _within(step, horizon)
         if is_exact and marginals is not None and marginals.best_arm_probs is not None:
             return from_shares(key, marginals.best_arm_probs(allowed), step, allowed=allowed, marginals=marginals)
-        scores = None
-        if score is not None and marginals is not None:
-            scores = _check_scores(jnp.asarray(score(marginals, step), table.dtype), allowed)
+        found = None if score is None or marginals is None else score(marginals, step)
+        scores = None if found is None else _check_scores(jnp.asarray(found, table.dtype), allowed)
         return decide(key, table, None, allowed, scores, step)
 
     def from_shares(
@@ -121,11 +123,13 @@ def make_selector(
         marginals: Marginals | None = None,
     ) -> Selection:
         (shares,), allowed, step = check_arguments(jnp.asarray(shares)[None], allowed, step)
+        step = _within(step, horizon)
         scores = None
         if score is not None:
-            if marginals is None:
-                raise ValueError("marginals must be given where there is no table to read quantiles from")
-            scores = _check_scores(jnp.asarray(score(marginals, step), shares.dtype), allowed)
+            found = None if marginals is None else score(marginals, step)
+            if found is None:
+                raise ValueError("marginals must be given, with all that the selector reads, where there is no table")
+            scores = _check_scores(jnp.asarray(found, shares.dtype), allowed)
         return decide(key, None, shares, allowed, scores, step)
 
     return Selector(
@@ -135,7 +139,21 @@ def make_selector(
         None if reads_table else from_shares,
         uses_marginals=is_exact or score is not None,
         is_exact=is_exact,
+        horizon=horizon,
     )
+
+
+def check_horizon(step: int, horizon: int | None) -> None:
+    """Refuse a step beyond the last one that a selector was made for.
+
+    Raises:
+        ValueError: with the step, the horizon, and what to do instead.
+    """
+    if horizon is not None and step > horizon:
+        raise ValueError(
+            f"step {step} is beyond the horizon of {horizon} decisions that the selector was made for: choose a horizon that "
+            "covers every decision, or go on with a selector that needs none, such as selectors.greedy()"
+        )
 
 
 def as_selector(selector: Any) -> Selector:
@@ -151,6 +169,14 @@ def as_selector(selector: Any) -> Selector:
     if getattr(selector, "__module__", "").startswith("ppl_bandit.selectors"):
         raise ValueError(f"selector is the factory {selector.__name__}: call it, as in selectors.{selector.__name__}()")
     return Selector(_factory_of(selector), {}, selector)
+
+
+def _within(step: Int[Array, ""], horizon: int | None) -> Int[Array, ""]:
+    if horizon is None:
+        return step
+    if _is_concrete(step):
+        check_horizon(int(np.asarray(step)), horizon)
+    return jnp.minimum(step, horizon)
 
 
 def _factory_of(function: Any) -> str:
@@ -201,12 +227,12 @@ def check_arguments(
 def _check_scores(scores: Array, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
     if scores.shape != allowed.shape:
         raise ValueError(
-            f"marginals.quantile must return shape {allowed.shape}, one entry per arm, got {scores.shape}; "
+            f"marginals must return shape {allowed.shape}, one entry per arm, got {scores.shape}; "
             "pass the marginals of this table's arms"
         )
     if _is_concrete(scores) and _is_concrete(allowed):
         remedy = "check the engine's marginals, or leave marginals out to use the table"
-        _check_finite(np.asarray(scores)[None], np.asarray(allowed), "marginals.quantile(1 - 1/step)", remedy)
+        _check_finite(np.asarray(scores)[None], np.asarray(allowed), "what marginals return", remedy)
     return scores
 
 

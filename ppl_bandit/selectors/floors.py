@@ -58,4 +58,4 @@ def with_floor(selector: Selector, floor: float) -> Selector:
         )
 
     settings = {"selector": selector, "floor": floor}
-    return Selector("with_floor", settings, select, uses_marginals=selector.uses_marginals)
+    return Selector("with_floor", settings, select, uses_marginals=selector.uses_marginals, horizon=selector.horizon)

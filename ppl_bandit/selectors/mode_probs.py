@@ -11,6 +11,7 @@ import functools
 import math
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
@@ -18,7 +19,8 @@ from jaxtyping import Array, Complex, Float, Int
 
 __all__ = ["mode_probs"]
 
-_CHUNK = 32  # roots of unity handled together
+_CHUNK = 32  # roots of unity handled together; fewer on a CPU, where small loops become one piece of machine code
+_FEW_ARMS = 8
 _MAX_NODES = 32  # integrates ties of up to 64 arms exactly, and of up to 200 arms to 5e-11
 
 
@@ -33,26 +35,38 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
         num: at least 1.
         is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
     """
+    if jax.default_backend() == "cpu":
+        # Vectorised rows would walk in step: each would pay for the longest of all others' loops.
+        return jax.custom_batching.sequential_vmap(functools.partial(_mode_probs, is_lowest_first=is_lowest_first))(
+            probs, num
+        )
+    return _mode_probs(probs, num, is_lowest_first=is_lowest_first)
+
+
+def _mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first: bool) -> Float[Array, " A"]:
     dtype = probs.dtype
     num_arms = probs.size
     total = num.astype(dtype)
     rates = total * probs
     # Neglected tails, in nats: below 1e-13 in float64 and 1e-7 in float32, with room for a sum over arms and the
     # division by P(Poisson(N) = N), at least 1 / 80 for N <= 1000.
+    chunk_size = 8 if jax.default_backend() == "cpu" and num_arms <= _FEW_ARMS else _CHUNK
+    # The mode of one or two candidates, ties at random, is an arm drawn from p-hat.
+    is_single = num <= (1 if is_lowest_first else 2)
     margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
     is_settled = _log_upset(probs, total) < -margin
     first, last = _levels(jnp.max(rates), total, num_arms, margin)
-    last = jnp.where(is_settled | (num == 1), 0, last)
-    num_chunks = jnp.ceil(_spread(total, margin) / (2 * _CHUNK)).astype(int)
+    last = jnp.where(is_settled | is_single, 0, last)
+    num_chunks = jnp.ceil(_spread(total, margin) / (2 * chunk_size)).astype(int)
     orders, nodes, weights = _tie_rule(num_arms, is_lowest_first, dtype)
 
     def add_chunk(chunk, won):
-        half_turns = 2 * (chunk * _CHUNK + jnp.arange(_CHUNK)) + 1
+        half_turns = 2 * (chunk * chunk_size + jnp.arange(chunk_size)) + 1
 
         def unit_root(power: Int[Array, ""]) -> Complex[Array, " K"]:
             # Reduced in integers, so that a high power costs no accuracy.
-            turns = (half_turns * power) % (4 * _CHUNK * num_chunks)
-            angle = (math.pi / (2 * _CHUNK)) * turns.astype(dtype) / num_chunks
+            turns = (half_turns * power) % (4 * chunk_size * num_chunks)
+            angle = (math.pi / (2 * chunk_size)) * turns.astype(dtype) / num_chunks
             return jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
 
         shift_to_total = unit_root(-num)
@@ -77,7 +91,7 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
 
     won = jax.lax.fori_loop(0, jnp.where(last > 0, num_chunks, 0), add_chunk, jnp.zeros_like(probs))
     won = jnp.maximum(won, 0.0)
-    settled = jnp.where(num == 1, probs, (jnp.arange(num_arms) == jnp.argmax(probs)).astype(dtype))
+    settled = jnp.where(is_single, probs, (jnp.arange(num_arms) == jnp.argmax(probs)).astype(dtype))
     # The normaliser is K P(Poisson(N) = N) / 2; dividing by the sum instead also cancels rounding common to all arms.
     return jnp.where(last > 0, won / jnp.where(last > 0, jnp.sum(won), 1.0), settled)
 
@@ -133,6 +147,12 @@ def _product_of_others(before: Complex[Array, "A K"], after: Complex[Array, "A K
 
     Products from both ends, not a division by arm a's own factor: partial exponential sums have zeros.
     """
+    if before.shape[0] <= _FEW_ARMS:
+        below, above = [jnp.ones_like(before[0])], [jnp.ones_like(before[0])]
+        for arm in range(before.shape[0] - 1):
+            below.append(below[-1] * before[arm])
+            above.append(above[-1] * after[-1 - arm])
+        return jnp.stack([low * high for low, high in zip(below, above[::-1], strict=True)])
     one = jnp.ones_like(before[:1])
     both = jnp.concatenate([jnp.concatenate([one, before[:-1]]), jnp.concatenate([one, after[:0:-1]])], axis=1)
     from_below, from_above = jnp.split(jax.lax.associative_scan(jnp.multiply, both), 2, axis=1)

@@ -4,9 +4,9 @@
 """
 
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.numerics.sampling import uniform
 from ppl_bandit.types import Key
 
 __all__ = ["best_arm_probs", "draw_arm", "is_largest", "pick_arm", "share_equally", "winner_weights"]
@@ -56,7 +56,7 @@ def share_equally(is_member: Bool[Array, " A"], dtype: jnp.dtype) -> Float[Array
 
 def draw_arm(key: Key, probs: Float[Array, " A"]) -> Int[Array, ""]:
     """Draw one arm from Cat(probs); see `pick_arm`."""
-    return pick_arm(jr.uniform(key, dtype=probs.dtype), probs)
+    return pick_arm(uniform(key, (), probs.dtype), probs)
 
 
 def pick_arm(uniform: Float[Array, ""], probs: Float[Array, " A"]) -> Int[Array, ""]:

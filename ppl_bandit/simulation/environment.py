@@ -1,10 +1,11 @@
-"""The simulated world: a program with its latents fixed to the truth."""
+"""The simulated world: a program with its latents fixed to the truth, or drawn anew from the prior."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -47,9 +48,29 @@ class Environment:
         if contexts is not None and reward_model.context is None:
             raise ValueError("contexts was given, but the program takes arm alone: leave it out")
         self.reward_model = reward_model
-        self.truth = dict(truth)
+        self.truth: dict[str, Any] | None = dict(truth)
         self.changes = {int(step): dict(later) for step, later in changes.items()}
         self._contexts = contexts
+
+    @classmethod
+    def from_prior(cls, reward_model: RewardModel, contexts: Callable[[Key], Any] | None = None) -> "Environment":
+        """Return an environment whose truth is drawn from the program's prior, anew for every realization.
+
+        Regret averaged over its realizations is Bayes regret. For a bandit whose prior is wrong, give the program that
+        the worlds shall come from here, and the bandit's own to `simulate`. Factors and constants that the program
+        observes are not counted (see `RewardModel.sample_prior`).
+        """
+        never = {name: jnp.zeros(shape) for name, shape in reward_model.latent_shapes.items()}
+        environment = cls(reward_model, never, contexts)
+        environment.truth = None
+        return environment
+
+    def world(self, key: Key) -> "Environment":
+        """Return the world of one realization: itself where the truth is given, else one drawn from the prior."""
+        if self.truth is not None:
+            return self
+        drawn = self.reward_model.sample_prior(key, 1)
+        return Environment(self.reward_model, {name: value[0] for name, value in drawn.items()}, self._contexts)
 
     def draw_context(self, key: Key) -> Any:
         """Draw the context of the next decision; None for a program without."""
@@ -67,6 +88,8 @@ class Environment:
         return self.reward_model.expected_rewards(draws, context)[0]
 
     def _latents(self, step: int | Int[Array, ""]) -> dict[str, Array]:
+        if self.truth is None:
+            raise ValueError("the truth is not drawn yet: ask environment.world(key) for the world of one realization")
         if not self.changes:
             return {name: jnp.asarray(value) for name, value in self.truth.items()}
         era = jnp.sum(jnp.asarray(step) >= np.array(list(self.changes)))

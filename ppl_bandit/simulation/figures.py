@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bandit.numerics.plotting import figure_tools, finish, styles
+from ppl_bandit.simulation.races import Tuned
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["draw_run"]
+__all__ = ["draw_run", "draw_tuned"]
 
 
 def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
@@ -60,6 +61,23 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         axes[1, column].set(xlabel="step", ylabel="candidates, N", yscale="log", ylim=(0.8, 1500))
     axes[0, 0].legend(fontsize=8)
     finish(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
+
+
+def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
+    """Write `tune.png`: each candidate's regret, mean with its 95% interval and tail, best at the top."""
+    plt = figure_tools()
+    standings = tuned.standings[::-1]
+    places = np.arange(len(standings))
+    figure, axis = plt.subplots(figsize=(9, 1.6 + 0.36 * len(standings)), layout="constrained")
+    for place, s in zip(places, standings, strict=True):
+        colour = "#0072B2" if s.name == tuned.name else "#777777"
+        axis.errorbar(s.mean, place, xerr=1.96 * s.error, fmt="o", color=colour, capsize=3, markersize=5)
+        axis.plot([s.high, s.highest], [place, place], linestyle="none", marker="|", markersize=11, color=colour)
+    axis.set_yticks(places, [f"{s.name} ({s.num_worlds} worlds)" for s in standings])
+    axis.set(
+        xscale="log", xlabel="regret: mean with its 95% interval (dot), 95th and 99th percentile over worlds (bars)"
+    )
+    finish(figure, f"Regret of {tuned.horizon} decisions in worlds from the prior", caption, out / "tune.png")
 
 
 def _band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:

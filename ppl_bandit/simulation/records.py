@@ -21,7 +21,7 @@ from ppl_bandit.types import Engine, Key
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["compact", "joined", "provenance", "reduced", "stepwise", "summarised", "trimmed"]
+__all__ = ["compact", "is_stuck", "joined", "provenance", "reduced", "stepwise", "summarised", "trimmed"]
 
 _NUM_CHECKPOINTS = 50
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -92,14 +92,15 @@ def reduced(runs: Rollout, is_real: Bool[Array, " R"]) -> Moments:
         total(runs.num_candidates),
         total(runs.regret <= 0),
         cumulative[:, checkpoints(num_steps) - 1].astype(jnp.float32),
-        _is_stuck(runs.regret),
+        is_stuck(runs.regret),
         jnp.all(runs.is_trusted, axis=1),
         runs.best_arm_probs[:1],
         runs.num_candidates[:1],
     )
 
 
-def _is_stuck(regret: Any) -> Any:
+def is_stuck(regret: Any) -> Any:
+    """Tell of each realization, (R, T), whether every step of its last quarter had regret."""
     last = regret[:, -max(1, regret.shape[1] // _LAST) :]
     return (last > 0).all(axis=1)
 
@@ -125,7 +126,7 @@ def stepwise(parts: list[Rollout]) -> "xarray.Dataset":
     num_runs, num_steps = runs.arm.shape
     return xarray.Dataset(
         {name: (dims[: value.ndim], value) for name, value in fields.items()}
-        | {"is_stuck": (dims[:1], _is_stuck(runs.regret))},
+        | {"is_stuck": (dims[:1], is_stuck(runs.regret))},
         coords={"realization": np.arange(num_runs), "step": np.arange(1, num_steps + 1)},
     )
 
@@ -204,10 +205,11 @@ def provenance(
 ) -> dict[str, Any]:
     """Return what was run, as attributes that a file can hold."""
     versions = {name: metadata.version(name) for name in ("jax", "numpyro", "numpy")}
-    eras = {1: environment.truth, **environment.changes}
+    eras = {} if environment.truth is None else {1: environment.truth, **environment.changes}
     return {
         "model": _qualified(reward_model.program),
         "world": _qualified(environment.reward_model.program),
+        "worlds": "prior" if environment.truth is None else "truth",
         "truth": json.dumps({step: {n: np.asarray(v).tolist() for n, v in era.items()} for step, era in eras.items()}),
         "engine": engine.explanation.engine,
         "key": str(np.asarray(jr.key_data(key)).tolist()),

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics import sampling
+from ppl_bandit.engines.decide import decide
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.types import Engine, Interaction, Key, Selection, Selector
+from ppl_bandit.types import Engine, Interaction, Key, Selector
 
 __all__ = ["Rollout", "rollout"]
 
@@ -48,31 +48,27 @@ def rollout(
 ) -> Rollout:
     """Simulate one realization; `vmap` over keys for more.
 
-    Where the engine knows the probability P that each arm is best, and the selector looks at p-hat alone, p-hat is drawn
-    from its own law, Multinomial(M, P) / M, and not counted in a table of M draws.
-
     Args:
-        draws: whether to draw the table all the same.
+        draws: whether to draw all latents and fill the table also where there is a shorter way (`engines.decide`).
     """
     key_init, key_steps = jr.split(key)
-
-    def choose(key_draw: Key, key_select: Key, state: Any, context: Any, number: Array) -> Selection:
-        marginals = None if engine.marginals is None else engine.marginals(state, context)
-        from_shares = selector.from_shares
-        if not draws and marginals is not None and marginals.best_arm_probs is not None and from_shares is not None:
-            shares = marginals.best_arm_probs(None)
-            if not selector.is_exact:
-                shares = sampling.multinomial(key_draw, num_samples, shares) / num_samples
-            return from_shares(key_select, shares, number, marginals=marginals)
-        table = reward_model.expected_rewards(engine.sample(key_draw, state, num_samples), context)
-        if not selector.uses_marginals:
-            return selector(key_select, table, number)
-        return selector(key_select, table, number, marginals=marginals)
+    environment = environment.world(jr.fold_in(key, 2))  # 0 and 1 would be the two keys above
 
     def step(state: Any, number: Array) -> tuple[Any, Rollout]:
         key_context, key_draw, key_select, key_reward, key_update = jr.split(jr.fold_in(key_steps, number), 5)
         context = environment.draw_context(key_context)
-        chosen = choose(key_draw, key_select, state, context, number)
+        chosen = decide(
+            key_draw,
+            key_select,
+            reward_model,
+            engine,
+            selector,
+            state,
+            context,
+            number,
+            num_samples=num_samples,
+            draws=draws,
+        )
         reward = environment.draw_reward(key_reward, chosen.arm, context, number)
         rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (chosen.arm, reward, context))
         state, info = engine.update(key_update, state, Interaction(*rows))

@@ -7,7 +7,7 @@ import numpy as np
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Score", "scores", "table"]
+__all__ = ["Score", "pairwise", "scores", "table"]
 
 
 class Score(NamedTuple):
@@ -15,7 +15,7 @@ class Score(NamedTuple):
 
     Attributes:
         mean, error: over realizations, with the standard error.
-        median, high: the median and the 99th percentile.
+        median, tail, high: the median, the 95th and the 99th percentile.
         stuck: share of realizations in which every step of the last quarter had regret.
         relative, relative_error: mean relative to Thompson sampling's less 1, on the same realizations; nan without it.
     """
@@ -24,6 +24,7 @@ class Score(NamedTuple):
     mean: float
     error: float
     median: float
+    tail: float
     high: float
     stuck: float
     relative: float
@@ -43,7 +44,7 @@ def scores(found: "xarray.Dataset") -> list[Score]:
             residual = final - (1.0 + relative) * thompson
             relative_error = _standard_error(residual) / thompson.mean()
         stuck = float(found.is_stuck.sel(selector=name).mean())
-        spread = float(np.median(final)), float(np.quantile(final, 0.99))
+        spread = [float(value) for value in np.quantile(final, (0.5, 0.95, 0.99))]
         scored.append(
             Score(name, float(final.mean()), _standard_error(final), *spread, stuck, relative, relative_error)
         )
@@ -57,13 +58,31 @@ def _standard_error(values: np.ndarray) -> float:
 def table(scored: list[Score]) -> str:
     """Return the scores as a Markdown table."""
     lines = [
-        "| selector | mean regret | median | 99th percentile | stuck | relative to Thompson |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| selector | mean regret | median | 95th percentile | 99th percentile | stuck | relative to Thompson |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for s in scored:
         relative = "" if np.isnan(s.relative) else f"{100 * s.relative:+.1f}% +- {100 * s.relative_error:.1f}%"
         lines.append(
-            f"| {s.selector} | {s.mean:.3f} +- {s.error:.3f} | {s.median:.2f} | {s.high:.2f} | {100 * s.stuck:.2f}% | "
+            f"| {s.selector} | {s.mean:.3f} +- {s.error:.3f} | {s.median:.2f} | {s.tail:.2f} | {s.high:.2f} | {100 * s.stuck:.2f}% | "
             f"{relative} |"
         )
+    return "\n".join(lines)
+
+
+def pairwise(found: "xarray.Dataset") -> str:
+    """Return, as a Markdown table, the mean regret of each row's selector less each column's, on the same realizations.
+
+    Each entry has its standard error: the realizations share their random numbers, so that it is smaller than the errors of
+    the two means would suggest.
+    """
+    names = [str(name) for name in found.selector.values]
+    finals = {name: np.asarray(found.final_regret.sel(selector=name), float) for name in names}
+    lines = ["| less | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
+    for row in names:
+        entries = []
+        for column in names:
+            difference = finals[row] - finals[column]
+            entries.append("" if row == column else f"{difference.mean():+.2f} +- {_standard_error(difference):.2f}")
+        lines.append(f"| {row} | " + " | ".join(entries) + " |")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """Engines side by side: errors against formulas, decisions, files, ArviZ objects, a report that a browser opens."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -15,7 +16,8 @@ from scipy import stats
 
 from ppl_bandit import Bandit, Interaction, NotConjugate, RewardModel, compare, engines
 from ppl_bandit.commands.cli import main
-from ppl_bandit.comparison.errors import QUANTILES
+from ppl_bandit.comparison.answer import answer
+from ppl_bandit.comparison.errors import QUANTILES, Estimate
 from ppl_bandit.comparison.figures import draw_figures
 from ppl_bandit.comparison.simulated import simulate_rows
 from ppl_bandit.comparison.tables import records
@@ -117,6 +119,30 @@ def test_the_stream_ends_with_the_whole(result):
     early = result.stream[0].reference.target
     successes = np.bincount(ROWS.arm[:3], ROWS.reward[:3], minlength=2)
     np.testing.assert_allclose(early.mean, (1 + successes) / (2 + np.bincount(ROWS.arm[:3])), rtol=1e-12)
+
+
+def test_the_answer_comes_first_and_agrees_with_the_closed_form(result):
+    laws = [stats.beta(*parameters) for parameters in zip(*exact_law().args, strict=True)]
+    said = answer(result)
+    found = re.search(
+        r"new has the highest expected reward: ([\d.]+) .*, ([\d.]+) more than control .* probability ([\d.]+),", said
+    )
+    mean, gap, best = map(float, found.groups())
+    num = 20 * NUM_SAMPLES  # the reference's draws; four standard errors, and the rounding of what is printed
+    assert mean == pytest.approx(laws[1].mean(), abs=4 * laws[1].std() / np.sqrt(num) + 1e-4)
+    spread = np.hypot(laws[0].std(), laws[1].std())
+    assert gap == pytest.approx(laws[1].mean() - laws[0].mean(), abs=4 * spread / np.sqrt(num) + 1e-3)
+    assert best == pytest.approx(result.reference.best_arm_probs[0, 1], abs=1e-3)
+    assert str(result).split("\n\n")[1].replace("\n", " ") == said
+
+
+def test_an_engine_that_decides_otherwise_is_named_in_the_answer(result):
+    # As if laplace had played another arm half of the time, where chance gives a few in a hundred.
+    laplace = result.engines["laplace"]
+    decisions = laplace.decisions._replace(other_arm_prob=Estimate(np.array(0.5), np.array(0.01)))
+    other = dataclasses.replace(result, engines=result.engines | {"laplace": laplace._replace(decisions=decisions)})
+    assert "laplace would have decided otherwise" in answer(other)
+    assert "laplace would have decided otherwise" not in answer(result)
 
 
 def test_the_tables_and_the_record_hold_what_was_measured(result):
@@ -239,7 +265,7 @@ def report(folder, capsys):
     return path
 
 
-FIGURES = [f"{name}.png" for name in ("densities", "forest", "best_arms", "costs", "predictive", "stream")]
+FIGURES = [f"{name}.png" for name in ("answer", "densities", "forest", "best_arms", "costs", "predictive", "stream")]
 
 
 def test_the_report_stands_alone(report):

@@ -78,6 +78,7 @@ SAMPLING = ("logistic", "hierarchical_bernoulli", "student_t", "gaussian")
 GAUSSIAN = ("hierarchical_gaussian", "logistic", "poisson")
 CASES = [
     *((name, "conjugate", 20) for name in ("bernoulli", "gaussian", "linear_gaussian", "hurdle")),
+    *((name, "collapsed", 20) for name in ("hierarchical_spread", "beta_hierarchy", "ridge_regression")),
     *((name, "nuts", 20) for name in SAMPLING),
     *((name, "reweight", 20) for name in SAMPLING),
     *((name, "laplace", 60) for name in GAUSSIAN),
@@ -85,6 +86,7 @@ CASES = [
 ]
 MAKERS = {
     "conjugate": engines.conjugate,
+    "collapsed": functools.partial(engines.collapsed, num_particles=500),
     "nuts": functools.partial(engines.nuts, num_draws=500, capacity=32),
     "reweight": functools.partial(engines.reweight, num_particles=500, capacity=32),
     "laplace": functools.partial(engines.laplace, capacity=64),

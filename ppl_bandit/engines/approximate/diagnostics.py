@@ -4,11 +4,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.numerics.tails import fit_generalized_pareto
-from ppl_bandit.types import Key
 
 __all__ = [
     "MAX_K_HAT",
@@ -16,6 +14,7 @@ __all__ = [
     "MAX_SD_SHIFT",
     "chain_ess",
     "finite_weights",
+    "flatten_weights",
     "moment_shifts",
     "pareto_k_hat",
     "resample",
@@ -41,6 +40,18 @@ def finite_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:
     """Return weights that can be drawn from: nan counts as impossible, and where nothing is possible all are equal."""
     log_weights = jnp.where(jnp.isnan(log_weights) | (log_weights == jnp.inf), -jnp.inf, log_weights)
     return jnp.where(jnp.any(log_weights > -jnp.inf), log_weights, 0.0)
+
+
+def flatten_weights(log_weights: Float[Array, " M"], min_ess: float) -> Float[Array, " M"]:
+    """Return weights to a power of 1, 1/2, 1/4, ..., the first at which the effective sample size is large enough.
+
+    Where new rows leave nearly all weight to a few draws, these are the draws on the way there.
+    """
+
+    def is_uneven(flat: Float[Array, " M"]) -> Array:
+        return weight_ess(flat) < min_ess
+
+    return jax.lax.while_loop(is_uneven, lambda flat: 0.5 * flat, log_weights)
 
 
 def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
@@ -78,18 +89,25 @@ def moment_shifts(
     return jnp.max(shift), jnp.max(jnp.abs(jnp.std(positions, axis=0) / sd - 1.0))
 
 
-def resample(key: Key, log_weights: Float[Array, " M"], num_samples: int) -> Int[Array, " samples"]:
-    """Draw indices in proportion to weights, in random order.
+def resample(offset: Float[Array, ""], log_weights: Float[Array, " M"], num_samples: int) -> Int[Array, " samples"]:
+    """Draw indices in proportion to weights, equal ones far apart.
 
     Systematic: index m is drawn floor or ceil of num_samples x weight times, so that with equal weights every draw is used
     before any is used again.
+
+    Args:
+        offset: uniform on [0, 1): all that is random here.
     """
-    key_offset, key_order = jr.split(key)
+    num_draws = log_weights.shape[0]
     cumulative = jnp.cumsum(jax.nn.softmax(log_weights))
-    offset = jr.uniform(key_offset, dtype=cumulative.dtype)
-    points = (jnp.arange(num_samples) + offset) / num_samples * cumulative[-1]
-    index = jnp.searchsorted(cumulative, points, side="right")
-    return jr.permutation(key_order, jnp.clip(index, 0, log_weights.shape[0] - 1))
+    # Points (j + offset) / num_samples, j = 0, 1, ...: how many lie below each cumulative weight.
+    below = jnp.ceil(cumulative / cumulative[-1] * num_samples - offset).astype(int)
+    steps = jnp.zeros(num_samples, int).at[below[:-1]].add(1, mode="drop")
+    index = jnp.minimum(jnp.cumsum(steps), num_draws - 1)
+    # Neighbours are often the same draw; a stride near the golden section puts them far apart, and needs no random sort.
+    stride = next(n for n in range(int(0.618 * num_samples) + 1, 2 * num_samples + 2) if math.gcd(n, num_samples) == 1)
+    turn = jnp.floor(offset * num_samples).astype(int)
+    return index[(jnp.arange(num_samples) * stride + turn) % num_samples]
 
 
 def chain_ess(chains: Float[Array, "C S K"]) -> Float[Array, " K"]:

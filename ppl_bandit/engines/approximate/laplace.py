@@ -8,8 +8,8 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.account import explain
-from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, read, reserve, row_mask
-from ppl_bandit.engines.approximate.chains import Potential
+from ppl_bandit.engines.approximate.blocks import one_block
+from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
 from ppl_bandit.engines.approximate.diagnostics import (
     MAX_K_HAT,
     MAX_MEAN_SHIFT,
@@ -18,6 +18,8 @@ from ppl_bandit.engines.approximate.diagnostics import (
     pareto_k_hat,
     weight_ess,
 )
+from ppl_bandit.engines.approximate.modes import find_mode
+from ppl_bandit.engines.approximate.target import Target, block_target
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
@@ -25,10 +27,6 @@ from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["LaplaceInfo", "LaplaceState", "laplace"]
 
-_MAX_STEPS = 50
-_TOLERANCE = 1e-5  # of the Newton decrement: the mode is found to about 0.004 posterior standard deviations
-_NUM_HALVINGS = 12
-_DAMPING = (0.0, 0.01, 1.0)  # least eigenvalue of a step relative to the largest
 _NUM_CHECKS = 1000  # draws of the Gaussian that k-hat is read from
 
 
@@ -64,15 +62,6 @@ class LaplaceInfo(NamedTuple):
     is_full: Bool[Array, ""]
 
 
-class Mode(NamedTuple):
-    """Where Newton's method ended: the inverse Hessian is root @ root.T."""
-
-    position: Float[Array, " K"]
-    root: Float[Array, "K K"]
-    is_converged: Bool[Array, ""]
-    num_steps: Int[Array, ""]
-
-
 def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) -> Engine:
     """Return the engine that approximates the posterior by a Gaussian at its mode, in unconstrained space.
 
@@ -85,26 +74,26 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
     check_settings(discount, capacity=capacity)
     space = unconstrained_space(model)
 
-    def climb(buffer: Buffer, start: Float[Array, " K"]) -> Mode:
-        data = read(buffer, discount)
-        return find_mode(lambda position: -space.log_joint(position, data), start)
+    blocks = one_block(model, space)
+
+    def target_of(buffer: Buffer) -> Target:
+        return block_target(model, space, blocks, 0, buffer, jnp.zeros(space.size), discount)
 
     def init(key: Key) -> LaplaceState:
         del key  # the mode of the prior is not random
         buffer = empty_buffer(model, capacity)
-        mode = climb(buffer, jnp.zeros(space.size))
+        mode = find_mode(target_of(buffer), jnp.zeros(space.size))
         return LaplaceState(buffer, mode.position, mode.root)
 
     def update(key: Key, state: LaplaceState, interaction: Interaction) -> tuple[LaplaceState, LaplaceInfo]:
         has_room = fits(state.buffer, interaction)
         mask = row_mask(interaction) & has_room
-        buffer = append(model, state.buffer, interaction._replace(mask=mask))
-        mode = climb(buffer, state.mode)
-        data = read(buffer, discount)
+        buffer = append(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
+        target = target_of(buffer)
+        mode = find_mode(target, state.mode)
         noise = jr.normal(key, (_NUM_CHECKS, space.size))
         positions = mode.position + noise @ mode.root.T
-        target = jax.vmap(lambda position: space.log_joint(position, data))(positions)
-        log_weights = target + 0.5 * jnp.sum(jnp.square(noise), axis=1)
+        log_weights = sum(jax.vmap(target.parts)(positions)) + 0.5 * jnp.sum(jnp.square(noise), axis=1)
         k_hat, (mean_shift, sd_shift) = pareto_k_hat(log_weights), moment_shifts(positions, log_weights)
         is_near = (mean_shift <= MAX_MEAN_SHIFT) & (sd_shift <= MAX_SD_SHIFT)
         info = LaplaceInfo(
@@ -138,55 +127,3 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
     )
     settings = {"capacity": capacity, "discount": discount}
     return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
-
-
-def find_mode(potential: Potential, start: Float[Array, " K"]) -> Mode:
-    """Minimise a potential by Newton's method with the absolute values of the Hessian's eigenvalues.
-
-    Their absolute values make every step go downhill, and among 1, 1/2, 1/4, ... of a step, with and without the smallest of
-    them raised, the lowest point is taken, so that a start far from the mode, or where the potential is flat or not convex,
-    is no trap.
-    """
-    gradient, hessian = jax.grad(potential), jax.hessian(potential)
-    lengths, damping = 0.5 ** jnp.arange(_NUM_HALVINGS), jnp.array(_DAMPING)
-
-    def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        position, _, number = carry
-        values, vectors = _spectrum(hessian(position))
-        slope = vectors.T @ gradient(position)
-        directions = -(slope / jnp.maximum(values, damping[:, None] * jnp.max(values))) @ vectors.T
-        tried = (position + lengths[:, None, None] * directions).reshape(-1, position.shape[0])
-        energies = jnp.append(jax.vmap(potential)(tried), potential(position))
-        best = jnp.argmin(jnp.where(jnp.isfinite(energies), energies, jnp.inf))
-        position = _off_zero(jnp.append(tried, position[None], axis=0)[best])
-        return position, jnp.sum(jnp.square(slope) / values), number + 1
-
-    def is_moving(carry: tuple[Array, Array, Array]) -> Array:
-        _, decrement, number = carry
-        return (decrement > _TOLERANCE) & (number < _MAX_STEPS)
-
-    begin = (_off_zero(start), jnp.asarray(jnp.inf, start.dtype), jnp.zeros((), int))
-    position, decrement, num_steps = jax.lax.while_loop(is_moving, step, begin)
-    curvature = hessian(position)
-    values, vectors = _spectrum(curvature)
-    is_convex = jnp.linalg.eigvalsh(curvature)[0] > 0
-    is_converged = (decrement <= _TOLERANCE) & is_convex & jnp.all(jnp.isfinite(position))
-    return Mode(position, vectors / jnp.sqrt(values), is_converged, num_steps)
-
-
-def _off_zero(position: Float[Array, " K"]) -> Float[Array, " K"]:
-    """Move coordinates off an exact zero, each by its own small amount.
-
-    A logit of 0 is a kink of the stable formulas of Bernoulli log densities: its derivatives there are wrong, and the mode
-    of a symmetric prior is just there.
-    """
-    size = position.shape[0]
-    return jnp.where(position == 0, 1e-4 * (1.0 + jnp.arange(size) / size), position)
-
-
-def _spectrum(hessian: Float[Array, "K K"]) -> tuple[Float[Array, " K"], Float[Array, "K K"]]:
-    """Return eigenvalues, as absolute values kept away from 0, and eigenvectors."""
-    values, vectors = jnp.linalg.eigh(hessian)
-    values = jnp.abs(values)
-    floor = jnp.maximum(jnp.max(values) * 10 * jnp.finfo(values.dtype).eps, jnp.finfo(values.dtype).tiny)
-    return jnp.maximum(values, floor), vectors

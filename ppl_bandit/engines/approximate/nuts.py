@@ -1,15 +1,19 @@
-"""NUTS at every update: chains that start where the last ones ended, with their adaptation."""
+"""NUTS at every update: every draw is a chain, which starts where the last one ended."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.account import explain
-from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, read, reserve, row_mask
-from ppl_bandit.engines.approximate.chains import Adaptation, ChainEvidence, first_adaptation, refresh
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, resample
+from ppl_bandit.engines.approximate.blocks import independent_blocks
+from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
+from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, is_trusted, refresh, sample_size
+from ppl_bandit.engines.approximate.moves import MAX_MEMORY, no_u_turn
+from ppl_bandit.engines.approximate.reweight import draw_prior_clouds, sample_clouds
+from ppl_bandit.engines.approximate.target import block_target
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
@@ -23,39 +27,35 @@ class NutsState(NamedTuple):
 
     Attributes:
         buffer: every row so far.
-        draws: unconstrained, one row a draw.
-        log_weights: equal, except before the first run of a program whose prior has factors.
-        log_density: of each draw, for the data it was drawn with.
-        adaptation: step size and mass matrix for the next run.
-        evidence: of the last run.
+        clouds: the draws of all blocks of independent latents, with a leading axis B.
+        reference: some possible latents, for the blocks that are not looked at.
+        is_stale: (B,), blocks with rows since that run.
         num_pending: updates since that run.
-        num_refreshes: runs so far.
     """
 
     buffer: Buffer
-    draws: Float[Array, "M K"]
-    log_weights: Float[Array, " M"]
-    log_density: Float[Array, " M"]
-    adaptation: Adaptation
-    evidence: ChainEvidence
+    clouds: Cloud
+    reference: Float[Array, " K"]
+    is_stale: Bool[Array, " B"]
     num_pending: Int[Array, ""]
-    num_refreshes: Int[Array, ""]
 
 
 class NutsInfo(NamedTuple):
-    """Evidence of an update.
+    """Evidence of an update; of several blocks of independent latents, the worst.
 
     Attributes:
         is_trusted: whether the last run was sound and the rows were absorbed.
-        ess: smallest effective sample size over the unconstrained coordinates.
-        num_divergences: in the last run.
+        ess: how many independent draws the draws are worth.
+        memory: largest correlation of draws with where their chain was before the last window of transitions.
+        num_divergences: among the transitions of this window.
         num_pending: updates that the draws do not know of yet; below refresh_every.
-        num_refreshes: runs of the chains so far.
+        num_refreshes: runs of the chains so far, of the block with the most.
         is_full: the rows had no room and were left out; reserve room and update again.
     """
 
     is_trusted: Bool[Array, ""]
     ess: Float[Array, ""]
+    memory: Float[Array, ""]
     num_divergences: Int[Array, ""]
     num_pending: Int[Array, ""]
     num_refreshes: Int[Array, ""]
@@ -67,103 +67,101 @@ def nuts(
     *,
     capacity: int = 64,
     num_draws: int = 1000,
-    num_chains: int = 100,
-    num_warmup: int = 100,
     refresh_every: int = 1,
     discount: float = 1.0,
 ) -> Engine:
     """Return the engine that runs NumPyro's NUTS on all data at every update.
 
-    The chains start at draws of the posterior before, chosen by how well they explain the new rows, and keep its covariance
-    as mass matrix, so that the warm-up is needed only when an update moves the posterior far.
+    Every draw is a chain of its own. They start at the draws of the posterior before, in proportion to how well these explain
+    the new rows, with their covariance as mass matrix, and all make as many transitions as they need to forget it.
 
     Args:
-        capacity: rows of data that the first state has room for.
+        capacity: rows of data that the first state has room for; equal rows are kept once, with a count.
         num_draws: draws held in the state; `sample` takes M of them, each floor or ceil of M / num_draws times in random
             order, so that with M above num_draws draws repeat.
-        num_chains: chains in step, many and short, because they start where the posterior already is; it divides
-            num_draws.
-        num_warmup: transitions of each chain before drawing, when the posterior has moved far.
         refresh_every: the chains run at every so many updates; in between, draws do not know the latest rows.
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
     """
-    check_settings(
-        discount,
-        capacity=capacity,
-        num_draws=num_draws,
-        num_chains=num_chains,
-        num_warmup=num_warmup,
-        refresh_every=refresh_every,
-    )
-    if num_draws % num_chains or num_draws < 4 * num_chains:
-        raise ValueError(
-            f"num_draws must be a multiple of num_chains, at least 4 times; got {num_draws} and {num_chains}"
-        )
+    check_settings(discount, capacity=capacity, num_draws=num_draws, refresh_every=refresh_every)
+    if num_draws < 4:
+        raise ValueError(f"num_draws must be at least 4, got {num_draws}")
     space = unconstrained_space(model)
+    blocks = independent_blocks(model, space)
+    num_blocks = len(blocks.coordinates)
+    of_arm = jnp.asarray(blocks.of_arm)
 
     def init(key: Key) -> NutsState:
-        buffer = empty_buffer(model, capacity)
-        draws, log_weights = space.draw_prior(key, num_draws)
-        log_density = jax.vmap(space.log_joint, (0, None))(draws, read(buffer)) - log_weights
-        evidence = ChainEvidence(jnp.asarray(num_draws, float), jnp.zeros((), int), jnp.array(True))
-        none = jnp.zeros((), int)
-        return NutsState(buffer, draws, log_weights, log_density, first_adaptation(draws), evidence, none, none)
+        clouds, reference = draw_prior_clouds(key, space, blocks, num_draws)
+        none = jnp.zeros(num_blocks, bool)
+        return NutsState(empty_buffer(model, capacity), clouds, reference, none, jnp.zeros((), int))
 
-    def run(key: Key, state: NutsState) -> NutsState:
-        data = read(state.buffer, discount)
-        log_weights = jax.vmap(space.log_joint, (0, None))(state.draws, data) - state.log_density
-        chains = refresh(
-            key,
-            lambda position: -space.log_joint(position, data),
-            state.draws,
-            log_weights,
-            state.adaptation,
-            num_chains,
-            num_warmup,
+    def run(key: Key, state: NutsState, block: Array) -> NutsState:
+        target = block_target(model, space, blocks, block, state.buffer, state.reference, discount)
+        cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
+        log_prior, log_likelihood = jax.vmap(target.parts)(cloud.positions)
+        stale = cloud._replace(
+            log_weights=cloud.log_weights + log_likelihood - cloud.log_likelihood,
+            log_prior=log_prior,
+            log_likelihood=log_likelihood,
         )
-        equal = jnp.zeros_like(state.log_weights)
-        none = jnp.zeros_like(state.num_pending)
-        return NutsState(state.buffer, chains.draws, equal, *chains[1:], none, state.num_refreshes + 1)
+        cloud = refresh(key, target, stale, kernel=no_u_turn, first_length=2, by_importance=False)
+        return state._replace(
+            clouds=jax.tree.map(lambda all_, one: all_.at[block].set(one), state.clouds, cloud),
+            is_stale=state.is_stale.at[block].set(False),
+            num_pending=jnp.zeros((), int),
+        )
 
     def update(key: Key, state: NutsState, interaction: Interaction) -> tuple[NutsState, NutsInfo]:
         has_room = fits(state.buffer, interaction)
         mask = row_mask(interaction) & has_room
-        buffer = append(model, state.buffer, interaction._replace(mask=mask))
-        pending = state._replace(buffer=buffer, num_pending=state.num_pending + jnp.any(mask))
+        buffer = append(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
+        touched = (
+            jnp.zeros(num_blocks, bool).at[jnp.where(mask, of_arm[interaction.arm], num_blocks)].set(True, mode="drop")
+        )
+        # With forgetting every block changes with every row.
+        is_stale = state.is_stale | (touched if discount == 1.0 else jnp.any(mask))
+        pending = state._replace(buffer=buffer, is_stale=is_stale, num_pending=state.num_pending + jnp.any(mask))
         is_due = pending.num_pending >= refresh_every
-        after = jax.lax.cond(is_due, run, lambda _, state: state, key, pending)
+
+        def is_wanting(state: NutsState) -> Bool[Array, ""]:
+            return is_due & jnp.any(state.is_stale)
+
+        def run_next(state: NutsState) -> NutsState:
+            block = jnp.argmax(state.is_stale)
+            return run(jr.fold_in(key, block), state, block)
+
+        after = jax.lax.while_loop(is_wanting, run_next, pending)
+        clouds = after.clouds
         info = NutsInfo(
-            after.evidence.is_sound & has_room,
-            after.evidence.ess,
-            after.evidence.num_divergences,
+            jnp.all(jax.vmap(is_trusted)(clouds)) & has_room,
+            jnp.min(jax.vmap(sample_size)(clouds)),
+            jnp.max(clouds.evidence.memory),
+            jnp.sum(clouds.evidence.num_divergences),
             after.num_pending,
-            after.num_refreshes,
+            jnp.max(clouds.num_refreshes),
             ~has_room,
         )
         return after, info
 
     def sample(key: Key, state: NutsState, num_samples: int) -> Draws:
-        index = resample(key, finite_weights(state.log_weights), num_samples)
-        return jax.vmap(space.constrain)(state.draws[index])
+        return jax.vmap(space.constrain)(sample_clouds(key, blocks, state.clouds, space.size, num_samples))
 
     often = "every update" if refresh_every == 1 else f"every {refresh_every} updates"
     explanation = explain(
         model,
         "nuts",
         f"draws come from NumPyro's NUTS on all data, run again at {often}",
-        f"{num_draws} draws of {num_chains} chains",
+        f"{num_draws} draws, each of its own chain",
         discount,
         [
-            f"approximated: the posterior by {num_draws} draws, which are correlated and converge as chains do; nothing is "
-            "assumed about its form",
-            "evidence: effective sample size, divergences, finite energies, at every run",
+            f"approximated: the posterior by {num_draws} draws, which converge as chains do; nothing is assumed about its form",
+            f"evidence: the correlation of the draws with where their chains started, at most {MAX_MEMORY}, effective sample "
+            f"size, at least {MIN_ESS_SHARE:.0%} of the draws, drift, divergences, acceptance and finite energies",
         ],
     )
     settings = {
         "capacity": capacity,
         "num_draws": num_draws,
-        "num_chains": num_chains,
-        "num_warmup": num_warmup,
         "refresh_every": refresh_every,
         "discount": discount,
     }

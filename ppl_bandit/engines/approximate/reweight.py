@@ -1,8 +1,9 @@
-"""Reweight the draws with each new row, and run NUTS only when the weights say that the draws are stale.
+"""Reweight the draws with each new row, and renew them only when the weights say that they are stale.
 
 Iterated batch importance sampling (Chopin 2002): a row multiplies the weight of every particle by its likelihood, which
-costs one row's work and not that of all data. When the effective sample size falls below a half, or Pareto k-hat passes
-0.7, chains that start at resampled particles replace them all. Mean predictive likelihoods add up to the log evidence.
+costs one row's work and not that of all data. Latents that are proved independent of each other are weighed apart, and a row
+touches one block of them. When a block's effective sample size falls below a half, or Pareto k-hat passes 0.7, its particles
+are renewed: by importance where that has evidence, by moving every one of them elsewhere.
 """
 
 from typing import NamedTuple
@@ -10,197 +11,219 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.account import explain
-from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, read, reserve, row_mask
-from ppl_bandit.engines.approximate.chains import Adaptation, ChainEvidence, first_adaptation, refresh
+from ppl_bandit.engines.approximate.blocks import Blocks, independent_blocks
+from ppl_bandit.engines.approximate.buffer import (
+    Buffer,
+    append_row,
+    as_rows,
+    empty_buffer,
+    fits,
+    reserve,
+    row_mask,
+    take_rows,
+)
+from ppl_bandit.engines.approximate.cloud import (
+    MIN_ESS_SHARE,
+    Cloud,
+    is_trusted,
+    refresh,
+    sample_size,
+    start_cloud,
+    when,
+)
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.approximate.moves import MAX_MEMORY
+from ppl_bandit.engines.approximate.target import block_target
+from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
-__all__ = ["ReweightInfo", "ReweightState", "reweight"]
+__all__ = ["ReweightInfo", "ReweightState", "draw_prior_clouds", "reweight", "sample_clouds"]
+
+
+_MIN_ESS_INSIDE = 0.2  # share of the particles, inside of a batch
+_GROWTH = 1.5  # of the rows of a block from one refresh to the next, inside of a batch
 
 
 class ReweightState(NamedTuple):
-    """The data, and weighted draws of the posterior.
+    """The data, and weighted draws of the posterior, block by block.
 
     Attributes:
         buffer: every row so far.
-        particles: unconstrained, one row a draw.
-        log_weights: of the particles, up to a constant.
-        log_likelihoods: of the particles, with forgetting; kept at 0 without.
-        adaptation: step size and mass matrix for the next run of the chains.
-        evidence: of the last run.
-        log_evidence: log p(data), the sum of log predictive densities of the rows; with forgetting, a predictive score.
-        squared_error: of the log evidence, up to the last run.
-        num_refreshes: runs so far.
+        clouds: the particles of all blocks, with a leading axis B.
+        reference: some possible latents, for the blocks that are not looked at.
     """
 
     buffer: Buffer
-    particles: Float[Array, "M K"]
-    log_weights: Float[Array, " M"]
-    log_likelihoods: Float[Array, " M"]
-    adaptation: Adaptation
-    evidence: ChainEvidence
-    log_evidence: Float[Array, ""]
-    squared_error: Float[Array, ""]
-    num_refreshes: Int[Array, ""]
+    clouds: Cloud
+    reference: Float[Array, " K"]
+
+    @property
+    def log_evidence(self) -> Float[Array, ""]:
+        """The log of p(data): the sum of log predictive densities of the rows; with forgetting, a predictive score."""
+        return jnp.sum(self.clouds.log_evidence)
 
     @property
     def log_evidence_error(self) -> Float[Array, ""]:
-        """Standard error of the log evidence, as if the draws of each run were independent and exact."""
-        return jnp.sqrt(self.squared_error + _squared_error(self.log_weights))
+        """Standard error of the log evidence, as if the draws of each refresh were independent and exact."""
+        num = self.clouds.log_weights.shape[-1]
+        pending = 1.0 / jnp.maximum(jax.vmap(weight_ess)(self.clouds.log_weights), 1.0) - 1.0 / num
+        return jnp.sqrt(jnp.sum(self.clouds.squared_error + jnp.maximum(pending, 0.0)))
 
 
 class ReweightInfo(NamedTuple):
-    """Evidence of an update.
+    """Evidence of an update; of several blocks, the worst.
 
     Attributes:
-        is_trusted: whether the weights are even, the last run of the chains was sound and the rows were absorbed.
-        ess: effective sample size of the weights.
+        is_trusted: whether the weights are even, the particles were drawn with evidence and the rows were absorbed.
+        ess: how many independent draws the weighted particles are worth.
         k_hat: Pareto k-hat of the weights.
-        chain_ess: smallest effective sample size over the unconstrained coordinates of the last run.
-        num_divergences: in the last run.
-        num_refreshes: runs of the chains so far.
+        memory: largest correlation of particles with where they started, at the last moves; 0 where none were needed.
+        num_divergences: among the transitions of these moves.
+        num_refreshes: how often the particles of some block were renewed so far.
+        num_moves: how often by moves, because importance had no evidence.
         log_evidence: log p(data) so far.
-        log_evidence_error: its standard error, sqrt(sum of 1 / ess - 1 / M over the runs), as if the draws of each run were
-            independent and exact.
+        log_evidence_error: its standard error, as if the draws of each refresh were independent and exact.
         is_full: the rows had no room and were left out; reserve room and update again.
     """
 
     is_trusted: Bool[Array, ""]
     ess: Float[Array, ""]
     k_hat: Float[Array, ""]
-    chain_ess: Float[Array, ""]
+    memory: Float[Array, ""]
     num_divergences: Int[Array, ""]
     num_refreshes: Int[Array, ""]
+    num_moves: Int[Array, ""]
     log_evidence: Float[Array, ""]
     log_evidence_error: Float[Array, ""]
     is_full: Bool[Array, ""]
 
 
-def reweight(
-    model: RewardModel,
-    *,
-    num_particles: int = 1000,
-    capacity: int = 64,
-    num_chains: int = 100,
-    num_warmup: int = 100,
-    discount: float = 1.0,
-) -> Engine:
-    """Return the engine that reweights its draws with each row and runs NUTS when they are stale.
+class _Progress(NamedTuple):
+    state: ReweightState
+    row: Int[Array, ""]
+    ess: Float[Array, " B"]
+    num_seen: Int[Array, " B"]
+    num_fresh: Int[Array, " B"]
+    k_hat: Float[Array, ""]
+    was_stale: Bool[Array, ""]
 
-    A batch is absorbed row by row, so that a batch and a sequence give the same law, and no row can exhaust draws that a
-    refresh would have kept fresh.
+
+def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 64, discount: float = 1.0) -> Engine:
+    """Return the engine that reweights its draws with each row and renews them when they are stale.
+
+    A batch is absorbed row by row, so that no row can exhaust draws that a refresh would have kept fresh; rows between
+    refreshes cost microseconds, and the number of refreshes grows as the logarithm of the number of rows.
 
     Args:
-        num_particles: weighted draws held in the state; `sample` takes M of them in proportion to their weight, each floor
-            or ceil of M x weight times in random order, so that draws repeat.
-        capacity: rows of data that the first state has room for.
-        num_chains: chains of a refresh, many and short, all started at different particles where the weights allow it, so
-            that neither modes nor tails are lost; it divides num_particles.
-        num_warmup: transitions of each chain before drawing, when few particles are left.
-        discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
+        num_particles: weighted draws held in the state, for each block of independent latents; `sample` takes M of them in
+            proportion to their weight, each floor or ceil of M x weight times, so that draws repeat.
+        capacity: rows of data that the first state has room for; equal rows are kept once, with a count.
+        discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing. Below 1, equal rows are of
+            different age and are kept apart.
     """
-    check_settings(
-        discount, num_particles=num_particles, capacity=capacity, num_chains=num_chains, num_warmup=num_warmup
-    )
-    if num_particles % num_chains or num_particles < 4 * num_chains:
-        raise ValueError(
-            f"num_particles must be a multiple of num_chains, at least 4 times; got {num_particles} and {num_chains}"
-        )
+    check_settings(discount, num_particles=num_particles, capacity=capacity)
+    if num_particles < 4:
+        raise ValueError(f"num_particles must be at least 4, got {num_particles}")
     space = unconstrained_space(model)
+    blocks = independent_blocks(model, space)
+    of_arm = jnp.asarray(blocks.of_arm)
+    merges = discount == 1.0
 
     def init(key: Key) -> ReweightState:
-        particles, log_weights = space.draw_prior(key, num_particles)
-        evidence = ChainEvidence(jnp.asarray(num_particles, float), jnp.zeros((), int), jnp.array(True))
-        zero = jnp.zeros(())
-        return ReweightState(
-            empty_buffer(model, capacity),
-            particles,
-            log_weights,
-            jnp.zeros_like(log_weights),
-            first_adaptation(particles),
-            evidence,
-            zero,
-            zero,
-            jnp.zeros((), int),
-        )
+        clouds, reference = draw_prior_clouds(key, space, blocks, num_particles)
+        return ReweightState(empty_buffer(model, capacity), clouds, reference)
 
-    def absorb(state: ReweightState, row: Interaction, is_counted: Bool[Array, ""]) -> ReweightState:
-        """Multiply the weights by the likelihood of one row, if it counts."""
-        rows = jax.tree.map(lambda leaf: leaf[None], row)
-
-        def likelihood(position: Float[Array, " K"]) -> Float[Array, ""]:
-            return model.log_likelihood(space.constrain(position), rows)[0]
-
-        gained = jax.vmap(likelihood)(state.particles)
-        forgotten = jnp.where(is_counted, (discount - 1.0) * state.log_likelihoods, 0.0)
-        before = state.log_weights + forgotten
-        predictive = logsumexp(before + gained) - logsumexp(before)
-        return state._replace(
-            log_weights=before + gained,
-            log_likelihoods=state.log_likelihoods + forgotten + gained if discount < 1.0 else state.log_likelihoods,
-            log_evidence=state.log_evidence + jnp.where(is_counted, predictive, 0.0),
-        )
-
-    def renew(key: Key, state: ReweightState) -> ReweightState:
-        data = read(state.buffer, discount)
-        chains = refresh(
-            key,
-            lambda position: -space.log_joint(position, data),
-            state.particles,
-            state.log_weights,
-            state.adaptation,
-            num_chains,
-            num_warmup,
+    def absorb(state: ReweightState, latents: Draws, row: Interaction, ess: Array) -> tuple[ReweightState, Array]:
+        """Multiply the weights of a row's block by its likelihood, if it counts, and keep the row."""
+        clouds, is_counted = state.clouds, row.mask
+        assert is_counted is not None
+        block = of_arm[row.arm]
+        alone = jax.tree.map(lambda leaf: leaf[None], row)
+        gained = jax.vmap(lambda one: model.log_likelihood(one, alone)[0])(latents)
+        if discount < 1.0:
+            forgotten = jnp.where(is_counted, (discount - 1.0) * clouds.log_likelihood, 0.0)
+            clouds = clouds._replace(
+                log_weights=clouds.log_weights + forgotten, log_likelihood=clouds.log_likelihood + forgotten
+            )
+        before = clouds.log_weights[block]
+        predictive = jnp.where(is_counted, logsumexp(before + gained) - logsumexp(before), 0.0)
+        clouds = clouds._replace(
+            log_weights=clouds.log_weights.at[block].add(gained),
+            log_likelihood=clouds.log_likelihood.at[block].add(gained),
+            log_evidence=clouds.log_evidence.at[block].add(predictive),
         )
         if discount < 1.0:
-            log_likelihoods = jax.vmap(
-                lambda position: data.weights @ model.log_likelihood(space.constrain(position), data.rows)
-            )(chains.draws)
+            ess = jax.vmap(weight_ess)(clouds.log_weights)
         else:
-            log_likelihoods = state.log_likelihoods
-        return state._replace(
-            particles=chains.draws,
-            log_weights=jnp.zeros_like(state.log_weights),
-            log_likelihoods=log_likelihoods,
-            adaptation=chains.adaptation,
-            evidence=chains.evidence,
-            squared_error=state.squared_error + _squared_error(state.log_weights),
-            num_refreshes=state.num_refreshes + 1,
-        )
+            ess = ess.at[block].set(weight_ess(clouds.log_weights[block]))
+        return state._replace(buffer=append_row(state.buffer, row, is_counted, merges), clouds=clouds), ess
+
+    def renew(key: Key, state: ReweightState, block: Array) -> ReweightState:
+        target = block_target(model, space, blocks, block, state.buffer, state.reference, discount)
+        cloud = refresh(key, target, jax.tree.map(lambda leaf: leaf[block], state.clouds), keeps_evidence=merges)
+        return state._replace(clouds=jax.tree.map(lambda all_, one: all_.at[block].set(one), state.clouds, cloud))
 
     def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
         has_room = fits(state.buffer, interaction)
-        mask = row_mask(interaction) & has_room
-        whole = append(model, state.buffer, interaction._replace(mask=mask))
-        rows = Interaction(interaction.arm, model.outcome_values(interaction.reward), interaction.context, mask)
+        rows = as_rows(model, state.buffer, interaction)._replace(mask=row_mask(interaction) & has_room)
+        num_rows = rows.arm.shape[0]
 
-        def step(state: ReweightState, new: tuple[Key, Interaction, Array]) -> tuple[ReweightState, None]:
-            key, row, is_counted = new
-            # All rows lie in the buffer already; a refresh sees those up to this one.
-            num_rows = state.buffer.num_rows + is_counted
-            state = absorb(state._replace(buffer=whole._replace(num_rows=num_rows)), row, is_counted)
-            is_stale = (weight_ess(state.log_weights) < num_particles / 2) | (
-                pareto_k_hat(state.log_weights) > MAX_K_HAT
+        def absorb_until_stale(progress: _Progress) -> _Progress:
+            latents = jax.vmap(space.constrain)(_together(blocks, progress.state.clouds.positions, space.size))
+
+            def step(progress: _Progress) -> _Progress:
+                row = take_rows(rows, progress.row)
+                state, ess = absorb(progress.state, latents, row, progress.ess)
+                num_seen = progress.num_seen.at[of_arm[row.arm]].add(row.mask)
+                return progress._replace(state=state, row=progress.row + 1, ess=ess, num_seen=num_seen)
+
+            def is_fresh(progress: _Progress) -> Bool[Array, ""]:
+                # Inside of a batch, which no decision sees, draws may be staler; and a block's rows may grow by half in any
+                # case, so that the number of refreshes grows as the logarithm of theirs.
+                is_even = progress.ess >= _MIN_ESS_INSIDE * num_particles
+                is_short = progress.num_seen < _GROWTH * progress.num_fresh
+                return (progress.row < num_rows) & jnp.all(is_even | is_short)
+
+            return jax.lax.while_loop(is_fresh, step, progress)
+
+        def stage(progress: _Progress) -> _Progress:
+            progress = absorb_until_stale(progress)
+            # The block whose weights are the least even stands for all: none has a worse claim to be kept.
+            block = jnp.argmin(progress.ess)
+            k_hat = pareto_k_hat(progress.state.clouds.log_weights[block])
+            is_stale = (progress.ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT)
+            key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
+            renewed = when(is_stale, lambda state: renew(key_block, state, block), progress.state)
+            ess = progress.ess.at[block].set(jnp.where(is_stale, num_particles, progress.ess[block]))
+            num_fresh = progress.num_fresh.at[block].set(
+                jnp.where(is_stale, progress.num_seen[block], progress.num_fresh[block])
             )
-            return jax.lax.cond(is_stale, renew, lambda _, state: state, key, state), None
+            return _Progress(renewed, progress.row, ess, progress.num_seen, num_fresh, k_hat, is_stale)
 
-        after, _ = jax.lax.scan(step, state, (jr.split(key, mask.shape[0]), rows, mask))
-        ess, k_hat = weight_ess(after.log_weights), pareto_k_hat(after.log_weights)
-        is_even = (ess >= num_particles / 2) & (k_hat <= MAX_K_HAT)
+        def is_wanting(progress: _Progress) -> Bool[Array, ""]:
+            return (progress.row < num_rows) | progress.was_stale
+
+        ess = jax.vmap(weight_ess)(state.clouds.log_weights)
+        num_seen = jnp.zeros_like(ess, int).at[of_arm[state.buffer.arm]].add(state.buffer.times)
+        begin = _Progress(state, jnp.zeros((), int), ess, num_seen, num_seen, jnp.zeros_like(ess[0]), jnp.array(False))
+        end = jax.lax.while_loop(is_wanting, stage, begin)
+        after, k_hat = end.state, end.k_hat
+        clouds = after.clouds
         info = ReweightInfo(
-            is_even & after.evidence.is_sound & has_room & jnp.isfinite(after.log_evidence),
-            ess,
+            jnp.all(jax.vmap(is_trusted)(clouds)) & (k_hat <= MAX_K_HAT) & has_room,
+            jnp.min(jax.vmap(sample_size)(clouds)),
             k_hat,
-            after.evidence.ess,
-            after.evidence.num_divergences,
-            after.num_refreshes,
+            jnp.max(clouds.evidence.memory),
+            jnp.sum(clouds.evidence.num_divergences),
+            jnp.sum(clouds.num_refreshes),
+            jnp.sum(clouds.num_moves),
             after.log_evidence,
             after.log_evidence_error,
             ~has_room,
@@ -208,31 +231,67 @@ def reweight(
         return after, info
 
     def sample(key: Key, state: ReweightState, num_samples: int) -> Draws:
-        index = resample(key, finite_weights(state.log_weights), num_samples)
-        return jax.vmap(space.constrain)(state.particles[index])
+        return jax.vmap(space.constrain)(sample_clouds(key, blocks, state.clouds, space.size, num_samples))
 
+    num_blocks, size = blocks.coordinates.shape
+    apart = f", held as {num_blocks} independent blocks of at most {size}" if num_blocks > 1 else ""
     explanation = explain(
         model,
         "reweight",
-        "each row reweights the draws; when they are stale, NumPyro's NUTS on all data replaces them",
+        "each row reweights the draws; when they are stale, importance sampling on all data replaces them, or Hamiltonian "
+        "moves do where that has no evidence",
         f"{num_particles} weighted draws",
         discount,
         [
-            f"approximated: the posterior by {num_particles} weighted draws; nothing is assumed about its form",
-            f"evidence: effective sample size of the weights, at least {num_particles // 2}; Pareto k-hat, at most "
-            f"{MAX_K_HAT}; effective sample size, divergences and finite energies of the last NUTS run",
+            f"approximated: the posterior by {num_particles} weighted draws of {space.size} latent numbers{apart}; nothing "
+            "is assumed about its form",
+            f"evidence: effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, and of the weights alone, at least "
+            f"half; Pareto k-hat, at most {MAX_K_HAT}; after moves, the correlation of the draws with where they started, at "
+            f"most {MAX_MEMORY}, drift, divergences and finite energies",
         ],
     )
     settings = {
         "num_particles": num_particles,
         "capacity": capacity,
-        "num_chains": num_chains,
-        "num_warmup": num_warmup,
         "discount": discount,
     }
     return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
 
 
-def _squared_error(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
-    # Relative variance of a mean of M independent weights: (M / ess - 1) / M.
-    return jnp.maximum(1.0 / jnp.maximum(weight_ess(log_weights), 1.0) - 1.0 / log_weights.shape[0], 0.0)
+def draw_prior_clouds(key: Key, space: Space, blocks: Blocks, num: int) -> tuple[Cloud, Float[Array, " K"]]:
+    """Draw the clouds of all blocks from the prior, and latents that are possible."""
+    key_prior, key_filler = jr.split(key)
+    positions, excess = space.draw_prior(key_prior, num)
+    terms = jax.vmap(space.log_prior)(positions)
+    own = jnp.asarray(blocks.terms)
+    is_latent = jnp.asarray(blocks.is_latent)
+    filler = jr.normal(key_filler, (len(blocks.coordinates), num, blocks.coordinates.shape[1]), positions.dtype)
+    apart = positions[:, jnp.minimum(jnp.asarray(blocks.coordinates), space.size - 1)].swapaxes(0, 1)
+    apart = jnp.where(is_latent[:, None], apart, filler)
+    log_filler = -0.5 * (jnp.square(filler) + jnp.log(2 * jnp.pi))
+    log_filler = jnp.sum(jnp.where(is_latent[:, None], 0.0, log_filler), axis=-1)
+
+    def of_blocks(values: Array) -> Array:
+        return jnp.sum(jnp.where(own[:, None], values, 0.0), axis=-1)
+
+    clouds = jax.vmap(start_cloud)(apart, of_blocks(excess), of_blocks(terms) + log_filler)
+    return clouds, positions[0]
+
+
+def sample_clouds(key: Key, blocks: Blocks, clouds: Cloud, size: int, num_samples: int) -> Float[Array, "M K"]:
+    """Draw all latents: each block's in proportion to its weights, blocks independently of each other."""
+    offsets = jr.uniform(key, (len(blocks.coordinates),), clouds.positions.dtype)
+    index = jax.vmap(lambda offset, weights: resample(offset, finite_weights(weights), num_samples))(
+        offsets, clouds.log_weights
+    )
+    return _together(blocks, jnp.take_along_axis(clouds.positions, index[..., None], axis=1), size)
+
+
+def _together(blocks: Blocks, positions: Float[Array, "B M k"], size: int) -> Float[Array, "M K"]:
+    """Return draws of all latents from draws of each block."""
+    num_blocks, num, width = positions.shape
+    if num_blocks == 1:
+        return positions[0]
+    place = np.argsort(blocks.coordinates.ravel(), kind="stable")[:size]
+    flat = jnp.swapaxes(positions, 0, 1).reshape(num, num_blocks * width)
+    return flat if np.array_equal(place, np.arange(num_blocks * width)) else flat[:, place]

@@ -17,7 +17,6 @@ from numpyro.optim import Adam
 
 from ppl_bandit.engines.approximate.account import explain
 from ppl_bandit.engines.approximate.buffer import Buffer, Data, append, empty_buffer, fits, read, reserve, row_mask
-from ppl_bandit.engines.approximate.chains import first_adaptation
 from ppl_bandit.engines.approximate.diagnostics import (
     MAX_K_HAT,
     MAX_MEAN_SHIFT,
@@ -171,8 +170,8 @@ def svi(
         key_prior, key_fit = jr.split(key)
         buffer = empty_buffer(model, capacity)
         prior, _ = space.draw_prior(key_prior, _NUM_CHECKS)
-        centre = jnp.median(prior, axis=0)
-        scale = jnp.sqrt(jnp.diagonal(first_adaptation(prior).inverse_mass))
+        low, centre, high = jnp.quantile(prior, jnp.array([0.16, 0.5, 0.84]), axis=0)  # a prior may have no variance
+        scale = jnp.maximum((high - low) / 2, 1e-6)
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), first_params)
         params = fit(key_fit, params, _Target(read(buffer), centre, scale), jnp.array(False))
         return SviState(
@@ -182,7 +181,9 @@ def svi(
     def update(key: Key, state: SviState, interaction: Interaction) -> tuple[SviState, SviInfo]:
         key_fit, key_check = jr.split(key)
         has_room = fits(state.buffer, interaction)
-        buffer = append(model, state.buffer, interaction._replace(mask=row_mask(interaction) & has_room))
+        buffer = append(
+            model, state.buffer, interaction._replace(mask=row_mask(interaction) & has_room), merges=discount == 1.0
+        )
         target = _Target(read(buffer, discount), state.centre, state.scale)
         _, log_weights = weigh(key_check, state.params, target, _NUM_GLANCES)
         ess = weight_ess(log_weights)

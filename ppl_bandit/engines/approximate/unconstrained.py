@@ -1,7 +1,8 @@
 """A program's latents as one real vector: where gradients, Newton steps and Hamiltonian trajectories live.
 
 Every latent site is mapped to the reals by NumPyro's bijection for its support, and the log density carries the bijection's
-Jacobian. The support of a site may depend on other latents, so the map is read from a run of the program.
+Jacobian. The support of a site may depend on other latents, so the map is read from a run of the program. The prior is kept
+as a list of terms, as many as the program allows, so that it can be told which latents it ties to each other.
 """
 
 import math
@@ -12,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
-from numpyro.distributions import biject_to
+from numpyro.distributions import Distribution, Independent, MaskedDistribution, biject_to
+from numpyro.distributions.transforms import IndependentTransform
 
 from ppl_bandit.engines.approximate.buffer import Data
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.tracing import Site, Trace, is_prior_term, log_prob, run_program
+from ppl_bandit.program.tracing import Site, Trace, is_prior_term, run_program
 from ppl_bandit.types import Draws, Key
 
 __all__ = ["Space", "unconstrained_space"]
@@ -29,16 +31,18 @@ class Space(NamedTuple):
         size: K.
         constrain: (K,) -> {site: ...}, the program's own latents.
         unconstrain: the inverse of constrain.
-        log_joint: ((K,), data) -> log prior + log likelihood + log Jacobian.
-        draw_prior: (key, M) -> (M, K) draws of the generative prior and their log weights (M,), which are 0 unless the
-            program has factors or observed constants.
+        log_prior: (K,) -> (terms,), which add up to the log prior with its Jacobian.
+        log_joint: ((K,), data) -> log prior + log likelihood.
+        draw_prior: (key, M) -> (M, K) draws of the generative prior, and what the prior has beyond it, (M, terms): factors,
+            observed constants, latents that are scaled or masked. Their sum is a draw's log weight.
     """
 
     size: int
     constrain: Callable[[Float[Array, " K"]], Draws]
     unconstrain: Callable[[Mapping[str, Array]], Float[Array, " K"]]
+    log_prior: Callable[[Float[Array, " K"]], Float[Array, " terms"]]
     log_joint: Callable[[Float[Array, " K"], Data], Float[Array, ""]]
-    draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, " M"]]]
+    draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, "M terms"]]]
 
 
 def unconstrained_space(model: RewardModel) -> Space:
@@ -51,7 +55,7 @@ def unconstrained_space(model: RewardModel) -> Space:
         pieces = jnp.split(flat, list(_running_sums(sizes.values()))[:-1])
         return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
 
-    def run(flat: Float[Array, " K"]) -> tuple[Trace, Float[Array, ""]]:
+    def run(flat: Float[Array, " K"]) -> tuple[Trace, list[Array]]:
         parts = split(flat)
         log_jacobians = []
 
@@ -61,22 +65,27 @@ def unconstrained_space(model: RewardModel) -> Space:
             real = parts[site["name"]]
             transform = biject_to(site["fn"].support)
             value = transform(real)
-            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(real, value)))
+            while isinstance(transform, IndependentTransform):
+                transform = transform.base_transform
+            log_jacobians.append(jnp.ravel(transform.log_abs_det_jacobian(real, value)))
             return value
 
         trace = run_program(model.program, *_one_row(model), choose=choose)
-        return trace, sum(log_jacobians, start=jnp.zeros(()))
+        return trace, log_jacobians
+
+    def prior_sites(trace: Trace) -> list[Site]:
+        return [site for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
 
     def constrain(flat: Float[Array, " K"]) -> Draws:
         trace, _ = run(flat)
         return {name: trace[name]["value"] for name in shapes}
 
+    def log_prior(flat: Float[Array, " K"]) -> Float[Array, " terms"]:
+        trace, log_jacobians = run(flat)
+        return jnp.concatenate([*map(_terms, prior_sites(trace)), *log_jacobians])
+
     def log_joint(flat: Float[Array, " K"], data: Data) -> Float[Array, ""]:
-        trace, log_jacobian = run(flat)
-        latents = {name: trace[name]["value"] for name in shapes}
-        terms = [log_prob(site).sum() for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
-        log_likelihood = jnp.sum(data.weights * model.log_likelihood(latents, data.rows))
-        return sum(terms, start=log_jacobian) + log_likelihood
+        return jnp.sum(log_prior(flat)) + data.weights @ model.log_likelihood(constrain(flat), data.rows)
 
     def unconstrain(latents: Mapping[str, Array]) -> Float[Array, " K"]:
         trace = run_program(model.program, *_one_row(model, latents))
@@ -84,20 +93,57 @@ def unconstrained_space(model: RewardModel) -> Space:
             [jnp.ravel(biject_to(trace[name]["fn"].support).inv(trace[name]["value"])) for name in shapes]
         )
 
-    def log_weight(latents: Mapping[str, Array]) -> Float[Array, ""]:
+    def excess(latents: Mapping[str, Array]) -> Float[Array, " terms"]:
         trace = run_program(model.program, *_one_row(model, latents))
-        terms = [
-            log_prob(site).sum()
-            for name, site in trace.items()
-            if is_prior_term(name, site, model.outcomes) and name not in shapes
-        ]
-        return jnp.asarray(sum(terms, start=0.0), float)
+        terms = []
+        for site in prior_sites(trace):
+            own = _terms(site)
+            if site["name"] in shapes:
+                is_plain = site["scale"] is None and not _is_masked(site["fn"])
+                terms.append(jnp.zeros_like(own) if is_plain else own - _terms(site, is_plain=True))
+            else:
+                terms.append(own)
+        num_terms = jax.eval_shape(log_prior, jnp.zeros(total)).shape[0]
+        found = jnp.concatenate(terms)
+        return jnp.pad(found, (0, num_terms - found.shape[0]))  # Jacobians are no part of a density of latents
 
-    def draw_prior(key: Key, num_samples: int) -> tuple[Float[Array, "M K"], Float[Array, " M"]]:
+    def draw_prior(key: Key, num_samples: int) -> tuple[Float[Array, "M K"], Float[Array, "M terms"]]:
         latents = model.sample_prior(key, num_samples)
-        return jax.vmap(unconstrain)(latents), jax.vmap(log_weight)(latents)
+        return jax.vmap(unconstrain)(latents), jax.vmap(excess)(latents)
 
-    return Space(total, constrain, unconstrain, log_joint, draw_prior)
+    return Space(total, constrain, unconstrain, log_prior, log_joint, draw_prior)
+
+
+def _terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]:
+    """Return a site's log density in as many terms as it has independent elements.
+
+    Args:
+        is_plain: leave scale and mask out, as a draw of the site does.
+    """
+    fn, value, num_summed = site["fn"], site["value"], 0
+    if is_plain:
+        fn = _unmasked(fn)
+    while isinstance(fn, Independent):
+        num_summed += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+    density = fn.log_prob(value)
+    scale = None if is_plain else site["scale"]
+    if scale is not None:
+        scale = jnp.asarray(scale)
+        density *= scale.reshape(scale.shape + (1,) * num_summed) if scale.ndim else scale
+    return jnp.ravel(jnp.asarray(density, float))
+
+
+def _is_masked(fn: Distribution) -> bool:
+    while isinstance(fn, Independent):
+        fn = fn.base_dist
+    return isinstance(fn, MaskedDistribution)
+
+
+def _unmasked(fn: Distribution) -> Distribution:
+    if isinstance(fn, Independent):
+        return _unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+    return _unmasked(fn.base_dist) if isinstance(fn, MaskedDistribution) else fn
 
 
 def _one_row(model: RewardModel, latents: Mapping[str, Array] | None = None) -> tuple[Any, Any, dict[str, Array]]:

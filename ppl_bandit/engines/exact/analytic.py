@@ -11,6 +11,7 @@ that no latent reaches are simply computed.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
@@ -64,7 +65,7 @@ def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle]) -> list[Any]:
     left = jnp.array(True)
     for out in outs:
         left &= jnp.all(out.is_analytic)
-    obstacles.append(Obstacle(f"{words}{_line(eqn)}", came & ~left))
+    obstacles.append(Obstacle(f"{words}{_line(eqn) or ' inside the formula of the distribution'}", came & ~left))
     return outs
 
 
@@ -161,6 +162,20 @@ def _reduce_prod(eqn: Any, values: list[Any]) -> Step:
     positive, proved = jnp.all(is_positive(x), axis=axes), jnp.all(x.is_analytic, axis=axes)
     low = jnp.where(positive, jnp.prod(x.low, axis=axes), -jnp.inf)
     return [Flow(low, jnp.where(positive, jnp.prod(x.high, axis=axes), jnp.inf), proved)], ""
+
+
+def _cumprod(eqn: Any, values: list[Any]) -> Step:
+    x, axis, backwards = values[0], eqn.params["axis"], eqn.params["reverse"]
+
+    def along(array: Array) -> Array:
+        return jax.lax.cumprod(array.astype(float), axis=axis, reverse=backwards)
+
+    positive, proved = along(is_positive(x)) > 0.5, along(x.is_analytic) > 0.5
+    low, high = (
+        jnp.where(positive, along(jnp.where(is_positive(x), end, 1.0)), bound)
+        for end, bound in ((x.low, -jnp.inf), (x.high, jnp.inf))
+    )
+    return [Flow(low, high, proved)], ""
 
 
 def _dot_general(eqn: Any, values: list[Any]) -> Step:
@@ -346,6 +361,7 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     "cumsum": _total,
     "scatter-add": _total,
     "reduce_prod": _reduce_prod,
+    "cumprod": _cumprod,
     "dot_general": _dot_general,
     "cholesky": _cholesky,
     "triangular_solve": _triangular_solve,

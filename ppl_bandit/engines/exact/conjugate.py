@@ -12,7 +12,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.certificate import certify_row, tolerance
+from ppl_bandit.engines.exact.affine import natural_of, recentre
+from ppl_bandit.engines.exact.certificate import (
+    Places,
+    Residual,
+    is_affine,
+    log_likelihoods,
+    places_for,
+    read_row,
+    residual_of,
+    worst_of,
+)
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.examination import examine
 from ppl_bandit.engines.exact.families import (
@@ -24,6 +34,7 @@ from ppl_bandit.engines.exact.families import (
     coordinates_at,
     forget,
     is_proper,
+    is_resolved,
     latents_at,
     sample,
     total_of,
@@ -37,6 +48,7 @@ from ppl_bandit.types import Draws, Engine, Interaction, Key
 __all__ = ["Certificates", "conjugate"]
 
 _NUM_POINTS = 6
+_NUM_AT_HOME = 4
 _CHUNK_ELEMENTS = 1 << 20  # second derivatives of rows held at once
 
 
@@ -44,16 +56,25 @@ class Certificates(NamedTuple):
     """Evidence of an update, per row.
 
     Attributes:
-        is_trusted: whether every row is certified and their posterior is a proper one in jax's precision; if not, nothing
-            is absorbed.
-        is_certified: whether the row's likelihood is proved analytic and found affine in the sufficient statistics.
-        residual: largest relative deviation from affine that was found; infinite for a row that the program cannot produce
-            or whose proof fails, 0 for a masked row.
+        is_trusted: whether every row is certified, and the prior and the numbers of their posterior too; if not, nothing is
+            absorbed.
+        is_certified: whether the row's likelihood is proved analytic and found affine in the sufficient statistics, around
+            the mean before these rows and where the posterior is after them.
+        residual: largest deviation from affine that was found, in nats, and `tolerance` what rounding explains of it;
+            infinite for a row that the program cannot produce or whose proof fails, 0 for a masked row.
+        rounding: what rounding could hide where the posterior is, in nats.
+        is_prior_certified: whether the prior, too, is affine where the posterior is now.
+        is_resolved: whether jax's precision holds the posterior: no count that stopped growing, no precision matrix whose
+            digits cancel.
     """
 
     is_trusted: Bool[Array, ""]
     is_certified: Bool[Array, " N"]
     residual: Float[Array, " N"]
+    tolerance: Float[Array, " N"]
+    rounding: Float[Array, " N"]
+    is_prior_certified: Bool[Array, ""]
+    is_resolved: Bool[Array, ""]
 
 
 def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
@@ -71,15 +92,14 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     """
     check_settings(discount)
     with jax.enable_x64(True):
-        layout, prior, offsets, evidence = examine(model)
-    offsets = jax.tree.map(lambda leaf: leaf[:_NUM_POINTS], offsets)
+        layout, prior, evidence = examine(model)
 
     def init(key: Key) -> Posterior:
         del key  # the prior is not random
         return jax.tree.map(jnp.asarray, prior)
 
     def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Certificates]:
-        return _update(model, layout, offsets, init(key) if discount < 1.0 else None, discount, state, interaction)
+        return _update(model, layout, init(key), discount, state, interaction)
 
     def draw(key: Key, state: Posterior, num_samples: int) -> Draws:
         return sample(layout, key, state, num_samples)
@@ -99,19 +119,9 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
 
 
 def _update(
-    model: RewardModel,
-    layout: Layout,
-    offsets: Coordinates,
-    prior: Posterior | None,
-    discount: float,
-    state: Posterior,
-    interaction: Interaction,
+    model: RewardModel, layout: Layout, prior: Posterior, discount: float, state: Posterior, interaction: Interaction
 ) -> tuple[Posterior, Certificates]:
-    """Absorb rows in chunks: within a chunk all rows are read at the same means, so that their parameters add up.
-
-    Args:
-        prior: what a discounted posterior decays to; None without a discount.
-    """
+    """Absorb rows in chunks: within a chunk all rows are read at the same means, so that their parameters add up."""
     num_rows = interaction.arm.shape[0]
     if interaction.mask is None:
         interaction = interaction._replace(mask=jnp.ones(num_rows, bool))
@@ -121,34 +131,56 @@ def _update(
     )
     chunks, is_row = split_chunks(interaction, num_rows, num_chunk)
     chunks = chunks._replace(mask=chunks.mask & is_row)
+    prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
 
-    def absorb_chunk(posterior: Posterior, rows: Any) -> tuple[Posterior, Array]:
+    def absorb_chunk(posterior: Posterior, rows: Any) -> tuple[Posterior, tuple[Residual, Bool[Array, " 2"]]]:
         centre = coordinates_at(layout, posterior)
-        naturals, residuals = jax.vmap(lambda row: _read_row(model, layout, offsets, centre, row))(rows)
+        by_outcome, is_sound = jax.vmap(lambda row: _read_row(model, layout, centre, row))(rows)
+        naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), by_outcome)
         num_new = jnp.sum(rows.mask)
-        if prior is None:
-            return absorb(layout, posterior, total_of(naturals), num_new), residuals
-        num_later = num_new - jnp.cumsum(rows.mask)
-        weighted = jax.vmap(lambda natural, age: jax.tree.map(lambda leaf: discount**age * leaf, natural))(
-            naturals, num_later
+        if discount < 1.0:
+            num_later = num_new - jnp.cumsum(rows.mask)
+            naturals = jax.vmap(lambda natural, age: jax.tree.map(lambda leaf: discount**age * leaf, natural))(
+                naturals, num_later
+            )
+            kept, share = forget(posterior, prior, discount**num_new)
+            total = jax.tree.map(jnp.add, total_of(naturals), share)
+        else:
+            kept, total = posterior, total_of(naturals)
+        after = absorb(layout, kept, total, num_new)
+        # Nothing is asked of places that an improper posterior would name.
+        is_fine = is_proper(after)
+        home = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, posterior)
+        places = places_for(layout, posterior, home, _NUM_POINTS, _NUM_AT_HOME)
+        of_prior = recentre(layout, prior_natural, prior_centre, centre)[0]
+        found = jax.vmap(lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row))(
+            rows, by_outcome
         )
-        kept, share = forget(posterior, prior, discount**num_new)
-        return absorb(layout, kept, jax.tree.map(jnp.add, total_of(weighted), share), num_new), residuals
+        residuals = jax.vmap(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)))(found)
+        residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
+        residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))
+        is_prior_affine = is_affine(jax.tree.map(lambda leaf: leaf[0, 0], found))
+        step = places.at_home.points.real[1] - places.at_home.points.real[0]
+        is_held = is_fine & is_resolved(layout, kept, after, total, step)
+        return after, (residuals, jnp.stack([is_prior_affine, is_held]))
 
-    after, residuals = jax.lax.scan(absorb_chunk, state, chunks)
-    residual = join_chunks(residuals, num_rows)
-    is_certified = residual <= tolerance()
-    is_sound = jnp.all(is_certified) & is_proper(after)
+    after, (residuals, verdicts) = jax.lax.scan(absorb_chunk, state, chunks)
+    residuals = join_chunks(residuals, num_rows)
+    is_certified = is_affine(residuals)
+    is_prior_certified, is_held = jnp.all(verdicts, axis=0)
+    is_sound = jnp.all(is_certified) & is_prior_certified & is_held
     return jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state), Certificates(
-        is_sound, is_certified, residual
+        is_sound, is_certified, *residuals, is_prior_certified, is_held
     )
 
 
-def _read_row(
-    model: RewardModel, layout: Layout, offsets: Coordinates, centre: Coordinates, row: Any
-) -> tuple[Natural, Float[Array, ""]]:
+def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any) -> tuple[Natural, Bool[Array, ""]]:
+    """Return a row's natural parameters, by outcome, and whether the program can produce it and is analytic for it.
+
+    Where not, or where the row is masked, the parameters are 0: padding may hold anything, even what has no derivative.
+    """
     single = jax.tree.map(lambda leaf: leaf[None], row)
-    natural, residual = certify_row(model, layout, centre, offsets, single)
+    natural = read_row(model, layout, centre, single)
     # A program may branch on its data, so that what was proved of other rows need not hold for this one.
     obstacles = analyticity(
         model, layout, single.arm, single.context, model.outcome_values(single.reward), is_prior=False
@@ -158,6 +190,25 @@ def _read_row(
         is_sound &= possible[0]
     for obstacle in obstacles:
         is_sound &= ~obstacle.happened
-    # Padding may hold anything, even what has no finite derivative.
-    natural = jax.tree.map(lambda leaf: jnp.where(row.mask, leaf, 0.0), natural)
-    return natural, jnp.where(row.mask, jnp.where(is_sound, residual, jnp.inf), 0.0)
+    for leaf in jax.tree.leaves(natural):
+        is_sound &= jnp.all(jnp.isfinite(leaf))
+    return jax.tree.map(lambda leaf: jnp.where(row.mask & is_sound, leaf, 0.0), natural), is_sound
+
+
+def _check_row(
+    model: RewardModel,
+    layout: Layout,
+    prior: Natural,
+    by_outcome: Natural,
+    centre: Coordinates,
+    places: Places,
+    row: Any,
+) -> Residual:
+    """Compare the prior and a row's likelihood with their affine forms, in this order, each outcome by itself."""
+    naturals = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, by_outcome)
+    single = jax.tree.map(lambda leaf: leaf[None], row)
+    return residual_of(layout, log_likelihoods(model, layout, single, with_prior=True), naturals, centre, places)
+
+
+def _where(condition: Bool[Array, " N"], residuals: Residual, other: Residual) -> Residual:
+    return jax.tree.map(lambda own, replaced: jnp.where(condition, own, replaced.astype(own.dtype)), residuals, other)

@@ -1,5 +1,6 @@
 """Examine a program for conjugacy, once, in float64: supports, scales, proof, prior, and the likelihood of varied rewards."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,18 @@ from jaxtyping import Array
 from numpyro.distributions import constraints
 
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.certificate import Evidence, certify_row, make_offsets, residual_of, tolerance
+from ppl_bandit.engines.exact.affine import Region, natural_of, region_around
+from ppl_bandit.engines.exact.certificate import (
+    Evidence,
+    Places,
+    Residual,
+    is_affine,
+    log_likelihoods,
+    places_for,
+    read_row,
+    residual_of,
+    worst_of,
+)
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.families import (
     Coordinates,
@@ -20,67 +32,89 @@ from ppl_bandit.engines.exact.families import (
     absorb,
     coordinates_at,
     derive,
+    is_proper,
     latents_at,
 )
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.numerics.compilation import quick_jit, run_once
 from ppl_bandit.program.probing import feasible_latents, feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Interaction
+from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["examine"]
+__all__ = ["Findings", "examine", "judge", "measure"]
 
 _NUM_POINTS = 16
+_NUM_AT_HOME = 8
 _MAX_ROWS = 2048
 _ROWS_AT_ONCE = 64
 
 
-class _Findings(NamedTuple):
+class Findings(NamedTuple):
+    """What was measured of a program: flags of obstacles, its prior, rows of data, and how far each is from affine."""
+
     obstacles: list[Array]
     prior: Posterior
-    prior_residual: Array
+    prior_residual: Residual
     rows: Interaction
     naturals: Natural
-    residuals: Array
-    is_tested: Array
-    offsets: Coordinates
+    residuals: Residual
+    is_possible: Array
 
 
-def examine(model: RewardModel) -> tuple[Layout, Posterior, Coordinates, Evidence]:
-    """Return how a program's latents fall into families, its prior in them, points for certificates, and the evidence.
+def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
+    """Return how a program's latents fall into families, its prior in them, and the evidence.
 
     Raises:
         NotConjugate: with the operation or the residual that stopped it.
     """
-    layout = _find_scales(model, _read_supports(model))
     words: list[str] = []
-    found = run_once(lambda: _measure(model, layout, words))
-    for sentence, happened in zip(words, found.obstacles, strict=True):
-        if bool(happened):
-            raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
-    if not bool(found.prior_residual <= tolerance()):
-        _refuse_density(model, layout, found, is_prior=True)
-    _check_proper(model, layout, found.prior)
-    tested = np.asarray(found.is_tested)
-    residuals = np.where(tested, np.asarray(found.residuals), 0.0)
-    arms = np.asarray(found.rows.arm)
-    untested = sorted(set(range(model.num_arms)) - set(arms[tested].tolist()))
-    if untested:
+    try:
+        layout = _find_scales(model, _read_supports(model))
+        found = run_once(lambda: measure(model, layout, words))
+    except NotConjugate:
+        raise
+    except Exception as error:  # whatever jax says of an operation without a second derivative
         raise report.refusal(
             model,
-            f"cannot be certified: no reward that was tried has a finite likelihood on arm {untested[0]}",
-            "check the outcome's distribution on that arm",
-        )
-    if residuals.max() > tolerance():
-        _refuse_density(model, layout, found, is_prior=False)
+            f"cannot be proved conjugate: jax cannot differentiate it twice ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''})",
+            "write it in jax operations that have derivatives in both modes; until then an approximate engine serves it",
+        ) from error
+    fault, tested = judge(found, model.num_arms)
+    if fault == "obstacle":
+        sentence = next(words for words, happened in zip(words, found.obstacles, strict=True) if bool(happened))
+        raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
+    if fault in ("prior", "likelihood"):
+        _refuse_density(model, layout, found, is_prior=fault == "prior")
+    if fault == "improper":
+        _refuse_improper(model, layout, found.prior)
+    if fault == "untested":
+        arms = np.asarray(found.rows.arm)
+        arm = min(set(range(model.num_arms)) - set(arms[tested].tolist()))
+        raise report.untested_refusal(model, arm, is_blurred=bool(np.any(found.is_possible & (arms == arm))))
     evidence = Evidence(
-        float(found.prior_residual),
-        float(residuals.max()),
+        found.prior_residual,
+        worst_of(jax.tree.map(lambda leaf: leaf[tested], found.residuals)),
         int(tested.sum()),
         _examples(model, found, tested),
-        _NUM_POINTS,
+        _NUM_POINTS + _NUM_AT_HOME,
     )
-    return layout, found.prior, found.offsets, evidence
+    return layout, found.prior, evidence
+
+
+def judge(found: Findings, num_arms: int) -> tuple[str, np.ndarray]:
+    """Return what stands in the way of an exact engine, "" for nothing, and which rows of data were certified."""
+    # Rows whose rounding is too large are no evidence; a deviation in them is.
+    is_bent = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
+    tested = found.is_possible & np.asarray(is_affine(found.residuals))
+    faults = {
+        "obstacle": any(bool(happened) for happened in found.obstacles),
+        "prior": not bool(is_affine(found.prior_residual)),
+        "improper": bool(_improper(found.prior)),
+        "likelihood": bool(is_bent.any()),
+        "untested": len(set(np.asarray(found.rows.arm)[tested].tolist())) < num_arms,
+    }
+    return next((fault for fault, stands in faults.items() if stands), ""), tested
 
 
 def _read_supports(model: RewardModel) -> Layout:
@@ -185,7 +219,7 @@ def _find_scales(model: RewardModel, layout: Layout) -> Layout:
             raise report.refusal(
                 model,
                 f"is not conjugate: the prior of '{site.name}' is not Gamma in any power of it",
-                "use a Gamma or InverseGamma prior",
+                report.scale_remedy(site.name),
             )
     owners: list[list[int]] = [[] for _ in range(num_positive)]
     free = []
@@ -233,11 +267,11 @@ def _start_point(layout: Layout) -> Coordinates:
     return coordinates_at(layout, flat)
 
 
-def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
+def measure(model: RewardModel, layout: Layout, words: list[str]) -> Findings:
+    """Prove, derive and certify, in one traced function; `words` is filled with what each obstacle says."""
     prior, prior_residual = _read_prior(model, layout)
-    rows, is_possible = _trial_rows(model)
     centre = coordinates_at(layout, prior)
-    offsets = make_offsets(layout, _NUM_POINTS, prior)
+    rows, is_possible = _trial_rows(model, latents_at(layout, centre))
 
     said: dict[bool, list[str]] = {}
 
@@ -247,13 +281,14 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
         said[is_prior] = [obstacle.words for obstacle in obstacles]
         return [obstacle.happened for obstacle in obstacles]
 
-    def read(row: Interaction, stretch: Array) -> tuple[Natural, Array, Array, list[Array]]:
+    def read(row: Interaction, stretch: Array) -> tuple[Natural, Residual, Array, list[Array]]:
         single = jax.tree.map(lambda leaf: leaf[None], row)
-
-        own = jax.tree.map(lambda leaf: stretch * leaf, offsets)
-        natural, residual = certify_row(model, layout, centre, own, single)
-        is_finite = jnp.isfinite(model.log_likelihood(latents_at(layout, centre), single)[0])
-        return natural, residual, is_finite, prove(single, is_prior=False)
+        by_outcome = read_row(model, layout, centre, single)
+        natural = jax.tree.map(lambda leaf: leaf.sum(axis=0), by_outcome)
+        places = _places(layout, prior, absorb(layout, prior, natural, 1), stretch)
+        evaluate = log_likelihoods(model, layout, single)
+        residual = worst_of(residual_of(layout, evaluate, by_outcome, centre, places))
+        return natural, residual, jnp.all(jnp.isfinite(evaluate(centre))), prove(single, is_prior=False)
 
     in_the_prior = prove(jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
     num_rows = rows.arm.shape[0]
@@ -264,7 +299,7 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
     found = jax.lax.map(lambda chunk: jax.vmap(read)(*chunk), chunks)
     naturals, residuals, is_finite, in_rows = join_chunks(found, num_rows)
     words[:] = said[True] + said[False]
-    return _Findings(
+    return Findings(
         [*in_the_prior, *(jnp.any(happened & is_possible) for happened in in_rows)],
         prior,
         prior_residual,
@@ -272,11 +307,16 @@ def _measure(model: RewardModel, layout: Layout, words: list[str]) -> _Findings:
         naturals,
         residuals,
         is_possible & is_finite,
-        offsets,
     )
 
 
-def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Array]:
+def _places(layout: Layout, prior: Posterior, after: Posterior, stretch: Array | float, num_more: int = 0) -> Places:
+    is_fine = is_proper(after)  # a density that is not affine may lead nowhere
+    home = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, prior)
+    return places_for(layout, prior, home, _NUM_POINTS + num_more, _NUM_AT_HOME, stretch)
+
+
+def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]:
     """Read the prior's natural parameters, first anywhere to find its means, then at its means."""
 
     def log_prior(point: Coordinates) -> Array:
@@ -292,8 +332,10 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Array]:
     _, readings = jax.lax.scan(improve, _start_point(layout), None, length=2)
     centre, natural = jax.tree.map(lambda leaf: leaf[1], readings)
     prior = _as_posterior(layout, natural, centre)
-    offsets = make_offsets(layout, _NUM_POINTS + 4 * len(layout.sites), prior)
-    return prior, residual_of(layout, log_prior, natural, centre, offsets)
+    natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
+    places = _places(layout, prior, prior, 1.0, 4 * len(layout.sites))
+    residual = residual_of(layout, lambda point: log_prior(point)[None], natural, coordinates_at(layout, prior), places)
+    return prior, worst_of(residual)
 
 
 def _as_posterior(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
@@ -314,7 +356,7 @@ def _as_posterior(layout: Layout, natural: Natural, centre: Coordinates) -> Post
     return absorb(layout, empty, natural, 0)
 
 
-def _trial_rows(model: RewardModel) -> tuple[Interaction, Array]:
+def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Interaction, Array]:
     """Return rows that put many different rewards on every arm, in the example context and in smaller ones."""
     per_arm = int(np.clip(_MAX_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
     rng = np.random.default_rng(11)
@@ -333,71 +375,87 @@ def _trial_rows(model: RewardModel) -> tuple[Interaction, Array]:
     context = model.context_rows(arm.size)
     if context is not None:
         context = jax.tree.map(varied, context)
-    latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 5)
     reward, is_possible = feasible_rewards(
         model.program, latents, arm, context, model.outcome_kinds, jnp.asarray(picks)
     )
     return Interaction(arm, reward, context), is_possible
 
 
-def _check_proper(model: RewardModel, layout: Layout, prior: Posterior) -> None:
+def _improper(prior: Posterior) -> list[str]:
+    """Return the kinds of latents whose prior has no finite integral."""
+
     def eigen(precision: Any) -> np.ndarray:
         return np.linalg.eigvalsh(np.asarray(precision)) if precision.shape[-1] else np.ones(1)
 
-    for kind, parameters in (
+    parameters = (
         ("unit", prior.beta),
         ("positive", prior.shape),
         ("positive", prior.rate),
         ("real", eigen(prior.precision)),
         ("real", eigen(prior.scaled_precision)),
         *(("simplex", rows) for rows in prior.dirichlet),
-    ):
-        if not np.all(np.asarray(parameters) > 0):
-            names = [site.name for site in layout.of(kind)]
-            raise report.refusal(
-                model, f"has an improper prior on {names}: its density has no finite integral", "give it a proper prior"
-            )
+    )
+    return [kind for kind, values in parameters if not np.all(np.asarray(values) > 0)]
 
 
-def _refuse_density(model: RewardModel, layout: Layout, found: _Findings, *, is_prior: bool) -> None:
+def _refuse_improper(model: RewardModel, layout: Layout, prior: Posterior) -> None:
+    names = [site.name for site in layout.of(_improper(prior)[0])]
+    raise report.refusal(
+        model, f"has an improper prior on {names}: its density has no finite integral", "give it a proper prior"
+    )
+
+
+def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_prior: bool) -> None:
     """Find which latents break the affine form, one site at a time, and refuse with that."""
-    centre = coordinates_at(layout, found.prior)
-    if is_prior:
-        start = _start_point(layout)
-        centre = jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(a), a, b), centre, start)
-    offsets = make_offsets(layout, 4 * _NUM_POINTS)
-    row = None
+    prior = jax.tree.map(jnp.asarray, found.prior)
+    residual, row = found.prior_residual, None
     if not is_prior:
-        worst = int(np.argmax(np.where(found.is_tested, found.residuals, -1.0)))
+        ratios = np.asarray(found.residuals.nats) / np.asarray(found.residuals.tolerance)
+        worst = int(np.argmax(np.where(found.is_possible, ratios, -1.0)))
         row = jax.tree.map(lambda leaf: leaf[worst : worst + 1], found.rows)
+        residual = jax.tree.map(lambda leaf: leaf[worst], found.residuals)
+    elif residual.nats <= residual.tolerance:
+        raise report.blurred_refusal(model, layout, residual)
 
     def log_density(point: Coordinates) -> Array:
         latents = latents_at(layout, point)
         return model.log_prior(latents) if row is None else model.log_likelihood(latents, row)[0]
 
-    residual = float(found.prior_residual if row is None else found.residuals[worst])
+    centre = coordinates_at(layout, prior)
 
     def by_site() -> list[Array]:
-        natural = derive(layout, log_density, centre)
-        return [residual_of(layout, log_density, natural, centre, _only(offsets, site)) for site in layout.sites]
+        natural = natural_of(layout, prior) if row is None else derive(layout, log_density, centre)
+        one = jax.tree.map(lambda leaf: leaf[None], natural)
+        places = _places(layout, prior, prior, 1.0, 3 * _NUM_POINTS)
+        return [
+            is_affine(
+                residual_of(layout, lambda point: log_density(point)[None], one, centre, _only(layout, places, site))
+            )[0]
+            for site in layout.sites
+        ]
 
-    alone_residuals = run_once(by_site)
-    alone = [site.name for site, found in zip(layout.sites, alone_residuals, strict=True) if not found <= tolerance()]
+    alone = [site.name for site, is_fine in zip(layout.sites, run_once(by_site), strict=True) if not is_fine]
     raise report.density_refusal(model, layout, alone, residual, row, is_prior)
 
 
-def _only(offsets: Coordinates, site: SiteBlock) -> Coordinates:
+def _only(layout: Layout, places: Places, site: SiteBlock) -> list[Region]:
+    """Return points that differ from the first in one site alone."""
     span = slice(site.start, site.start + site.size)
-    zero = jax.tree.map(jnp.zeros_like, offsets)
-    if site.kind == "simplex":
-        rows = list(zero.simplex)
-        rows[site.start] = offsets.simplex[site.start]
-        return zero._replace(simplex=tuple(rows))
-    moved = getattr(zero, site.kind).at[:, span].set(getattr(offsets, site.kind)[:, span])
-    return zero._replace(**{site.kind: moved})
+    regions = []
+    for points in (region.points for region in places):
+        still = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), points)
+        if site.kind == "simplex":
+            rows = list(still.simplex)
+            rows[site.start] = points.simplex[site.start]
+            moved = still._replace(simplex=tuple(rows))
+        else:
+            block = getattr(still, site.kind).at[:, span].set(getattr(points, site.kind)[:, span])
+            moved = still._replace(**{site.kind: block})
+        regions.append(region_around(layout, moved))
+    return regions
 
 
-def _examples(model: RewardModel, found: _Findings, tested: np.ndarray) -> tuple[tuple[dict[str, float], Natural], ...]:
+def _examples(model: RewardModel, found: Findings, tested: np.ndarray) -> tuple[tuple[dict[str, float], Natural], ...]:
     """Return the rows of arm 0 that were tested, plain rewards first."""
     given = found.rows.reward
     rewards = given if isinstance(given, dict) else {model.outcomes[0]: given}

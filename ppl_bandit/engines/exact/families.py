@@ -33,11 +33,11 @@ __all__ = [
     "Posterior",
     "SiteBlock",
     "absorb",
-    "affine_change",
     "coordinates_at",
     "derive",
     "forget",
     "is_proper",
+    "is_resolved",
     "latents_at",
     "sample",
     "total_of",
@@ -228,54 +228,6 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
     )
 
 
-def affine_change(
-    layout: Layout, natural: Natural, centre: Coordinates, point: Coordinates
-) -> tuple[Array, Array, Array]:
-    """Return <eta, T(z) - T(centre)> at a point, how far its terms have moved, and the size that rounding is relative to.
-
-    A real element that was rounded at its own size changes the density by its slope times that.
-    """
-    u = jnp.exp(point.positive)
-    x = jnp.where(layout.is_member, (point.real - centre.real)[layout.members], 0.0)
-    y = (point.real - centre.real)[layout.free]
-    fixed = [
-        (natural.unit[..., 0], jax.nn.log_sigmoid(point.unit), jax.nn.log_sigmoid(centre.unit)),
-        (natural.unit[..., 1], jax.nn.log_sigmoid(-point.unit), jax.nn.log_sigmoid(-centre.unit)),
-        (natural.log_scale, point.positive, centre.positive),
-        (natural.scale, u, jnp.exp(centre.positive)),
-        *(
-            (eta, jax.nn.log_softmax(here, axis=-1), jax.nn.log_softmax(there, axis=-1))
-            for eta, here, there in zip(natural.simplex, point.simplex, centre.simplex, strict=True)
-        ),
-    ]
-    bends = jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x), natural.quadratic @ y
-    # Within a quadratic form large terms may cancel, and then it is their size that rounding is relative to.
-    spans = (
-        jnp.einsum("gst,gt->gs", jnp.abs(natural.scaled_quadratic), jnp.abs(x)),
-        jnp.abs(natural.quadratic) @ jnp.abs(y),
-    )
-    changes = [
-        *(eta * (here - there) for eta, here, there in fixed),
-        u[:, None] * (natural.scaled_linear - 0.5 * bends[0]) * x,
-        (natural.linear - 0.5 * bends[1]) * y,
-    ]
-    moves = [
-        *(jnp.abs(eta * (here - there)) for eta, here, there in fixed),
-        u[:, None] * (jnp.abs(natural.scaled_linear) + 0.5 * spans[0]) * jnp.abs(x),
-        (jnp.abs(natural.linear) + 0.5 * spans[1]) * jnp.abs(y),
-    ]
-    sizes = [
-        *(jnp.abs(eta * here) for eta, here, _ in fixed),
-        u[:, None]
-        * jnp.abs(jnp.where(layout.is_member, (natural.scaled_linear - bends[0]) * point.real[layout.members], 0.0)),
-        jnp.abs((natural.linear - bends[1]) * point.real[layout.free]),
-    ]
-    change, moved, size = (
-        sum((term.sum() for term in terms), start=jnp.zeros(())) for terms in (changes, moves, sizes)
-    )
-    return change, moved, size
-
-
 def total_of(naturals: Natural) -> Natural:
     """Sum the natural parameters of rows along their leading axis; all have the same centre."""
     return jax.tree.map(lambda leaf: leaf.sum(0), naturals)
@@ -337,6 +289,43 @@ def is_proper(posterior: Posterior) -> Bool[Array, ""]:
     is_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(posterior)]
     positive = (posterior.beta, *posterior.dirichlet, posterior.shape, posterior.rate)
     return jnp.all(jnp.stack(is_finite + [jnp.all(leaf > 0) for leaf in positive]))
+
+
+def is_resolved(
+    layout: Layout, before: Posterior, after: Posterior, natural: Natural, step: Float[Array, " D"]
+) -> Bool[Array, ""]:
+    """Tell whether a precision holds a posterior: all but a tenth of each count arrived, and no precision matrix cancels.
+
+    A matrix cancels where its quadratic form, along a typical step, is a difference of terms whose rounding, once per row,
+    could be a twentieth of it or more: features that nearly repeat each other, as an intercept and a feature far from 0 do.
+
+    Args:
+        before, natural: a posterior, and what was added to it to make `after`.
+        step: a displacement of the reals by one standard deviation of `after` along each of its axes.
+    """
+    counts = [
+        (before.beta, after.beta, natural.unit),
+        (before.shape, after.shape, natural.log_scale),
+        *zip(before.dirichlet, after.dirichlet, natural.simplex, strict=True),
+    ]
+    lost = [jnp.max(jnp.abs(new - old - add) - 0.1 * jnp.abs(add), initial=0.0) for old, new, add in counts]
+    x, y = jnp.abs(jnp.where(layout.is_member, step[layout.members], 0.0)), jnp.abs(step[layout.free])
+    spans = [
+        after.shape / after.rate * jnp.einsum("gs,gst,gt->g", x, jnp.abs(after.scaled_precision), x),
+        jnp.abs(after.precision) @ y @ y,
+    ]
+    sizes = [jnp.asarray(1.0 + layout.is_member.sum(axis=1), x.dtype), 1.0 + layout.free.size]
+    roundings = jnp.finfo(after.mean.dtype).eps * jnp.sqrt(1.0 + after.num_rows)
+    is_held = [jnp.all(roundings * span <= 0.05 * size) for span, size in zip(spans, sizes, strict=True)]
+    for old, new, add in (
+        (before.precision, after.precision, natural.quadratic),
+        (before.scaled_precision, after.scaled_precision, natural.scaled_quadratic),
+    ):
+        gap, grown, typical = (
+            jnp.diagonal(matrix, axis1=-2, axis2=-1) for matrix in (new - old - add, add, new / (1.0 + after.num_rows))
+        )
+        is_held.append(jnp.all(jnp.abs(gap) <= 0.1 * (jnp.abs(grown) + typical)))
+    return jnp.all(jnp.stack([*is_held, *(most <= 1e-6 for most in lost)]))
 
 
 def _solve(precision: Array, rhs: Array) -> Array:

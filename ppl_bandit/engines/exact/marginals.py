@@ -8,24 +8,29 @@ for every context at once; what is not plainly affine has no closed form here.
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jax.extend.core import Jaxpr
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.exact import pseudo_counts as counting
 from ppl_bandit.engines.exact.families import Layout, Posterior
-from ppl_bandit.numerics import laws
+from ppl_bandit.numerics import laws, sampling
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Marginals
+from ppl_bandit.types import Key, Marginals
 
 __all__ = ["marginals_of"]
 
+Table: TypeAlias = Callable[[Key, int], Array]  # (key, M) -> (M, A)
+
 _DATA = object()  # a value that depends on the context: known when a decision is made
 _LOST = object()  # a value that depends on latents in another way
+_HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 _MOVES = (
     "broadcast_in_dim concatenate copy cumsum dynamic_slice expand_dims gather neg pad reduce_sum reshape rev select_n slice "
     "squeeze transpose"
@@ -86,11 +91,26 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
             return None
         groups = np.array([groups.pop() for groups in own])
         if np.all(groups < 0):
-            return lambda state, context: _offer(_normal(model, layout, state, context), is_independent=False)
+            noise = counting.known_noise(model, layout)
+
+            def normal_offer(state: Posterior, context: Any) -> Marginals:
+                law, table = _joint_normal(model, layout, state, context)
+                counts = None if noise is None else lambda: noise(context) / law.width**2
+                return _offer(law, is_independent=False, counts=counts)._replace(table=table)
+
+            return normal_offer
         if np.any(groups < 0):
             return None
         is_independent = np.unique(groups).size == groups.size
-        return lambda state, context: _offer(_student_t(model, layout, groups, state, context), is_independent)
+        scale = counting.own_noise(model, layout, groups)
+
+        def student_t_offer(state: Posterior, context: Any) -> Marginals:
+            law, table = _joint_student_t(model, layout, groups, state, context)
+            mean_noise = (state.rate / state.shape)[groups]
+            counts = None if scale is None else lambda: scale(context) * mean_noise / law.width**2
+            return _offer(law, is_independent, counts=counts)._replace(table=table)
+
+        return student_t_offer
     if kind not in ("unit", "positive") or any(row.size != 1 for row in reads):
         return None
     places = np.array([places[row[0]] for row in reads])
@@ -101,21 +121,34 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
     make = _beta if kind == "unit" else _gamma
     if found.power == -1 and kind == "unit":
         return None
+    spread = counting.element_noise(model, layout, kind, places)
     fixed = None if model.context is not None else jax.device_get(_coefficients(model, found.power, None))
 
     def offer(state: Posterior, context: Any) -> Marginals:
         offset, slope = _coefficients(model, found.power, context) if fixed is None else fixed
-        return _offer(make(layout, state, places, low, high, offset, slope, found.power), is_independent)
+        law = make(layout, state, places, low, high, offset, slope, found.power)
+
+        def counts() -> Float[Array, " A"]:
+            assert spread is not None  # offered only where it is known
+            x = laws.node_values(law)
+            noises = spread(((x - offset) / slope) ** found.power, context)
+            return laws.average(law, noises) / laws.average(law, (x - laws.average(law, x)) ** 2)
+
+        return _offer(law, is_independent, counts=None if spread is None else counts)
 
     return offer
 
 
-def _offer(law: laws.Law, is_independent: bool) -> Marginals:
+def _offer(law: laws.Law, is_independent: bool, *, counts: Callable[[], Array] | None) -> Marginals:
     def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
         return laws.best_arm_probs(law, allowed)
 
     return Marginals(
-        lambda x: laws.cdf(law, x), lambda order: laws.quantile(law, order), probs if is_independent else None
+        lambda x: laws.cdf(law, x),
+        lambda order: laws.quantile(law, order),
+        probs if is_independent else None,
+        lambda: laws.tail(law),
+        counts,
     )
 
 
@@ -135,26 +168,69 @@ def _gamma(
     return laws.gamma_law(state.shape[places], state.rate[places], offset + slope * low, slope, exponent)
 
 
-def _student_t(model: RewardModel, layout: Layout, groups: np.ndarray, state: Posterior, context: Any) -> laws.Law:
-    centre = _real_mean(layout, state)
-    loc, weights = _linear_form(model, layout, centre, context)
-    own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
-    variance = jax.vmap(_quadratic)(state.scaled_precision[groups], own) * (state.rate / state.shape)[groups]
-    return laws.student_t_law(2.0 * state.shape[groups], loc, jnp.sqrt(variance))
+def _joint_student_t(
+    model: RewardModel, layout: Layout, groups: np.ndarray, state: Posterior, context: Any
+) -> tuple[laws.Law, Table]:
+    """Return the law of linear forms, and a way to draw them together.
 
-
-def _normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> laws.Law:
+    Each reads one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate).
+    """
     loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
-    variance = jax.vmap(lambda row: _quadratic(state.precision, row[layout.free]))(weights)
-    return laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(variance))
+    own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
+    halves = jnp.einsum("ast,at->as", _inverse_root(state.scaled_precision)[groups], own, precision=_HIGHEST)
+    shape, rate = state.shape[groups], state.rate[groups]
+    law = laws.student_t_law(2.0 * shape, loc, jnp.sqrt(jnp.sum(halves**2, axis=1) * rate / shape))
+    kinds, which = np.unique(groups, return_inverse=True)
+    # Arms of different blocks are orthogonal: each has rows of its own.
+    root = (halves[:, None, :] * jax.nn.one_hot(which, kinds.size, dtype=loc.dtype)[:, :, None]).reshape(loc.size, -1)
+
+    def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
+        key_scale, key_noise = jr.split(key)
+        log_u = sampling.log_gamma(key_scale, state.shape[kinds], (num_samples,)) - jnp.log(state.rate[kinds])
+        spread = jnp.exp(-0.5 * log_u)[:, which] * _correlated(key_noise, root, num_samples)
+        return (loc + spread)[:, _twins(loc, root)]
+
+    return law, table
 
 
-def _quadratic(precision: Array, row: Array) -> Array:
-    """Return row' inverse(precision) row."""
-    if row.size == 1:
-        return row[0] ** 2 / precision[0, 0]
-    half = jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), row[:, None], left_side=True, lower=True)
-    return jnp.sum(half**2)
+def _joint_normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> tuple[laws.Law, Table]:
+    """Return the law of linear forms of the free Gaussian block, and a way to draw them together."""
+    loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
+    halves = jnp.einsum("st,at->as", _inverse_root(state.precision), weights[:, layout.free], precision=_HIGHEST)
+    law = laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(jnp.sum(halves**2, axis=1)))
+
+    def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
+        return (loc + _correlated(key, halves, num_samples))[:, _twins(loc, halves)]
+
+    return law, table
+
+
+def _correlated(key: Key, root: Float[Array, "A F"], num_samples: int) -> Float[Array, "M A"]:
+    """Draw Gaussian vectors with covariance root root', from as few numbers as there are arms, or columns of the root."""
+    num_arms, num_columns = root.shape
+    if num_columns > num_arms:
+        root = jnp.linalg.qr(root.T, mode="r").T
+    one = jnp.ones((), root.dtype)
+    noise = sampling.normal(key, 0.0 * one, one, (root.shape[1], num_samples))
+    return jnp.matmul(root, noise, precision=_HIGHEST).T
+
+
+def _twins(loc: Float[Array, " A"], root: Float[Array, "A F"]) -> Int[Array, " A"]:
+    """Return, for each arm, the first that is one and the same: they must tie, and rounding would decide between them."""
+    size = jnp.max(jnp.abs(root)) + jnp.max(jnp.abs(loc))
+    gap = jnp.max(jnp.abs(root[:, None] - root[None]), axis=2) + jnp.abs(loc[:, None] - loc[None])
+    return jnp.argmax(gap <= 64.0 * jnp.finfo(loc.dtype).eps * size, axis=1)
+
+
+def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
+    """Return inverse(L), with precision = L L'; the square of inverse(L) row is the variance of row' x.
+
+    It depends on the state alone: a batch of contexts shares it.
+    """
+    if precision.shape[-1] == 1:
+        return 1.0 / jnp.sqrt(precision)
+    identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
+    return jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
 
 
 def _real_mean(layout: Layout, state: Posterior) -> Array:

@@ -8,12 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact.certificate import Evidence, tolerance
+from ppl_bandit.engines.exact.certificate import Evidence, Residual, resolution
 from ppl_bandit.engines.exact.families import Layout, Natural, Posterior, SiteBlock
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
 
-__all__ = ["ANALYTIC_REMEDY", "accepted", "density_refusal", "family", "parameters", "refusal"]
+__all__ = [
+    "ANALYTIC_REMEDY",
+    "accepted",
+    "blurred_refusal",
+    "density_refusal",
+    "family",
+    "parameters",
+    "refusal",
+    "scale_remedy",
+    "untested_refusal",
+]
 
 ANALYTIC_REMEDY = (
     "let latents reach the outcome through arithmetic and smooth functions alone; branches, indices, clips and rounding "
@@ -31,6 +41,22 @@ _REMEDIES = {
     "simplex": "a simplex is conjugate where it enters as the probabilities themselves of a Categorical outcome",
     "real": "real latents are conjugate where they enter linearly into the mean of a Normal outcome",
 }
+
+
+_PRIORS = {
+    "unit": "a latent in (0, 1) has a Beta prior",
+    "positive": "a positive latent has a Gamma or InverseGamma prior",
+    "simplex": "a simplex has a Dirichlet prior",
+    "real": "real latents have a Normal prior, each with a mean that is linear in the others",
+}
+
+
+def scale_remedy(name: str) -> str:
+    """Say what makes a positive latent conjugate, and where."""
+    return (
+        f"where '{name}' is the rate of a Poisson, Exponential or Gamma outcome a Gamma prior is conjugate, where it is the "
+        "variance of a Normal one an InverseGamma prior; elsewhere no prior is, and an approximate engine serves the program"
+    )
 
 
 def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
@@ -132,8 +158,7 @@ def accepted(
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
         f"sufficient statistics at {evidence.num_points} random points each;",
-        f"    largest relative residual {max(evidence.prior_residual, evidence.likelihood_residual):.1e}, tolerance "
-        f"{tolerance_in_double():.0e}; every new datum is certified likewise before it is absorbed",
+        f"    largest residual {_nats(evidence)}; every new datum is certified likewise around the mean before and after it",
     ]
     if discount < 1.0:
         lines.append(
@@ -144,9 +169,9 @@ def accepted(
     return Explanation("conjugate", True, f"proved conjugate: {families}", sites, "\n".join(lines))
 
 
-def tolerance_in_double() -> float:
-    """Return the tolerance of build-time certificates, which run in float64."""
-    return tolerance(jnp.float64)
+def _nats(evidence: Evidence) -> str:
+    worst = max(evidence.prior, evidence.likelihood, key=lambda residual: float(residual.nats / residual.tolerance))
+    return f"{float(worst.nats):.1e} nats, tolerance {float(worst.tolerance):.1e} nats (the rounding of its terms)"
 
 
 def _name(model: RewardModel) -> str:
@@ -224,7 +249,7 @@ def refusal(model: RewardModel, reason: str, remedy: str) -> NotConjugate:
 
 
 def density_refusal(
-    model: RewardModel, layout: Layout, alone: list[str], residual: float, row: Any, is_prior: bool
+    model: RewardModel, layout: Layout, alone: list[str], residual: Residual, row: Any, is_prior: bool
 ) -> NotConjugate:
     """Return the refusal of a program whose prior or likelihood is not affine in the sufficient statistics.
 
@@ -247,10 +272,12 @@ def density_refusal(
     else:
         names = ", ".join(f"'{name}'" for name in blamed)
         reason = f"is not conjugate: the log {what} couples {names} in a way that no conjugate family has"
-    reason += f" - relative residual {residual:.1e}, tolerance {tolerance_in_double():.0e}"
+    nats, tolerance = float(residual.nats), float(residual.tolerance)
+    reason += f" - residual {nats:.1e} nats, tolerance {tolerance:.1e} nats"
     kinds = {site.kind for site in layout.sites}
     if is_prior:
-        remedy = "use a Beta, Gamma, InverseGamma, Dirichlet, Normal or Normal-InverseGamma prior"
+        given = "; ".join(dict.fromkeys(_PRIORS[site.kind] for site in sites))
+        remedy = f"in a conjugate program {given}, and no factor bends it"
     elif not alone and {"real", "positive"} <= kinds and layout.free.size:
         real = next(site.name for site in layout.of("real"))
         scale = layout.of("positive")[0].name
@@ -260,9 +287,45 @@ def density_refusal(
         )
     else:
         remedy = "; ".join(dict.fromkeys(_REMEDIES[site.kind] for site in sites))
-    if tolerance_in_double() < residual < 1e-6:
+    if nats < 1e-6:
         remedy += "; a residual this small can come from a cast to float32 inside the program"
     return refusal(model, reason, remedy)
+
+
+def blurred_refusal(model: RewardModel, layout: Layout, residual: Residual) -> NotConjugate:
+    """Return the refusal of a prior whose terms are so large, near its own middle, that rounding could hide a deviation."""
+    hidden = (
+        f"rounding alone could hide {float(residual.rounding):.1e} nats of a deviation, and no more than "
+        f"{resolution(jnp.float64):g} are certified"
+    )
+    if layout.free.size > 1 or layout.members.shape[1] > 1:
+        return refusal(
+            model,
+            f"cannot be certified in float64: its prior ties reals to each other so tightly that {hidden}",
+            "write a tight child as its parent plus a small step, as in `child = parent + 1e-7 * numpyro.sample(..., "
+            "dist.Normal(0, 1))`, or measure the latents in other units",
+        )
+    return refusal(
+        model,
+        f"cannot be certified in float64: the terms of its log prior are so large that {hidden}",
+        "use a prior that counts fewer observations, or other units",
+    )
+
+
+def untested_refusal(model: RewardModel, arm: int, is_blurred: bool) -> NotConjugate:
+    """Return the refusal of a program of which no trial reward told anything on an arm."""
+    if is_blurred:
+        return refusal(
+            model,
+            f"cannot be certified in float64: for every reward that was tried on arm {arm} the terms of the log likelihood are "
+            f"so large that rounding alone could hide more than {resolution(jnp.float64):.0e} nats",
+            "measure rewards and latents in units in which the noise is not so small",
+        )
+    return refusal(
+        model,
+        f"cannot be certified: no reward that was tried has a finite likelihood on arm {arm}",
+        "check the outcome's distribution on that arm",
+    )
 
 
 def _row_words(model: RewardModel, row: Any) -> str:

@@ -9,8 +9,8 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer.util import potential_energy
 
+from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.buffer import append, empty_buffer, fits, grow, read
-from ppl_bandit.engines.approximate.chains import Adaptation, refresh, run_chains
 from ppl_bandit.engines.approximate.diagnostics import (
     chain_ess,
     finite_weights,
@@ -19,7 +19,9 @@ from ppl_bandit.engines.approximate.diagnostics import (
     resample,
     weight_ess,
 )
-from ppl_bandit.engines.approximate.laplace import find_mode
+from ppl_bandit.engines.approximate.modes import find_mode
+from ppl_bandit.engines.approximate.moves import MAX_MEMORY, hamiltonian, move
+from ppl_bandit.engines.approximate.target import Target
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, InvalidProgram
@@ -46,6 +48,80 @@ def test_rows_that_count_are_written_in_order_and_the_others_are_not():
     np.testing.assert_allclose(data.rows.reward["reward"][:3], [0.3, 2.0, -1.0])
     np.testing.assert_allclose(data.rows.context["x"], [1.0, -0.5, 2.0, 1.0])  # the last is a copy of the first
     np.testing.assert_array_equal(data.weights, [1.0, 1.0, 1.0, 0.0])
+
+
+def test_equal_rows_are_kept_once_and_counted():
+    buffer = append(MODEL, empty_buffer(MODEL, 4), ROWS)
+    again = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:2], leaf[:1]]), ROWS)
+    buffer = append(MODEL, buffer, again)
+    assert int(buffer.num_rows) == 3
+    np.testing.assert_array_equal(read(buffer).weights, [3.0, 2.0, 1.0, 0.0])
+    kept_apart = append(MODEL, append(MODEL, empty_buffer(MODEL, 8), ROWS, merges=False), again, merges=False)
+    assert int(kept_apart.num_rows) == 6
+    # A zero with a sign is equal to one without.
+    zeros = Interaction(jnp.zeros(2, int), jnp.array([0.0, -0.0]), {"x": jnp.array([-0.0, 0.0])})
+    assert int(append(MODEL, empty_buffer(MODEL, 4), zeros).num_rows) == 1
+
+
+def test_the_rows_of_some_arms_are_read_alone():
+    data = read(append(MODEL, empty_buffer(MODEL, 4), ROWS), of=jnp.array([False, True]))
+    assert int(data.num_rows) == 2
+    np.testing.assert_array_equal(data.places[:2], [1, 2])
+    np.testing.assert_array_equal(data.weights, [0.0, 1.0, 1.0, 0.0])
+
+
+def blocks_of(program, num_arms, context=None):
+    model = RewardModel(program, num_arms, context=context)
+    found = independent_blocks(model, unconstrained_space(model))
+    return [
+        set(row[row < unconstrained_space(model).size].tolist()) for row in found.coordinates
+    ], found.of_arm.tolist()
+
+
+def test_arms_with_latents_of_their_own_are_independent_blocks():
+    def by_index(arm, context):
+        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+        numpyro.sample("reward", dist.Bernoulli(logits=jnp.sum(weights[arm] * context, axis=-1)))
+
+    def by_case(arm, context):
+        weights = [numpyro.sample(f"w{a}", dist.Normal(0.0, 1.0).expand([2]).to_event(1)) for a in range(3)]
+        cases = [jnp.where(arm == a, context @ weights[a], 0.0) for a in range(3)]
+        numpyro.sample("reward", dist.Bernoulli(logits=sum(cases)))
+
+    apart = ([{0, 1}, {2, 3}, {4, 5}], [0, 1, 2])
+    assert blocks_of(by_index, 3, np.ones(2)) == apart
+    assert blocks_of(by_case, 3, np.ones(2)) == apart
+
+
+def test_what_rows_or_the_prior_tie_together_is_one_block():
+    def through_the_rows(arm, context):
+        weights = numpyro.sample("weights", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+        numpyro.sample(
+            "reward", dist.Normal(weights[arm] + weights[context.astype(int)], 1.0)
+        )  # an index that data choose
+
+    def through_the_prior(arm):
+        common = numpyro.sample("common", dist.Normal(0.0, 1.0))
+        own = numpyro.sample("own", dist.Normal(common, 1.0).expand([3]).to_event(1))
+        numpyro.sample("reward", dist.Normal(own[arm], 1.0))
+
+    def through_a_factor(arm):
+        own = numpyro.sample("own", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        numpyro.factor("tie", -jnp.square(own[0] - own[1]))
+        numpyro.sample("reward", dist.Normal(own[arm], 1.0))
+
+    assert blocks_of(through_the_rows, 3, np.array(1.0))[0] == [{0, 1, 2}]
+    assert blocks_of(through_the_prior, 3)[0] == [{0, 1, 2, 3}]
+    assert blocks_of(through_a_factor, 3) == ([{0, 1}, {2}], [0, 0, 1])
+
+
+def test_latents_that_no_row_speaks_of_are_a_block_of_their_own():
+    def program(arm):
+        own = numpyro.sample("own", dist.Gamma(2.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("idle", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        numpyro.sample("reward", dist.Exponential(own[arm]))
+
+    assert blocks_of(program, 2) == ([{0}, {1}, {2, 3}], [0, 1])
 
 
 def test_capacity_doubles_until_the_rows_fit_and_the_data_stay():
@@ -101,6 +177,20 @@ def test_prior_draws_go_to_the_reals_and_back():
     np.testing.assert_array_equal(log_weights, 0.0)
 
 
+def test_scales_and_masks_of_latents_weigh_the_prior_draws():
+    def program(arm):
+        with numpyro.handlers.scale(scale=2.0):
+            numpyro.sample("scaled", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.handlers.mask(mask=False):
+            numpyro.sample("masked", dist.Normal(0.0, 1.0))
+        numpyro.sample("reward", dist.Normal(jnp.zeros(arm.shape), 1.0))
+
+    space = unconstrained_space(RewardModel(program, 2))
+    positions, excess = jax.jit(space.draw_prior, static_argnums=1)(jr.key(1), 5)
+    density = -0.5 * (positions**2 + jnp.log(2 * jnp.pi))
+    np.testing.assert_allclose(excess.sum(axis=1), density[:, 0] + density[:, 1] - density[:, 2], rtol=1e-4)
+
+
 def test_a_factor_weighs_the_prior_draws():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
@@ -109,7 +199,7 @@ def test_a_factor_weighs_the_prior_draws():
 
     space = unconstrained_space(RewardModel(program, 2))
     positions, log_weights = jax.jit(space.draw_prior, static_argnums=1)(jr.key(1), 4)
-    np.testing.assert_allclose(log_weights, 3.0 * jax.nn.log_sigmoid(positions[:, 0]), rtol=1e-4)
+    np.testing.assert_allclose(log_weights.sum(axis=1), 3.0 * jax.nn.log_sigmoid(positions[:, 0]), rtol=1e-4)
 
 
 def test_a_support_without_a_bijection_is_refused_with_the_remedy():
@@ -157,12 +247,15 @@ def test_the_shifts_of_moments_are_what_the_weights_say():
 
 def test_resampling_uses_each_draw_in_proportion_to_its_weight():
     probs = np.array([0.1, 0.0, 0.25, 0.65])
-    counts = np.bincount(resample(jr.key(0), jnp.log(probs), 1000), minlength=4)
+    counts = np.bincount(resample(jnp.array(0.3), jnp.log(probs), 1000), minlength=4)
     assert np.all(np.abs(counts - 1000 * probs) <= 1)
-    equal = resample(jr.key(1), jnp.zeros(100), 100)
+    equal = resample(jnp.array(0.7), jnp.zeros(100), 100)
     np.testing.assert_array_equal(np.sort(equal), np.arange(100))
     assert not np.array_equal(equal, np.arange(100))
-    assert np.bincount(resample(jr.key(2), jnp.zeros(10), 25)).min() >= 2
+    assert np.bincount(resample(jnp.array(0.5), jnp.zeros(10), 25)).min() >= 2
+    # Over all offsets the expected number is exact: here 40 of them stand for the uniform law.
+    few = jax.vmap(lambda offset: resample(offset, jnp.log(probs), 2))((jnp.arange(40) + 0.5) / 40)
+    np.testing.assert_allclose(np.bincount(np.ravel(few), minlength=4) / 80, probs, atol=1 / 40)
 
 
 def test_chains_count_for_their_autocorrelation():
@@ -185,31 +278,73 @@ def test_chains_that_disagree_or_stand_still_count_for_little():
     assert float(ess[1]) < 20.0
 
 
-def test_chains_whose_steps_are_too_large_are_run_again_with_smaller_ones():
-    # Draws of N(0, 1) with equal weights: nothing to warm up, but steps of 30 standard deviations are never accepted.
-    def potential(x):
-        return 0.5 * jnp.sum(x**2)
+def density_of(log_density):
+    """A target from its log density; all of it counts as prior."""
 
-    draws = jr.normal(jr.key(0), (2000, 2))
-    too_large = Adaptation(jnp.array(30.0), jnp.eye(2))
-    none = jnp.zeros((), int)
-    once = jax.jit(lambda key: run_chains(key, potential, draws[:100], too_large, none, 20))(jr.key(1))
-    assert not bool(once.evidence.is_sound)
-    again = jax.jit(lambda key: refresh(key, potential, draws, jnp.zeros(2000), too_large, 100, 100))(jr.key(1))
-    assert bool(again.evidence.is_sound)
-    assert 0.05 < float(again.adaptation.step_size) < 2.0
-    # Four errors of a mean and of a standard deviation, by the effective sample size that the chains claim.
-    error = 4 / float(again.evidence.ess) ** 0.5
-    np.testing.assert_allclose(again.draws.mean(axis=0), 0.0, atol=error)
-    np.testing.assert_allclose(again.draws.std(axis=0), 1.0, atol=error)
+    def curvature(x):
+        return log_density(x), jax.grad(log_density)(x), jax.hessian(log_density)(x)
+
+    return Target(lambda x: (log_density(x), jnp.zeros(())), log_density, jax.value_and_grad(log_density), curvature)
 
 
-def test_newton_finds_a_far_mode_through_a_region_that_is_not_convex():
-    # Minus the log density of a Student-t with 3 degrees of freedom, scale 0.1, at 50: flat and concave from afar.
-    def potential(z):
-        return 2.0 * jnp.sum(jnp.log1p(jnp.square((z - 50.0) / 0.1) / 3.0))
+GAUSSIAN = density_of(lambda x: -0.5 * jnp.sum(x**2))
+# Two modes, 12 standard deviations apart, along a direction that is no coordinate.
+TWO_MODES = density_of(
+    lambda x: jnp.logaddexp(*(-0.5 * jnp.sum((x - s * jnp.array([4.0, 3.0, -3.0])) ** 2) for s in (1, -1)))
+)
 
-    mode = jax.jit(lambda start: find_mode(potential, start))(jnp.zeros(2))
+
+def moved(target, starts, kernel=hamiltonian, step_size=0.5):
+    ess, unit = jnp.asarray(1.0 * len(starts)), jnp.eye(starts.shape[1])
+    return jax.jit(lambda key: move(key, target, starts, ess, unit, jnp.array(step_size), kernel))(jr.key(1))
+
+
+def test_particles_that_move_forget_and_keep_their_law():
+    end = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), step_size=30.0)  # far too large at first
+    assert bool(end.evidence.is_sound) and 0.05 < float(end.step_size) < 2.0
+    assert float(end.evidence.memory) < 0.25
+    # Four errors of a mean, 1 / sqrt(1,000), and of a standard deviation, 1 / sqrt(2,000).
+    np.testing.assert_allclose(end.positions.mean(axis=0), 0.0, atol=0.13)
+    np.testing.assert_allclose(end.positions.std(axis=0), 1.0, atol=0.09)
+    np.testing.assert_allclose(end.energies, 0.5 * jnp.sum(end.positions**2, axis=1), rtol=1e-4, atol=1e-5)
+
+
+def test_particles_that_stand_still_are_found_out():
+    def frozen(key, target, positions, step_size):
+        steps = hamiltonian(key, target, positions, step_size)
+        return steps._replace(positions=positions, accept_prob=jnp.ones_like(steps.accept_prob))
+
+    evidence = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), frozen).evidence
+    assert not bool(evidence.is_sound) and float(evidence.memory) > 0.9
+
+
+def test_particles_that_hardly_move_are_found_out():
+    def slow(key, target, positions, step_size):
+        return hamiltonian(key, target, positions, jnp.array(1e-3))  # 64 leaps go a fifteenth of a standard deviation
+
+    evidence = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), slow).evidence
+    assert not bool(evidence.is_sound) and float(evidence.memory) > MAX_MEMORY
+
+
+def test_particles_that_cannot_leave_their_mode_are_found_out():
+    signs = jnp.where(jnp.arange(1000) < 300, 1.0, -1.0)[:, None]
+    starts = signs * jnp.array([4.0, 3.0, -3.0]) + jr.normal(jr.key(0), (1000, 3))
+    evidence = moved(TWO_MODES, starts).evidence
+    assert not bool(evidence.is_sound) and float(evidence.memory) > MAX_MEMORY
+
+
+def test_particles_that_have_not_arrived_are_found_out():
+    # All start at one point 30 standard deviations off: what they forget there says nothing, and they drift.
+    def slow(key, target, positions, step_size):
+        return hamiltonian(key, target, positions, jnp.array(2e-3))
+
+    assert not bool(moved(GAUSSIAN, 30.0 + 1e-3 * jr.normal(jr.key(0), (1000, 3)), slow).evidence.is_sound)
+
+
+def test_newton_finds_a_far_mode_through_a_region_that_is_not_concave():
+    # The log density of a Student-t with 3 degrees of freedom, scale 0.1, at 50: flat and convex from afar.
+    target = density_of(lambda z: -2.0 * jnp.sum(jnp.log1p(jnp.square((z - 50.0) / 0.1) / 3.0)))
+    mode = jax.jit(lambda start: find_mode(target, start))(jnp.zeros(2))
     assert bool(mode.is_converged)
     np.testing.assert_allclose(mode.position, 50.0, atol=1e-3)
     # The second derivative of 2 log(1 + u^2 / 3) at 0 is 4 / 3, in units of the scale.
@@ -218,13 +353,11 @@ def test_newton_finds_a_far_mode_through_a_region_that_is_not_convex():
 
 def test_newton_leaves_a_flat_start_whose_full_step_overflows():
     # A weight about 1 with an unknown log variance: at (0, 0) the Hessian is singular, and a Newton step goes for ever.
-    def potential(z):
-        return 1.5 * z[0] + (1.0 + 0.5 * jnp.square(z[1] - 1.0)) * jnp.exp(-z[0])
-
-    mode = jax.jit(lambda start: find_mode(potential, start))(jnp.zeros(2))
+    target = density_of(lambda z: -1.5 * z[0] - (1.0 + 0.5 * jnp.square(z[1] - 1.0)) * jnp.exp(-z[0]))
+    mode = jax.jit(lambda start: find_mode(target, start))(jnp.zeros(2))
     assert bool(mode.is_converged)
     np.testing.assert_allclose(mode.position, [-np.log(1.5), 1.0], atol=1e-2)
 
 
 def test_newton_says_when_there_is_no_mode():
-    assert not bool(find_mode(lambda z: jnp.sum(z), jnp.zeros(2)).is_converged)
+    assert not bool(find_mode(density_of(lambda z: -jnp.sum(z)), jnp.zeros(2)).is_converged)

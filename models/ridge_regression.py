@@ -1,0 +1,35 @@
+"""A regression with many features, most of which may not matter: one unknown scale for each group of them.
+
+Use it when a decision comes with two kinds of features, such as what is known of the visitor and of the moment, and it is open
+which kind matters: a scale that the data draw towards zero switches its group off. The posterior is exact given the two scales
+and the noise: the weights are integrated out as one Gaussian, and particles hold these three numbers alone.
+"""
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpyro
+import numpyro.distributions as dist
+
+num_arms = 2
+num_visitor, num_moment = 3, 3
+context = jnp.ones(num_visitor + num_moment)
+
+
+def model(arm, context):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
+    noise = numpyro.sample("noise", dist.LogNormal(-0.5, 0.5))
+    of_feature = jnp.repeat(scale, jnp.array([num_visitor, num_moment]), total_repeat_length=num_visitor + num_moment)
+    with numpyro.plate("arms", num_arms):
+        weights = numpyro.sample("weights", dist.Normal(0.0, of_feature).to_event(1))
+    numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context, axis=-1), noise))
+
+
+def contexts(key):
+    return jr.normal(key, (num_visitor + num_moment,))
+
+
+truth = {
+    "scale": jnp.array([0.6, 0.05]),
+    "noise": jnp.array(0.5),
+    "weights": jnp.array([[0.6, -0.4, 0.3, 0.0, 0.05, 0.0], [0.1, 0.2, 0.5, 0.05, 0.0, 0.0]]),
+}

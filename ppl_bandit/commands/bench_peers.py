@@ -1,0 +1,227 @@
+"""Who plays in `ppl-bandit bench`: this library, the peers that are installed, and loops written by hand in NumPy.
+
+A contestant is a pair of functions, `select(context) -> arm` and `update(arm, reward, context)`. All learn the same posterior
+from the same prior as far as their library offers it; what each does with it, and what it gets wrong, is said beside it.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["CASES", "Case", "Contestant", "contestants", "program_of"]
+
+
+class Case(NamedTuple):
+    """A problem: success rates of arms, or weights of a linear reward with noise of standard deviation 1/2."""
+
+    name: str
+    num_arms: int
+    num_features: int = 0
+
+    def truth(self) -> np.ndarray:
+        """Return the rates (A,), or the weights (A, D)."""
+        rng = np.random.default_rng(20170903)
+        if self.num_features:
+            return rng.normal(1.0, 0.5, (self.num_arms, self.num_features))
+        return np.array([0.4, 0.7, 0.8]) if self.num_arms == 3 else rng.beta(2.0, 5.0, self.num_arms)
+
+
+class Contestant(NamedTuple):
+    """One way to play.
+
+    Attributes:
+        name: in tables.
+        note: what it draws, and what to know about it.
+        make: case, seed -> (select, update); what it takes is not measured.
+    """
+
+    name: str
+    note: str
+    make: Callable[[Case, int], tuple[Callable, Callable]]
+
+
+CASES: Mapping[str, Case] = {
+    case.name: case for case in (Case("bernoulli", 3), Case("linear", 5, 10), Case("bernoulli-100", 100))
+}
+
+
+def contestants(case: Case, num_samples: int) -> list[Contestant]:
+    """Return who can play a case; peers that are not installed stay away."""
+    ours = Contestant(
+        "ppl_bandit", f"double sampling, M = {num_samples}, p-hat from its law", _ours(num_samples, False)
+    )
+    table = Contestant(
+        "ppl_bandit, draws=True", f"the same, from M = {num_samples} real draws", _ours(num_samples, True)
+    )
+    found = [ours, table]
+    loop = _numpy_linear if case.num_features else _numpy_bernoulli
+    found.append(Contestant("NumPy, 1 draw", "Thompson sampling by hand", loop(1)))
+    found.append(
+        Contestant(f"NumPy, {num_samples} draws", "p-hat and an arm drawn from it, by hand", loop(num_samples))
+    )
+    if importlib.util.find_spec("bayesianbandits"):
+        note = "Thompson sampling from one draw; no p-hat, no propensities"
+        found.append(Contestant("bayesianbandits", note, _bayesianbandits))
+    if importlib.util.find_spec("mabwiser"):
+        note = "Thompson sampling from one draw" if not case.num_features else "LinTS: known noise, ridge prior about 0"
+        found.append(Contestant("mabwiser", note, _mabwiser))
+    if importlib.util.find_spec("river"):
+        note = (
+            "Thompson sampling from one draw" if not case.num_features else "LinUCB: deterministic, no posterior draws"
+        )
+        found.append(Contestant("river", note, _river))
+    return found
+
+
+def program_of(case: Case) -> tuple[Callable, Any]:
+    """Return the program of a case, and its example context."""
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    def bernoulli(arm: Any) -> None:
+        with numpyro.plate("arms", case.num_arms):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    def linear(arm: Any, context: Any) -> None:
+        with numpyro.plate("arms", case.num_arms):
+            variance = numpyro.sample("variance", dist.InverseGamma(1.0, 1.0))
+            prior = dist.Normal(jnp.ones(case.num_features), jnp.sqrt(variance)[:, None])
+            weights = numpyro.sample("weights", prior.to_event(1))
+        mean = jnp.sum(weights[arm] * context, axis=-1)
+        numpyro.sample("reward", dist.Normal(mean, jnp.sqrt(variance[arm])))
+
+    return (linear, np.full(case.num_features, 0.5)) if case.num_features else (bernoulli, None)
+
+
+def _ours(num_samples: int, draws: bool) -> Callable:
+    def make(case: Case, seed: int) -> tuple[Callable, Callable]:
+        from ppl_bandit import Bandit
+
+        program, context = program_of(case)
+        bandit = Bandit(
+            program, case.num_arms, context=context, num_samples=num_samples, seed=seed, engine=None, draws=draws
+        )
+        bandit.warm_up()
+        made: dict[str, Any] = {}
+
+        def select(context: Any) -> int:
+            made["decision"] = bandit.select(context)
+            return made["decision"].arm
+
+        def update(arm: int, reward: float, context: Any) -> None:
+            bandit.update(made["decision"], reward)
+
+        return select, update
+
+    return make
+
+
+def _numpy_bernoulli(num_samples: int) -> Callable:
+    def make(case: Case, seed: int) -> tuple[Callable, Callable]:
+        rng, counts = np.random.default_rng(seed), np.ones((2, case.num_arms))
+
+        def select(context: Any) -> int:
+            table = rng.beta(counts[0], counts[1], (num_samples, case.num_arms))
+            return _choose(rng, table)
+
+        def update(arm: int, reward: float, context: Any) -> None:
+            counts[0, arm] += reward
+            counts[1, arm] += 1.0 - reward
+
+        return select, update
+
+    return make
+
+
+def _numpy_linear(num_samples: int) -> Callable:
+    """Normal-inverse-gamma regression per arm; the draws are of the A expected rewards, which are Student-t."""
+
+    def make(case: Case, seed: int) -> tuple[Callable, Callable]:
+        rng, size = np.random.default_rng(seed), case.num_features
+        covariance = np.tile(np.eye(size), (case.num_arms, 1, 1))
+        mean, shape, rate = np.ones((case.num_arms, size)), np.ones(case.num_arms), np.ones(case.num_arms)
+
+        def select(context: np.ndarray) -> int:
+            scale = np.sqrt((covariance @ context) @ context * rate / shape)
+            table = mean @ context + scale * rng.standard_t(2.0 * shape, (num_samples, case.num_arms))
+            return _choose(rng, table)
+
+        def update(arm: int, reward: float, context: np.ndarray) -> None:
+            gain = covariance[arm] @ context
+            spread = 1.0 + context @ gain
+            error = reward - context @ mean[arm]
+            mean[arm] += gain * error / spread
+            covariance[arm] -= np.outer(gain, gain) / spread
+            shape[arm] += 0.5
+            rate[arm] += 0.5 * error**2 / spread
+
+        return select, update
+
+    return make
+
+
+def _choose(rng: np.random.Generator, table: np.ndarray) -> int:
+    if len(table) == 1:
+        return int(table.argmax())
+    shares = np.bincount(table.argmax(axis=1), minlength=table.shape[1]) / len(table)
+    return int(rng.choice(shares.size, p=shares))
+
+
+def _bayesianbandits(case: Case, seed: int) -> tuple[Callable, Callable]:
+    from bayesianbandits import (
+        Agent,
+        Arm,
+        ContextualAgent,
+        DirichletClassifier,
+        NormalInverseGammaRegressor,
+        ThompsonSampling,
+    )
+
+    if not case.num_features:
+        arms = [
+            Arm(arm, lambda draws: draws[..., 1], DirichletClassifier({0: 1.0, 1: 1.0})) for arm in range(case.num_arms)
+        ]
+        agent = Agent(arms, ThompsonSampling(), random_seed=seed)
+        return lambda context: agent.pull()[0], lambda arm, reward, context: agent.update(np.array([int(reward)]))
+    linear = [
+        Arm(arm, learner=NormalInverseGammaRegressor(mu=1.0, lam=1.0, a=1.0, b=1.0)) for arm in range(case.num_arms)
+    ]
+    contextual = ContextualAgent(linear, ThompsonSampling(), random_seed=seed)
+    return (
+        lambda context: contextual.pull(context[None])[0],
+        lambda arm, reward, context: contextual.update(context[None], np.array([reward])),
+    )
+
+
+def _mabwiser(case: Case, seed: int) -> tuple[Callable, Callable]:
+    from mabwiser.mab import MAB, LearningPolicy
+
+    arms = list(range(case.num_arms))
+    if not case.num_features:
+        bandit = MAB(arms, LearningPolicy.ThompsonSampling(), seed=seed)
+        bandit.fit(arms, [0] * len(arms))  # it must be fitted before it plays
+        return lambda context: bandit.predict(), lambda arm, reward, context: bandit.partial_fit([arm], [int(reward)])
+    contextual = MAB(arms, LearningPolicy.LinTS(alpha=1.0), seed=seed)
+    contextual.fit(arms, [0.0] * len(arms), np.zeros((len(arms), case.num_features)))
+    return (
+        lambda context: contextual.predict(context[None]),
+        lambda arm, reward, context: contextual.partial_fit([arm], [reward], context[None]),
+    )
+
+
+def _river(case: Case, seed: int) -> tuple[Callable, Callable]:
+    from river import bandit, proba
+
+    arms = list(range(case.num_arms))
+    if not case.num_features:
+        policy = bandit.ThompsonSampling(reward_obj=proba.Beta(), seed=seed)
+        return lambda context: policy.pull(arms), lambda arm, reward, context: policy.update(arm, bool(reward))
+    linear = bandit.LinUCBDisjoint(alpha=1.0, seed=seed)
+    return (
+        lambda context: linear.pull(arms, dict(enumerate(context))),
+        lambda arm, reward, context: linear.update(arm, dict(enumerate(context)), reward),
+    )

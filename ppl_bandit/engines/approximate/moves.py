@@ -1,0 +1,319 @@
+"""Markov chains for a whole cloud: every particle is a chain, and all make the same number of transitions.
+
+So no particle's share is lost or gained by chance, and how well the cloud forgot where it started can be measured: over the
+particles, what they are after a window of transitions is compared with what they were before it. A window in which they did
+not forget, or in which their mean drifted, is followed by one of twice the length. Step size and mass matrix come from the
+cloud, whose mean acceptance is known to a percent after one transition.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float, Int
+from numpyro.infer import NUTS
+
+from ppl_bandit.engines.approximate.target import Target, whiten
+from ppl_bandit.types import Key
+
+__all__ = ["Kernel", "MoveEvidence", "Moved", "forgetting", "hamiltonian", "move", "no_u_turn", "spread"]
+
+MAX_MEMORY = 0.5  # correlation with where a particle started, in any direction, square or energy
+MAX_DIVERGENT_SHARE = 0.01  # of the transitions of the last window
+MIN_ACCEPT = 0.5
+MAX_STUCK_SHARE = 0.02  # of particles that made no transition in the last window
+_ENOUGH = 0.5  # effective sample size, of the number of particles, at which no further window is worth its cost
+_TARGET_ACCEPT = 0.8
+_MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting says something
+_MAX_WINDOWS = 5
+_MAX_LEAPS = 64
+_LOST_ENERGY = 1000.0
+_MAX_TREE_DEPTH = 7
+
+
+class Steps(NamedTuple):
+    """What one transition of every particle did.
+
+    Attributes:
+        positions: after it.
+        energies: minus the log density there.
+        accept_prob: with which each proposal was accepted.
+        is_divergent: whether a trajectory lost its energy.
+    """
+
+    positions: Float[Array, "M k"]
+    energies: Float[Array, " M"]
+    accept_prob: Float[Array, " M"]
+    is_divergent: Bool[Array, " M"]
+
+
+# (key, target in whitened coordinates, positions there, step size) -> one transition of each
+Kernel = Callable[[Key, Target, Float[Array, "M k"], Float[Array, ""]], Steps]
+
+
+class MoveEvidence(NamedTuple):
+    """How the last window of transitions went.
+
+    Attributes:
+        memory: largest correlation, beyond chance, between what the particles are and what they were when it began.
+        drift: largest shift of a mean, a mean square or the energy during it, relative to what chance allows.
+        accept: mean probability of acceptance.
+        num_divergences: transitions whose trajectories lost their energy.
+        stuck_share: of particles, those that it did not move.
+        is_sound: whether all of these are as they should be, and all energies finite.
+    """
+
+    memory: Float[Array, ""]
+    drift: Float[Array, ""]
+    accept: Float[Array, ""]
+    num_divergences: Int[Array, ""]
+    stuck_share: Float[Array, ""]
+    is_sound: Bool[Array, ""]
+
+
+class Moved(NamedTuple):
+    """A cloud after its moves, minus its log densities, the step size for the next moves, and the evidence of these."""
+
+    positions: Float[Array, "M k"]
+    energies: Float[Array, " M"]
+    step_size: Float[Array, ""]
+    evidence: MoveEvidence
+
+
+def hamiltonian(key: Key, target: Target, positions: Float[Array, "M k"], step_size: Float[Array, ""]) -> Steps:
+    """Move every particle along a Hamiltonian trajectory of about a quarter of a turn, all with as many leaps.
+
+    Where the cloud's covariance is the posterior's, a quarter of a turn makes a Gaussian forget; trajectories are longer or
+    shorter by up to a half, and steps by a fifth, so that nothing is periodic.
+    """
+    key_momentum, key_uniform = jr.split(key)
+    num, dtype = positions.shape[0], positions.dtype
+    momenta = jr.normal(key_momentum, positions.shape, dtype)
+    uniform = jr.uniform(key_uniform, (2 * num + 1,), dtype)
+    length = 0.5 * math.pi * (0.5 + uniform[-1])
+    num_leaps = jnp.clip(jnp.ceil(length / step_size), 1, _MAX_LEAPS).astype(int)
+    steps = step_size * (0.8 + 0.4 * uniform[:num, None])
+
+    def leap(number: Array, carry: Any) -> Any:
+        x, p, gradient, first, _ = carry
+        # The turn before the first reads the density where the particles are: the kernel is compiled once.
+        own = jnp.where(number == 0, 0.0, steps)
+        p = p + 0.5 * own * gradient
+        x = x + own * p
+        value, gradient = jax.vmap(target.slope)(x)
+        return x, p + 0.5 * own * gradient, gradient, jnp.where(number == 0, value, first), value
+
+    none = jnp.zeros(num, dtype)
+    x, p, _, begin, end = jax.lax.fori_loop(
+        0, num_leaps + 1, leap, (positions, momenta, jnp.zeros_like(positions), none, none)
+    )
+    gain = end - begin + 0.5 * jnp.sum(jnp.square(momenta) - jnp.square(p), axis=1)
+    gain = jnp.where(jnp.isnan(gain), -jnp.inf, gain)
+    accept_prob = jnp.exp(jnp.minimum(gain, 0.0))
+    is_accepted = uniform[num : 2 * num] < accept_prob
+    energies = -jnp.where(is_accepted, end, begin)
+    return Steps(jnp.where(is_accepted[:, None], x, positions), energies, accept_prob, gain < -_LOST_ENERGY)
+
+
+def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_size: Float[Array, ""]) -> Steps:
+    """Move every particle by one transition of NumPyro's NUTS."""
+
+    @jax.custom_vjp
+    def potential(x: Array) -> Array:
+        log_prior, log_likelihood = target.parts(x)
+        return -log_prior - log_likelihood
+
+    def forward(x: Array) -> tuple[Array, Array]:
+        value, gradient = target.slope(x)
+        return -value, -gradient
+
+    # The rows are read in a loop that reverse-mode derivatives cannot pass; the target knows its own.
+    potential.defvjp(forward, lambda gradient, outer: (outer * gradient,))
+    kernel = NUTS(
+        potential_fn=potential,
+        step_size=step_size,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+        max_tree_depth=_MAX_TREE_DEPTH,
+    )
+    # States are built from positions alone: the cached energy of a state from before would be that of older data.
+    states = kernel.init(jr.split(key, positions.shape[0]), 0, init_params=positions)
+    adapt_state = states.adapt_state._replace(step_size=jnp.broadcast_to(step_size, positions.shape[:1]))
+    states = kernel.sample(states._replace(adapt_state=adapt_state), (), {})
+    return Steps(states.z, states.potential_energy, jnp.nan_to_num(states.accept_prob), states.diverging)
+
+
+class _Window(NamedTuple):
+    number: Int[Array, ""]
+    positions: Float[Array, "M k"]
+    energies: Float[Array, " M"]
+    step_size: Float[Array, ""]
+    ess: Float[Array, ""]
+    memory_before: Float[Array, ""]
+    evidence: MoveEvidence
+
+
+def move(
+    key: Key,
+    target: Target,
+    positions: Float[Array, "M k"],
+    ess: Float[Array, ""],
+    covariance: Float[Array, "k k"],
+    step_size: Float[Array, ""],
+    kernel: Kernel = hamiltonian,
+    first_length: int = 4,
+) -> Moved:
+    """Move a cloud in windows of `first_length` transitions, then twice as many, until it forgot where a window began.
+
+    Args:
+        positions: where the particles start: draws of the target, with as many repetitions as their weights demand.
+        ess: effective sample size of these.
+        covariance: of the target, as far as it is known.
+    """
+    num, size = positions.shape
+
+    def window(before: _Window) -> _Window:
+        centre, root = spread(before.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
+        inside = whiten(target, centre, root)
+        key_window = jr.fold_in(key, before.number)
+        start = jax.scipy.linalg.solve_triangular(root, (before.positions - centre).T, lower=True).T
+        length = first_length * 2**before.number
+        num_settled = length - length // 2
+        zeros = jnp.zeros(num, positions.dtype)
+
+        def transition(number: Array, carry: Any) -> Any:
+            x, step_size, first_energies, _, accept, divergent, has_moved = carry
+            steps = kernel(jr.fold_in(key_window, number), inside, x, step_size)
+            mean_accept = jnp.mean(steps.accept_prob)
+            is_settled = number >= length // 2  # until then the step size is still looking for the new mass matrix
+            step_size = step_size * jnp.exp(jnp.clip(2.0 * (mean_accept - _TARGET_ACCEPT), -1.0, 0.25))
+            has_moved |= jnp.any(steps.positions != x, axis=1)
+            first_energies = jnp.where(number == 0, steps.energies, first_energies)
+            return (
+                steps.positions,
+                step_size,
+                first_energies,
+                steps.energies,
+                accept + jnp.where(is_settled, mean_accept / num_settled, 0.0),
+                divergent + jnp.where(is_settled, jnp.sum(steps.is_divergent), 0),
+                has_moved,
+            )
+
+        zero = jnp.zeros((), positions.dtype)
+        carry = (start, before.step_size, zeros, zeros, zero, jnp.zeros((), int), jnp.zeros(num, bool))
+        x, step_size, first_energies, energies, accept, divergent, has_moved = jax.lax.fori_loop(
+            0, length, transition, carry
+        )
+        memory, drift = forgetting(start, x, first_energies, energies, before.ess)
+        stuck = 1.0 - jnp.mean(has_moved.astype(positions.dtype))
+        # Particles that all start at a few points have nothing to forget: the window after it can tell.
+        is_judged = before.ess >= _MIN_START_SHARE * num
+        is_sound = (
+            is_judged
+            & (memory <= MAX_MEMORY)
+            & (drift <= 1.0)
+            & (accept >= MIN_ACCEPT)
+            & (divergent <= MAX_DIVERGENT_SHARE * num_settled * num)
+            & (stuck <= MAX_STUCK_SHARE)
+            & jnp.all(jnp.isfinite(energies))
+        )
+        evidence = MoveEvidence(memory, drift, accept, divergent, stuck, is_sound)
+        after_ess = 1.0 / (memory**2 / before.ess + (1.0 - memory**2) / num)
+        return _Window(
+            before.number + 1, centre + x @ root.T, energies, step_size, after_ess, before.evidence.memory, evidence
+        )
+
+    def needs_more(last: _Window) -> Bool[Array, ""]:
+        is_done = last.evidence.is_sound & (last.ess >= _ENOUGH * num)
+        # Twice as many transitions, and they remember as much: modes that no trajectory connects.
+        is_trapped = (last.number > 2) & (last.evidence.memory > jnp.maximum(0.8 * last.memory_before, MAX_MEMORY))
+        return (last.number == 0) | (~is_done & ~is_trapped & (last.number < _MAX_WINDOWS))
+
+    one = jnp.ones((), positions.dtype)
+    none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
+    unknown = jnp.zeros(num, positions.dtype)
+    begin = _Window(jnp.zeros((), int), positions, unknown, step_size, ess.astype(positions.dtype), one, none)
+    end = jax.lax.while_loop(needs_more, window, begin)
+    return Moved(end.positions, end.energies, end.step_size, end.evidence)
+
+
+def spread(
+    positions: Float[Array, "M k"],
+    before: Float[Array, "k k"],
+    ess: Float[Array, ""],
+    weights: Float[Array, " M"] | None = None,
+) -> tuple[Float[Array, " k"], Float[Array, "k k"]]:
+    """Return the mean of weighted draws, and a lower-triangular root of their covariance.
+
+    It is drawn towards the covariance of before with the weight of k + 1 draws, never towards a diagonal: latents of a tight
+    hierarchy differ by a millionth of what they have in common, and only a full covariance says so.
+    """
+    num, size = positions.shape
+    if weights is None:
+        weights = jnp.full(num, 1.0 / num, positions.dtype)
+    mean = weights @ positions
+    centred = positions - mean
+    covariance = (weights[:, None] * centred).T @ centred
+    share = ess / (ess + size + 1.0)
+    blended = share * covariance + (1.0 - share) * before
+    scale = jnp.sqrt(jnp.diagonal(blended))
+    scale = jnp.where(scale > 0, scale, 1.0)
+    correlation = blended / scale / scale[:, None]
+    root = jnp.linalg.cholesky(correlation) * scale[:, None]
+    # Rounding can leave a singular matrix; a draw's own noise is then the least that a root may be.
+    jitter = 100 * jnp.finfo(positions.dtype).eps
+    safe = jnp.linalg.cholesky(correlation + jitter * jnp.eye(size, dtype=positions.dtype)) * scale[:, None]
+    root = jnp.where(jnp.all(jnp.isfinite(root)), root, safe)
+    return mean, jnp.where(jnp.all(jnp.isfinite(root)), root, jnp.diag(scale))
+
+
+def forgetting(
+    start: Float[Array, "M k"],
+    end: Float[Array, "M k"],
+    start_energies: Float[Array, " M"],
+    end_energies: Float[Array, " M"],
+    ess: Float[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return how well particles remember where they started, and how far their means went.
+
+    Memory is the largest correlation of start and end over all directions, over the squares along the principal ones, which
+    tell tails and modes from the middle, and of the energies. By chance, M particles in k dimensions correlate by 2 sqrt(k / M)
+    in the worst direction; that much is taken off.
+
+    Args:
+        ess: effective sample size of the start.
+
+    Returns:
+        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of four standard errors.
+    """
+    num, size = start.shape
+    both = jnp.concatenate([start, end])
+    centre = jnp.mean(both, axis=0)
+    values, axes = jnp.linalg.eigh((both - centre).T @ (both - centre) / (2 * num))
+    scale = jnp.sqrt(jnp.maximum(values, jnp.finfo(start.dtype).tiny))
+    first, last = ((part - centre) @ axes / scale for part in (start, end))
+    cross = _standard(first).T @ _standard(last) / num
+    linear = jnp.sqrt(jnp.max(jnp.linalg.eigvalsh(cross.T @ cross)))
+    squares = jnp.max(jnp.abs(_correlation(jnp.square(first), jnp.square(last))))
+    energy = jnp.abs(_correlation(start_energies[:, None], end_energies[:, None]))[0]
+    by_chance = 2.0 / math.sqrt(num)
+    memory = jnp.maximum(linear - by_chance * math.sqrt(size), jnp.maximum(squares, energy) - by_chance)
+    memory = jnp.clip(jnp.nan_to_num(memory, nan=1.0), 0.0, 1.0)
+    before = jnp.concatenate([first, jnp.square(first), start_energies[:, None]], axis=1)
+    after = jnp.concatenate([last, jnp.square(last), end_energies[:, None]], axis=1)
+    sd = jnp.sqrt(0.5 * (jnp.var(before, axis=0) + jnp.var(after, axis=0)))
+    shift = jnp.max(jnp.abs(jnp.mean(after, axis=0) - jnp.mean(before, axis=0)) / sd)
+    drift = shift / (4.0 * jnp.sqrt(1.0 / jnp.maximum(ess, 1.0) + 1.0 / num))
+    return memory, jnp.nan_to_num(drift, nan=jnp.inf)
+
+
+def _standard(columns: Float[Array, "M k"]) -> Float[Array, "M k"]:
+    centred = columns - jnp.mean(columns, axis=0)
+    return centred / jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
+
+
+def _correlation(first: Float[Array, "M k"], last: Float[Array, "M k"]) -> Float[Array, " k"]:
+    return jnp.mean(_standard(first) * _standard(last), axis=0)

@@ -1,0 +1,205 @@
+"""Exact where it can be, draws only where it must: integrate the conjugate sites out, and let particles hold the others.
+
+With psi the outer sites and theta the rest, which is conjugate given psi, p(psi | y) has a closed form up to a constant, in the
+few dimensions of psi. Particles follow it from row to row (`particles`); theta is drawn from its exact law given psi.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.engines.approximate.buffer import Data, fits, reserve, row_mask
+from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
+from ppl_bandit.engines.collapsed import report
+from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional, first_state, law_of
+from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, read_new
+from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
+from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
+from ppl_bandit.engines.collapsed.split import find_split
+from ppl_bandit.engines.collapsed.stores import separable_store, shared_store
+from ppl_bandit.engines.exact.certificate import tolerance
+from ppl_bandit.engines.exact.families import Posterior, sample
+from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Draws, Engine, Interaction, Key
+
+__all__ = ["CollapsedInfo", "collapsed"]
+
+
+class CollapsedInfo(NamedTuple):
+    """Evidence of an update.
+
+    Attributes:
+        is_trusted: whether every row is certified, the weights are even and the last refresh was sound.
+        ess: effective sample size of the particles' weights.
+        k_hat: Pareto k-hat of the weights.
+        memory: how far particles still resembled where they started when the last refresh ended.
+        acceptance: share of its proposals that were accepted.
+        num_refreshes: refreshes so far.
+        log_evidence, log_evidence_error: log p(data) so far, and its standard error.
+        is_certified: whether each row's likelihood is proved analytic and found affine; if one is not, nothing is absorbed.
+        residual: largest relative deviation from affine, per row.
+        is_full: the rows had no room and were left out; reserve room and update again.
+    """
+
+    is_trusted: Bool[Array, ""]
+    ess: Float[Array, ""]
+    k_hat: Float[Array, ""]
+    memory: Float[Array, ""]
+    acceptance: Float[Array, ""]
+    num_refreshes: Int[Array, ""]
+    log_evidence: Float[Array, ""]
+    log_evidence_error: Float[Array, ""]
+    is_certified: Bool[Array, " N"]
+    residual: Float[Array, " N"]
+    is_full: Bool[Array, ""]
+
+
+def collapsed(
+    model: RewardModel,
+    outer: Sequence[str] | None = None,
+    *,
+    num_particles: int = 1000,
+    capacity: int = 64,
+    discount: float = 1.0,
+) -> Engine:
+    """Return the engine that is exact given a few outer sites, and holds particles of those; or refuse.
+
+    Args:
+        outer: the outer sites; None finds the smallest set that leaves the rest conjugate, of at most three sites.
+        num_particles: weighted draws of the outer sites held in the state.
+        capacity: rows of data that the first state has room for, where they must be read again.
+        discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
+
+    Raises:
+        NotConjugate: if no split leaves the rest conjugate, or not provably so; its message lists what was tried.
+        ValueError: if `outer` names what is no latent site, or every one.
+    """
+    check_settings(discount, num_particles=num_particles, capacity=capacity)
+    if num_particles < 20:
+        raise ValueError(f"num_particles must be at least 20, got {num_particles}; weights of fewer say nothing")
+    with jax.enable_x64(True):
+        split = find_split(model, outer)
+        store = shared_store(model, split) if split.has_shared_statistics else separable_store(model, split)
+    posterior = Conditional(model, split, store, discount)
+
+    def init(key: Key) -> CollapsedState:
+        return first_state(posterior, key, num_particles, capacity)
+
+    def update(key: Key, state: CollapsedState, rows: Interaction) -> tuple[CollapsedState, CollapsedInfo]:
+        return _update(posterior, key, state, rows)
+
+    def draw(key: Key, state: CollapsedState, num_samples: int) -> Draws:
+        return _sample(posterior, key, state, num_samples)
+
+    def laws(state: CollapsedState) -> tuple[Any, Posterior]:
+        picks = spread_out(state.particles, finite_weights(state.log_weights))
+        return jax.vmap(lambda which: law_of(posterior, state, which))(picks)
+
+    example = {name: value[0] for name, value in split.values.items()}
+    return Engine(
+        init,
+        update,
+        draw,
+        report.accepted(model, split, None if store is None else store.words, num_particles, discount),
+        reserve=reserve if store is None else None,
+        marginals=mixture_of(model, split.layout, example, laws),
+    )
+
+
+def _update(
+    posterior: Conditional, key: Key, state: CollapsedState, interaction: Interaction
+) -> tuple[CollapsedState, CollapsedInfo]:
+    model, split, store, discount = posterior
+    num_particles = state.particles.shape[0]
+    has_room = fits(state.buffer, interaction) if store is None else jnp.array(True)
+    mask = row_mask(interaction) & has_room
+    rows = _sound_rows(interaction._replace(reward=model.outcome_values(interaction.reward), mask=mask))
+
+    # By the proof one outer value speaks for all; where the likelihood depends on it, two are asked.
+    picks = (state.buffer.num_rows + jnp.arange(1 if split.has_shared_statistics else 2)) % num_particles
+    picked = jax.vmap(lambda x: split.space.constrain(x)[0])(state.particles[picks])
+
+    num_new = jnp.sum(mask)
+    age = jnp.where(mask, num_new - jnp.cumsum(mask), 0)
+    weights = jnp.where(mask, jnp.asarray(discount, state.particles.dtype) ** age, 0.0)
+    keep = jnp.asarray(discount, state.particles.dtype) ** num_new
+    learn = learn_by_rows if store is None else learn_by_sums
+    fresh, residual = read_new(posterior, state, picked, Data(rows, weights))
+    is_certified = residual <= tolerance()
+    learnt = learn(posterior, state, Data(rows, weights), fresh, keep)
+
+    log_weights = finite_weights(learnt.ends - state.log_targets)
+    ess, k_hat = weight_ess(log_weights), pareto_k_hat(log_weights)
+    is_stale = (ess < num_particles / 2) | (k_hat > MAX_K_HAT)
+    start = Moved(
+        state.particles,
+        state.log_targets,
+        jnp.zeros_like(state.log_evidence),
+        state.squared_error,
+        state.memory,
+        state.acceptance,
+        jnp.zeros_like(state.num_refreshes),
+    )
+    is_sound = jnp.all(is_certified)
+    moved = follow(key, learnt.path, start, state.log_weights, is_sound & is_stale)
+    has_moved = moved.num_stages > 0
+    log_weights = jnp.where(has_moved, 0.0, log_weights)
+    predictive = moved.log_ratio + _log_mean(log_weights) - _log_mean(learnt.befores - state.log_targets)
+    after = learnt.settle(moved, has_moved)._replace(
+        log_weights=log_weights,
+        log_evidence=state.log_evidence + predictive + learnt.common,
+        squared_error=moved.squared_error,
+        memory=moved.memory,
+        acceptance=moved.acceptance,
+        num_refreshes=state.num_refreshes + has_moved,
+    )
+    after = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state)
+    is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
+    is_forgotten = (after.num_refreshes == 0) | (after.memory <= max_memory(num_particles))
+    is_fresh = has_moved | ~is_stale
+    is_finite = jnp.isfinite(after.log_evidence)
+    return after, CollapsedInfo(
+        is_sound & has_room & is_fresh & is_forgotten & is_inside & is_finite,
+        jnp.where(has_moved, jnp.asarray(num_particles, ess.dtype), ess),
+        jnp.where(has_moved, 0.0, k_hat),
+        after.memory,
+        after.acceptance,
+        after.num_refreshes,
+        after.log_evidence,
+        after.log_evidence_error,
+        is_certified,
+        residual,
+        ~has_room,
+    )
+
+
+def _sound_rows(rows: Interaction) -> Interaction:
+    """Return rows whose padding is a copy of one that counts: derivatives flow through masked rows too."""
+    assert rows.mask is not None
+    source = jnp.where(rows.mask, jnp.arange(rows.mask.shape[0]), jnp.argmax(rows.mask))
+    filled = jax.tree.map(lambda leaf: jnp.asarray(leaf)[source], rows._replace(mask=None))
+    return filled._replace(mask=rows.mask)
+
+
+def _log_mean(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
+    return logsumexp(finite_weights(log_weights)) - jnp.log(float(log_weights.shape[0]))
+
+
+def _sample(posterior: Conditional, key: Key, state: CollapsedState, num_samples: int) -> Draws:
+    """Draw outer sites from the particles, and inner sites from their exact law given those."""
+    key_outer, key_inner = jr.split(key)
+    index = resample(key_outer, finite_weights(state.log_weights), num_samples)
+
+    def draw(key: Key, which: Array) -> Draws:
+        values, law = law_of(posterior, state, which)
+        inner = sample(posterior.split.layout, key, law, 1)
+        return {**values, **{name: value[0] for name, value in inner.items()}}
+
+    drawn = jax.vmap(draw)(jr.split(key_inner, num_samples), index)
+    return {name: drawn[name] for name in posterior.model.latent_shapes}

@@ -1,0 +1,125 @@
+"""The law of each arm's expected reward: a mixture, over particles, of the closed forms that the exact engine knows.
+
+Given the outer sites the law is that of the exact engine (`exact.marginals`), to which they are a part of the context. A few
+particles stand for all, drawn in proportion to their weight at even steps along the first outer coordinate.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.engines.collapsed.outer import given
+from ppl_bandit.engines.exact.families import Layout, Posterior
+from ppl_bandit.engines.exact.marginals import marginals_of
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Marginals
+
+__all__ = ["mixture_of", "spread_out"]
+
+NUM_COMPONENTS = 64
+_GRID = 33  # points at which a quantile is looked for, again and again inside the interval that holds it
+_ROUNDS = 3
+
+
+def mixture_of(
+    model: RewardModel,
+    layout: Layout,
+    example: Mapping[str, Array],
+    laws: Callable[[Any], tuple[Mapping[str, Array], Posterior]],
+) -> Callable[[Any, Any], Marginals | None]:
+    """Return (state, context) -> the law of every arm's expected reward, or None where it has no closed form.
+
+    Args:
+        example: outer values.
+        laws: state -> outer values and laws of the inner sites, with a leading axis over components of equal weight.
+    """
+    view = _with_outer_as_context(model, example)
+    offer = marginals_of(view, layout)
+
+    @functools.cache
+    def form() -> tuple[bool, bool]:
+        """Tell whether there is a closed form, and whether arms are independent given the outer sites."""
+        found: list[Marginals | None] = []
+
+        def look(law: Posterior) -> None:
+            found.append(offer(law, view.context))
+
+        jax.eval_shape(look, _example_law(layout))
+        return found[0] is not None, found[0] is not None and found[0].best_arm_probs is not None
+
+    def marginals(state: Any, context: Any) -> Marginals | None:
+        has_form, is_independent = form()
+        if not has_form:
+            return None
+        outer, components = laws(state)
+
+        def each(read: Callable[[Marginals], Array]) -> Array:
+            def one(values: Mapping[str, Array], law: Posterior) -> Array:
+                own = offer(law, {"outer": values, "context": context})
+                assert own is not None
+                return read(own)
+
+            return jax.vmap(one)(outer, components)
+
+        def cdf(x: Float[Array, " A"]) -> Float[Array, " A"]:
+            return jnp.mean(each(lambda own: own.cdf(x)), axis=0)
+
+        def quantile(order: Float[Array, ""]) -> Float[Array, " A"]:
+            ends = each(lambda own: own.quantile(order))
+            low, high = jnp.min(ends, axis=0), jnp.max(ends, axis=0)
+            for _ in range(_ROUNDS):
+                grid = low + (high - low) * jnp.linspace(0.0, 1.0, _GRID)[:, None]  # (G, A)
+                heights = jnp.mean(each(lambda own, grid=grid: jax.vmap(own.cdf)(grid)), axis=0)
+                index = jnp.clip(jnp.sum(heights < order, axis=0), 1, _GRID - 1)
+                low, high = (jnp.take_along_axis(grid, at[None], axis=0)[0] for at in (index - 1, index))
+            return 0.5 * (low + high)
+
+        def best_arm_probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
+            return jnp.mean(each(lambda own: own.best_arm_probs(allowed)), axis=0)  # type: ignore[misc]
+
+        return Marginals(cdf, quantile, best_arm_probs if is_independent else None)
+
+    return marginals
+
+
+def spread_out(positions: Float[Array, "M K"], log_weights: Float[Array, " M"]) -> Int[Array, " C"]:
+    """Return the indices of a few particles that stand for all, each with equal weight."""
+    order = jnp.argsort(positions[:, 0])
+    cumulative = jnp.cumsum(jax.nn.softmax(log_weights)[order])
+    points = (jnp.arange(NUM_COMPONENTS) + 0.5) / NUM_COMPONENTS * cumulative[-1]
+    return order[jnp.clip(jnp.searchsorted(cumulative, points), 0, positions.shape[0] - 1)]
+
+
+def _with_outer_as_context(model: RewardModel, example: Mapping[str, Array]) -> RewardModel:
+    """Return the model of the inner sites whose context holds the outer values beside the program's own."""
+
+    def program(arm: Array, context: Any) -> None:
+        outer = jax.tree.map(lambda leaf: leaf[0], context["outer"])  # the same in every row
+        own = () if context["context"] is None else (context["context"],)
+        given(model, outer).program(arm, *own)
+
+    view = copy.copy(model)
+    view.program = program
+    view.context = {"outer": dict(example), "context": model.context}
+    view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in example}
+    return view
+
+
+def _example_law(layout: Layout) -> Posterior:
+    num_positive, num_scaled = layout.members.shape
+    return Posterior(
+        jnp.ones((layout.count("unit"), 2)),
+        tuple(jnp.ones((site.size // site.shape[-1], site.shape[-1])) for site in layout.of("simplex")),
+        jnp.ones(num_positive),
+        jnp.ones(num_positive),
+        jnp.zeros((num_positive, num_scaled)),
+        jnp.broadcast_to(jnp.eye(num_scaled), (num_positive, num_scaled, num_scaled)),
+        jnp.zeros(layout.free.size),
+        jnp.eye(layout.free.size),
+        jnp.zeros((), int),
+    )

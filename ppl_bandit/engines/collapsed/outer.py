@@ -1,0 +1,176 @@
+"""The outer sites of a program: the few latents given which the rest is conjugate.
+
+To the exact engine's prove, derive and certify, outer sites are data: `given` fixes them inside the program, and what is left
+is an ordinary reward model of the inner sites. Particles move in the outer sites' unconstrained space.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+
+from ppl_bandit.engines.exact.families import SiteBlock
+from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.program.jaxprs import dependencies
+from ppl_bandit.program.probing import feasible_latents
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.tracing import is_prior_term, log_prob
+
+__all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "supports_of"]
+
+_REACH = 100.0  # of reals in the smaller box: their exponentials can still be squared
+_LOG_REACH = 30.0  # of logarithms of positive numbers there
+
+
+class OuterSpace(NamedTuple):
+    """The real vectors of `size` elements that stand for the outer sites, one letter `K` for their axis.
+
+    Attributes:
+        names: the outer sites, in the order of the program.
+        size: K.
+        constrain: (K,) -> {site: value}, and the log Jacobian.
+        unconstrain: {site: value} -> (K,).
+    """
+
+    names: tuple[str, ...]
+    size: int
+    constrain: Callable[[Float[Array, " K"]], tuple[dict[str, Array], Float[Array, ""]]]
+    unconstrain: Callable[[Mapping[str, Array]], Float[Array, " K"]]
+
+
+def given(model: RewardModel, values: Mapping[str, Array]) -> RewardModel:
+    """Return the model of the other sites, with some fixed to values, which may be traced."""
+    view = copy.copy(model)
+    # Not NumPy arrays: those cannot be indexed by a traced arm.
+    fixed = handlers.substitute(model.program, data={name: jnp.asarray(value) for name, value in values.items()})
+
+    @functools.wraps(model.program)
+    def program(*rows: Any) -> Any:
+        return fixed(*rows)
+
+    view.program = program
+    view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in values}
+    return view
+
+
+def supports_of(model: RewardModel) -> dict[str, Any]:
+    """Return the support of every latent site, or None for one whose support depends on another latent."""
+    found: dict[str, Any] = {}
+
+    def bounds(seed: Array) -> dict[str, list[Array]]:
+        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, seed)
+        trace = model.trace(latents, jnp.zeros(1, int), model.context_rows(1))
+        found.update({name: trace[name]["fn"].support for name in model.latent_shapes})
+        return {name: [jnp.asarray(leaf) for leaf in jax.tree.leaves(found[name])] for name in found}
+
+    shapes = jax.eval_shape(bounds, 0)
+    if not any(shapes.values()):
+        return dict(found)
+    trees = {name: jax.tree.structure(support) for name, support in found.items()}
+    here, there = (jax.device_get(quick_jit(bounds)(seed)) for seed in (3, 4))
+    return {
+        name: jax.tree.unflatten(tree, here[name])
+        if all(np.array_equal(a, b) for a, b in zip(here[name], there[name], strict=True))
+        else None
+        for name, tree in trees.items()
+    }
+
+
+def outer_space(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, Any]) -> OuterSpace:
+    """Return the unconstrained space of the outer sites; their supports are fixed."""
+    shapes = {name: biject_to(supports[name]).inverse_shape(model.latent_shapes[name]) for name in names}
+    sizes = [int(np.prod(shape, dtype=int)) for shape in shapes.values()]
+    ends = np.cumsum(sizes)
+
+    def constrain(position: Float[Array, " K"]) -> tuple[dict[str, Array], Float[Array, ""]]:
+        values, log_jacobian = {}, jnp.zeros((), position.dtype)
+        for (name, shape), size, end in zip(shapes.items(), sizes, ends, strict=True):
+            real = position[end - size : end].reshape(shape)
+            transform = biject_to(_as_dtype(supports[name], position.dtype))
+            values[name] = transform(real)
+            log_jacobian += jnp.sum(transform.log_abs_det_jacobian(real, values[name]))
+        return values, log_jacobian
+
+    def unconstrain(values: Mapping[str, Array]) -> Float[Array, " K"]:
+        return jnp.concatenate([jnp.ravel(biject_to(supports[name]).inv(values[name])) for name in names])
+
+    return OuterSpace(names, int(ends[-1]), constrain, unconstrain)
+
+
+def _as_dtype(support: Any, dtype: Any) -> Any:
+    # A bound that was read in double precision must not lift what runs in single.
+    return jax.tree.map(lambda bound: jnp.asarray(bound, dtype), support)
+
+
+def box_of(
+    model: RewardModel, space: OuterSpace, supports: Mapping[str, Any], *, is_whole: bool
+) -> tuple[tuple[SiteBlock, ...], Callable[[Mapping[str, Array]], Bool[Array, ""]]]:
+    """Return the box over which the proof lets outer sites range, and a function that tells whether values lie in it.
+
+    Args:
+        is_whole: whether the box is the whole support; the smaller one ends where exponentials still neither vanish nor
+            overflow, and what leaves it is not covered by the proof.
+    """
+    blocks = []
+    for name in space.names:
+        support, shape = supports[name], model.latent_shapes[name]
+        while isinstance(support, constraints.independent):
+            support = support.base_constraint
+        if isinstance(support, type(constraints.simplex)):
+            blocks.append(SiteBlock(name, "simplex", shape, 0))
+        elif isinstance(support, constraints.greater_than):
+            low = np.asarray(support.lower_bound)
+            if is_whole:
+                blocks.append(SiteBlock(name, "positive", shape, 0, low))
+            else:
+                blocks.append(SiteBlock(name, "unit", shape, 0, low + np.exp(-_LOG_REACH), low + np.exp(_LOG_REACH)))
+        elif isinstance(support, constraints.interval) and not isinstance(support, type(constraints.circular)):
+            low, high = np.asarray(support.lower_bound), np.asarray(support.upper_bound)
+            blocks.append(SiteBlock(name, "unit", shape, 0, low, high))
+        elif is_whole:
+            blocks.append(SiteBlock(name, "real", shape, 0))
+        else:
+            blocks.append(SiteBlock(name, "unit", shape, 0, -_REACH, _REACH))
+
+    def contains(values: Mapping[str, Array]) -> Bool[Array, ""]:
+        inside = jnp.array(True)
+        for block in blocks:
+            if block.kind == "unit":
+                inside &= jnp.all((values[block.name] >= block.low) & (values[block.name] <= block.high))
+        return inside
+
+    return tuple(blocks), contains
+
+
+def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return, for every density of the program and for its expected reward, which of the latent sites reach it.
+
+    Read from the jaxpr: what is not named does not depend on them, whatever its value.
+    """
+    found: dict[str, Any] = {}
+    shapes = {name: jnp.zeros(shape) for name, shape in model.latent_shapes.items()}
+
+    def densities(latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]) -> list[Any]:
+        trace = model.trace(latents, arm, context, outcomes)
+        found.clear()
+        for name, site in trace.items():
+            if is_prior_term(name, site, model.outcomes) or name in model.outcomes:
+                found[name] = log_prob(site)
+        draws = {name: value[None] for name, value in latents.items()}
+        found["expected_reward"] = model.expected_rewards(draws, jax.tree.map(lambda leaf: leaf[0], context))
+        return list(found.values())
+
+    outcomes = model.outcome_values({name: jnp.zeros(1) for name in model.outcomes})
+    closed = jax.make_jaxpr(densities)(shapes, jnp.zeros(1, int), model.context_rows(1), outcomes)
+    wanted = set(names)
+    labels = [frozenset({name} & wanted) for name in sorted(shapes)]  # the order in which a dict is flattened
+    labels += [frozenset()] * (len(closed.jaxpr.invars) - len(labels))
+    reached = dependencies(closed.jaxpr, labels)
+    return dict(zip(found, reached, strict=True))

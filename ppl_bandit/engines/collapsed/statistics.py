@@ -1,0 +1,154 @@
+"""Densities of the inner sites as numbers: natural parameters, a constant, and the integral over the inner sites.
+
+Given the outer sites psi, a prior and rows of data are conjugate in the inner sites theta:
+
+    log p(theta, psi) = <eta_0(psi), T(theta)> + c_0(psi),    log p(y | theta, psi) = <eta(y, psi), T(theta)> + c(y, psi)
+
+so that theta is integrated out in closed form: log p(psi, y) = A(eta_0 + sum eta) + c_0 + sum c, with A(eta) the logarithm of
+the integral of exp <eta, T(theta)> over theta.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import betaln, gammaln
+from jaxtyping import Array, Float
+
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, Posterior, absorb, derive
+
+__all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "posterior_of", "recentre", "statistics_of"]
+
+_UNROLLED = 8  # up to this size a Cholesky factor is written out: no call per matrix, and one fused loop over particles
+
+
+class Statistics(NamedTuple):
+    """A log density in the inner sites, <natural, T(theta)> + constant; reals are relative to a centre."""
+
+    natural: Natural
+    constant: Float[Array, ""]
+
+
+def statistics_of(layout: Layout, log_density: Callable[[Coordinates], Array], centre: Coordinates) -> Statistics:
+    """Read a log density that is known to be affine in the sufficient statistics."""
+    natural = derive(layout, log_density, centre)
+    return Statistics(natural, log_density(centre) - _at_centre(natural, centre))
+
+
+def _at_centre(natural: Natural, centre: Coordinates) -> Array:
+    """Return <natural, T(centre)>, where the reals' own terms vanish."""
+    terms = [
+        natural.unit[:, 0] @ jax.nn.log_sigmoid(centre.unit) + natural.unit[:, 1] @ jax.nn.log_sigmoid(-centre.unit),
+        natural.log_scale @ centre.positive + natural.scale @ jnp.exp(centre.positive),
+        *(
+            jnp.sum(eta * jax.nn.log_softmax(logits, axis=-1))
+            for eta, logits in zip(natural.simplex, centre.simplex, strict=True)
+        ),
+    ]
+    return sum(terms, start=jnp.zeros((), centre.real.dtype))
+
+
+def no_statistics(layout: Layout, centre: Coordinates) -> Statistics:
+    """Return the statistics of no data."""
+    num_positive, num_scaled, num_free = layout.power.size, layout.members.shape[1], layout.free.size
+    dtype = centre.real.dtype
+    natural = Natural(
+        jnp.zeros((centre.unit.size, 2), dtype),
+        tuple(jnp.zeros_like(logits) for logits in centre.simplex),
+        jnp.zeros(num_positive, dtype),
+        jnp.zeros(num_positive, dtype),
+        jnp.zeros((num_positive, num_scaled), dtype),
+        jnp.zeros((num_positive, num_scaled, num_scaled), dtype),
+        jnp.zeros(num_free, dtype),
+        jnp.zeros((num_free, num_free), dtype),
+    )
+    return Statistics(natural, jnp.zeros((), dtype))
+
+
+def add(*parts: Statistics) -> Statistics:
+    """Multiply densities: their statistics add up; all have the same centre."""
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *parts)
+
+
+def recentre(layout: Layout, statistics: Statistics, old: Coordinates, new: Coordinates) -> Statistics:
+    """Return the same density with its reals relative to another centre."""
+    natural, constant = statistics
+    moved = new.real - old.real
+    x, y = jnp.where(layout.is_member, moved[layout.members], 0.0), moved[layout.free]
+    bend, scaled_bend = natural.quadratic @ y, jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x)
+    return Statistics(
+        natural._replace(
+            scale=natural.scale + jnp.sum((natural.scaled_linear - 0.5 * scaled_bend) * x, axis=-1),
+            scaled_linear=natural.scaled_linear - scaled_bend,
+            linear=natural.linear - bend,
+        ),
+        constant + (natural.linear - 0.5 * bend) @ y,
+    )
+
+
+def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, ""]:
+    """Return A, the log integral of exp <natural, T(theta)> over theta; not finite where that has no integral."""
+    terms = [jnp.sum(betaln(natural.unit[:, 0] + 1.0, natural.unit[:, 1] + 1.0))]
+    for site in layout.of("unit"):
+        terms.append(jnp.sum(jnp.log(jnp.broadcast_to(jnp.asarray(site.high - site.low, float), site.shape))))
+    for rows in natural.simplex:
+        terms.append(jnp.sum(gammaln(rows + 1.0)) - jnp.sum(gammaln(jnp.sum(rows + 1.0, axis=-1))))
+    num_members = layout.is_member.sum(axis=1)
+    if layout.power.size:
+        padding = jnp.eye(layout.members.shape[1]) * (~layout.is_member[:, :, None]).astype(float)
+        gain, log_det = jax.vmap(_gaussian)(natural.scaled_quadratic + padding, natural.scaled_linear)
+        # u = z^power: what is integrated over z has u^(1/power - 1) more, and u^(-1/2) for each real that u scales.
+        shape = natural.log_scale + 1.0 / layout.power - 0.5 * num_members
+        rate = -natural.scale - gain
+        terms.append(jnp.sum(gammaln(shape) - shape * jnp.log(rate) - 0.5 * log_det))
+        # A shape below 0 has a finite log gamma and no integral.
+        terms.append(jnp.where(jnp.all(shape > 0), 0.0, jnp.nan))
+        terms.append(jnp.asarray(-np.sum(np.log(np.abs(layout.power))), float))
+    gain, log_det = _gaussian(natural.quadratic, natural.linear)
+    terms.append(gain - 0.5 * log_det + 0.5 * np.log(2.0 * np.pi) * (layout.free.size + num_members.sum()))
+    return sum(terms, start=jnp.zeros(()))
+
+
+def _gaussian(precision: Float[Array, "F F"], linear: Float[Array, " F"]) -> tuple[Array, Array]:
+    """Return linear' inverse(precision) linear / 2 and the log determinant of the precision; nan where it is not positive."""
+    size = linear.shape[0]
+    if size == 0:
+        return jnp.zeros(()), jnp.zeros(())
+    if size > _UNROLLED:
+        factor = jnp.linalg.cholesky(precision)
+        half = jax.lax.linalg.triangular_solve(factor, linear[:, None], left_side=True, lower=True)
+        return 0.5 * jnp.sum(half**2), 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor)))
+    rows: list[list[Array]] = []
+    halves: list[Array] = []
+    pivots: list[Array] = []
+    for i in range(size):
+        row: list[Array] = []
+        for j in range(i):
+            dot = sum((row[k] * rows[j][k] for k in range(j)), start=jnp.zeros(()))
+            row.append((precision[i, j] - dot) / rows[j][j])
+        pivot = precision[i, i] - sum((entry * entry for entry in row), start=jnp.zeros(()))
+        row.append(jnp.sqrt(pivot))
+        rows.append(row)
+        pivots.append(pivot)
+        dot = sum((row[k] * halves[k] for k in range(i)), start=jnp.zeros(()))
+        halves.append((linear[i] - dot) / row[i])
+    return 0.5 * jnp.sum(jnp.stack(halves) ** 2), jnp.sum(jnp.log(jnp.stack(pivots)))
+
+
+def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
+    """Return the law of the inner sites whose log density is <natural, T(theta)>, as parameters."""
+    empty = Posterior(
+        jnp.ones_like(natural.unit),
+        tuple(jnp.ones_like(rows) for rows in natural.simplex),
+        # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
+        jnp.asarray(1.0 / layout.power - 0.5 * layout.is_member.sum(axis=1), natural.scale.dtype),
+        jnp.zeros_like(natural.scale),
+        jnp.where(layout.is_member, centre.real[layout.members], 0.0),
+        jnp.eye(layout.members.shape[1]) * (~layout.is_member[:, :, None]).astype(float),
+        centre.real[layout.free],
+        jnp.zeros_like(natural.quadratic),
+        jnp.zeros((), int),
+    )
+    return absorb(layout, empty, natural, 0)

@@ -1,0 +1,115 @@
+"""Where a certificate looks: points near and far from where a log density was read, and points where the posterior is.
+
+Reals are displaced along the Cholesky factor of their covariance, all of them jointly. In a tight hierarchy the marginal
+standard deviations would move a child away from its parent by many of the child's own: the quadratic terms grow by ten orders
+of magnitude, and a deviation of several nats hides in their rounding.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Posterior, coordinates_at
+
+__all__ = ["make_offsets", "offsets_at_home", "typical_point"]
+
+_SEED = 20170903
+
+
+def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = None) -> Coordinates:
+    """Draw displacements from a centre, (P, ...) each, the same for every engine on every machine.
+
+    Every second point moves one site alone; of every four in a row two are far; every other four have reals in units of 1.
+
+    Args:
+        posterior: the prior, or the posterior so far, whose covariance is the other unit of reals; None for 1 throughout.
+    """
+    rng = np.random.default_rng(_SEED)
+    point = np.arange(num_points)
+    is_far, is_single, is_unscaled = (point % 4 >= 2)[:, None], point % 2 == 1, (point // 4 % 2 == 1)[:, None]
+    mover = (point // 2) % len(layout.sites)
+
+    def spread(size: int, near: float, far: tuple[float, float]) -> np.ndarray:
+        """Normal with standard deviation `near`, or of a size uniform in `far` with a random sign."""
+        sign = rng.choice([-1.0, 1.0], size=(num_points, size))
+        distant = sign * rng.uniform(*far, size=(num_points, size))
+        return np.where(is_far, distant, near * rng.standard_normal((num_points, size)))
+
+    # No further: 1 - z keeps 11 digits at logit 9, and at the far points a change of e^6 in a scale dwarfs its logarithm.
+    unit = spread(layout.count("unit"), 2.0, (3.0, 9.0))
+    positive = spread(layout.count("positive"), 1.2, (2.0, 6.0))
+    simplex = [spread(site.size, 1.5, (2.0, 5.0)) for site in layout.of("simplex")]
+    reach = 10.0 ** np.where(is_far, rng.uniform(0.0, 1.5, (num_points, 1)), rng.uniform(-1.5, 0.5, (num_points, 1)))
+    real = reach * rng.standard_normal((num_points, layout.count("real")))
+    for position, site in enumerate(layout.sites):
+        rests = is_single & (mover != position)
+        block = {"unit": unit, "positive": positive, "real": real}.get(site.kind)
+        if block is None:
+            simplex[site.start][rests] = 0.0
+        else:
+            block[rests, site.start : site.start + site.size] = 0.0
+    # With its type spelled out: jax may remember a NumPy constant across a change of its precision.
+    dtype = jnp.zeros(()).dtype if posterior is None else posterior.mean.dtype
+    steps = jnp.asarray(real, dtype) if posterior is None else _whitened(layout, posterior, real)
+    return Coordinates(
+        jnp.asarray(unit, dtype),
+        jnp.asarray(positive, dtype),
+        tuple(
+            jnp.asarray(offset.reshape(num_points, -1, site.shape[-1]), dtype)
+            for offset, site in zip(simplex, layout.of("simplex"), strict=True)
+        ),
+        jnp.where(is_unscaled, jnp.asarray(real, dtype), steps),
+    )
+
+
+def typical_point(layout: Layout, posterior: Posterior) -> Coordinates:
+    """Return the middle of a posterior in all coordinates; `coordinates_at` is that of its reals and precisions alone."""
+    at = coordinates_at(layout, posterior)
+    logs = [jnp.log(rows) for rows in posterior.dirichlet]
+    own = at._replace(
+        unit=jnp.log(posterior.beta[:, 0] / posterior.beta[:, 1]),
+        simplex=tuple(rows - rows.mean(axis=-1, keepdims=True) for rows in logs),
+    )
+    return jax.tree.map(lambda here, other: jnp.where(jnp.isfinite(here), here, other), own, at)
+
+
+def offsets_at_home(layout: Layout, num_points: int, posterior: Posterior) -> Coordinates:
+    """Draw displacements of a few of a posterior's own standard deviations, (P, ...) each."""
+    rng = np.random.default_rng(_SEED + 1)
+    reach = np.resize([1.0, 2.0, 0.5, 3.0], num_points)[:, None]
+
+    def spread(size: int) -> np.ndarray:
+        return reach * rng.standard_normal((num_points, size))
+
+    def scaled(sd: Array, largest: float) -> Array:
+        # Where counts are small, or not those of a proper posterior, the family is wider than it is Gaussian.
+        own = jnp.where(jnp.isfinite(sd), jnp.minimum(sd, largest), largest)
+        return own * jnp.asarray(spread(sd.size).reshape(num_points, *sd.shape), sd.dtype)
+
+    return Coordinates(
+        scaled(jnp.sqrt(jnp.sum(1.0 / posterior.beta, axis=-1)), 2.0),
+        scaled(1.0 / jnp.sqrt(posterior.shape), 1.2),
+        tuple(scaled(1.0 / jnp.sqrt(rows), 1.5) for rows in posterior.dirichlet),
+        _whitened(layout, posterior, spread(layout.count("real"))),
+    )
+
+
+def _whitened(layout: Layout, posterior: Posterior, steps: np.ndarray) -> Float[Array, "P D"]:
+    """Turn independent steps of size 1 into steps of the reals' joint law."""
+    real = jnp.asarray(steps, posterior.mean.dtype)
+    moved = real
+    if layout.free.size:
+        moved = moved.at[:, layout.free].set(_along(posterior.precision, real[:, layout.free]))
+    if layout.members.size:
+        own = jax.vmap(_along, in_axes=(0, 1), out_axes=1)(posterior.scaled_precision, real[:, layout.members])
+        own = own * jnp.sqrt(posterior.rate / posterior.shape)[:, None]
+        moved = moved.at[:, layout.members[layout.is_member]].set(own[:, layout.is_member])
+    return jnp.where(jnp.isfinite(moved), moved, real)  # an improper prior is refused elsewhere, as such
+
+
+def _along(precision: Float[Array, "S S"], steps: Float[Array, "P S"]) -> Float[Array, "P S"]:
+    if precision.shape[-1] == 1:
+        return steps / jnp.sqrt(precision[0])
+    root = jnp.linalg.cholesky(precision)
+    return jax.lax.linalg.triangular_solve(root, steps.T, left_side=True, lower=True, transpose_a=True).T

@@ -1,0 +1,123 @@
+"""The optimistic Gittins index: what an arm is worth if its true value were revealed by the next play (Farias and Gutin, 2016).
+
+With H decisions left, an arm of posterior mean mu and an arm that surely pays lambda are worth the same where
+
+    (H + 1) lambda = mu + H E max(theta, lambda),
+
+play it once, then keep the better of the two. The arm with the largest such lambda is played. It needs one column of the
+table at a time, and of that its mean and its mean excess E max(theta - lambda, 0) alone: lambda = mu + H E max(theta - lambda, 0).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ppl_bandit.numerics.tails import tail_excess
+from ppl_bandit.selectors.contract import Situation, make_selector
+from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
+from ppl_bandit.types import Key, Marginals, Selector
+
+__all__ = ["gittins_index", "optimistic_gittins"]
+
+_NUM_NEWTON = 16  # leaves 3e-6 of the distance from the mean at 1e6 decisions left, and nothing at 1e4
+_ROUNDING = 64.0  # equal columns may differ in the last place, and every step of the solver passes it on
+
+
+def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.0) -> Selector:
+    """Play the arm with the largest optimistic Gittins index, for an experiment of a known number of decisions.
+
+    The index counts on H = patience (horizon - step + 1) / n^learning decisions that will profit from what the play shows,
+    n being how many rewards the arm's posterior is already worth: one more tells the less, the larger n.
+
+    It is exact where the engine offers the tails of the arms' laws (`marginals`). Otherwise it is read off the table, with a
+    generalised Pareto law beyond the largest draws (`ppl_bandit.numerics.tails`).
+
+    At the edges: the last step has nothing to learn for and plays the largest posterior mean (greedy). A step beyond the
+    horizon is an error where it can be raised, and counts as the last inside a trace. Arms whose indices are equal to
+    rounding share the play. With one draw the index is that draw. It is deterministic, given the table: `with_floor`
+    makes its propensities positive. num_candidates is 0.
+
+    Args:
+        horizon: decisions in the whole experiment; steps count from 1 to it.
+        patience: share of the decisions left that are thought to profit; positive. The right one is a property of the
+            program and the horizon: `tune` finds it.
+        learning: power by which patience shrinks with what is known; at least 0. Above 0 it needs an engine that offers
+            `marginals.pseudo_counts`.
+    """
+    if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
+        raise ValueError(
+            f"horizon must be an integer of at least 1, got {horizon!r}: the number of decisions in the whole experiment; "
+            "use double_sampling() where nobody knows it"
+        )
+    _check_positive(patience, learning)
+
+    def decisions_left(step: Int[Array, ""], marginals: Marginals | None, dtype: jnp.dtype) -> Array:
+        left = jnp.where(step < horizon, patience * (horizon - step + 1).astype(dtype), 0.0)
+        if _is_zero(learning):
+            return left
+        if marginals is None or marginals.pseudo_counts is None:
+            raise ValueError(
+                f"learning={learning} needs marginals.pseudo_counts, how many rewards each arm's posterior is worth, which "
+                "this engine does not offer for this program (engines.conjugate does for one reward whose variance follows "
+                "from what its mean depends on); use learning=0.0"
+            )
+        return left / jnp.maximum(marginals.pseudo_counts().astype(dtype), jnp.finfo(dtype).tiny) ** learning
+
+    def score(marginals: Marginals, step: Int[Array, ""]) -> Float[Array, " A"] | None:
+        if marginals.tail is None:
+            return None
+        tail = marginals.tail()
+        return gittins_index(tail.mean, tail.excess, decisions_left(step, marginals, tail.mean.dtype))
+
+    def rule(key: Key, situation: Situation):
+        scores, dtype = situation.scores, situation.best_arm_probs.dtype
+        if scores is None:
+            table = situation.table
+            assert table is not None  # the contract: scores or a table
+            left = decisions_left(situation.step, None, table.dtype)
+            scores = jax.vmap(lambda column: gittins_index(jnp.mean(column), tail_excess(column), left), in_axes=1)(
+                table
+            )
+        propensities = share_equally(is_largest(scores, situation.allowed, rounding=_ROUNDING), dtype)
+        return draw_arm(key, propensities), jnp.asarray(0), propensities
+
+    settings = {"horizon": horizon, "patience": patience, "learning": learning}
+    return make_selector(rule, settings=settings, score=score, reads_table=False, horizon=horizon)
+
+
+def gittins_index(
+    mean: Float[Array, "*A"],
+    excess: Callable[[Float[Array, "*A"]], tuple[Float[Array, "*A"], Float[Array, "*A"]]],
+    left: Float[Array, "*#A"],
+) -> Float[Array, "*A"]:
+    """Solve lambda = mean + left E max(theta - lambda, 0).
+
+    The right side falls and is convex in lambda, so that Newton's method started at the mean climbs to the root and never
+    passes it.
+
+    Args:
+        excess: x -> E max(theta - x, 0) and P(theta > x), elementwise.
+        left: decisions that profit; 0 gives the mean.
+    """
+
+    def climb(_: Any, index: Array) -> Array:
+        value, above = excess(index)
+        return index + (mean + left * value - index) / (1.0 + left * above)
+
+    return jax.lax.fori_loop(0, _NUM_NEWTON, climb, mean)
+
+
+def _check_positive(patience: Any, learning: Any) -> None:
+    """Check what is known before running: `tune` passes patience as data, so that a ladder of it compiles once."""
+    if not isinstance(patience, jax.core.Tracer) and not (math.isfinite(patience) and patience > 0):
+        raise ValueError(f"patience must be positive and finite, got {patience!r}; use greedy() to never explore")
+    if not isinstance(learning, jax.core.Tracer) and not (math.isfinite(learning) and learning >= 0):
+        raise ValueError(f"learning must be at least 0 and finite, got {learning!r}; 0 does not charge for learning")
+
+
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, jax.core.Tracer) and value == 0

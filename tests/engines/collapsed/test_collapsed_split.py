@@ -1,0 +1,106 @@
+"""Which split is found, what is refused and why, and that a wrong claim is not made."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import engines
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Interaction, NotConjugate
+
+
+def logistic(arm):
+    with numpyro.plate("arms", 2):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    offset = numpyro.sample("offset", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(logits=(level + offset)[arm]))
+
+
+def branching(arm):
+    """Conjugate given `spread` on one side of 1 only: the noise's law changes there."""
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, spread))
+    scale = jnp.where(spread < 3.0, 1.0, 1.0 + mean[arm] ** 2)
+    numpyro.sample("reward", dist.Normal(mean[arm], scale))
+
+
+def changing_power(arm):
+    """A Weibull of unknown shape: given it, the scale is Gamma in a power that depends on it."""
+    shape = numpyro.sample("shape", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("arms", 2):
+        scale = numpyro.sample("scale", dist.InverseGamma(3.0, 2.0))
+    numpyro.sample("reward", dist.Weibull(scale[arm], shape))
+
+
+def unit_spread(arm):
+    """Normal given `variance`, or InverseGamma given `mean`: the means are what decisions need."""
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+        variance = numpyro.sample("variance", dist.InverseGamma(3.0, 2.0))
+    numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
+
+
+@pytest.mark.parametrize(
+    ("program", "outer", "words"),
+    [
+        (logistic, None, "'level' (not quadratic)"),
+        (branching, ("spread",), "comparison|choice"),
+        (changing_power, ("shape",), "not conjugate given shape|not affine"),
+    ],
+)
+def test_what_is_not_conjugate_for_every_outer_value_is_refused_with_the_reason(program, outer, words):
+    with pytest.raises(NotConjugate, match=words.replace("(", r"\(").replace(")", r"\)")):
+        engines.collapsed(RewardModel(program, 2), outer)
+
+
+def test_a_conjugate_program_is_sent_to_the_exact_engine():
+    def plain(arm):
+        with numpyro.plate("arms", 2):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+        numpyro.deterministic("expected_reward", rate[arm] + 0.0 * level)
+
+    with pytest.raises(NotConjugate, match="use engines.conjugate"):
+        engines.collapsed(RewardModel(plain, 2))
+
+
+@pytest.mark.parametrize(
+    ("outer", "message"),
+    [
+        (("nothing",), "outer must name some of the latent sites"),
+        ((), "outer must name some"),
+        (("mean", "variance"), "outer names every latent site"),
+    ],
+)
+def test_outer_sites_that_cannot_be_are_refused(outer, message):
+    with pytest.raises(ValueError, match=message):
+        engines.collapsed(RewardModel(unit_spread, 2), outer)
+
+
+def test_a_datum_that_is_not_conjugate_is_not_absorbed():
+    def sometimes(arm):
+        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+        with numpyro.plate("arms", 2):
+            mean = numpyro.sample("mean", dist.Normal(0.0, spread))
+        numpyro.sample("reward", _Odd(mean[arm], 1.0))
+
+    engine = engines.collapsed(RewardModel(sometimes, 2), ("spread",), num_particles=50)
+    state = engine.init(jr.key(0))
+    after, info = jax.jit(engine.update)(jr.key(1), state, Interaction(jnp.array([0, 1]), jnp.array([0.3, 31.4159])))
+    assert not bool(info.is_trusted)
+    assert info.is_certified.tolist() == [True, False]
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+class _Odd(dist.Normal):
+    """A Normal law whose density is another for one reward that no examination tries."""
+
+    def log_prob(self, value):
+        plain = super().log_prob(value)
+        return jnp.where(jnp.abs(value - 31.4159) < 1e-3, plain - self.loc**4, plain)

@@ -1,0 +1,87 @@
+"""Frames become rows by the names of their columns, and what is wrong is named by row and column."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas
+import pytest
+
+from ppl_bandit import RewardModel
+from ppl_bandit.live.frames import contexts_from, is_frame, rows_from
+
+
+def sales(arm, context):
+    weight = numpyro.sample("weight", dist.Normal(0.0, 1.0).expand([2, 2]))
+    features = jnp.stack([context["age"], context["visits"] * 1.0], axis=-1)
+    numpyro.sample("reward", dist.Normal(jnp.sum(weight[arm] * features, axis=-1), 1.0))
+
+
+def vector(arm, context):
+    weight = numpyro.sample("weight", dist.Normal(0.0, 1.0).expand([2, 3]))
+    numpyro.sample("reward", dist.Normal(jnp.sum(weight[arm] * context, axis=-1), 1.0))
+
+
+SALES = RewardModel(sales, 2, {"age": jnp.asarray(0.0), "visits": jnp.asarray(0)})
+VECTOR = RewardModel(vector, 2, jnp.zeros(3))
+ROWS = {"visits": [3, 1], "unused": ["x", "y"], "reward": [1.5, -0.5], "age": [40.0, 20.0], "arm": ["a", "b"]}
+
+
+def frames(columns):
+    polars = pytest.importorskip("polars", reason="polars is not installed: only pandas frames were read")
+    return [pandas.DataFrame(columns), polars.DataFrame(columns)]
+
+
+def test_columns_are_matched_by_name_whatever_their_order():
+    for frame in frames(ROWS):
+        assert is_frame(frame)
+        arms, rewards, contexts = rows_from(SALES, frame, "arm", None, None)
+        assert arms == ["a", "b"]
+        np.testing.assert_array_equal(rewards["reward"], [1.5, -0.5])
+        np.testing.assert_array_equal(contexts["age"], [40.0, 20.0])
+        np.testing.assert_array_equal(contexts["visits"], [3, 1])
+        assert contexts["visits"].dtype.kind == "i"
+
+
+def test_a_list_of_a_dictionarys_columns_is_not_read_by_position():
+    (frame, _) = frames(ROWS)
+    for order in (["age", "visits"], ["visits", "age"]):
+        np.testing.assert_array_equal(contexts_from(SALES, frame, order)["age"], [40.0, 20.0])
+
+
+def test_other_names_are_said_and_a_vectors_columns_are_listed():
+    (frame, _) = frames({"years": [40.0], "visits": [3], "x": [1.0], "y": [2.0], "z": [3.0]})
+    np.testing.assert_array_equal(contexts_from(SALES, frame, {"age": "years"})["age"], [40.0])
+    np.testing.assert_array_equal(contexts_from(VECTOR, frame, ["z", "x", "y"]), [[3.0, 1.0, 2.0]])
+
+
+def test_an_array_or_a_dictionary_is_not_a_frame():
+    assert not is_frame(np.zeros((2, 2))) and not is_frame(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "arguments", "message"),
+    [
+        ({"age": [40.0, None]}, {}, "row 1, column 'age' is empty"),
+        ({"age": ["old", "young"]}, {}, "row 0, column 'age' is 'old', expected a number"),
+        ({"age": [1.0, float("inf")]}, {}, "row 1, column 'age' is inf, expected a finite number"),
+        ({"visits": [1.0, 2.5]}, {}, "row 1, column 'visits' is 2.5, expected a whole number"),
+        ({"arm": ["a", None]}, {}, "row 1, column 'arm' is empty"),
+        ({}, {"reward": "gain"}, "no column 'gain'; it has 'visits', 'unused', 'reward', 'age', 'arm'"),
+        ({}, {"reward": {"clicks": "reward"}}, r"reward has the outcomes \['clicks'\], expected some of \['reward'\]"),
+        ({}, {"contexts": {"sex": "age"}}, r"contexts has the keys \['sex'\], expected some of \['age', 'visits'\]"),
+        ({}, {"contexts": ["age"]}, r"contexts lists \['age'\], but the context is made of \['age', 'visits'\]"),
+        ({}, {"contexts": "age"}, "contexts must be a list of columns or a dict, got 'age'"),
+    ],
+)
+def test_what_is_wrong_is_named_by_row_and_column(changed, arguments, message):
+    for frame in frames(ROWS | changed):
+        settings = {"arm": "arm", "reward": None, "contexts": None} | arguments
+        with pytest.raises(ValueError, match=message):
+            rows_from(SALES, frame, **settings)
+
+
+def test_a_column_that_stands_twice_is_refused():
+    frame = pandas.DataFrame([[1.0, 2.0, 3]], columns=["age", "age", "visits"])
+    with pytest.raises(ValueError, match="has the column 'age' twice"):
+        contexts_from(SALES, frame)

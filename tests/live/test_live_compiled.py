@@ -1,0 +1,106 @@
+"""A live step waits for no compiler, and batches are cut into pieces of fixed sizes."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, Engine, Explanation, RewardModel, engines
+from ppl_bandit.live.learning import pieces
+
+
+def conversion(arm):
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+class Kept(NamedTuple):
+    rewards: Any
+    num_rows: Any
+
+
+class Trust(NamedTuple):
+    is_trusted: Any
+
+
+def hoarding(model):
+    """An engine that keeps its rewards, in room for 4 that doubles, and believes nothing."""
+
+    def update(key, state, rows):
+        kept = state.rewards.at[state.num_rows].set(rows.reward[0])
+        return Kept(kept, state.num_rows + 1), Trust(jnp.asarray(True))
+
+    def reserve(state, num_rows):
+        capacity, kept = state.rewards.shape[0], np.asarray(state.rewards)
+        while capacity < int(state.num_rows) + num_rows:
+            capacity *= 2
+        return state._replace(rewards=np.concatenate([kept, np.zeros(capacity - kept.size)]))
+
+    return Engine(
+        lambda key: Kept(jnp.zeros(4), jnp.zeros((), int)),
+        update,
+        lambda key, state, num: {"rate": jr.uniform(key, (num, 3))},
+        Explanation("hoarding", False, "a test", {}),
+        reserve=reserve,
+    )
+
+
+def test_growth_is_compiled_before_it_is_needed():
+    bandit = Bandit(conversion, 3, engine=hoarding, num_samples=8)
+    run = bandit._learner.run
+
+    def step():
+        bandit.warm_up()  # the compiler has had the time that a user's program takes between two steps
+        bandit.update(bandit.select(), 1.0)
+
+    step()
+    before = run.select.num_waits, run.learn.num_waits
+    for _ in range(20):
+        step()
+    assert bandit._learner.state.rewards.shape == (32,)
+    assert (run.select.num_waits, run.learn.num_waits) == before == (0, 0)
+
+
+@pytest.mark.parametrize("num_rows, expected", [(1, [1]), (3, [1, 1, 1]), (30, [32]), (33, [32, 1]), (2000, [1024, 1024])])
+def test_rows_are_cut_into_few_sizes_and_a_fifth_at_most_is_filled_up(num_rows, expected):
+    assert pieces(num_rows, (1024, 32, 1)) == expected
+
+
+@pytest.fixture(scope="module")
+def exact():
+    with jax.enable_x64(True):
+        model = RewardModel(conversion, 3)
+        engine = engines.conjugate(model)
+    return model, lambda _: engine
+
+
+def test_a_batch_in_pieces_is_the_batch(exact):
+    model, engine = exact
+    rng = np.random.default_rng(0)
+    arms, rewards = rng.integers(0, 3, 70), rng.integers(0, 2, 70)
+    bandit = Bandit(model, engine=engine, num_samples=50)
+    info = bandit.update_many(arms=arms, rewards=rewards)
+    assert info.is_certified.shape == (70,) and info.is_trusted
+    won = np.bincount(arms, rewards, minlength=3)
+    np.testing.assert_allclose(bandit.posterior_parameters()["rate"]["concentration1"], 1.0 + won)
+    with pytest.raises(ValueError, match="row 65"):
+        bandit.update_many(arms=arms, rewards=np.where(np.arange(70) == 65, 0.5, rewards))
+    assert bandit.num_rewards == 70
+
+
+def test_both_routes_decide_and_a_batch_decides_as_single_calls_do(exact):
+    model, engine = exact
+    for draws in (False, True):
+        one, many = (Bandit(model, engine=engine, num_samples=50, seed=3, draws=draws) for _ in range(2))
+        batch = many.select_many(num_decisions=18)  # a piece of 16, and two single ones
+        for theirs in batch:
+            ours = one.select()
+            assert ours.arm == theirs.arm and ours.num_candidates == theirs.num_candidates
+            np.testing.assert_allclose(ours.best_arm_probs, theirs.best_arm_probs, atol=1e-12)
+            np.testing.assert_allclose(ours.propensities, theirs.propensities, atol=1e-9)
