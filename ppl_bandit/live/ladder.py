@@ -65,11 +65,22 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
 
 
 def _uncertified(task: Task, rows: Rows, info: Any) -> str:
-    row = int(np.flatnonzero(~np.asarray(info.is_certified))[0])
+    failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])
+    if not failed.size and not bool(info.is_prior_certified):
+        return (
+            "the prior is not conjugate where these rewards take the posterior, although it is where the bandit began"
+        )
+    if not failed.size:
+        return "the posterior after these rewards is beyond the precision of numbers: a matrix cancels, or a count is too large"
+    row = int(failed[0])
     shown = ", ".join(f"{name} {value[row]:g}" for name, value in rows.rewards.items())
+    nats, tolerance, rounding = (
+        float(np.asarray(found)[row]) for found in (info.residual, info.tolerance, info.rounding)
+    )
+    found = f"residual {nats:.1e} nats" if not nats <= tolerance else f"rounding alone is {rounding:.1e} nats"
     return (
-        f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r} is not conjugate (relative residual "
-        f"{float(np.asarray(info.residual)[row]):.1e}), although every reward tried when the bandit was built was"
+        f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r} is not conjugate ({found}), although every "
+        "reward tried when the bandit was built was"
     )
 
 

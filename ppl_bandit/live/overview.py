@@ -23,10 +23,12 @@ class Overview(NamedTuple):
     Attributes:
         arms: names.
         num_rewards: learnt so far.
-        mean: posterior mean of the expected reward.
+        mean: posterior mean of the expected reward, or its median.
+        is_median: where it is the median, because one draw makes up most of the average: there is no expectation to speak of.
         low, high: its central 95% interval.
         best_prob: posterior probability that the arm is best; with contexts, averaged over them.
-        loss: what choosing this arm now would cost on average, E[max_b theta_b - theta_a]; averaged over contexts likewise.
+        loss: what choosing this arm now would cost on average, E[max_b theta_b - theta_a]; averaged over contexts likewise, and
+            nan where an arm has no expectation.
         draws: (M, A), expected rewards; averaged over contexts.
         num_contexts: how many were averaged over; 0 for a program without context.
     """
@@ -34,6 +36,7 @@ class Overview(NamedTuple):
     arms: list[Any]
     num_rewards: np.ndarray
     mean: np.ndarray
+    is_median: np.ndarray
     low: np.ndarray
     high: np.ndarray
     best_prob: np.ndarray
@@ -59,15 +62,19 @@ def overview(
     best = tables.max(axis=2, keepdims=True)
     wins = tables == best
     averaged = tables.mean(axis=0)
-    low, high = np.quantile(averaged, [0.025, 0.975], axis=0)
+    low, median, high = np.quantile(averaged, [0.025, 0.5, 0.975], axis=0)
+    # The largest of M draws of a quantity with a mean is a small part of their sum.
+    spread = np.abs(averaged - median)
+    is_median = (spread.max(axis=0) > 0.5 * spread.sum(axis=0)) & (len(averaged) >= 100)
     return Overview(
         list(arms),
         np.bincount(played, minlength=len(arms)),
-        averaged.mean(axis=0),
+        np.where(is_median, median, averaged.mean(axis=0)),
+        is_median,
         low,
         high,
         (wins / wins.sum(axis=2, keepdims=True)).mean(axis=(0, 1)),
-        (best - tables).mean(axis=(0, 1)),
+        np.where(is_median.any(), np.nan, (best - tables).mean(axis=(0, 1))),
         averaged,
         num_contexts,
     )

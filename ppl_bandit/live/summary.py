@@ -31,7 +31,13 @@ def describe(
         f"    {'arm':<{width}}  rewards  expected reward [95% interval]      P(best)   ({found.draws.shape[0]} draws)"
     )
     for index, arm in enumerate(found.arms):
-        interval = f"{found.mean[index]:.4g} [{found.low[index]:.4g}, {found.high[index]:.4g}]"
+        middle = f"{'median ' if found.is_median[index] else ''}{found.mean[index]:.4g}"
+        interval = f"{middle} [{found.low[index]:.4g}, {found.high[index]:.4g}]"
         count, share = found.num_rewards[index], found.best_prob[index]
         lines.append(f"    {str(arm):<{width}}  {count:7d}  {interval:<34}  {share:7.3f}")
+    if found.is_median.any():
+        lines.append(
+            "    medians, because one draw makes up most of an average: this expected reward has no expectation to speak of; "
+            "maximise what has one, such as the mean of the logarithm"
+        )
     return "\n".join(lines)

@@ -13,7 +13,7 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.buffer import Data, fits, reserve, row_mask
+from ppl_bandit.engines.approximate.buffer import fits, reserve, row_mask
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
 from ppl_bandit.engines.collapsed import report
 from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional, first_state, law_of
@@ -21,8 +21,7 @@ from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, 
 from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
 from ppl_bandit.engines.collapsed.split import find_split
-from ppl_bandit.engines.collapsed.stores import separable_store, shared_store
-from ppl_bandit.engines.exact.certificate import tolerance
+from ppl_bandit.engines.collapsed.stores import WeightedRows, separable_store, shared_store
 from ppl_bandit.engines.exact.families import Posterior, sample
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
@@ -43,7 +42,7 @@ class CollapsedInfo(NamedTuple):
         num_refreshes: refreshes so far.
         log_evidence, log_evidence_error: log p(data) so far, and its standard error.
         is_certified: whether each row's likelihood is proved analytic and found affine; if one is not, nothing is absorbed.
-        residual: largest relative deviation from affine, per row.
+        excess: how close each row comes to failing its certificate; at most 1 if it does not.
         is_full: the rows had no room and were left out; reserve room and update again.
     """
 
@@ -56,7 +55,7 @@ class CollapsedInfo(NamedTuple):
     log_evidence: Float[Array, ""]
     log_evidence_error: Float[Array, ""]
     is_certified: Bool[Array, " N"]
-    residual: Float[Array, " N"]
+    excess: Float[Array, " N"]
     is_full: Bool[Array, ""]
 
 
@@ -123,16 +122,16 @@ def _update(
 
     # By the proof one outer value speaks for all; where the likelihood depends on it, two are asked.
     picks = (state.buffer.num_rows + jnp.arange(1 if split.has_shared_statistics else 2)) % num_particles
-    picked = jax.vmap(lambda x: split.space.constrain(x)[0])(state.particles[picks])
+    picked, laws = jax.vmap(lambda which: law_of(posterior, state, which))(picks)
 
     num_new = jnp.sum(mask)
     age = jnp.where(mask, num_new - jnp.cumsum(mask), 0)
     weights = jnp.where(mask, jnp.asarray(discount, state.particles.dtype) ** age, 0.0)
     keep = jnp.asarray(discount, state.particles.dtype) ** num_new
     learn = learn_by_rows if store is None else learn_by_sums
-    fresh, residual = read_new(posterior, state, picked, Data(rows, weights))
-    is_certified = residual <= tolerance()
-    learnt = learn(posterior, state, Data(rows, weights), fresh, keep)
+    fresh, excess = read_new(posterior, state, picked, laws, WeightedRows(rows, weights))
+    is_certified = excess <= 1.0
+    learnt = learn(posterior, state, WeightedRows(rows, weights), fresh, keep)
 
     log_weights = finite_weights(learnt.ends - state.log_targets)
     ess, k_hat = weight_ess(log_weights), pareto_k_hat(log_weights)
@@ -174,7 +173,7 @@ def _update(
         after.log_evidence,
         after.log_evidence_error,
         is_certified,
-        residual,
+        excess,
         ~has_room,
     )
 
@@ -194,7 +193,8 @@ def _log_mean(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
 def _sample(posterior: Conditional, key: Key, state: CollapsedState, num_samples: int) -> Draws:
     """Draw outer sites from the particles, and inner sites from their exact law given those."""
     key_outer, key_inner = jr.split(key)
-    index = resample(key_outer, finite_weights(state.log_weights), num_samples)
+    weights = finite_weights(state.log_weights)
+    index = resample(jr.uniform(key_outer, dtype=weights.dtype), weights, num_samples)
 
     def draw(key: Key, which: Array) -> Draws:
         values, law = law_of(posterior, state, which)

@@ -18,7 +18,17 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.collapsed.outer import OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.certificate import Evidence, certify_row, residual_of, tolerance
+from ppl_bandit.engines.exact.affine import recentre
+from ppl_bandit.engines.exact.certificate import (
+    Evidence,
+    Residual,
+    excess_of,
+    log_likelihoods,
+    places_for,
+    read_row,
+    residual_of,
+    worst_of,
+)
 from ppl_bandit.engines.exact.examination import examine
 from ppl_bandit.engines.exact.families import (
     Coordinates,
@@ -26,8 +36,10 @@ from ppl_bandit.engines.exact.families import (
     Natural,
     Posterior,
     SiteBlock,
+    absorb,
     coordinates_at,
     derive,
+    is_proper,
     latents_at,
 )
 from ppl_bandit.engines.exact.proof import analyticity
@@ -39,7 +51,7 @@ from ppl_bandit.types import Interaction
 __all__ = ["Split", "certify_rows", "inspect", "trial_rows", "try_values"]
 
 _NUM_VALUES = 12  # outer values at which the inner sites are certified when the engine is built
-_NUM_DATUM_POINTS = 6  # random points at which a datum is certified, each at two particles' outer values
+_NUM_POINTS, _NUM_AT_HOME = 12, 6  # random points at which densities are certified, around their centre and in their law
 
 
 class Split(NamedTuple):
@@ -50,7 +62,6 @@ class Split(NamedTuple):
         layout: the families of the inner sites, the same for every outer value.
         prior: of the inner sites at one outer value.
         centre: the point at which densities of the inner sites are read.
-        offsets: displacements for certificates.
         values: outer values that were tried, by site, (V, ...) each; the first is that of `prior`.
         outer_box: the box over which outer sites range in the proof.
         contains: whether outer values lie in that box.
@@ -63,7 +74,6 @@ class Split(NamedTuple):
     layout: Layout
     prior: Posterior
     centre: Coordinates
-    offsets: Coordinates
     values: dict[str, np.ndarray]
     outer_box: tuple[SiteBlock, ...]
     contains: Callable[[Mapping[str, Array]], Bool[Array, ""]]
@@ -89,15 +99,13 @@ def inspect(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, A
     hidden = tuple(name for name in names if not reached[name] & set(inner))
     is_shared = not any(reached[name] & set(names) for name in model.outcomes)
     values = try_values(model, space, _NUM_VALUES)
-    layout, prior, offsets, evidence = examine(given(model, {name: value[0] for name, value in values.items()}))
+    layout, prior, evidence = examine(given(model, {name: value[0] for name, value in values.items()}))
     centre = jax.device_get(coordinates_at(layout, prior))
-    split = Split(
-        space, layout, prior, centre, offsets, values, (), lambda _: jnp.array(True), is_shared, hidden, evidence
-    )
+    split = Split(space, layout, prior, centre, values, (), lambda _: jnp.array(True), is_shared, hidden, evidence)
     for is_whole in (True, False):
         box, contains = box_of(model, space, supports, is_whole=is_whole)
         split = split._replace(outer_box=box, contains=contains)
-        words, happened, prior_residual, row_residual = _measure(model, split)
+        words, happened, in_prior, in_rows = _measure(model, split)
         obstacles = [sentence for sentence, is_there in zip(words, happened, strict=True) if is_there]
         if not obstacles:
             break
@@ -108,16 +116,17 @@ def inspect(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, A
             f"cannot be proved conjugate for every value of {outer}: {obstacles[0]}",
             report.ANALYTIC_REMEDY,
         )
-    if not (prior_residual <= tolerance() and row_residual <= tolerance()):
-        what, residual = ("prior", prior_residual) if prior_residual > tolerance() else ("likelihood", row_residual)
+    if not (excess_of(in_prior) <= 1.0 and excess_of(in_rows) <= 1.0):
+        what, residual = ("prior", in_prior) if excess_of(in_prior) > 1.0 else ("likelihood", in_rows)
         raise report.refusal(
             model,
             f"is not conjugate given {', '.join(names)}: the log {what} is affine in the sufficient statistics at one value of "
-            f"these but not at others - relative residual {residual:.1e}",
+            f"these but not at others - residual {float(residual.nats):.1e} nats",
             "see what changes the family: a power, or which reals a scale multiplies, must not depend on outer sites",
         )
-    residuals = max(evidence.prior_residual, prior_residual), max(evidence.likelihood_residual, row_residual)
-    return split._replace(evidence=evidence._replace(prior_residual=residuals[0], likelihood_residual=residuals[1]))
+    prior_found = max(evidence.prior, in_prior, key=lambda found: float(excess_of(found)))
+    rows_found = max(evidence.likelihood, in_rows, key=lambda found: float(excess_of(found)))
+    return split._replace(evidence=evidence._replace(prior=prior_found, likelihood=rows_found))
 
 
 def try_values(model: RewardModel, space: OuterSpace, num_values: int) -> dict[str, np.ndarray]:
@@ -153,28 +162,32 @@ def trial_rows(model: RewardModel, values: Mapping[str, Array], per_arm: int, se
     return Interaction(arm, reward, context, is_possible)
 
 
-def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], float, float]:
+def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], Residual, Residual]:
     """Return the obstacles to a proof over the box, and the largest residuals over the outer values."""
     layout, centre = split.layout, jax.tree.map(jnp.asarray, split.centre)
     words: list[str] = []
 
-    def at(values: Mapping[str, Array], rows: Interaction) -> tuple[Array, Array]:
+    places = places_for(layout, jax.tree.map(jnp.asarray, split.prior), split.prior, _NUM_POINTS, _NUM_AT_HOME)
+
+    def at(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual]:
         view = given(model, values)
 
         def log_prior(point: Coordinates) -> Array:
             return view.log_prior(latents_at(layout, point))
 
-        in_prior = residual_of(layout, log_prior, derive(layout, log_prior, centre), centre, split.offsets)
+        natural = jax.tree.map(lambda leaf: leaf[None], derive(layout, log_prior, centre))
+        in_prior = worst_of(residual_of(layout, lambda point: log_prior(point)[None], natural, centre, places))
 
-        def row_residual(row: Any) -> Array:
+        def row_residual(row: Any) -> Residual:
             single = jax.tree.map(lambda leaf: leaf[None], row)
-            _, residual = certify_row(view, layout, centre, split.offsets, single)
+            by_outcome = read_row(view, layout, centre, single)
+            found = worst_of(residual_of(layout, log_likelihoods(view, layout, single), by_outcome, centre, places))
             is_finite = jnp.isfinite(view.log_likelihood(latents_at(layout, centre), single)[0])
-            return jnp.where(row.mask & is_finite, residual, 0.0)
+            return _where(row.mask & is_finite, found)
 
-        return in_prior, jnp.max(jax.vmap(row_residual)(rows))
+        return in_prior, worst_of(jax.vmap(row_residual)(rows))
 
-    def measure() -> tuple[list[Array], Array, Array]:
+    def measure() -> tuple[list[Array], Residual, Residual]:
         outer = jax.tree.map(jnp.asarray, split.values)
         anywhere = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
         rows = trial_rows(model, anywhere, per_arm=2, seed=23)
@@ -190,10 +203,16 @@ def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], f
 
         in_each = jax.vmap(prove)(rows)
         flags = [*happened, *(jnp.any(flag & rows.mask) for flag in in_each)]
-        return flags, jnp.max(in_prior), jnp.max(in_rows)
+        return flags, worst_of(in_prior), worst_of(in_rows)
 
     flags, in_prior, in_rows = run_once(measure)
-    return words, [bool(flag) for flag in flags], float(in_prior), float(in_rows)
+    return words, [bool(flag) for flag in flags], in_prior, in_rows
+
+
+def _where(is_counted: Bool[Array, ""], residual: Residual) -> Residual:
+    """Return a residual, or one that finds nothing."""
+    nothing = Residual(*(jnp.asarray(x, residual.nats.dtype) for x in (0.0, 1.0, 0.0)))
+    return jax.tree.map(lambda own, none: jnp.where(is_counted, own, none), residual, nothing)
 
 
 def _obstacles(model: RewardModel, split: Split, row: Interaction, *, is_prior: bool) -> tuple[list[str], list[Array]]:
@@ -213,31 +232,53 @@ def certify_rows(
     split: Split,
     centre: Coordinates,
     values: Mapping[str, Array],
+    laws: Posterior,
     rows: Interaction,
-) -> tuple[Natural, Float[Array, " N"]]:
-    """Certify rows at outer values, (V, ...) each, and return what they add at the first of them with each row's residual.
+) -> Float[Array, " N"]:
+    """Certify rows at outer values, (V, ...) each, and return how close each row comes to failing: at most 1 if it does not.
 
-    A residual is infinite for a row that the program cannot produce or whose proof fails, and 0 for a masked row.
+    Each is compared with its affine form around the centre, and where the inner sites will be once these rows are absorbed. It
+    is infinite for a row that the program cannot produce or whose proof fails, and 0 for a masked row.
+
+    Args:
+        laws: of the inner sites at these outer values, before these rows; (V, ...) each.
     """
     layout = split.layout
-    offsets = jax.tree.map(lambda leaf: leaf[:_NUM_DATUM_POINTS], split.offsets)
 
-    def certify_one(row: Any) -> tuple[Natural, Float[Array, ""]]:
-        single = jax.tree.map(lambda leaf: leaf[None], row)
+    def at(own: Mapping[str, Array], law: Posterior) -> tuple[Array, Array]:
+        view = given(model, own)
 
-        def at(own: Mapping[str, Array]) -> tuple[Natural, Array, Array]:
-            view = given(model, own)
-            natural, residual = certify_row(view, layout, centre, offsets, single)
+        def read(row: Any) -> Natural:
+            by_outcome = read_row(view, layout, centre, jax.tree.map(lambda leaf: leaf[None], row))
+            return jax.tree.map(lambda leaf: jnp.where(row.mask, leaf, 0.0), by_outcome)
+
+        by_outcomes = jax.vmap(read)(rows)
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1)), by_outcomes)
+        there = recentre(layout, total, centre, coordinates_at(layout, law))[0]
+        after = absorb(layout, law, there, jnp.sum(rows.mask))
+        # Nothing is asked of places that an improper posterior would name.
+        after = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, law)
+        places = places_for(layout, law, after, _NUM_POINTS, _NUM_AT_HOME, centre=centre)
+
+        def check(row: Any, by_outcome: Natural) -> tuple[Array, Array]:
+            single = jax.tree.map(lambda leaf: leaf[None], row)
+            found = residual_of(layout, log_likelihoods(view, layout, single), by_outcome, centre, places)
             is_possible = jnp.array(True)
             for possible in view.in_support(latents_at(layout, centre), single).values():
                 is_possible &= possible[0]
-            return natural, residual, is_possible
+            return excess_of(worst_of(found)), is_possible
 
-        naturals, residuals, is_possible = jax.vmap(at)(dict(values))
-        is_sound = (row.arm >= 0) & (row.arm < model.num_arms) & jnp.all(is_possible)
+        return jax.vmap(check)(rows, by_outcomes)
+
+    excess, is_possible = jax.vmap(at)(dict(values), laws)
+
+    def is_proved(row: Any) -> Bool[Array, ""]:
+        is_sound = (row.arm >= 0) & (row.arm < model.num_arms)
+        single = jax.tree.map(lambda leaf: leaf[None], row)
         for happened in _obstacles(model, split, single, is_prior=False)[1]:
             is_sound &= ~happened
-        natural = jax.tree.map(lambda leaf: jnp.where(row.mask, leaf[0], 0.0), naturals)
-        return natural, jnp.where(row.mask, jnp.where(is_sound, jnp.max(residuals), jnp.inf), 0.0)
+        return is_sound
 
-    return jax.vmap(certify_one)(rows)
+    is_sound = jax.vmap(is_proved)(rows) & jnp.all(is_possible, axis=0)
+    worst = jnp.max(jnp.where(jnp.isnan(excess), jnp.inf, excess), axis=0)
+    return jnp.where(rows.mask, jnp.where(is_sound, worst, jnp.inf), 0.0)

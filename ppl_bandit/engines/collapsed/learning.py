@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.approximate.buffer import Data, append, read
+from ppl_bandit.engines.approximate.buffer import append, read
 from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional
 from ppl_bandit.engines.collapsed.inspection import certify_rows
 from ppl_bandit.engines.collapsed.particles import Moved
 from ppl_bandit.engines.collapsed.statistics import Statistics, posterior_of
-from ppl_bandit.engines.collapsed.stores import read_rows
+from ppl_bandit.engines.collapsed.stores import WeightedRows, read_rows
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
-from ppl_bandit.engines.exact.families import coordinates_at
+from ppl_bandit.engines.exact.families import Posterior, coordinates_at
 
 __all__ = ["Learnt", "learn_by_rows", "learn_by_sums", "read_new"]
 
@@ -41,10 +41,15 @@ class Learnt(NamedTuple):
     settle: Callable[[Moved, Array], CollapsedState]
 
 
-def read_new(posterior: Conditional, state: CollapsedState, picked: Any, data: Data) -> tuple[Any, Float[Array, " N"]]:
-    """Certify rows at a few outer values, and return what the store keeps of them with each row's residual.
+def read_new(
+    posterior: Conditional, state: CollapsedState, picked: Any, laws: Posterior, data: WeightedRows
+) -> tuple[Any, Float[Array, " N"]]:
+    """Certify rows at a few outer values, and return what the store keeps of them, and how close each row comes to failing.
 
     In chunks, so that memory is bounded; without a store, nothing is kept here.
+
+    Args:
+        laws: of the inner sites at these outer values, before these rows.
     """
     model, split, store, _ = posterior
     num_rows = data.weights.shape[0]
@@ -54,8 +59,8 @@ def read_new(posterior: Conditional, state: CollapsedState, picked: Any, data: D
     )
     first = jax.tree.map(lambda leaf: leaf[0], picked)
 
-    def read_chunk(chunk: Data) -> tuple[Any, Array]:
-        _, residual = certify_rows(model, split, state.centre, picked, chunk.rows)
+    def read_chunk(chunk: WeightedRows) -> tuple[Any, Array]:
+        residual = certify_rows(model, split, state.centre, picked, laws, chunk.rows)
         if store is None:
             return (), residual
         kept, distance = store.read(state.centre, first, chunk)
@@ -69,7 +74,7 @@ def read_new(posterior: Conditional, state: CollapsedState, picked: Any, data: D
 
 
 def learn_by_sums(
-    posterior: Conditional, state: CollapsedState, new: Data, fresh: Any, keep: Float[Array, ""]
+    posterior: Conditional, state: CollapsedState, new: WeightedRows, fresh: Any, keep: Float[Array, ""]
 ) -> Learnt:
     """Add rows to the sums of a store.
 
@@ -118,13 +123,13 @@ def learn_by_sums(
 
 
 def learn_by_rows(
-    posterior: Conditional, state: CollapsedState, new: Data, fresh: Any, keep: Float[Array, ""]
+    posterior: Conditional, state: CollapsedState, new: WeightedRows, fresh: Any, keep: Float[Array, ""]
 ) -> Learnt:
     """Append rows to the buffer, from which a refresh reads all again; in between each particle has a sum of its own."""
     del fresh
     model, split, centre, discount = posterior.model, posterior.split, state.centre, posterior.discount
-    buffer = append(model, state.buffer, new.rows)
-    old_weights, data = read(state.buffer, discount).weights, read(buffer, discount)
+    buffer = append(model, state.buffer, new.rows, merges=discount == 1.0)
+    old_weights, data = read(state.buffer, discount).weights, WeightedRows(*read(buffer, discount)[:2])
     forgotten = jax.tree.map(lambda leaf: keep * leaf, state.kept)
     capacity = max(1, buffer.arm.shape[0])
     batch = max(1, min(state.particles.shape[0], _MAX_AT_ONCE // capacity))
@@ -137,7 +142,7 @@ def learn_by_rows(
         flat = jax.lax.map(lambda x: ravel_pytree(function(x))[0], positions, batch_size=batch)
         return jax.vmap(unravel)(flat)
 
-    def read_at(position: Array, rows: Data) -> Statistics:
+    def read_at(position: Array, rows: WeightedRows) -> Statistics:
         return read_rows(model, split, centre, split.space.constrain(position)[0], rows)
 
     def own_targets(sums: Statistics) -> Array:

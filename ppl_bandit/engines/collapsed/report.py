@@ -3,7 +3,7 @@
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.particles import max_memory
-from ppl_bandit.engines.exact.report import family, tolerance_in_double
+from ppl_bandit.engines.exact.report import family, nats_words
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation
 
@@ -35,8 +35,7 @@ def accepted(model: RewardModel, split: Split, words: str | None, num_particles:
         f"  proved: for every value of {outer}, all that {inner} reach is real-analytic, none of it a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: prior and likelihood are affine in the sufficient statistics of {inner} at random values of {outer};",
-        f"    largest relative residual {max(evidence.prior_residual, evidence.likelihood_residual):.1e}, tolerance "
-        f"{tolerance_in_double():.0e}; every new datum is certified likewise before it is absorbed",
+        f"    largest residual {nats_words(evidence)}; every new datum is certified likewise before it is absorbed",
         f"  approximated: {outer} ({split.space.size} dimension{'s' * (split.space.size > 1)}), by particles that follow the "
         "posterior with the rest integrated out",
         f"  evidence: effective sample size of the weights, at least {num_particles // 2}; Pareto k-hat, at most {MAX_K_HAT}; "

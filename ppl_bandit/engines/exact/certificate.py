@@ -34,6 +34,7 @@ __all__ = [
     "Evidence",
     "Places",
     "Residual",
+    "excess_of",
     "is_affine",
     "log_likelihoods",
     "places_for",
@@ -88,7 +89,7 @@ class Evidence(NamedTuple):
 
 def resolution(dtype: Any = None) -> float:
     """Return the most that rounding may hide from a certificate, in nats, in a precision, jax's current one by default."""
-    return 0.02 if jnp.dtype(jnp.zeros(()).dtype if dtype is None else dtype) == jnp.float64 else 0.2
+    return 5e-3 if jnp.dtype(jnp.zeros(()).dtype if dtype is None else dtype) == jnp.float64 else 0.2
 
 
 def is_affine(residual: Residual) -> Bool[Array, "..."]:
@@ -96,15 +97,29 @@ def is_affine(residual: Residual) -> Bool[Array, "..."]:
     return (residual.nats <= residual.tolerance) & (residual.rounding <= resolution(residual.rounding.dtype))
 
 
+def excess_of(residual: Residual) -> Float[Array, "..."]:
+    """Return how close a residual comes to failing, as one number: it `is_affine` where this is at most 1."""
+    hidden = residual.rounding / resolution(residual.rounding.dtype)
+    return jnp.maximum(residual.nats / jnp.where(residual.tolerance > 0, residual.tolerance, 1.0), hidden)
+
+
 def places_for(
-    layout: Layout, before: Posterior, after: Posterior, num_points: int, num_at_home: int, stretch: Any = 1.0
+    layout: Layout,
+    before: Posterior,
+    after: Posterior,
+    num_points: int,
+    num_at_home: int,
+    stretch: Any = 1.0,
+    centre: Coordinates | None = None,
 ) -> Places:
     """Return where to compare densities that were read at the means of `before` and lead to `after`.
 
     Args:
         stretch: what the displacements from the first centre are multiplied by.
+        centre: where the densities were read, if not at these means.
     """
-    centre, home = coordinates_at(layout, before), typical_point(layout, after)
+    centre = coordinates_at(layout, before) if centre is None else centre
+    home = typical_point(layout, after)
     offsets = jax.tree.map(lambda leaf: stretch * leaf, make_offsets(layout, num_points, before))
     return Places(_around(layout, centre, offsets), _around(layout, home, offsets_at_home(layout, num_at_home, after)))
 

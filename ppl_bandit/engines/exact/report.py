@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.exact.certificate import Evidence, Residual, resolution
+from ppl_bandit.engines.exact.expectation import INFINITE_WORDS
 from ppl_bandit.engines.exact.families import Layout, Natural, Posterior, SiteBlock
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
@@ -19,6 +20,7 @@ __all__ = [
     "blurred_refusal",
     "density_refusal",
     "family",
+    "nats_words",
     "parameters",
     "refusal",
     "scale_remedy",
@@ -138,7 +140,12 @@ def _scale_words(power: float, has_members: bool, name: str) -> str:
 
 
 def accepted(
-    model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, discount: float = 1.0
+    model: RewardModel,
+    layout: Layout,
+    prior: Posterior,
+    evidence: Evidence,
+    discount: float = 1.0,
+    is_infinite: bool = False,
 ) -> Explanation:
     """Explain an accepted program."""
     sites = {site.name: family(layout, site) for site in layout.sites}
@@ -153,12 +160,12 @@ def accepted(
             lines.append(f"    such as  {example}")
     lines += [
         "",
-        f"  expected reward: {model.expected_reward_way}",
+        f"  expected reward: {model.expected_reward_way}" + (f"; {INFINITE_WORDS}" if is_infinite else ""),
         "  proved: latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
         f"sufficient statistics at {evidence.num_points} random points each;",
-        f"    largest residual {_nats(evidence)}; every new datum is certified likewise around the mean before and after it",
+        f"    largest residual {nats_words(evidence)}; every new datum is certified likewise, before and after it is absorbed",
     ]
     if discount < 1.0:
         lines.append(
@@ -166,12 +173,14 @@ def accepted(
             "exact for the likelihood so weighted"
         )
     families = ", ".join(f"{name} {words}" for name, words in sites.items())
-    return Explanation("conjugate", True, f"proved conjugate: {families}", sites, "\n".join(lines))
+    reason = f"proved conjugate: {families}" + (f"; of its expected reward, {INFINITE_WORDS}" if is_infinite else "")
+    return Explanation("conjugate", True, reason, sites, "\n".join(lines))
 
 
-def _nats(evidence: Evidence) -> str:
+def nats_words(evidence: Evidence) -> str:
+    """Say how far prior and likelihood are from affine, at worst, and what rounding explains."""
     worst = max(evidence.prior, evidence.likelihood, key=lambda residual: float(residual.nats / residual.tolerance))
-    return f"{float(worst.nats):.1e} nats, tolerance {float(worst.tolerance):.1e} nats (the rounding of its terms)"
+    return f"{float(worst.nats):.1e} nats, tolerance {float(worst.tolerance):.1e} nats"
 
 
 def _name(model: RewardModel) -> str:

@@ -529,7 +529,7 @@ def mixture_prior(arm):
     normal(mean + 0.0 * arm)
 
 
-@near_miss("improper", is_slow=True)
+@near_miss("handlers.mask", error=InvalidProgram)
 def masked_prior(arm):
     with handlers.mask(mask=False):
         mean = reals()
@@ -669,10 +669,46 @@ def bent_beyond_a_narrow_prior(arm):
     normal(jnp.sin(mean[arm]), 1e-9)
 
 
+@near_miss("not affine")
+def student_above_a_tight_hierarchy(arm):
+    parent = numpyro.sample("parent", dist.StudentT(3.0, 0.0, 1.0))
+    normal(numpyro.sample("mean", dist.Normal(parent, 1e-5).expand([A]))[arm])
+
+
+@near_miss("not affine", is_slow=True)
+def cauchy_in_large_units(arm):
+    parent = numpyro.sample("parent", dist.Cauchy(0.0, 1e6))
+    normal(numpyro.sample("mean", dist.Normal(parent, 1.0).expand([A]))[arm], 1e6)
+
+
+@near_miss("not affine|float64", is_slow=True)
+def a_wave_above_the_tightest_hierarchy(arm):
+    parent = numpyro.sample("parent", dist.Normal(0.0, 1.0))
+    numpyro.factor("wave", 3.0 * jnp.sin(parent))
+    normal(numpyro.sample("mean", dist.Normal(parent, 1e-7).expand([A]))[arm])
+
+
+@near_miss("parent plus a small step", is_slow=True)
+def a_hierarchy_tighter_than_float64(arm):
+    parent = numpyro.sample("parent", dist.Normal(0.0, 1.0))
+    normal(numpyro.sample("mean", dist.Normal(parent, 1e-8).expand([A]))[arm])
+
+
+@near_miss("not affine")
+def a_bend_at_a_distant_place(arm):
+    normal(jnp.sqrt((reals()[arm] - 500.0) ** 2 + 1e-6), 0.7)
+
+
+@near_miss("sum to 1", error=InvalidProgram)
+def probabilities_that_do_not_sum_to_one(arm):
+    weight = numpyro.sample("weight", dist.Gamma(2.0, 1.0).expand([A, 3]).to_event(2))
+    numpyro.sample("reward", dist.Categorical(probs=weight[arm]))
+
+
 # What NumPyro is not told
 
 
-@near_miss("hidden")
+@near_miss("hidden", error=InvalidProgram)
 def draw_behind_a_block(arm):
     with handlers.block():
         hidden = numpyro.sample("hidden", dist.Normal(0.0, 1.0))

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy import special, stats
 
 from ppl_bandit.engines.exact import conjugate as engine
 from ppl_bandit.engines.exact.examination import examine, judge, measure
@@ -134,7 +132,10 @@ def hierarchy(top: str, noise: str, is_centred: bool = True) -> Shape:
             return mean, precision, lambda z: -0.5 * np.einsum("...i,ij,...j", z - mean, precision, z - mean)
 
         constants = {
-            **{name: unit * value for name, value in (("loc", loc), ("spread", spread), ("shift", shift), ("step", step))},
+            **{
+                name: unit * value
+                for name, value in (("loc", loc), ("spread", spread), ("shift", shift), ("step", step))
+            },
             **{"slope": slope, "gain": gain * money, "offset": offset * unit * money, "noise": own * unit * money},
             **{"df": df, "amount": amount, "pace": pace, "square": square, "line": line, "wave": wave},
             "swing": swing * unit,

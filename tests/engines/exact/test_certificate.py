@@ -1,0 +1,101 @@
+"""What the certificate sees: bends where data take the posterior, matrices that cancel, expectations that are infinite."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit.engines import conjugate
+from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Interaction
+
+KEY = jr.key(0)
+PLACE = 5e4  # so far away that nobody tries it when the engine is built
+
+
+def corner(x):
+    """Return -|x - PLACE|, rounded off within a millionth: two straight lines to 1e-16 anywhere else."""
+    return -jnp.sqrt((x - PLACE) ** 2 + 1e-12)
+
+
+def bends_far_away(arm):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Normal(mean + 0.25 * (corner(mean) + PLACE) + 0.0 * arm, 0.7))
+
+
+def prior_bends_far_away(arm):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.factor("corner", corner(mean))
+    numpyro.sample("reward", dist.Normal(mean + 0.0 * arm, 0.1))
+
+
+@pytest.mark.parametrize(("program", "near", "far"), [(bends_far_away, 30.0, 4e5), (prior_bends_far_away, 30.0, 7e4)])
+def test_a_bend_is_seen_where_the_data_take_the_posterior(program, near, far):
+    with jax.enable_x64(True):
+        engine = conjugate(RewardModel(program, 1))
+        update, state = quick_jit(engine.update), engine.init(KEY)
+        state, info = update(KEY, state, Interaction(jnp.array([0]), jnp.array([near])))
+        assert bool(info.is_trusted)
+        _, info = update(KEY, state, Interaction(jnp.array([0]), jnp.array([far])))
+    assert not bool(info.is_trusted)
+    # The likelihood of the second program is conjugate everywhere: it is the prior that is not.
+    assert bool(info.is_prior_certified) == (program is bends_far_away)
+    assert bool(info.is_certified.all()) == (program is prior_bends_far_away)
+
+
+def line(arm, context):
+    weight = numpyro.sample("weight", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("reward", dist.Normal(context @ weight + 0.0 * arm, 1.0))
+
+
+def test_single_precision_is_not_trusted_with_features_that_nearly_repeat_each_other():
+    engine, rng = conjugate(RewardModel(line, 1, np.ones(2))), np.random.default_rng(0)
+    assert not jax.config.jax_enable_x64
+    update = quick_jit(engine.update)
+    for offset, is_trusted in ((0.0, True), (1000.0, False)):
+        feature = offset + rng.normal(size=512)
+        rows = np.column_stack([np.ones(512), feature])
+        reward = rows @ [0.3, 0.5] + rng.normal(size=512)
+        interaction = Interaction(*(jnp.asarray(x, jnp.float32) for x in (np.zeros(512), reward, rows)))
+        _, info = update(KEY, engine.init(KEY), interaction._replace(arm=jnp.zeros(512, int)))
+        assert bool(info.is_trusted) == is_trusted, (offset, info.residual.max(), info.is_resolved)
+
+
+def coin(arm, context):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Binomial(context, rate + 0.0 * arm))
+
+
+def test_a_count_that_stops_growing_is_not_trusted():
+    engine = conjugate(RewardModel(coin, 1, 1))
+    update, state = quick_jit(engine.update), engine.init(KEY)
+    for trials, successes, is_trusted in ((2**24, 2**24, True), (1, 1, False)):
+        state, info = update(KEY, state, Interaction(jnp.array([0]), jnp.array([successes]), jnp.array([trials])))
+        assert bool(info.is_resolved) == is_trusted
+
+
+def spend(arm):
+    variance = numpyro.sample("variance", dist.InverseGamma(3.0, 2.0))
+    level = numpyro.sample("level", dist.Normal(0.0, jnp.sqrt(variance)))
+    numpyro.sample("reward", dist.LogNormal(level + 0.0 * arm, jnp.sqrt(variance)))
+
+
+def waiting_time(shape):
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Gamma(shape, 1.0))
+        numpyro.sample("reward", dist.Exponential(rate + 0.0 * arm))
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "is_infinite"), [(spend, True), (waiting_time(0.9), True), (waiting_time(1.1), False)]
+)
+def test_an_expected_reward_without_an_expectation_is_named(program, is_infinite):
+    # E exp(m + v / 2) under a power tail of v; E 1 / rate under Gamma(a, 1) is 1 / (a - 1), infinite for a up to 1.
+    report = conjugate(RewardModel(program, 1)).explanation.report
+    assert ("expectation over the latents is infinite" in report) == is_infinite
