@@ -77,7 +77,8 @@ def _times(values: list[float | None]) -> Any:
 def _contexts(model: RewardModel, leaves: list[Any], num_rows: int) -> dict[str, Any]:
     if model.context is None or not num_rows:
         return {name: [] for name in context_columns(model)} if model.context is not None else {}
-    return {
-        name: np.asarray(leaves[number])[(slice(None), *index)]
-        for name, (number, index) in context_columns(model).items()
-    }
+    columns = {}
+    for name, (number, index) in context_columns(model).items():
+        leaf: Any = np.asarray(leaves[number])
+        columns[name] = leaf[(slice(None), *index)]
+    return columns

@@ -16,10 +16,12 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
+from ppl_bandit.live.deciding import decide
 from ppl_bandit.live.history import History
 from ppl_bandit.live.journal import memory
 from ppl_bandit.live.journal.contract import Conflict
 from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event, new_id
+from ppl_bandit.live.journal.experiment import in_lane
 from ppl_bandit.live.journal.identity import fingerprint
 from ppl_bandit.live.journal.opening import facts_of
 from ppl_bandit.live.journal.replay import replay
@@ -146,6 +148,14 @@ def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
     stale._next_number -= 1
     (event,) = stale.decide(stale.standing, np.ones(3, bool), None, None)
     assert event.lane
+    # In a lane of its own: the same numbers, the same posterior, but other draws.
+    fresh = first._experiment
+    fresh.follow()
+    lanes = []
+    for lane in ("", "here", "there"):
+        task, learner = in_lane(fresh.standing, lane)
+        lanes.append([float(decide(task, learner, i, None, np.ones(3, bool)).best_arm_probs[0]) for i in range(5)])
+    assert lanes[0] != lanes[1] != lanes[2] != lanes[0]
     assert check_replay(first, "default").position is None
 
 

@@ -64,7 +64,7 @@ def learner_like(standing: Standing, engine: str, has_warned: bool, leaves: list
         if factory is None:
             raise ValueError(f"the posterior was kept by the engine {engine!r}, which is not known")
         fresh = start(standing.task, factory)
-    structure = jax.tree.structure(fresh.state)
+    structure: Any = jax.tree.structure(fresh.state)
     if structure.num_leaves != len(leaves):
         raise ValueError("the posterior that was kept does not fit this program and engine")
     return fresh._replace(state=jax.tree.unflatten(structure, leaves), has_warned=has_warned)

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.live.deciding import decide, decide_many
@@ -84,12 +86,12 @@ class Experiment:
                 numbers = np.arange(self._next_number, self._next_number + (num_rows or 1))
                 self._next_number = int(numbers[-1]) + 1
                 lane = self._lane
-            task = in_lane(standing.task, lane)
+            task, learner = in_lane(standing, lane)
             try:
                 if num_rows is None:
-                    chosen = [decide(task, standing.learner, int(numbers[0]), contexts, mask)]
+                    chosen = [decide(task, learner, int(numbers[0]), contexts, mask)]
                 else:
-                    chosen = decide_many(task, standing.learner, numbers, contexts, mask)
+                    chosen = decide_many(task, learner, numbers, contexts, mask)
                 return self.store.append(
                     self.name, self._decided(standing, chosen, numbers, lane, mask, contexts, num_rows)
                 )
@@ -306,11 +308,16 @@ def batches(
         size = _PAGE if len(batch) < size else 2 * size  # the last call's events may go on beyond this page
 
 
-def in_lane(task: Task, lane: str) -> Task:
-    """Return a task whose decisions draw from a lane's random numbers; the empty lane is the task's own seed."""
-    return task._replace(seed=_lane_seed(task.seed, lane)) if lane else task
+def in_lane(standing: Standing, lane: str) -> tuple[Task, Learner]:
+    """Return the task and the learner to decide with in a lane; the empty lane draws from the task's own seed."""
+    if not lane:
+        return standing.task, standing.learner
+    number, seed = _lane_seed(standing.task.seed, lane)
+    return standing.task._replace(seed=number), standing.learner._replace(seed=seed)
 
 
 @functools.lru_cache(maxsize=1024)
-def _lane_seed(seed: int, lane: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{lane}".encode()).digest()[:7])
+def _lane_seed(seed: int, lane: str) -> tuple[int, jax.Array]:
+    number = int.from_bytes(hashlib.sha256(f"{seed}:{lane}".encode()).digest()[:7])
+    with jax.enable_x64(True):
+        return number, jnp.asarray(number)

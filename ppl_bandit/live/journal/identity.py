@@ -17,6 +17,9 @@ from ppl_bandit.types import Engine, Interaction, Selector
 
 __all__ = ["describe_engine", "describe_selector", "differences", "fingerprint", "identity_of", "versions"]
 
+# Parameters that say how an operation is called or placed, not what it computes.
+_NAMES = {"name", "debug_info", "ctx_mesh", "in_shardings", "out_shardings", "in_layouts", "out_layouts"}
+
 
 def fingerprint(model: RewardModel) -> str:
     """Return a digest of the program's computation, with every number in it.
@@ -100,15 +103,15 @@ def _digest_jaxpr(digest: Any, jaxpr: Jaxpr, consts: Any) -> None:
         else:
             digest.update(f"v{names.setdefault(atom, len(names))}:{atom.aval};".encode())
 
-    for atom in [*jaxpr.constvars, *jaxpr.invars]:
-        name(atom)
+    for variable in [*jaxpr.constvars, *jaxpr.invars]:
+        name(variable)
     for const in consts:
         _digest_value(digest, const)
     for eqn in jaxpr.eqns:
         digest.update(f"{eqn.primitive.name}(".encode())
         for atom in eqn.invars:
             name(atom)
-        for key in sorted(eqn.params):
+        for key in sorted(set(eqn.params) - _NAMES):
             digest.update(f"{key}=".encode())
             _digest_parameter(digest, eqn.params[key])
         for atom in eqn.outvars:

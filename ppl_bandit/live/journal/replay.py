@@ -100,16 +100,16 @@ def _batch_at(store: Store, name: str, position: int) -> list[Event]:
 
 def _difference(standing: Standing, batch: Sequence[Event]) -> tuple[int, str] | None:
     """Return the position of the first decision of a call that comes out otherwise, and how; None if none does."""
-    task = in_lane(standing.task, batch[0].lane)
+    task, learner = in_lane(standing, batch[0].lane)
     allowed = batch[0].body["allowed"]
     mask = np.ones(len(task.arms), bool) if allowed is None else np.asarray(allowed)
     contexts = [context_from_json(task.model, event.body["context"]) for event in batch]
     numbers = np.array([event.number for event in batch])
     if "row" in batch[0].body:
         rows = None if contexts[0] is None else jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)
-        again = decide_many(task, standing.learner, numbers, rows, mask)
+        again = decide_many(task, learner, numbers, rows, mask)
     else:
-        again = [decide(task, standing.learner, int(numbers[0]), contexts[0], mask)]
+        again = [decide(task, learner, int(numbers[0]), contexts[0], mask)]
     for event, selection in zip(batch, again, strict=True):
         words = _compared(task, event, selection)
         if words:

@@ -25,7 +25,9 @@ def context_from_json(model: RewardModel, leaves: Sequence[Any] | None) -> Any:
     if leaves is None:
         return None
     examples, structure = jax.tree.flatten(model.context)
-    arrays = [np.asarray(leaf, _KINDS[np.asarray(e).dtype.kind]) for leaf, e in zip(leaves, examples, strict=True)]
+    arrays: list[Any] = [
+        np.asarray(leaf, _KINDS[np.asarray(e).dtype.kind]) for leaf, e in zip(leaves, examples, strict=True)
+    ]
     return jax.tree.unflatten(structure, arrays)
 
 

@@ -129,11 +129,12 @@ class SqlStore:
             some = decisions[start : start + _CHUNK]
             rows = self._query(
                 f"SELECT {_COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND decision IS NOT NULL AND decision IN "
-                f"({', '.join('?' * len(some))}) ORDER BY position",
+                f"({', '.join('?' * len(some))})",
                 experiment,
                 *some,
             )
-            for event in map(_event, rows):
+            # Sorted here: asked for an order, SQLite reads the whole stream in that order instead of looking ids up.
+            for event in sorted(map(_event, rows), key=lambda event: event.position):
                 found[str(event.decision)].append(event)
         return dict(found)
 
@@ -241,7 +242,7 @@ def _insert(execute: Execute, ticket: _Ticket, is_again: bool) -> list[Event]:
         (experiment, ticket.after),
     ):
         raise Conflict
-    numbers = [event.number for event in events if event.kind == DECIDED and not event.lane]
+    numbers = [int(event.number or 0) for event in events if event.kind == DECIDED and not event.lane]
     if numbers and execute(
         "SELECT 1 FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND lane = '' AND number BETWEEN ? AND ? "
         "LIMIT 1",
@@ -267,5 +268,5 @@ def _insert(execute: Execute, ticket: _Ticket, is_again: bool) -> list[Event]:
 
 
 def _event(row: Sequence[Any]) -> Event:
-    *facts, settles, time, body = row
-    return Event(*facts, bool(settles), time, decode(body))
+    position, kind, decision, batch, number, lane, arm, settles, time, body = row
+    return Event(position, kind, decision, batch, number, lane, arm, bool(settles), time, decode(body))
