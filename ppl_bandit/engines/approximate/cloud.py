@@ -98,7 +98,7 @@ def refresh(
     """Renew the particles: by importance where that has evidence, by moving every one of them elsewhere.
 
     Moves start at the particles in proportion to their weight. Where the weights have nearly all gone to a few of them, in a
-    jump of the posterior, they start at the proposals if these are better.
+    jump of the posterior, they start at the proposals, or else on the way there.
 
     Args:
         target: the posterior density of the data of now.
@@ -116,11 +116,11 @@ def refresh(
     log_density = cloud.log_prior + cloud.log_likelihood
     found = propose(key_propose, whiten(target, centre, root), inside, flat, log_density)
     proposed = centre + found.positions @ root.T
-    is_jump = (ess < MIN_ESS_SHARE * num) & (found.ess > ess)
+    is_jump = (ess < MIN_ESS_SHARE * num) & (found.ess >= MIN_ESS_SHARE * num)
     is_accepted = found.is_accepted if by_importance else jnp.array(False)
     is_new = is_accepted | is_jump
     num_proposed = proposed.shape[0]
-    old = jnp.full(num_proposed, -jnp.inf, log_weights.dtype).at[:num].set(log_weights)
+    old = jnp.full(num_proposed, -jnp.inf, log_weights.dtype).at[:num].set(flat)
     weights = jnp.where(is_new, finite_weights(found.log_weights), old)
     index = resample(jr.uniform(key_offset, dtype=weights.dtype), weights, num)
     starts = jnp.where(is_new, proposed[index], cloud.positions[jnp.minimum(index, num - 1)])
@@ -144,7 +144,7 @@ def refresh(
     )
 
     def moved() -> Cloud:
-        variance = jnp.where(is_jump, 1.0 / found.ess, cloud.variance + error)
+        variance = jnp.where(is_jump, 1.0 / found.ess, cloud.variance + _relative_variance(flat))
         covariance = jnp.where(is_jump, jnp.cov(starts, rowvar=False).reshape(root.shape), root @ root.T)
         end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
         log_prior = jax.vmap(target.log_prior)(end.positions)

@@ -31,6 +31,9 @@ _MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting sa
 _MAX_WINDOWS = 5
 _MAX_LEAPS = 64
 _LOST_ENERGY = 1000.0
+_NUM_ERRORS = (
+    6.0  # standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third
+)
 _MAX_TREE_DEPTH = 7
 
 
@@ -279,24 +282,25 @@ def forgetting(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return how well particles remember where they started, and how far their means went.
 
-    Memory is the largest correlation of start and end over all directions, over the squares along the principal ones, which
-    tell tails and modes from the middle, and of the energies. By chance, M particles in k dimensions correlate by 2 sqrt(k / M)
+    Memory is the largest correlation of start and end over all directions, over the squares of the coordinates, which tell
+    tails and modes from the middle, and of the energies. By chance, M particles in k dimensions correlate by 2 sqrt(k / M)
     in the worst direction; that much is taken off.
 
     Args:
         ess: effective sample size of the start.
 
     Returns:
-        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of four standard errors.
+        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of five standard errors.
     """
     num, size = start.shape
     both = jnp.concatenate([start, end])
     centre = jnp.mean(both, axis=0)
     values, axes = jnp.linalg.eigh((both - centre).T @ (both - centre) / (2 * num))
-    scale = jnp.sqrt(jnp.maximum(values, jnp.finfo(start.dtype).tiny))
-    first, last = ((part - centre) @ axes / scale for part in (start, end))
-    cross = _standard(first).T @ _standard(last) / num
+    white = axes / jnp.sqrt(jnp.maximum(values, jnp.finfo(start.dtype).tiny))
+    cross = _standard((start - centre) @ white).T @ _standard((end - centre) @ white) / num
     linear = jnp.sqrt(jnp.max(jnp.linalg.eigvalsh(cross.T @ cross)))
+    # Not along the axes just found: chance itself chose these as the ones along which start and end differ the most.
+    first, last = start - centre, end - centre
     squares = jnp.max(jnp.abs(_correlation(jnp.square(first), jnp.square(last))))
     energy = jnp.abs(_correlation(start_energies[:, None], end_energies[:, None]))[0]
     by_chance = 2.0 / math.sqrt(num)
@@ -306,7 +310,7 @@ def forgetting(
     after = jnp.concatenate([last, jnp.square(last), end_energies[:, None]], axis=1)
     sd = jnp.sqrt(0.5 * (jnp.var(before, axis=0) + jnp.var(after, axis=0)))
     shift = jnp.max(jnp.abs(jnp.mean(after, axis=0) - jnp.mean(before, axis=0)) / sd)
-    drift = shift / (4.0 * jnp.sqrt(1.0 / jnp.maximum(ess, 1.0) + 1.0 / num))
+    drift = shift / (_NUM_ERRORS * jnp.sqrt(1.0 / jnp.maximum(ess, 1.0) + 1.0 / num))
     return memory, jnp.nan_to_num(drift, nan=jnp.inf)
 
 

@@ -48,7 +48,6 @@ __all__ = ["ReweightInfo", "ReweightState", "draw_prior_clouds", "reweight", "sa
 
 
 _MIN_ESS_INSIDE = 0.2  # share of the particles, inside of a batch
-_GROWTH = 1.5  # of the rows of a block from one refresh to the next, inside of a batch
 
 
 class ReweightState(NamedTuple):
@@ -109,8 +108,6 @@ class _Progress(NamedTuple):
     state: ReweightState
     row: Int[Array, ""]
     ess: Float[Array, " B"]
-    num_seen: Int[Array, " B"]
-    num_fresh: Int[Array, " B"]
     k_hat: Float[Array, ""]
     was_stale: Bool[Array, ""]
 
@@ -179,17 +176,12 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             latents = jax.vmap(space.constrain)(_together(blocks, progress.state.clouds.positions, space.size))
 
             def step(progress: _Progress) -> _Progress:
-                row = take_rows(rows, progress.row)
-                state, ess = absorb(progress.state, latents, row, progress.ess)
-                num_seen = progress.num_seen.at[of_arm[row.arm]].add(row.mask)
-                return progress._replace(state=state, row=progress.row + 1, ess=ess, num_seen=num_seen)
+                state, ess = absorb(progress.state, latents, take_rows(rows, progress.row), progress.ess)
+                return progress._replace(state=state, row=progress.row + 1, ess=ess)
 
             def is_fresh(progress: _Progress) -> Bool[Array, ""]:
-                # Inside of a batch, which no decision sees, draws may be staler; and a block's rows may grow by half in any
-                # case, so that the number of refreshes grows as the logarithm of theirs.
-                is_even = progress.ess >= _MIN_ESS_INSIDE * num_particles
-                is_short = progress.num_seen < _GROWTH * progress.num_fresh
-                return (progress.row < num_rows) & jnp.all(is_even | is_short)
+                # Inside of a batch, which no decision sees, draws may be staler.
+                return (progress.row < num_rows) & jnp.all(progress.ess >= _MIN_ESS_INSIDE * num_particles)
 
             return jax.lax.while_loop(is_fresh, step, progress)
 
@@ -202,17 +194,13 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
             renewed = when(is_stale, lambda state: renew(key_block, state, block), progress.state)
             ess = progress.ess.at[block].set(jnp.where(is_stale, num_particles, progress.ess[block]))
-            num_fresh = progress.num_fresh.at[block].set(
-                jnp.where(is_stale, progress.num_seen[block], progress.num_fresh[block])
-            )
-            return _Progress(renewed, progress.row, ess, progress.num_seen, num_fresh, k_hat, is_stale)
+            return _Progress(renewed, progress.row, ess, k_hat, is_stale)
 
         def is_wanting(progress: _Progress) -> Bool[Array, ""]:
             return (progress.row < num_rows) | progress.was_stale
 
         ess = jax.vmap(weight_ess)(state.clouds.log_weights)
-        num_seen = jnp.zeros_like(ess, int).at[of_arm[state.buffer.arm]].add(state.buffer.times)
-        begin = _Progress(state, jnp.zeros((), int), ess, num_seen, num_seen, jnp.zeros_like(ess[0]), jnp.array(False))
+        begin = _Progress(state, jnp.zeros((), int), ess, jnp.zeros_like(ess[0]), jnp.array(False))
         end = jax.lax.while_loop(is_wanting, stage, begin)
         after, k_hat = end.state, end.k_hat
         clouds = after.clouds
