@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ppl-bandit", description="Write the reward model as a NumPyro program; get the bandit."
     )
+    parser.add_argument("--version", action="version", version=f"ppl_bandit {version('ppl_bandit')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="prove, play and draw the bundled conjugate models (under a minute)")

@@ -20,8 +20,9 @@ from ppl_bandit import engines, selectors
 from ppl_bandit.live import saving, summary
 from ppl_bandit.live.decisions import Decision
 from ppl_bandit.live.figures import draw_bandit
+from ppl_bandit.live.frames import contexts_from, is_frame, rows_from
 from ppl_bandit.live.html import as_html
-from ppl_bandit.live.inputs import Arms, check_contexts, check_engine, check_rewards, check_selector
+from ppl_bandit.live.inputs import Arms, check_contexts, check_engine, check_rewards, check_selector, count_rows
 from ppl_bandit.live.journal import checkpoints
 from ppl_bandit.live.journal.events import Event
 from ppl_bandit.live.journal.journal import Journal
@@ -171,18 +172,19 @@ class Bandit:
         """Decide for a batch; every row has its own posterior draws, as if selected one after another.
 
         Args:
-            contexts: contexts with a leading axis, one row per decision.
+            contexts: contexts with a leading axis, one row per decision; or a DataFrame, pandas or polars, whose columns are
+                found by name.
             num_decisions: how many, for a program without context.
         """
         standing = self._follow(is_waiting=False)
         model = standing.task.model
+        contexts = contexts_from(model, contexts) if is_frame(contexts) else contexts
         if model.context is None:
             if num_decisions is None:
                 raise ValueError("num_decisions must say how many decisions to make: the program takes no context")
             num_rows = check_count(num_decisions, "num_decisions")
         else:
-            leaves = jax.tree.leaves(contexts)
-            num_rows = len(leaves[0]) if leaves and np.ndim(leaves[0]) else 0
+            num_rows = count_rows(model, contexts)
             if num_rows == 0 or num_decisions not in (None, num_rows):
                 raise ValueError("contexts must have a leading axis with one row per decision")
         contexts = check_contexts(model, contexts, num_rows, "contexts")
@@ -238,22 +240,37 @@ class Bandit:
 
     def update_many(
         self,
+        frame: Any = None,
         *,
+        arm: str = "arm",
+        reward: str | Mapping[str, str] | None = None,
         decisions: Sequence[Decision | str] | None = None,
         arms: Any = None,
-        rewards: Any,
+        rewards: Any = None,
         contexts: Any = None,
         correct: bool = False,
     ) -> Any:
         """Learn from many rewards at once: all rows, or none if any is wrong.
 
         Args:
+            frame: a DataFrame, pandas or polars, with a row for each play that was decided elsewhere; its columns are found by
+                name: `arm`; `reward`, by default those named as the outcomes; and those of the context, which `contexts` lists,
+                or renames as {name: column}, where they are called otherwise. In place of a frame:
             decisions: the decision, or its id, of each row; or
             arms: the arm of each row, for plays that were decided elsewhere, such as the history of an experiment,
             contexts: and their contexts with a leading axis N, for a program that takes one.
             rewards: (N,), or {outcome: (N,)} for several outcomes.
             correct: whether to replace what was reported before.
         """
+        if frame is not None:
+            if not is_frame(frame) or any(value is not None for value in (decisions, arms, rewards)):
+                raise ValueError(
+                    f"frame must be a DataFrame, and all that is given, got {type(frame).__name__}; for arrays use arms=, "
+                    "rewards= and contexts="
+                )
+            arms, rewards, contexts = rows_from(self.model, frame, arm, reward, contexts)
+        elif rewards is None:
+            raise ValueError("rewards is missing")
         if (decisions is None) == (arms is None):
             raise ValueError("give decisions= or arms=, and not both")
         if decisions is not None:
@@ -478,7 +495,8 @@ class Bandit:
     def _overview(self, contexts: Any = None) -> Overview:
         played, _, seen = self._rows()
         if self.model.context is None or contexts is not None:
-            num_rows = None if contexts is None else len(jax.tree.leaves(contexts)[0])
+            contexts = contexts_from(self.model, contexts) if is_frame(contexts) else contexts
+            num_rows = None if contexts is None else count_rows(self.model, contexts)
             chosen = check_contexts(self.model, contexts, num_rows, "contexts")
         elif played.size:
             chosen = some_contexts(seen)

@@ -15,7 +15,7 @@ from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Arms", "check_contexts", "check_engine", "check_rewards", "check_selector"]
+__all__ = ["Arms", "check_contexts", "check_engine", "check_rewards", "check_selector", "count_rows"]
 
 
 class Arms:
@@ -95,6 +95,15 @@ class Arms:
         if not mask.any():
             raise ValueError("allowed excludes every arm: allow at least one")
         return mask
+
+
+def count_rows(model: RewardModel, contexts: Any) -> int:
+    """Return the length of the contexts' leading axis, arrays or lists alike; 0 where there is none."""
+    try:
+        leaves = jax.tree.structure(model.context).flatten_up_to(contexts)
+    except (ValueError, TypeError):
+        leaves = jax.tree.leaves(contexts)  # of another structure, as their check will say
+    return len(leaves[0]) if leaves and hasattr(leaves[0], "__len__") and np.ndim(leaves[0]) else 0
 
 
 def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argument: str) -> Any:

@@ -1,5 +1,6 @@
 """The ladder from engine to engine: where a live bandit goes when an engine's draws come without evidence."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
 }
 
 
+_LOGGER = logging.getLogger("ppl_bandit")
+
+
 class NotCertified(ValueError):
     """A datum turned out not to be conjugate at run time; the bandit's state is as it was before."""
 
@@ -38,12 +42,15 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         ValueError: for a reward that the program cannot produce.
         NotCertified: for a datum that is not conjugate, where the user insists on an exact engine.
     """
+    explanation = learner.engine.explanation
     state, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
         after = learner._replace(state=state)
+        before, now = (getattr(part, "num_refreshes", 0) for part in (learner.state, info))
+        if int(now) > int(before):
+            _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
         prepare_growth(task, after, learner.state if len(history) else None)
         return after, info, []
-    explanation = learner.engine.explanation
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
         raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
@@ -61,6 +68,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         f"{why}; from here on the bandit uses the {above.engine.explanation.engine} engine, with all "
         f"{len(history) + rows.arms.size} rewards replayed"
     )
+    _LOGGER.info(moved)
     return above, info, [*warnings, *more, moved]
 
 

@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 import pandas
 import pytest
 
-from ppl_bandit import RewardModel
+from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.live.frames import contexts_from, is_frame, rows_from
 
 
@@ -85,3 +85,18 @@ def test_a_column_that_stands_twice_is_refused():
     frame = pandas.DataFrame([[1.0, 2.0, 3]], columns=["age", "age", "visits"])
     with pytest.raises(ValueError, match="has the column 'age' twice"):
         contexts_from(SALES, frame)
+
+
+def test_a_bandit_decides_and_learns_from_frames():
+    frame, other = frames(ROWS)
+    bandit, again, by_hand = (Bandit(SALES, arms=["a", "b"]) for _ in range(3))
+    bandit.update_many(frame)
+    again.update_many(other, reward="reward", contexts=["visits", "age"])
+    by_hand.update_many(arms=ROWS["arm"], rewards=ROWS["reward"], contexts={"age": ROWS["age"], "visits": ROWS["visits"]})
+    means = [b.posterior_parameters()["weight"]["mean"] for b in (bandit, again, by_hand)]
+    np.testing.assert_array_equal(means[0], means[2])
+    np.testing.assert_array_equal(means[1], means[2])
+    decisions = bandit.select_many(frame[["visits", "age"]])
+    assert [d.context["age"] for d in decisions] == ROWS["age"]
+    with pytest.raises(ValueError, match="frame must be a DataFrame, and all that is given, got list"):
+        bandit.update_many([1, 2])
