@@ -171,9 +171,9 @@ def _update(
     is_certified = is_affine(residuals)
     is_prior_certified, is_held = jnp.all(verdicts, axis=0)
     is_sound = jnp.all(is_certified) & is_prior_certified & is_held
-    return jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state), Certificates(
-        is_sound, is_certified, *residuals, is_prior_certified, is_held
-    )
+    kept = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state)
+    evidence = residuals.nats, residuals.tolerance, residuals.rounding
+    return kept, Certificates(is_sound, is_certified, *evidence, is_prior_certified, is_held)
 
 
 def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any) -> tuple[Natural, Bool[Array, ""]]:

@@ -314,7 +314,7 @@ def is_resolved(
         after.shape / after.rate * jnp.einsum("gs,gst,gt->g", x, jnp.abs(after.scaled_precision), x),
         jnp.abs(after.precision) @ y @ y,
     ]
-    sizes = [jnp.asarray(1.0 + layout.is_member.sum(axis=1), x.dtype), 1.0 + layout.free.size]
+    sizes = [jnp.asarray(1.0 + layout.is_member.sum(axis=1), x.dtype), jnp.asarray(1.0 + layout.free.size)]
     roundings = jnp.finfo(after.mean.dtype).eps * jnp.sqrt(1.0 + after.num_rows)
     is_held = [jnp.all(roundings * span <= 0.05 * size) for span, size in zip(spans, sizes, strict=True)]
     for old, new, add in (
