@@ -162,8 +162,8 @@ def _update(
         residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
         residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))
         is_prior_affine = is_affine(jax.tree.map(lambda leaf: leaf[0, 0], found))
-        step = places.at_home.points.real[1] - places.at_home.points.real[0]
-        is_held = is_fine & is_resolved(layout, kept, after, total, step)
+        steps = places.at_home.points.real[1:] - places.at_home.points.real[0]
+        is_held = is_fine & is_resolved(layout, kept, after, total, steps)
         return after, (residuals, jnp.stack([is_prior_affine, is_held]))
 
     after, (residuals, verdicts) = jax.lax.scan(absorb_chunk, state, chunks)
