@@ -6,8 +6,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 
-from ppl_bandit import InvalidProgram, RewardModel
+from ppl_bandit import Interaction, InvalidProgram, RewardModel
 
 
 def rates(num_arms=2):
@@ -128,9 +130,55 @@ def is_never_possible(arm):
     numpyro.sample("reward", dist.Normal(0.0, -scale[arm]))
 
 
+def is_weighted(arm):
+    with handlers.scale(scale=3.0):
+        rate = rates()
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def is_masked(arm):
+    with handlers.mask(mask=jnp.array([True, False])):
+        rate = rates()
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def calls_back(arm):
+    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
+    squared = jax.pure_callback(np.square, jax.ShapeDtypeStruct(mean.shape, mean.dtype), mean, vmap_method="sequential")
+    numpyro.sample("reward", dist.Normal(squared[arm], 1))
+
+
+def samples_inside_a_scan(arm):
+    start = numpyro.sample("start", dist.Normal(0, 1))
+
+    def walk(place, _):
+        place = numpyro.sample("place", dist.Normal(place, 1))
+        return place, place
+
+    _, places = scan(walk, start, None, length=2)
+    numpyro.sample("reward", dist.Normal(places[arm], 1))
+
+
+def weights_for_probabilities(arm):
+    weight = numpyro.sample("weight", dist.Gamma(2, 1).expand([2]))
+    mixing = dist.Categorical(probs=jnp.broadcast_to(weight, (*arm.shape, 2)))
+    numpyro.sample("reward", dist.MixtureSameFamily(mixing, dist.Normal(jnp.zeros((*arm.shape, 2)), 1.0)))
+
+
+def misspells_a_method(arm):
+    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
+    numpyro.sample("reward", dist.Normal(mean[arm].summ(), 1))
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
+        (is_weighted, "inside handlers.scale"),
+        (is_masked, "inside handlers.mask"),
+        (calls_back, "cannot differentiate the program by its latents (line"),
+        (samples_inside_a_scan, "NumPyro's own scan"),
+        (weights_for_probabilities, "probs of 'reward' do not sum to 1"),
+        (misspells_a_method, "AttributeError"),
         (no_outcome, "no sample site 'reward'; its sample sites are ['rate', 'click']"),
         (outcome_is_deterministic, "no sample site 'reward'"),
         (outcome_is_observed, "passes obs= to 'reward'"),
@@ -213,3 +261,33 @@ def test_validation_leaves_the_users_precision_flag_alone():
     before = jax.config.jax_enable_x64
     RewardModel(with_context, 2, context=np.ones(3))
     assert jax.config.jax_enable_x64 == before
+
+
+def test_a_program_gets_jax_arrays():
+    def with_intercept(arm, context):
+        weights = numpyro.sample("weights", dist.Normal(0, 1).expand([2, 3]).to_event(2))[arm]
+        features = context.at[:, 0].set(1.0)
+        mean = jax.lax.fori_loop(0, 3, lambda d, total: total + weights[:, d] * features[:, d], jnp.zeros(arm.shape))
+        numpyro.sample("reward", dist.Normal(mean, 1))
+
+    assert "formula" in RewardModel(with_intercept, 2, context=np.ones(3)).expected_reward_way
+
+
+def test_a_number_of_trials_that_comes_as_a_float_is_told_what_to_do():
+    def trials(arm, context):
+        numpyro.sample("reward", dist.Binomial(context, rates()[arm]))
+
+    with pytest.raises(InvalidProgram, match=r"\.astype\(int\)"):
+        RewardModel(trials, 2, context=5.0)
+    RewardModel(lambda arm, context: trials(arm, context.astype(int)), 2, context=5.0)
+
+
+def test_a_support_that_moves_with_a_latent_takes_what_some_latent_can_produce():
+    def up_to(arm):
+        top = numpyro.sample("top", dist.Gamma(2, 1).expand([2]))
+        numpyro.sample("reward", dist.Uniform(0.0, top[arm]))
+
+    model = RewardModel(up_to, 2)
+    latents = {"top": jnp.array([1.0, 1.0])}
+    found = model.in_support(latents, Interaction(jnp.array([0, 1, 0]), jnp.array([0.5, 9.0, -1.0])))
+    assert found["reward"].tolist() == [True, True, False]

@@ -154,7 +154,7 @@ def _scaled(layout: Layout, real: Array) -> Float[Array, "G S"]:
     return jnp.where(layout.is_member, real[layout.members], 0.0)
 
 
-def _bounds(layout: Layout, kind: str, dtype: object) -> tuple[Array, Array]:
+def _bounds(layout: Layout, kind: str, dtype: Any) -> tuple[Array, Array]:
     """Return the bounds of all elements of a kind; with their type spelled out, as `latents_at` does."""
     ends = []
     for end in ("low", "high"):

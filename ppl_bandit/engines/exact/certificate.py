@@ -44,7 +44,7 @@ __all__ = [
     "worst_of",
 ]
 
-_ROUNDINGS = 16.0  # roundings that a log density may add up, in units of the last place of the sum of its terms
+_ROUNDINGS = 4.0  # roundings that a log density may add up, in units of the last place of the sum of its terms
 _UNSEEN = 5e5  # and those inside the program, in units of the last place of 1: 1 - (1 - z) keeps 11 digits at logit -11
 
 
@@ -89,7 +89,7 @@ class Evidence(NamedTuple):
 
 def resolution(dtype: Any = None) -> float:
     """Return the most that rounding may hide from a certificate, in nats, in a precision, jax's current one by default."""
-    return 5e-3 if jnp.dtype(jnp.zeros(()).dtype if dtype is None else dtype) == jnp.float64 else 0.2
+    return 1e-3 if jnp.dtype(jnp.zeros(()).dtype if dtype is None else dtype) == jnp.float64 else 0.1
 
 
 def is_affine(residual: Residual) -> Bool[Array, "..."]:

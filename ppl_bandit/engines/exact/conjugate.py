@@ -163,8 +163,8 @@ def _update(
         residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
         residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))
         is_prior_affine = is_affine(jax.tree.map(lambda leaf: leaf[0, 0], found))
-        step = places.at_home.points.real[1] - places.at_home.points.real[0]
-        is_held = is_fine & is_resolved(layout, kept, after, total, step)
+        steps = places.at_home.points.real[1:] - places.at_home.points.real[0]
+        is_held = is_fine & is_resolved(layout, kept, after, total, steps)
         return after, (residuals, jnp.stack([is_prior_affine, is_held]))
 
     after, (residuals, verdicts) = jax.lax.scan(absorb_chunk, state, chunks)
@@ -172,9 +172,9 @@ def _update(
     is_certified = is_affine(residuals)
     is_prior_certified, is_held = jnp.all(verdicts, axis=0)
     is_sound = jnp.all(is_certified) & is_prior_certified & is_held
-    return jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state), Certificates(
-        is_sound, is_certified, *residuals, is_prior_certified, is_held
-    )
+    kept = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state)
+    evidence = residuals.nats, residuals.tolerance, residuals.rounding
+    return kept, Certificates(is_sound, is_certified, *evidence, is_prior_certified, is_held)
 
 
 def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any) -> tuple[Natural, Bool[Array, ""]]:

@@ -106,7 +106,7 @@ def judge(found: Findings, num_arms: int) -> tuple[str, np.ndarray]:
     """Return what stands in the way of an exact engine, "" for nothing, and which rows of data were certified."""
     # Rows whose rounding is too large are no evidence; a deviation in them is.
     is_bent = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
-    tested = found.is_possible & np.asarray(is_affine(found.residuals))
+    tested = np.asarray(found.is_possible) & np.asarray(is_affine(found.residuals))
     faults = {
         "obstacle": any(bool(happened) for happened in found.obstacles),
         "prior": not bool(is_affine(found.prior_residual)),

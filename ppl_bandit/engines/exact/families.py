@@ -292,16 +292,16 @@ def is_proper(posterior: Posterior) -> Bool[Array, ""]:
 
 
 def is_resolved(
-    layout: Layout, before: Posterior, after: Posterior, natural: Natural, step: Float[Array, " D"]
+    layout: Layout, before: Posterior, after: Posterior, natural: Natural, steps: Float[Array, "P D"]
 ) -> Bool[Array, ""]:
     """Tell whether a precision holds a posterior: all but a tenth of each count arrived, and no precision matrix cancels.
 
-    A matrix cancels where its quadratic form, along a typical step, is a difference of terms whose rounding, once per row,
-    could be a twentieth of it or more: features that nearly repeat each other, as an intercept and a feature far from 0 do.
+    A matrix cancels where its quadratic form, along typical steps, is a difference of terms whose rounding, once per row,
+    could be a fifth of a nat or more: features that nearly repeat each other, as an intercept and a feature far from 0 do.
 
     Args:
         before, natural: a posterior, and what was added to it to make `after`.
-        step: a displacement of the reals by one standard deviation of `after` along each of its axes.
+        steps: displacements of the reals by a few standard deviations of `after`.
     """
     counts = [
         (before.beta, after.beta, natural.unit),
@@ -309,14 +309,14 @@ def is_resolved(
         *zip(before.dirichlet, after.dirichlet, natural.simplex, strict=True),
     ]
     lost = [jnp.max(jnp.abs(new - old - add) - 0.1 * jnp.abs(add), initial=0.0) for old, new, add in counts]
-    x, y = jnp.abs(jnp.where(layout.is_member, step[layout.members], 0.0)), jnp.abs(step[layout.free])
+    x, y = jnp.abs(jnp.where(layout.is_member, steps[:, layout.members], 0.0)), jnp.abs(steps[:, layout.free])
     spans = [
-        after.shape / after.rate * jnp.einsum("gs,gst,gt->g", x, jnp.abs(after.scaled_precision), x),
-        jnp.abs(after.precision) @ y @ y,
+        after.shape / after.rate * jnp.einsum("pgs,gst,pgt->g", x, jnp.abs(after.scaled_precision), x),
+        jnp.sum(y @ jnp.abs(after.precision) * y),
     ]
-    sizes = [jnp.asarray(1.0 + layout.is_member.sum(axis=1), x.dtype), 1.0 + layout.free.size]
+    sizes = [jnp.asarray(1.0 + layout.is_member.sum(axis=1), x.dtype), jnp.asarray(1.0 + layout.free.size)]
     roundings = jnp.finfo(after.mean.dtype).eps * jnp.sqrt(1.0 + after.num_rows)
-    is_held = [jnp.all(roundings * span <= 0.05 * size) for span, size in zip(spans, sizes, strict=True)]
+    is_held = [jnp.all(roundings * span <= 0.2 * len(steps) * size) for span, size in zip(spans, sizes, strict=True)]
     for old, new, add in (
         (before.precision, after.precision, natural.quadratic),
         (before.scaled_precision, after.scaled_precision, natural.scaled_quadratic),
