@@ -1,6 +1,7 @@
-"""Cost of an update, engine by engine, against `MCMC.run` called afresh: logistic regression, D = 5, A = 3, 1,000 draws.
+"""Cost of an update, engine by engine, against `MCMC.run` called afresh: logistic regression, D = 10, A = 5, 1,000 draws.
 
-Run by hand: python tests/benchmarks/bench_engines.py [--steps 1000] [--json]. Ratios are of one run on one machine.
+Run by hand: python tests/benchmarks/bench_engines.py [--steps 1000] [--json]; with --batches 1000 10000 ..., what one update with
+so many rows costs; with --model NAME, the stream of another bundled model through `reweight`. Ratios are of one run on one machine.
 Compilation is counted separately for the engines, which compile once per capacity; `MCMC.run` compiles on every call.
 """
 
@@ -17,10 +18,11 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 from ppl_bandit import engines
+from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-NUM_ARMS, NUM_FEATURES, NUM_DRAWS = 3, 5, 1000
+NUM_ARMS, NUM_FEATURES, NUM_DRAWS = 5, 10, 1000
 
 
 def program(arm, context):
@@ -84,12 +86,62 @@ def stream(engine, rows, first, last):
     return np.array(seconds), np.array(is_compiled), infos
 
 
+def stream_of(name, num_rows):
+    """A bundled model, and rows of its own world."""
+    file = load_model(name)
+    model = RewardModel(file.program, file.num_arms, context=file.context, outcomes=file.outcomes)
+    key_arm, key_context, key_reward = jr.split(jr.key(0), 3)
+    arm = jr.randint(key_arm, (num_rows,), 0, model.num_arms)
+    context = None if file.context is None else jax.vmap(file.contexts)(jr.split(key_context, num_rows))
+    return model, Interaction(arm, jax.jit(model.draw_reward)(key_reward, file.truth, arm, context), context)
+
+
+def show_stream(name, seconds, is_compiled, infos):
+    """Print milliseconds of the updates of a stream that compiled nothing."""
+    steady = 1e3 * seconds[~is_compiled]
+    last = infos[-1]
+    print(
+        f"{name}: first {seconds[0]:.1f} s; mean {steady.mean():.2f} ms, median {np.median(steady):.2f}, 99% "
+        f"{np.quantile(steady, 0.99):.1f}, worst {steady.max():.0f}; {int(last.num_refreshes)} refreshes, {int(last.num_moves)} "
+        f"of them by moves; trusted {np.mean([info.is_trusted for info in infos]):.1%}"
+    )
+
+
+def show_batches(model, sizes):
+    """Print seconds of one update with many rows, after compilation."""
+    engine = engines.reweight(model)
+    for size in sizes:
+        rows, update = make_rows(size), jax.jit(engine.update)
+        state = engine.reserve(jax.jit(engine.init)(jr.key(1)), size)
+        _, cold = timed(update, jr.key(2), state, rows)
+        (_, info), warm = timed(update, jr.key(3), state, rows)
+        print(
+            f"{size} rows in one update: {warm:.2f} s, {cold:.1f} s with compilation; {int(info.num_refreshes)} refreshes; "
+            f"trusted {bool(info.is_trusted)}",
+            flush=True,
+        )
+
+
 def main():
+    jax.config.update("jax_enable_x64", True)  # as in the live bandit
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batches", type=int, nargs="+", help="measure one update with so many rows, and nothing else")
+    parser.add_argument("--model", help="stream a bundled model through reweight, and nothing else")
     parser.add_argument("--steps", type=int, default=1000, help="length of the stream")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
     model = RewardModel(program, NUM_ARMS, context=np.zeros(NUM_FEATURES))
+    if arguments.batches:
+        return show_batches(model, arguments.batches)
+    if arguments.model:
+        other, rows = (
+            (model, make_rows(arguments.steps))
+            if arguments.model == "here"
+            else stream_of(arguments.model, arguments.steps)
+        )
+        return show_stream(
+            arguments.model, *stream(engines.reweight(other, capacity=arguments.steps), rows, 0, arguments.steps)
+        )
     rows = make_rows(arguments.steps)
     sizes = [size for size in (10, 200, 1000) if size <= arguments.steps]
     mcmc = {size: fresh_mcmc(rows, size) for size in sizes}
@@ -142,7 +194,7 @@ def main():
         f"in the first half and {second:.2f} ms in the second; {entry['num_compiles']} compilations, "
         f"{entry['ratio_with_compilation']:.0f} times cheaper with them counted",
     ]
-    print(json.dumps(report, default=float) if arguments.json else "\n".join(lines))
+    return print(json.dumps(report, default=float) if arguments.json else "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ CONJUGATE = (
 OTHERS = ("logistic", "hierarchical_bernoulli", "student_t")
 HEAVY_TAILED = ("linear_gaussian", 5)
 MAKERS = {
-    "nuts": lambda model, num: engines.nuts(model, num_draws=num, num_chains=num // 20, capacity=512),
-    "reweight": lambda model, num: engines.reweight(model, num_particles=num, num_chains=num // 20, capacity=512),
+    "nuts": lambda model, num: engines.nuts(model, num_draws=num, capacity=512),
+    "reweight": lambda model, num: engines.reweight(model, num_particles=num, capacity=512),
     "svi": lambda model, num: engines.svi(model, capacity=512),
     "laplace": lambda model, num: engines.laplace(model, capacity=512),
 }
@@ -257,8 +257,8 @@ def rare_event_median(engine):
 
 
 RARE_MAKERS = {
-    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, num_chains=200, capacity=200),
-    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, num_chains=200, capacity=200),
+    "reweight": functools.partial(engines.reweight, num_particles=NUM_DRAWS, capacity=200),
+    "nuts": functools.partial(engines.nuts, num_draws=NUM_DRAWS, capacity=200),
     "laplace": functools.partial(engines.laplace, capacity=200),
     "svi": functools.partial(engines.svi, capacity=200),
 }

@@ -54,7 +54,7 @@ def smallest_p_value(found):
 
 @pytest.mark.slow
 def test_the_default_fallback_is_calibrated():
-    make = functools.partial(engines.reweight, num_particles=200, num_chains=20, capacity=8)
+    make = functools.partial(engines.reweight, num_particles=200, capacity=8)
     assert smallest_p_value(ranks("hierarchical_bernoulli", make, num_rows=8, num_repetitions=60)) > LEVEL
 
 
