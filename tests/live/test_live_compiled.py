@@ -67,7 +67,9 @@ def test_growth_is_compiled_before_it_is_needed():
     assert (run.select.num_waits, run.learn.num_waits) == before == (0, 0)
 
 
-@pytest.mark.parametrize("num_rows, expected", [(1, [1]), (3, [1, 1, 1]), (30, [32]), (33, [32, 1]), (2000, [1024, 1024])])
+@pytest.mark.parametrize(
+    "num_rows, expected", [(1, [1]), (3, [1, 1, 1]), (30, [32]), (33, [32, 1]), (2000, [1024, 1024])]
+)
 def test_rows_are_cut_into_few_sizes_and_a_fifth_at_most_is_filled_up(num_rows, expected):
     assert pieces(num_rows, (1024, 32, 1)) == expected
 
