@@ -93,12 +93,16 @@ class PostgresBackend:
     def _run_once(self, work: Callable[[Execute, bool], T], locks: Sequence[str], is_again: bool) -> T:
         if self._connection is None:
             self._connection = self._psycopg.connect(
-                self._url, autocommit=True, connect_timeout=10, application_name="ppl_bandit"
+                self._url, autocommit=True, connect_timeout=10, application_name="ppl_bandit", prepare_threshold=None
             )
         connection, self._was_open = self._connection, True
 
-        def execute(statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
-            cursor = connection.execute(statement.replace("?", "%s"), parameters)
+        def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
+            statement = statement.replace("?", "%s")
+            if is_many and len(parameters) > 1:  # one wait for all rows
+                connection.cursor().executemany(statement, parameters)
+                return []
+            cursor = connection.execute(statement, parameters[0] if is_many else parameters)
             return cursor.fetchall() if cursor.description else []
 
         if not locks:

@@ -41,8 +41,8 @@ T = TypeVar("T")
 class Backend(Protocol):
     """A database.
 
-    `run` hands `work` a function (statement, parameters) -> rows, and a flag: whether an earlier try may have been
-    committed before its connection broke. Statements mark parameters with `?`.
+    `run` hands `work` a function (statement, parameters, is_many=False) -> rows, and a flag: whether an earlier try may have
+    been committed before its connection broke. Statements mark parameters with `?`; with `is_many` they run once per row.
     """
 
     def run(self, work: Callable[[Execute, bool], T], locks: Sequence[str] = ()) -> T:
@@ -254,16 +254,14 @@ def _insert(execute: Execute, ticket: _Ticket, is_again: bool) -> list[Event]:
         (experiment,),
     )
     position, digest = last[0] if last else (0, "")
-    recorded = []
+    recorded, rows = [], []
     for event in events:
         position += 1
         event, body = event._replace(position=position), encode(event.body)
         digest = digest_of(digest, experiment, event, body)
-        execute(
-            f"INSERT INTO ppl_bandit_events VALUES ({', '.join('?' * 12)})",
-            (experiment, *event[:7], int(event.settles), event.time, body, digest),
-        )
+        rows.append((experiment, *event[:7], int(event.settles), event.time, body, digest))
         recorded.append(event)
+    execute(f"INSERT INTO ppl_bandit_events VALUES ({', '.join('?' * 12)})", rows, True)
     return recorded
 
 

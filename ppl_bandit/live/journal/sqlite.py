@@ -52,8 +52,9 @@ class SqliteBackend:
         with self._locks[is_writer]:
             connection = self._connections[is_writer]
 
-            def execute(statement: str, parameters: Sequence[Any] = ()) -> list[tuple]:
-                return connection.execute(statement, parameters).fetchall()
+            def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
+                run = connection.executemany if is_many else connection.execute
+                return run(statement, parameters).fetchall()
 
             try:
                 if not is_writer:
