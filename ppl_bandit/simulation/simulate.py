@@ -121,7 +121,7 @@ def simulate(
 
                     reduce = records.reduced if summary else None
                     in_turn = not engine.explanation.is_exact
-                    options = {"memory": memory, "mesh": mesh, "in_turn": in_turn, "begin": bar.resume}
+                    options: dict[str, Any] = {"memory": memory, "mesh": mesh, "in_turn": in_turn, "begin": bar.resume}
                     chunks = realize(play, key, num_realizations, reduce, **options)
                     for part, num_done in chunks:
                         parts[name].append(records.trimmed(part, num_done, summary))
