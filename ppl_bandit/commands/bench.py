@@ -151,7 +151,7 @@ def _batches(num_samples: int) -> dict[str, float]:
 
     learn(1100)  # compiles every size of piece
     bandit.select_many(contexts[:10_000])
-    spent = {}
+    spent = dict[str, float]()
     for name, num, run in (
         ("select_many, decisions a second", 10_000, lambda: bandit.select_many(contexts[:10_000])),
         ("update_many, rows a second", 100_000, lambda: learn(100_000)),

@@ -216,7 +216,7 @@ def _mabwiser(case: Case, seed: int) -> tuple[Callable, Callable]:
 def _river(case: Case, seed: int) -> tuple[Callable, Callable]:
     from river import bandit, proba
 
-    arms = list(range(case.num_arms))
+    arms: list[Any] = list(range(case.num_arms))
     if not case.num_features:
         policy = bandit.ThompsonSampling(reward_obj=proba.Beta(), seed=seed)
         return lambda context: policy.pull(arms), lambda arm, reward, context: policy.update(arm, bool(reward))

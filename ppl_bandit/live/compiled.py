@@ -91,7 +91,7 @@ def _compiled_functions(
 
     def select(seed: Array, state: Any, number: Array, context: Any, allowed: Array) -> Array:
         keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)
-        options = {"num_samples": num_samples, "allowed": allowed, "draws": draws}
+        options: dict[str, Any] = {"num_samples": num_samples, "allowed": allowed, "draws": draws}
         return pack(decide(*keys, model, engine, selector, state, context, number + 1, **options))
 
     def select_many(seed: Array, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:

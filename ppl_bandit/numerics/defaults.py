@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -20,7 +21,8 @@ def use_defaults() -> None:
     if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     is_off = os.environ.get("PPL_BANDIT_CACHE", "").lower() in ("off", "0", "false", "no")
-    if is_off or jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    settings: Any = jax.config
+    if is_off or settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
         return
     folder = cache_folder()
     try:

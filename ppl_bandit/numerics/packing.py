@@ -32,6 +32,6 @@ def unpacker(form: Any) -> Callable[[np.ndarray], Any]:
             else:
                 part = row[start:end].astype(dtype)
                 parts.append(part if len(shape) == 1 else part.reshape(shape))
-        return treedef.unflatten(parts)
+        return jax.tree.unflatten(treedef, parts)
 
     return unpack

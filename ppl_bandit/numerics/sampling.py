@@ -467,6 +467,7 @@ def _key_words(key: Key) -> _Words:
     return words[0], words[1]
 
 
+@jax.jit  # traced once per shape, not at every use
 def _threefry(
     words: _Words, index: UInt32[Array, "..."], attempt: UInt32[Array, ""]
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:

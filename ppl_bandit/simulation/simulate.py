@@ -121,7 +121,8 @@ def simulate(
 
                     reduce = records.reduced if summary else None
                     in_turn = not engine.explanation.is_exact
-                    chunks = realize(play, key, num_realizations, reduce, memory=memory, mesh=mesh, in_turn=in_turn)
+                    options: dict[str, Any] = {"memory": memory, "mesh": mesh, "in_turn": in_turn, "begin": bar.resume}
+                    chunks = realize(play, key, num_realizations, reduce, **options)
                     for part, num_done in chunks:
                         parts[name].append(records.trimmed(part, num_done, summary))
                         bar.advance(num_done)
@@ -144,6 +145,7 @@ def realize(
     memory: int | None = None,
     mesh: Mesh | None = None,
     in_turn: bool = False,
+    begin: Callable[[], None] | None = None,
 ) -> Iterator[tuple[Any, int]]:
     """Run numbered realizations in chunks; yield what is kept of each chunk, and how many of its first rows are real.
 
@@ -152,6 +154,7 @@ def realize(
         reduce: (chunk, which of its rows are real) -> what is kept of the chunk, with a leading axis; None keeps it all.
         in_turn: whether the realizations of a chunk run one after another on a CPU. Vectorised ones walk in step: each
             would pay for every other one's refresh.
+        begin: called when all is compiled and the first chunk begins.
     """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     is_double = jnp.zeros(()).dtype == jnp.float64
@@ -185,6 +188,8 @@ def realize(
         run = jax.shard_map(run, mesh=mesh, in_specs=(same, same), out_specs=each, check_vma=False)
     starts = range(0, num_realizations, num_chunk)
     compiled = jax.jit(run).lower(key, jnp.asarray(0)).compile()
+    if begin is not None:
+        begin()
 
     def finish(start: int) -> tuple[Any, int]:
         with jax.enable_x64(is_double):
@@ -238,7 +243,7 @@ class _Progress:
 
     def __init__(self, total: int, is_shown: bool):
         self._total, self._done, self._is_shown = total, 0, is_shown
-        self._began = self._said = time.monotonic()
+        self._spent, self._resumed, self._said = 0.0, time.monotonic(), -math.inf
         self._bar = None
         if is_shown and sys.stderr.isatty():
             from tqdm import tqdm
@@ -252,14 +257,18 @@ class _Progress:
         if self._bar is not None:
             self._bar.close()
 
+    def resume(self) -> None:
+        """Tell that realizations begin: what went before, such as compilation, says nothing about the time left."""
+        self._resumed = time.monotonic()
+
     def advance(self, num: int) -> None:
         """Tell that realizations are done; the first ones tell what all of them will cost."""
-        now, is_first = time.monotonic(), self._done == 0
-        self._done += num
+        now = time.monotonic()
+        self._done, self._spent, self._resumed = self._done + num, self._spent + now - self._resumed, now
         if self._bar is not None:
             self._bar.update(num)
-        elif self._is_shown and self._done < self._total and (is_first or now - self._said > _SECONDS_BETWEEN_LINES):
-            left = (now - self._began) * (self._total - self._done) / self._done
+        elif self._is_shown and self._done < self._total and now - self._said > _SECONDS_BETWEEN_LINES:
+            left = self._spent * (self._total - self._done) / self._done
             self._said = now
             sys.stderr.write(f"{self._done} of {self._total} realizations; about {left:.0f} s left\n")
             sys.stderr.flush()

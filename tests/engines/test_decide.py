@@ -1,4 +1,4 @@
-"""Whatever the route to a decision - the law of p-hat, the joint law of the arms, draws of all latents - its law is the same."""
+"""Whatever the route to a decision - law of p-hat, joint law of the arms, draws of all latents - its law is the same."""
 
 import jax
 import jax.numpy as jnp

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.exact import pseudo_counts as counting
 from ppl_bandit.engines.exact.families import Layout, Posterior
 from ppl_bandit.numerics import laws, sampling
+from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key, Marginals
@@ -122,7 +123,7 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
     if found.power == -1 and kind == "unit":
         return None
     spread = counting.element_noise(model, layout, kind, places)
-    fixed = None if model.context is not None else jax.device_get(_coefficients(model, found.power, None))
+    fixed = None if model.context is not None else run_once(lambda: _coefficients(model, found.power, None))
 
     def offer(state: Posterior, context: Any) -> Marginals:
         offset, slope = _coefficients(model, found.power, context) if fixed is None else fixed
