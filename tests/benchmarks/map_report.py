@@ -1,0 +1,120 @@
+"""Tables and figures of what `map_of_selectors.py` found: Markdown on the screen, PNG files beside the data."""
+
+import json
+from math import erfc
+from pathlib import Path
+
+import numpy as np
+
+CLASSIC = ("double sampling", "Thompson", "Bayes-UCB")
+
+
+def report(folder: Path) -> None:
+    for name in ("triples", "pairs", "horizon", "ids"):
+        path = folder / f"{name}.npz"
+        if path.exists():
+            found = np.load(path)
+            print(f"\n## {name}: {len(found['rates'])} problems, {found['num_runs']} realizations each\n")
+            _table(found)
+            _worse(found)
+    for name in ("table", "prior", "change"):
+        path = folder / f"{name}.json"
+        if path.exists():
+            print(f"\n## {name}\n")
+            for row in json.loads(path.read_text()):
+                print("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+    if (folder / "triples.npz").exists():
+        _map(np.load(folder / "triples.npz"), folder / "map.png")
+
+
+def _table(found) -> None:
+    names, mean = list(found["names"]), found["mean"]
+    runs, problems = int(found["num_runs"]), mean.shape[1]
+    against = [name for name in CLASSIC if name in names]
+    print("| | mean regret | " + " | ".join(f"to {name}" for name in against) + " | 95th | 99th percentile | stuck |")
+    print("| --- |" + " --- |" * (4 + len(against)))
+    for i, name in enumerate(names):
+        error = np.sqrt(found["covariance"][:, i, i].sum() / runs) / problems
+        relative = [f"{100 * np.mean(mean[i] / mean[names.index(o)] - 1):+.0f}%" if o != name else "" for o in against]
+        print(
+            f"| {name} | {mean[i].mean():.2f} +- {error:.2f} | {' | '.join(relative)} | {found['high'][i].mean():.1f} | "
+            f"{found['highest'][i].mean():.1f} | {100 * found['stuck'][i].mean():.2f}% |"
+        )
+
+
+def _scores(found):
+    """Differences of means in standard errors, (policies, policies, problems)."""
+    mean, cov, runs = found["mean"], found["covariance"], int(found["num_runs"])
+    variance = np.diagonal(cov, axis1=1, axis2=2)
+    spread = variance.T[:, None] + variance.T[None] - 2.0 * np.transpose(cov, (1, 2, 0))
+    return (mean[:, None] - mean[None]) / np.sqrt(np.maximum(spread, 1e-12) / runs)
+
+
+def _worse(found) -> None:
+    names, z = list(found["names"]), _scores(found)
+    for bound in (2.0, 3.0):
+        chance = 0.5 * erfc(bound / 2**0.5) * z.shape[2]
+        print(
+            f"\nproblems on which the row is worse than the column, z > {bound:g} (by chance, where equal: {chance:.1f})\n"
+        )
+        print("| | " + " | ".join(names) + " |\n| --- |" + " --- |" * len(names))
+        for i, name in enumerate(names):
+            print(
+                f"| {name} | "
+                + " | ".join("" if i == j else str(int((z[i, j] > bound).sum())) for j in range(len(names)))
+                + " |"
+            )
+    for own in ("Gittins 2, learning 1", "Gittins 1"):
+        for other in (name for name in CLASSIC if name in names and own in names):
+            i, j = names.index(own), names.index(other)
+            worst = np.argsort(-z[i, j])[:4]
+            told = []
+            for k in worst:
+                rates = ", ".join(f"{rate:.2f}" for rate in found["rates"][k])
+                pair = f"{found['mean'][i, k]:.1f} against {found['mean'][j, k]:.1f}"
+                told.append(f"({rates}): {pair} (z {z[i, j, k]:.1f})")
+            print(f"\n{own} at its worst against {other}: " + "; ".join(told))
+
+
+def _map(found, path: Path) -> None:
+    """Draw, over the gap between the two best arms and the level of the best, who has the least regret, and by how much."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
+
+    names = [str(name) for name in found["names"]]
+    shown = [name for name in names if name != "top-two"]
+    rates, mean = found["rates"], found["mean"][[names.index(name) for name in shown]]
+    level, gap = rates[:, -1], np.round(rates[:, -1] - rates[:, -2], 2)
+    xs, ys = np.unique(gap), np.unique(level)
+    winner = np.full((ys.size, xs.size), np.nan)
+    gain = {name: np.full((ys.size, xs.size), np.nan) for name in CLASSIC}
+    own = shown.index("Gittins 2, learning 1")
+    for row, y in enumerate(ys):
+        for column, x in enumerate(xs):
+            cell = (level == y) & (gap == x)
+            if cell.any():
+                winner[row, column] = np.argmin(mean[:, cell].mean(axis=1))
+                for name in CLASSIC:
+                    gain[name][row, column] = 100 * (mean[own, cell].mean() / mean[shown.index(name), cell].mean() - 1)
+    colours = ["#E69F00", "#999999", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00"][: len(shown)]
+    figure, axes = plt.subplots(1, 4, figsize=(19, 5), layout="constrained")
+    edges = [np.append(v - 0.025, v[-1] + 0.025) for v in (xs, ys)]
+    axes[0].pcolormesh(*edges, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(shown) - 0.5)
+    won = [i for i in range(len(shown)) if np.any(winner == i)]
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colours[i]) for i in won]
+    axes[0].legend(handles, [f"{shown[i]} ({int(np.sum(winner == i))})" for i in won], fontsize=8, loc="lower right")
+    axes[0].set_title("least mean regret (number of cells)")
+    for axis, (name, values) in zip(axes[1:], gain.items(), strict=True):
+        image = axis.pcolormesh(*edges, values, cmap="RdBu_r", vmin=-60, vmax=60)
+        axis.set_title(f"Gittins 2, learning 1: regret against {name}, %")
+        figure.colorbar(image, ax=axis)
+    for axis in axes:
+        axis.set(xlabel="gap between the two best arms", ylabel="rate of the best arm")
+    runs = int(found["num_runs"])
+    figure.suptitle(
+        f"{len(rates)} triples of Bernoulli arms, 1,500 steps, {runs} realizations each; a cell averages its triples"
+    )
+    figure.savefig(path, dpi=80)
