@@ -1,10 +1,12 @@
 """Milliseconds a step and error of collapsed, reweight and nuts on the same rows, at 100, 1,000 and 10,000 of them.
 
     python tests/benchmarks/bench_collapsed.py [--engines collapsed,reweight,nuts] [--rows 100,1000,10000] [--models ...]
+    python tests/benchmarks/bench_collapsed.py --stream 1000 --engines collapsed,reweight --models hierarchical_spread
 
 A step is an update by one row after that many; of 40 steps the median is given, and the mean, in which refreshes count. Errors
 are those of the arms' expected rewards after the rows, in posterior standard deviations (mean) and relatively (sd), against a
-run of collapsed with 40,000 particles, whose own accuracy the tests hold against quadrature.
+run of collapsed with 40,000 particles, whose own accuracy the tests hold against quadrature. With --stream, all rows are learnt
+one after another from the prior, compiled as one program, and the time is that of a row, refreshes included.
 """
 
 import argparse
@@ -41,17 +43,43 @@ def functions_of(name, model, room):
     return engine, jax.jit(engine.update)
 
 
+def stream(name, model, rows):
+    """Print the milliseconds of a row when all are learnt one after another, and how often particles were refreshed."""
+    num_rows = rows.arm.shape[0]
+    engine = engines.collapsed(model) if name == "collapsed" else getattr(engines, name)(model, capacity=num_rows)
+
+    def step(state, new):
+        key, row = new
+        state, info = engine.update(key, state, jax.tree.map(lambda leaf: leaf[None], row))
+        return state, (info.num_refreshes, info.is_trusted)
+
+    learn = jax.jit(lambda key: jax.lax.scan(step, engine.init(key), (jr.split(key, num_rows), rows))[1])
+    jax.block_until_ready(learn(jr.key(0)))
+    started = time.perf_counter()
+    num_refreshes, is_trusted = jax.block_until_ready(learn(jr.key(1)))
+    took = 1e3 * (time.perf_counter() - started) / num_rows
+    print(
+        f"{name:>9} {took:.2f} ms a row, {int(num_refreshes[-1])} refreshes, trusted {np.mean(is_trusted):.3f}",
+        flush=True,
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", default="collapsed,reweight,nuts")
     parser.add_argument("--rows", default="100,1000,10000")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--no-errors", action="store_true")
+    parser.add_argument("--stream", type=int)
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     for name in options.models.split(","):
         file = load_model(name)
         model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
+        if options.stream is not None:
+            for engine_name in options.engines.split(","):
+                stream(engine_name, model, rows_of(file, model, options.stream))
+            continue
         for num_rows in map(int, options.rows.split(",")):
             rows = rows_of(file, model, num_rows)
             more = rows_of(file, model, NUM_STEPS + 1, seed=9)
