@@ -78,7 +78,7 @@ def contexts_from(model: RewardModel, frame: Any, contexts: Any = None) -> Any:
     elif contexts is not None:
         columns = _listed(model, list(places), contexts)
     _check_columns(frame, list(columns.values()), "frame")
-    leaves = [
+    leaves: list[Any] = [
         np.zeros((len(frame), *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(model.context)
     ]
     for name, (number, index) in places.items():

@@ -100,7 +100,8 @@ class Arms:
 def count_rows(model: RewardModel, contexts: Any) -> int:
     """Return the length of the contexts' leading axis, arrays or lists alike; 0 where there is none."""
     try:
-        leaves = jax.tree.structure(model.context).flatten_up_to(contexts)
+        treedef: Any = jax.tree.structure(model.context)
+        leaves = treedef.flatten_up_to(contexts)
     except (ValueError, TypeError):
         leaves = jax.tree.leaves(contexts)  # of another structure, as their check will say
     return len(leaves[0]) if leaves and hasattr(leaves[0], "__len__") and np.ndim(leaves[0]) else 0

@@ -16,6 +16,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.approximate.buffer import row_mask
 from ppl_bandit.engines.collapsed.outer import OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import recentre
@@ -256,7 +257,7 @@ def certify_rows(
         by_outcomes = jax.vmap(read)(rows)
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1)), by_outcomes)
         there = recentre(layout, total, centre, coordinates_at(layout, law))[0]
-        after = absorb(layout, law, there, jnp.sum(rows.mask))
+        after = absorb(layout, law, there, jnp.sum(row_mask(rows)))
         # Nothing is asked of places that an improper posterior would name.
         after = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, law)
         places = places_for(layout, law, after, _NUM_POINTS, _NUM_AT_HOME, centre=centre)
@@ -282,4 +283,4 @@ def certify_rows(
 
     is_sound = jax.vmap(is_proved)(rows) & jnp.all(is_possible, axis=0)
     worst = jnp.max(jnp.where(jnp.isnan(excess), jnp.inf, excess), axis=0)
-    return jnp.where(rows.mask, jnp.where(is_sound, worst, jnp.inf), 0.0)
+    return jnp.where(row_mask(rows), jnp.where(is_sound, worst, jnp.inf), 0.0)

@@ -15,7 +15,7 @@ from ppl_bandit.engines.collapsed.particles import Moved
 from ppl_bandit.engines.collapsed.statistics import Statistics, posterior_of
 from ppl_bandit.engines.collapsed.stores import WeightedRows, read_rows
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
-from ppl_bandit.engines.exact.families import Posterior, coordinates_at
+from ppl_bandit.engines.exact.families import Coordinates, Posterior, coordinates_at
 
 __all__ = ["Learnt", "learn_by_rows", "learn_by_sums", "read_new"]
 
@@ -104,10 +104,14 @@ def learn_by_sums(
         )
         if store.recentred is None:
             return after
-        middle = posterior.split.space.constrain(jnp.mean(moved.positions, axis=0))[0]
-        total = posterior.total(centre, middle, kept)
-        there = coordinates_at(posterior.split.layout, posterior_of(posterior.split.layout, total.natural, centre))
-        there = jax.tree.map(lambda a, b: jnp.where(has_moved & jnp.isfinite(a), a, b), there, centre)
+
+        def mean_of(positions: Array) -> Coordinates:
+            middle = posterior.split.space.constrain(jnp.mean(positions, axis=0))[0]
+            total = posterior.total(centre, middle, kept)
+            there = coordinates_at(posterior.split.layout, posterior_of(posterior.split.layout, total.natural, centre))
+            return jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(a), a, b), there, centre)
+
+        there = jax.lax.cond(has_moved, mean_of, lambda _: centre, moved.positions)
         shifted = store.recentred(kept, centre, there)
         return after._replace(
             kept=shifted,

@@ -345,8 +345,8 @@ def hurdle(arm):
         size = numpyro.sample("size", dist.Normal(common, spread))
     sale = numpyro.sample("sale", dist.Bernoulli(rate[arm]))
     numpyro.sample("log_amount", dist.Normal(size[arm], 1.0).mask(sale == 1))
-    # On the scale of logarithms: the sums themselves have no variance a posteriori after few rows.
-    numpyro.deterministic("expected_reward", jnp.log(rate[arm]) + size[arm] + 0.5)
+    # Not rate x exp(size): after few rows that has no variance a posteriori.
+    numpyro.deterministic("expected_reward", rate[arm] * size[arm])
 
 
 def hurdle_rows(rng, n):
@@ -365,7 +365,7 @@ def hurdle_reference(arm, reward, context):
     rates, mass = mixture(log_density, lambda i, num: rng.beta(a[i] + wins, b[i] + losses, (num, 5)), rng)
     sold = reward["sale"] == 1
     sizes, other = hierarchy_reference(SPREADS, HALF_NORMAL)(arm[sold], reward["log_amount"][sold], None)
-    return np.log(rng.permutation(rates)) + rng.permutation(sizes) + 0.5, mass + other
+    return rng.permutation(rates) * rng.permutation(sizes), mass + other
 
 
 # Statistics that no few sums hold: how demand grows with exposure is unknown.
