@@ -1,7 +1,8 @@
 """Cost of an update, engine by engine, against `MCMC.run` called afresh: logistic regression, D = 10, A = 5, 1,000 draws.
 
-Run by hand: python tests/benchmarks/bench_engines.py [--steps 1000] [--json]; with --batches 1000 10000 ..., what one update with
-so many rows costs; with --model NAME, the stream of another bundled model through `reweight`. Ratios are of one run on one machine.
+Run by hand: python tests/benchmarks/bench_engines.py [--steps 1000] [--json]; with --batches 1000 10000 ..., what one update
+with so many rows costs; with --model NAME, the stream of a bundled model through `reweight`, or "here" for this regression.
+Ratios are of one run on one machine.
 Compilation is counted separately for the engines, which compile once per capacity; `MCMC.run` compiles on every call.
 """
 
@@ -102,8 +103,8 @@ def show_stream(name, seconds, is_compiled, infos):
     last = infos[-1]
     print(
         f"{name}: first {seconds[0]:.1f} s; mean {steady.mean():.2f} ms, median {np.median(steady):.2f}, 99% "
-        f"{np.quantile(steady, 0.99):.1f}, worst {steady.max():.0f}; {int(last.num_refreshes)} refreshes, {int(last.num_moves)} "
-        f"of them by moves; trusted {np.mean([info.is_trusted for info in infos]):.1%}"
+        f"{np.quantile(steady, 0.99):.1f}, worst {steady.max():.0f}; {int(last.num_refreshes)} refreshes, "
+        f"{int(last.num_moves)} of them by moves; trusted {np.mean([info.is_trusted for info in infos]):.1%}"
     )
 
 

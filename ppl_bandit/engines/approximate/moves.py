@@ -29,6 +29,7 @@ _ENOUGH = 0.5  # effective sample size, of the number of particles, at which no 
 _TARGET_ACCEPT = 0.8
 _MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting says something
 _MAX_WINDOWS = 5
+_TRAPPED = 0.8  # memory that twice as many transitions should have brought down
 _MAX_LEAPS = 64
 _LOST_ENERGY = 1000.0
 _NUM_ERRORS = (
@@ -232,7 +233,7 @@ def move(
     def needs_more(last: _Window) -> Bool[Array, ""]:
         is_done = last.evidence.is_sound & (last.ess >= _ENOUGH * num)
         # Twice as many transitions, and they remember as much: modes that no trajectory connects.
-        is_trapped = (last.number > 2) & (last.evidence.memory > jnp.maximum(0.8 * last.memory_before, MAX_MEMORY))
+        is_trapped = (last.number > 2) & (last.evidence.memory > jnp.maximum(0.9 * last.memory_before, _TRAPPED))
         return (last.number == 0) | (~is_done & ~is_trapped & (last.number < _MAX_WINDOWS))
 
     one = jnp.ones((), positions.dtype)
