@@ -438,7 +438,7 @@ def _standard_normal(key: Key, shape: _Shape, dtype: DTypeLike) -> Array:
     # Nothing is rejected, but the loop keeps the compiler from drawing inside the caller's own loop over (M, A), whose
     # last axis is too short for vector units: 6 ns a draw and not 39.
     def propose(words: _Words, index: Array, attempt: Array) -> Array:
-        high, low = _threefry(words, index, attempt)[:2]
+        high, low = _threefry(words, index, attempt)
         return _to_normal(high, low, dtype)
 
     return _draw_in_lockstep(key, propose, (math.prod(shape),), dtype).reshape(shape)
