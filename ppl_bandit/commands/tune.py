@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ppl_bandit import engines
-from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.commands.words import ENGINES, check_words, chosen_selectors
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.figures import draw_tuned
@@ -13,7 +13,8 @@ from ppl_bandit.simulation.tune import tune
 
 __all__ = ["tune_model"]
 
-_HEAVY = 0.1  # share of all regret in one world above which a mean says little
+_HEAVY = 0.1  # share of all regret in one world, of hundreds, above which a mean says little
+_ENOUGH = 256
 
 
 def tune_model(
@@ -58,7 +59,7 @@ def tune_model(
     )
     code = f"from ppl_bandit import Bandit, selectors\nbandit = Bandit({_program(file)}, selector={tuned.code})"
     notes = [f"{tuned.horizon} decisions; criterion {tuned.criterion}; {tuned.seconds:.0f} s"]
-    if tuned.heaviest > _HEAVY:
+    if tuned.heaviest > _HEAVY and tuned.standings[0].num_worlds >= _ENOUGH:
         notes.append(
             f"one world of the prior has {100 * tuned.heaviest:.0f}% of all regret: its tails are heavy, and means and their "
             "errors say little; use --criterion 0.9, or a prior that you believe"
@@ -80,7 +81,7 @@ def _criterion(word: str) -> str | float:
         raise ValueError(f"--criterion must be mean or a quantile such as 0.95, got {word!r}") from None
 
 
-def _program(file) -> str:
+def _program(file: ModelFile) -> str:
     extra = "" if file.context is None else ", context=context"
     extra += "" if file.outcomes == ("reward",) else f", outcomes={file.outcomes}"
     return f"{file.program.__name__}, num_arms={file.num_arms}{extra}"
