@@ -108,7 +108,8 @@ def region_around(layout: Layout, points: Coordinates) -> Region:
     x, y, at = jnp.abs(x), jnp.abs(y), (jnp.abs(at[0]), jnp.abs(at[1]))
     # The latents of a point are rounded at their own size: 1 - z near 1, a distant location times the slope there.
     rounded = Natural(
-        share[..., None] / jax.nn.sigmoid(w),
+        (share[..., None] + jnp.arange(2.0, dtype=share.dtype))
+        / jax.nn.sigmoid(w),  # 1 - z is rounded at the size of 1
         tuple(1.0 + jnp.abs(rows) for rows in points.simplex),
         stretch,
         weight,

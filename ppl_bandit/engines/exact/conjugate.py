@@ -99,7 +99,8 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
 
     def init(key: Key) -> Posterior:
         del key  # the prior is not random
-        return jax.tree.map(jnp.asarray, prior)
+        # With its type spelled out: jax may remember a NumPy constant across a change of its precision.
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
 
     def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Certificates]:
         return _update(model, layout, init(key), discount, state, interaction)
