@@ -33,10 +33,9 @@ class Cloud(NamedTuple):
         variance: of the mean of a function with unit variance, over the particles as they were drawn: 1 / M if they were
             independent, more for what they remember of the particles before.
         evidence: of the moves that made them; all sound where they came by importance.
-        was_moved: whether they came by moves.
         log_evidence: of the rows of this block.
         squared_error: of the log evidence, when the particles were drawn.
-        log_constant: of the prior, with its squared error: 0 unless the program has factors.
+        log_constant, constant_error: of the prior, with its squared error; both 0 unless the program has factors.
         num_refreshes, num_moves: how often the particles were renewed, and how often by moves.
     """
 
