@@ -92,6 +92,7 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
         view.outcomes = (*model.outcomes, *extra)
         without = posterior._replace(model=view)
         generated = jax.vmap(lambda x: without.log_target(centre, x, lambda _: nothing))(particles)
+    is_finite = jnp.isfinite(targets) & jnp.isfinite(generated)
     zero = jnp.zeros((), particles.dtype)
     if posterior.store is None:
         kept = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_particles, *leaf.shape)), nothing)
@@ -102,8 +103,9 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
         kept,
         centre,
         particles,
-        generated,
-        targets - generated,
+        # What this precision cannot resolve has no weight.
+        jnp.where(is_finite, generated, 0.0),
+        jnp.where(is_finite, targets - generated, -jnp.inf),
         zero,
         zero,
         zero,

@@ -81,6 +81,17 @@ def test_gaussians_of_any_size_have_their_normalizer_about_any_centre(size):
         np.testing.assert_allclose(log_normalizer(layout, moved.natural) + moved.constant, exact, rtol=1e-10)
 
 
+def test_a_normalizer_that_is_made_of_rounding_is_not_a_number():
+    """A common mean of precision 1/4 behind five arms of precision 1e8: single precision has lost the quarter."""
+    precision = np.diag([0.25 + 5e8, *[1e8] * 5])
+    precision[0, 1:] = precision[1:, 0] = -1e8
+    layout = layout_of(SiteBlock("x", "real", (6,), 0), free=range(6))
+    assert not np.isfinite(log_normalizer(layout, natural_of(layout, quadratic=precision)))
+    with jax.enable_x64(True):
+        exact = 3 * np.log(2 * np.pi) - 0.5 * (np.log(0.25) + 5 * np.log(1e8))
+        np.testing.assert_allclose(log_normalizer(layout, natural_of(layout, quadratic=precision)), exact, rtol=1e-6)
+
+
 def start_of(positions, log_targets):
     zero = jnp.zeros((), positions.dtype)
     return Moved(positions, log_targets, zero, zero, zero, zero, jnp.zeros((), int))
