@@ -91,7 +91,9 @@ def collapsed(
         return first_state(posterior, key, num_particles, capacity)
 
     def update(key: Key, state: CollapsedState, rows: Interaction) -> tuple[CollapsedState, CollapsedInfo]:
-        return _update(posterior, key, state, rows)
+        # An accelerator's shortened products would pass for deviations, and rows would be turned away.
+        with jax.default_matmul_precision("highest"):
+            return _update(posterior, key, state, rows)
 
     def draw(key: Key, state: CollapsedState, num_samples: int) -> Draws:
         return _sample(posterior, key, state, num_samples)

@@ -103,7 +103,9 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
 
     def update(key: Key, state: Posterior, interaction: Interaction) -> tuple[Posterior, Certificates]:
-        return _update(model, layout, init(key), discount, state, interaction)
+        # An accelerator's shortened products would pass for deviations, and rows would be turned away.
+        with jax.default_matmul_precision("highest"):
+            return _update(model, layout, init(key), discount, state, interaction)
 
     def draw(key: Key, state: Posterior, num_samples: int) -> Draws:
         return sample(layout, key, state, num_samples)
