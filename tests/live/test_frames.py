@@ -92,7 +92,9 @@ def test_a_bandit_decides_and_learns_from_frames():
     bandit, again, by_hand = (Bandit(SALES, arms=["a", "b"]) for _ in range(3))
     bandit.update_many(frame)
     again.update_many(other, reward="reward", contexts=["visits", "age"])
-    by_hand.update_many(arms=ROWS["arm"], rewards=ROWS["reward"], contexts={"age": ROWS["age"], "visits": ROWS["visits"]})
+    by_hand.update_many(
+        arms=ROWS["arm"], rewards=ROWS["reward"], contexts={"age": ROWS["age"], "visits": ROWS["visits"]}
+    )
     means = [b.posterior_parameters()["weight"]["mean"] for b in (bandit, again, by_hand)]
     np.testing.assert_array_equal(means[0], means[2])
     np.testing.assert_array_equal(means[1], means[2])

@@ -52,7 +52,10 @@ from ppl_bandit.types import Interaction
 __all__ = ["Split", "certify_rows", "inspect", "trial_rows", "try_values"]
 
 _NUM_VALUES = 12  # outer values at which the inner sites are certified when the engine is built
-_NUM_POINTS, _NUM_AT_HOME = 12, 6  # random points at which densities are certified, around their centre and in their law
+_NUM_POINTS, _NUM_AT_HOME = (
+    12,
+    6,
+)  # random points at which densities are certified, around their centre and in their law
 
 
 class Split(NamedTuple):
