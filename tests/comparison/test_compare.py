@@ -335,7 +335,7 @@ def leave_one_out(rewards, a, b):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["one.py", "--engines", "exact,gibbs"], "--engines has 'gibbs', expected some of exact, nuts"),
+        (["one.py", "--engines", "exact,gibbs"], "--engines has 'gibbs', expected some of exact, "),
         (["one.py"], "gives no `truth` to simulate from"),
         (["none.py"], "there is no file"),
         (["one.py", "--data", "none.csv"], "give a CSV file"),

@@ -121,7 +121,8 @@ def test_arms_that_may_not_be_played_do_not_compete():
     law = laws.beta_law(jnp.array([3.0, 5.0, 90.0]), jnp.array([4.0, 4.0, 10.0]))
     found = laws.best_arm_probs(law, jnp.array([True, True, False]))
     pair = laws.best_arm_probs(laws.beta_law(jnp.array([3.0, 5.0]), jnp.array([4.0, 4.0])))
-    np.testing.assert_allclose(found, [*pair, 0.0], atol=1e-5)
+    # The two integrals have different nodes, and each is off by up to 2e-5.
+    np.testing.assert_allclose(found, [*pair, 0.0], atol=4e-5)
     np.testing.assert_allclose(laws.best_arm_probs(law, jnp.array([False, True, False])), [0.0, 1.0, 0.0])
 
 

@@ -177,20 +177,6 @@ def test_prior_draws_go_to_the_reals_and_back():
     np.testing.assert_array_equal(log_weights, 0.0)
 
 
-def test_scales_and_masks_of_latents_weigh_the_prior_draws():
-    def program(arm):
-        with numpyro.handlers.scale(scale=2.0):
-            numpyro.sample("scaled", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
-        with numpyro.handlers.mask(mask=False):
-            numpyro.sample("masked", dist.Normal(0.0, 1.0))
-        numpyro.sample("reward", dist.Normal(jnp.zeros(arm.shape), 1.0))
-
-    space = unconstrained_space(RewardModel(program, 2))
-    positions, excess = jax.jit(space.draw_prior, static_argnums=1)(jr.key(1), 5)
-    density = -0.5 * (positions**2 + jnp.log(2 * jnp.pi))
-    np.testing.assert_allclose(excess.sum(axis=1), density[:, 0] + density[:, 1] - density[:, 2], rtol=1e-4)
-
-
 def test_a_factor_weighs_the_prior_draws():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
