@@ -253,6 +253,7 @@ def test_eight_devices_give_the_same_results(whole):
     check_sharded(sharded([], 8), whole, 8)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_results(whole):
     import socket
 
