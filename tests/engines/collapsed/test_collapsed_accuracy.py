@@ -494,11 +494,14 @@ def test_marginals_are_mixtures_of_closed_forms():
     exact, _ = case.reference(*rows)
     with jax.enable_x64(True):
         state, _ = update(jr.key(1), init(jr.key(0)), padded(*rows))
-        marginals = engine.marginals(state, None)
         orders = jnp.array([0.05, 0.5, 0.95])
-        quantiles = np.asarray(jax.jit(jax.vmap(marginals.quantile))(orders))
-        heights = np.asarray(jax.jit(marginals.cdf)(jnp.asarray(np.quantile(exact, 0.9, axis=0))))
-        best = np.asarray(jax.jit(marginals.best_arm_probs)(None))
+
+        @jax.jit
+        def read(state, x):  # of the state: as a constant, the compiler would try to work all of it out
+            marginals = engine.marginals(state, None)
+            return jax.vmap(marginals.quantile)(orders), marginals.cdf(x), marginals.best_arm_probs(None)
+
+        quantiles, heights, best = map(np.asarray, read(state, jnp.asarray(np.quantile(exact, 0.9, axis=0))))
     np.testing.assert_allclose(heights, 0.9, atol=0.01)
     np.testing.assert_allclose((quantiles - np.quantile(exact, orders, axis=0)) / exact.std(axis=0), 0.0, atol=0.05)
     assert 0.5 * np.abs(best - shares(exact)).sum() < 0.02
