@@ -313,6 +313,7 @@ def test_an_engines_settings_and_a_programs_numbers_are_part_of_the_experiment(p
     assert prints[0] == prints[1] != prints[2]
 
 
+@pytest.mark.slow
 def test_arms_are_added_and_retired_and_the_stream_knows(parts, tmp_path):
     model, _ = parts
     options = dict(arms=ARMS, num_samples=200, engine=engines.conjugate, journal=tmp_path / "j.db")

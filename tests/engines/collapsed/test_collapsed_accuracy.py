@@ -486,6 +486,7 @@ def test_draws_agree_with_quadrature_over_the_outer_sites(name, capsys):
         assert abs(float(info.log_evidence) - log_evidence) < 4 * float(info.log_evidence_error) + 0.01
 
 
+@pytest.mark.slow
 def test_marginals_are_mixtures_of_closed_forms():
     """64 particles, spread out evenly, stand for the outer sites: their means are off by less than .03 standard deviations."""
     case = CASES["Beta-Binomial hierarchy"]
@@ -507,6 +508,7 @@ def test_marginals_are_mixtures_of_closed_forms():
     assert 0.5 * np.abs(best - shares(exact)).sum() < 0.02
 
 
+@pytest.mark.slow
 def test_what_is_kept_does_not_grow_with_the_rows():
     for name in DEFAULT:
         engine, init, update, _ = compiled(name)
