@@ -96,7 +96,7 @@ def test_export_and_pending_give_tables(recorded, capsys, tmp_path):
         assert status == 2 and "parquet needs pyarrow: pip install 'ppl_bandit[parquet]', or export --to csv" in err
     else:
         same = pandas.read_parquet(tmp_path / "x.parquet")
-        assert list(same) == list(table) and same["decision"].tolist() == table["decision"].tolist()
+        assert list(same) == list(table) and same["decision"].tolist() == table["decision"].fillna("").tolist()
         np.testing.assert_array_equal(same["propensity"], table["propensity"])
     status, out, _ = run(capsys, folder / "j.db", "pending", "--json")
     assert [row["decision"] for row in json.loads(out)][:2] == [decisions[3].id, decisions[4].id]
