@@ -274,8 +274,13 @@ def test_rare_events_have_the_median_of_the_exact_posterior(engine_name):
     with jax.enable_x64(True):
         engine = RARE_MAKERS[engine_name](rare_events())
     median, info = rare_event_median(engine)
-    assert bool(info.is_trusted)
     assert abs(median / grid_median() - 1) < 0.05
+    if engine_name != "svi":
+        assert bool(info.is_trusted)
+    else:
+        # The best Gaussian in the sense of the lower bound has a sd of 0.65; towards -inf the posterior falls as the prior
+        # does, whose sd is 3: k-hat is rightly near 1, and the fit may be flagged. Its width must be right all the same.
+        assert float(info.sd_shift) < 0.1
 
 
 @pytest.mark.slow
