@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool
 from ppl_bandit.engines.exact import intervals
 from ppl_bandit.engines.exact.intervals import Flow, anywhere, as_flow, is_graded, is_nonzero, is_positive
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
+from ppl_bandit.program.places import place_of
 
 __all__ = ["Obstacle", "interpret"]
 
@@ -28,29 +29,46 @@ Step = tuple[list[Flow] | None, str]
 
 
 class Obstacle(NamedTuple):
-    """An operation at which analyticity was lost: `happened` is a scalar flag, `words` say where and why."""
+    """An operation at which analyticity was lost: `happened` is a scalar flag, `words` say where and why.
+
+    Attributes:
+        is_users: whether it stands in the program itself, and not inside of a distribution.
+    """
 
     words: str
     happened: Bool[Array, ""]
+    is_users: bool = True
 
 
-def interpret(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any], obstacles: list[Obstacle]) -> list[Any]:
-    """Interpret a jaxpr; inputs and outputs are `Flow`s where latents reach and plain arrays elsewhere."""
+def interpret(
+    jaxpr: Jaxpr,
+    consts: Iterable[Any],
+    args: Sequence[Any],
+    obstacles: list[Obstacle],
+    callers: tuple[Any, ...] = (),
+) -> list[Any]:
+    """Interpret a jaxpr; inputs and outputs are `Flow`s where latents reach and plain arrays elsewhere.
+
+    Args:
+        callers: equations that call this jaxpr, the innermost first.
+    """
 
     def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
-        return _apply(eqn, values, obstacles) if any(isinstance(v, Flow) for v in values) else bind(eqn, values)
+        if any(isinstance(value, Flow) for value in values):
+            return _apply(eqn, values, obstacles, (eqn, *callers))
+        return bind(eqn, values)
 
     return evaluate(jaxpr, consts, args, step)
 
 
-def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle]) -> list[Any]:
+def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle], stack: tuple[Any, ...]) -> list[Any]:
     name = eqn.primitive.name
     inner = subjaxpr(eqn) if name in _CALLS else None
     if name == "cond" and not isinstance(values[0], Flow):
-        branches = [interpret(b.jaxpr, b.consts, values[1:], obstacles) for b in eqn.params["branches"]]
+        branches = [interpret(b.jaxpr, b.consts, values[1:], obstacles, stack) for b in eqn.params["branches"]]
         return [intervals.hull([as_flow(out) for out in outs]) for outs in zip(*branches, strict=True)]
     if inner is not None:
-        return interpret(inner[0], inner[1], values, obstacles)
+        return interpret(inner[0], inner[1], values, obstacles, stack)
     rule = _RULES.get(name)
     if rule is None:
         outs, words = None, _REASONS.get(name, f"`{name}` is not known to be analytic")
@@ -65,17 +83,10 @@ def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle]) -> list[Any]:
     left = jnp.array(True)
     for out in outs:
         left &= jnp.all(out.is_analytic)
-    obstacles.append(Obstacle(f"{words}{_line(eqn) or ' inside the formula of the distribution'}", came & ~left))
+    place = place_of(stack)
+    where = place.words or ", inside the formula of the distribution"
+    obstacles.append(Obstacle(f"{words}{where}", came & ~left, place.is_users))
     return outs
-
-
-def _line(eqn: Any) -> str:
-    frames = getattr(eqn.source_info.traceback, "frames", None) or []
-    for frame in frames:
-        name = frame.file_name
-        if "site-packages" not in name and "ppl_bandit" not in name and "<frozen" not in name:
-            return f" (line {frame.line_num} of {name.rsplit('/', 1)[-1]})"
-    return ""
 
 
 def _unary(function: Callable[[Flow], Flow], words: str = "") -> Callable[[Any, list[Any]], Step]:
@@ -285,7 +296,7 @@ _CALLS = (
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr checkpoint remat remat2 composite"
 ).split()
 
-_SATURATES = "an exponential, or a sigmoid, of a quantity so large that floating point flattens it"
+_SATURATES = "an exponential, or a sigmoid, of an unbounded quantity, which floating point flattens where it is large"
 
 _REASONS = {
     "gather": "indexing at a position that depends on a latent",
@@ -347,8 +358,8 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     "lgamma": _unary(_on_positive, "lgamma of a quantity that may be zero or negative"),
     "digamma": _unary(_on_positive, "digamma of a quantity that may be zero or negative"),
     "abs": _unary(intervals.absolute, "`abs` of a quantity that depends on latents has a kink"),
-    "max": _binary(intervals.larger, "`maximum` (or a clip) of a quantity that depends on latents"),
-    "min": _binary(intervals.smaller, "`minimum` (or a clip) of a quantity that depends on latents"),
+    "max": _binary(intervals.larger, "a maximum with a quantity that depends on latents"),
+    "min": _binary(intervals.smaller, "a minimum with a quantity that depends on latents"),
     "clamp": _clamp,
     "is_finite": _unary(intervals.finiteness, "a test whether a latent's image is finite"),
     "and": _logic(lambda eqn, ends: jnp.minimum(*ends)),

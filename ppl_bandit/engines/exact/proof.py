@@ -105,13 +105,14 @@ def analyticity(
         lost = ~jnp.all(out.is_analytic)
         # The first operation that lost analyticity is the reason; the claim itself is the last resort.
         verdicts.extend(
-            Obstacle(f"{words}, which reaches {claim.words}", happened & lost) for words, happened in obstacles
+            Obstacle(f"{words}, which reaches {claim.words}", happened & lost, is_users)
+            for words, happened, is_users in obstacles
         )
-        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost))
+        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost, is_users=False))
         if claim.domain is not None:
             low, high = claim.domain
             outside = ~jnp.all(is_inside(out, low, high))
-            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside))
+            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside, False))
     return verdicts
 
 
