@@ -68,7 +68,8 @@ class Marginals(NamedTuple):
             where arms are not independent.
         tail: () -> `Tail`; None where it is not offered.
         pseudo_counts: () -> (A,), how many rewards each arm's posterior is worth: E Var(reward | theta) / Var
-            E(reward | theta), a + b for Beta(a, b) and Bernoulli rewards; None where it has no closed form.
+            E(reward | theta), a + b for Beta(a, b) and Bernoulli rewards; None, before it is called or after, where that has
+            no closed form.
         table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law, without drawing the latents
             behind them; None where that is no shorter.
     """
@@ -77,7 +78,7 @@ class Marginals(NamedTuple):
     quantile: Callable[[Float[Array, ""]], Float[Array, " A"]]
     best_arm_probs: Callable[[Bool[Array, " A"] | None], Float[Array, " A"]] | None = None
     tail: Callable[[], Tail] | None = None
-    pseudo_counts: Callable[[], Float[Array, " A"]] | None = None
+    pseudo_counts: Callable[[], Float[Array, " A"] | None] | None = None
     table: Callable[[Key, int], Float[Array, "M A"]] | None = None
 
 

@@ -12,10 +12,10 @@ from ppl_bandit.engines.approximate.buffer import append, read, row_mask
 from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional
 from ppl_bandit.engines.collapsed.inspection import certify_rows
 from ppl_bandit.engines.collapsed.particles import Moved
-from ppl_bandit.engines.collapsed.statistics import Statistics, posterior_of
+from ppl_bandit.engines.collapsed.statistics import Statistics
 from ppl_bandit.engines.collapsed.stores import WeightedRows, read_rows
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
-from ppl_bandit.engines.exact.families import Coordinates, Posterior, coordinates_at
+from ppl_bandit.engines.exact.families import Coordinates, Posterior, coordinates_at, posterior_of
 
 __all__ = ["Learnt", "learn_by_rows", "learn_by_sums", "read_new"]
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.families import POSITIVE, REAL, SIMPLEX, UNIT, Layout
+from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.reward_model import RewardModel
 
 __all__ = ["element_noise", "known_noise", "own_noise"]
@@ -42,7 +43,7 @@ def own_noise(model: RewardModel, layout: Layout, groups: np.ndarray) -> Callabl
             latents[site.name] = jnp.asarray(site.low + precision ** (1.0 / power))
         return precision * _variances(model, latents, context)
 
-    if not np.allclose(at(1.0, model.context), at(2.0, model.context), rtol=1e-4):
+    if not np.allclose(*run_once(lambda: (at(1.0, model.context), at(2.0, model.context))), rtol=1e-4):
         return None
     return lambda context: at(1.0, context)
 
@@ -71,9 +72,15 @@ def element_noise(
 
 def _variance_reads(model: RewardModel, layout: Layout) -> dict[str, np.ndarray] | None:
     """Return, by kind of element, which ones the variance of each arm's reward reads, (A, E); None if it is unknown."""
+
+    def measure() -> tuple[dict[str, Array], Array]:
+        def variances(latents: dict[str, Array]) -> Array:
+            return _variances(model, latents, model.context)
+
+        return jax.jacfwd(variances)(_point(layout)), variances(_point(layout))
+
     try:
-        slopes = jax.jacfwd(lambda latents: _variances(model, latents, model.context))(_point(layout))
-        values = _variances(model, _point(layout), model.context)
+        slopes, values = run_once(measure)
     except NotImplementedError:
         return None
     if not np.all(np.isfinite(values)):
