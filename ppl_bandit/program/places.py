@@ -25,12 +25,13 @@ class Place(NamedTuple):
     """A line of the user's.
 
     Attributes:
-        words: function that was called there, where it is one of jax's, then line, file and source; "" where the operation
-            stands in no line of the user's.
+        words: line, file and source; "" where the operation stands in no line of the user's.
+        called: the function of jax that was called there, "" where there is none.
         is_users: whether the user wrote the operation, rather than NumPyro on a line of the user's.
     """
 
     words: str
+    called: str
     is_users: bool
 
 
@@ -52,13 +53,11 @@ def place_of(equations: Sequence[Any]) -> Place:
                 source = linecache.getline(frame.file_name, frame.line_num).strip()
                 shown = f": `{source[:_MAX_SOURCE]}{'...' if len(source) > _MAX_SOURCE else ''}`" if source else ""
                 line = f"line {frame.line_num} of {Path(frame.file_name).name}{shown}"
-                function = f", in `{called}`" if called and not passed_numpyro else ""
-                inside = ", inside NumPyro's code, called" if passed_numpyro else ""
-                return Place(f"{function}{inside} on {line}", not passed_numpyro)
+                return Place(line, "" if passed_numpyro else called, not passed_numpyro)
             passed_numpyro |= owner == "numpyro"
             called = _public_name(frame.function_name) or called
         called = _public_name(str(equation.params.get("name", ""))) or called
-    return Place("", False)
+    return Place("", "", False)
 
 
 def _public_name(function: str) -> str:

@@ -39,7 +39,9 @@ _NUM_GLANCES = 200  # draws that tell whether a guide fits nearly as well as bef
 _DECAY = 0.01  # last step size of a fit relative to its first
 _TOUCH_UP = 0.2  # share of the steps, and of their size, for a guide that fits nearly as well as before the new rows
 _ENOUGH = 0.6  # share of an effective sample that ends a fit,
-_NEAR_ENOUGH = 0.1  # where no standard deviation is off by more than this: three standard errors of what 1,000 draws show
+_NEAR_ENOUGH = (
+    0.1  # where no standard deviation is off by more than this: three standard errors of what 1,000 draws show
+)
 _MAX_ROUNDS = 5  # of a fit to rows that move the posterior far
 _SITE = "position"
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool
 from ppl_bandit.engines.exact import intervals
 from ppl_bandit.engines.exact.intervals import Flow, anywhere, as_flow, is_graded, is_nonzero, is_positive
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
-from ppl_bandit.program.places import place_of
+from ppl_bandit.program.places import Place, place_of
 
 __all__ = ["Obstacle", "interpret"]
 
@@ -33,11 +33,13 @@ class Obstacle(NamedTuple):
 
     Attributes:
         is_users: whether it stands in the program itself, and not inside of a distribution.
+        remedy: what helps, where that is known.
     """
 
     words: str
     happened: Bool[Array, ""]
     is_users: bool = True
+    remedy: str = ""
 
 
 def interpret(
@@ -84,9 +86,16 @@ def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle], stack: tuple[
     for out in outs:
         left &= jnp.all(out.is_analytic)
     place = place_of(stack)
-    where = place.words or ", inside the formula of the distribution"
-    obstacles.append(Obstacle(f"{words}{where}", came & ~left, place.is_users))
+    obstacles.append(Obstacle(words + _where(place, words), came & ~left, place.is_users, _OWN_REMEDIES.get(name, "")))
     return outs
+
+
+def _where(place: Place, words: str) -> str:
+    if not place.words:
+        return ", inside the formula of the distribution"
+    if not place.is_users:
+        return f", inside NumPyro's code ({place.words})"
+    return f"{f', in `{place.called}`' if place.called and f'`{place.called}`' not in words else ''} ({place.words})"
 
 
 def _unary(function: Callable[[Flow], Flow], words: str = "") -> Callable[[Any, list[Any]], Step]:
@@ -296,7 +305,10 @@ _CALLS = (
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr checkpoint remat remat2 composite"
 ).split()
 
-_SATURATES = "an exponential, or a sigmoid, of an unbounded quantity, which floating point flattens where it is large"
+
+def _saturates(function: str) -> str:
+    return f"{function} of an unbounded quantity that depends on latents, which floating point flattens far out"
+
 
 _REASONS = {
     "gather": "indexing at a position that depends on a latent",
@@ -315,6 +327,9 @@ _REASONS = {
     "sort": "sorting by a latent",
     "sign": "the sign of a quantity that depends on latents",
 }
+
+_UNROLL = "write a Python loop over a fixed number of turns, which the proof reads turn by turn, or a matrix product"
+_OWN_REMEDIES = {"scan": _UNROLL, "while": _UNROLL}
 
 _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     **{
@@ -337,15 +352,15 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     "square": _unary(lambda x: intervals.power(x, 2)),
     "integer_pow": _integer_pow,
     "pow": _pow,
-    "exp": _increasing(jnp.exp, is_graded, _SATURATES),
-    "exp2": _increasing(jnp.exp2, is_graded, _SATURATES),
-    "expm1": _increasing(jnp.expm1, is_graded, _SATURATES),
-    "tanh": _increasing(jnp.tanh, is_graded, _SATURATES),
-    "sinh": _increasing(jnp.sinh, is_graded, _SATURATES),
-    "logistic": _increasing(lambda x: 1.0 / (1.0 + jnp.exp(-x)), is_graded, _SATURATES),
-    "erf": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
-    "erfc": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
-    "cosh": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
+    "exp": _increasing(jnp.exp, is_graded, _saturates("an exponential")),
+    "exp2": _increasing(jnp.exp2, is_graded, _saturates("an exponential")),
+    "expm1": _increasing(jnp.expm1, is_graded, _saturates("an exponential")),
+    "tanh": _increasing(jnp.tanh, is_graded, _saturates("`tanh`")),
+    "sinh": _increasing(jnp.sinh, is_graded, _saturates("`sinh`")),
+    "logistic": _increasing(lambda x: 1.0 / (1.0 + jnp.exp(-x)), is_graded, _saturates("a sigmoid")),
+    "erf": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _saturates("`erf`")),
+    "erfc": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _saturates("`erfc`")),
+    "cosh": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _saturates("`cosh`")),
     "sin": _unary(lambda x: anywhere(x.is_analytic)),
     "cos": _unary(lambda x: anywhere(x.is_analytic)),
     "log": _increasing(jnp.log, is_positive, "the logarithm of a quantity that may be zero or negative"),

@@ -11,6 +11,7 @@ from jaxtyping import Array
 from ppl_bandit.engines.exact.certificate import Evidence, Residual, resolution
 from ppl_bandit.engines.exact.expectation import INFINITE_WORDS
 from ppl_bandit.engines.exact.families import Layout, Natural, Posterior, SiteBlock
+from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, PRIORS, outcome_remedy
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
 
@@ -19,46 +20,15 @@ __all__ = [
     "accepted",
     "blurred_refusal",
     "density_refusal",
+    "bent_refusal",
     "family",
     "nats_words",
     "parameters",
     "refusal",
-    "scale_remedy",
     "untested_refusal",
 ]
 
-ANALYTIC_REMEDY = (
-    "let latents reach the outcome through arithmetic and smooth functions alone; branches, indices, clips and rounding "
-    "may depend on arm and context"
-)
-
 _NUM_EXAMPLES = 3
-
-_REMEDIES = {
-    "unit": "a latent in (0, 1) is conjugate where it enters as the probability itself of a Bernoulli, Binomial, Geometric or "
-    "negative binomial outcome",
-    "positive": "a positive latent is conjugate where the log likelihood is a log(z) + b z^p with the same power p as its "
-    "prior: the rate of a Poisson, Exponential or Gamma outcome under a Gamma prior, the variance of a Normal one under an "
-    "InverseGamma prior",
-    "simplex": "a simplex is conjugate where it enters as the probabilities themselves of a Categorical outcome",
-    "real": "real latents are conjugate where they enter linearly into the mean of a Normal outcome",
-}
-
-
-_PRIORS = {
-    "unit": "a latent in (0, 1) has a Beta prior",
-    "positive": "a positive latent has a Gamma or InverseGamma prior",
-    "simplex": "a simplex has a Dirichlet prior",
-    "real": "real latents have a Normal prior, each with a mean that is linear in the others",
-}
-
-
-def scale_remedy(name: str) -> str:
-    """Say what makes a positive latent conjugate, and where."""
-    return (
-        f"where '{name}' is the rate of a Poisson, Exponential or Gamma outcome a Gamma prior is conjugate, where it is the "
-        "variance of a Normal one an InverseGamma prior; elsewhere no prior is, and an approximate engine serves the program"
-    )
 
 
 def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
@@ -285,7 +255,7 @@ def density_refusal(
     reason += f" - residual {nats:.1e} nats, tolerance {tolerance:.1e} nats"
     kinds = {site.kind for site in layout.sites}
     if is_prior:
-        given = "; ".join(dict.fromkeys(_PRIORS[site.kind] for site in sites))
+        given = "; ".join(dict.fromkeys(PRIORS[site.kind] for site in sites))
         remedy = f"in a conjugate program {given}, and no factor bends it"
     elif not alone and {"real", "positive"} <= kinds and layout.free.size:
         real = next(site.name for site in layout.of("real"))
@@ -295,10 +265,23 @@ def density_refusal(
             f"as in Normal(m, s * sd) with sd made from '{scale}'"
         )
     else:
-        remedy = "; ".join(dict.fromkeys(_REMEDIES[site.kind] for site in sites))
+        remedy = outcome_remedy(model)
     if nats < 1e-6:
         remedy += "; a residual this small can come from a cast to float32 inside the program"
     return refusal(model, reason, remedy)
+
+
+def bent_refusal(model: RewardModel, obstacle: str, residual: Residual, row: Any) -> NotConjugate:
+    """Return the refusal of a program that has an obstacle to a proof, and is found not to be conjugate besides.
+
+    Args:
+        row: the row of data whose likelihood deviates; None for the prior.
+    """
+    what = "prior" if row is None else f"likelihood of {_row_words(model, row)}"
+    reason = (
+        f"is not conjugate: {obstacle}; the log {what} is off the conjugate form by {float(residual.nats):.2g} nats"
+    )
+    return refusal(model, reason, outcome_remedy(model))
 
 
 def blurred_refusal(model: RewardModel, layout: Layout, residual: Residual) -> NotConjugate:
