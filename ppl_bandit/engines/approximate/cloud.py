@@ -98,7 +98,8 @@ def refresh(
     """Renew the particles: by importance where that has evidence, by moving every one of them elsewhere.
 
     Moves start at the particles in proportion to their weight. Where the weights have nearly all gone to a few of them, in a
-    jump of the posterior, or where it went to a place without particles, they start at the proposals, or else on the way there.
+    jump of the posterior, or where it went to a place without particles, they start at the proposals, or else on the way there;
+    and at the proposals wherever these have evidence but are not to suffice: a funnel's end is far for a chain.
 
     Args:
         target: the posterior density of the data of now.
@@ -130,7 +131,7 @@ def refresh(
     is_lost = ess < MIN_ESS_SHARE * num
     if scouts is not None:
         is_lost |= scouts.is_ahead
-    is_jump = is_lost & (found.ess >= MIN_ESS_SHARE * num)
+    is_jump = (is_lost & (found.ess >= MIN_ESS_SHARE * num)) | found.is_accepted
     is_accepted = found.is_accepted if by_importance else jnp.array(False)
     is_new = is_accepted | is_jump
     num_proposed = proposed.shape[0]
@@ -163,13 +164,16 @@ def refresh(
         end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
         log_prior = jax.vmap(target.log_prior)(end.positions)
         memory = end.evidence.memory
+        # Chains that begin at draws with evidence of their own need not forget them: a neck holds them fast, rightly.
+        stays = found.is_accepted & (end.evidence.drift <= 1.0) & jnp.all(jnp.isfinite(end.energies))
+        evidence = end.evidence._replace(is_sound=end.evidence.is_sound | stays)
         return renewed._replace(
             positions=end.positions,
             log_prior=log_prior,
             log_likelihood=-end.energies - log_prior,
             step_size=end.step_size,
             variance=memory**2 * variance + (1.0 - memory**2) / num,
-            evidence=end.evidence,
+            evidence=evidence,
             num_moves=cloud.num_moves + 1,
         )
 

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.exact.certificate import Evidence, Residual, resolution
-from ppl_bandit.engines.exact.expectation import INFINITE_WORDS
 from ppl_bandit.engines.exact.families import Layout, Natural, Posterior, SiteBlock
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, PRIORS, outcome_remedy
 from ppl_bandit.program.reward_model import RewardModel
@@ -115,9 +114,9 @@ def accepted(
     prior: Posterior,
     evidence: Evidence,
     discount: float = 1.0,
-    is_infinite: bool = False,
+    infinite: str = "",
 ) -> Explanation:
-    """Explain an accepted program."""
+    """Explain an accepted program; `infinite` says what is so of its expected rewards."""
     sites = {site.name: family(layout, site) for site in layout.sites}
     lines = [f"{_name(model)}: EXACT. Every posterior is in closed form; draws are exact and independent.", ""]
     for site in layout.sites:
@@ -130,7 +129,7 @@ def accepted(
             lines.append(f"    such as  {example}")
     lines += [
         "",
-        f"  expected reward: {model.expected_reward_way}" + (f"; {INFINITE_WORDS}" if is_infinite else ""),
+        f"  expected reward: {model.expected_reward_way}" + (f"; {infinite}" if infinite else ""),
         "  proved: latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
@@ -143,7 +142,7 @@ def accepted(
             "exact for the likelihood so weighted"
         )
     families = ", ".join(f"{name} {words}" for name, words in sites.items())
-    reason = f"proved conjugate: {families}" + (f"; of its expected reward, {INFINITE_WORDS}" if is_infinite else "")
+    reason = f"proved conjugate: {families}" + (f"; of its expected reward, {infinite}" if infinite else "")
     return Explanation("conjugate", True, reason, sites, "\n".join(lines))
 
 
