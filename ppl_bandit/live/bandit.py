@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.live import saving
 from ppl_bandit.engines.exact.expectation import INFINITE_WORDS
+from ppl_bandit.live import saving
 from ppl_bandit.live.decisions import Decision
 from ppl_bandit.live.frames import contexts_from, is_frame, rows_from
 from ppl_bandit.live.inputs import Arms, check_contexts, check_engine, check_rewards, check_selector, count_rows

@@ -73,9 +73,9 @@ def nuts(
 ) -> Engine:
     """Return the engine that runs NumPyro's NUTS on all data at every update.
 
-    Every draw is a chain of its own. They start at importance draws where these have evidence, and elsewhere at the draws of the
-    posterior before, in proportion to how well these explain the new rows, with their covariance as mass matrix; all make as
-    many transitions as they need to forget it.
+    Every draw is a chain of its own. They start at importance draws where these have evidence, and elsewhere at the draws of
+    the posterior before, in proportion to how well these explain the new rows, with their covariance as mass matrix; all make
+    as many transitions as they need to forget it.
 
     Args:
         capacity: rows of data that the first state has room for; equal rows are kept once, with a count.
