@@ -1,6 +1,6 @@
 """Accuracy of the approximate engines, as the table of the docs: errors of means, standard deviations and p-hat.
 
-Run by hand: python tests/benchmarks/accuracy_table.py [--models NAME ...] [--engines NAME ...] [--jobs N]. The references are
+Run by hand: python tests/benchmarks/accuracy_table.py [--models NAME ...] [--engines NAME ...] [--jobs N] [--limit SECONDS]. The references are
 those of tests/engines/test_engines_accuracy.py: the exact posterior where there is one, and 100,000 draws of NumPyro's NUTS
 elsewhere.
 """
@@ -54,9 +54,10 @@ def main():
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--engines", nargs="+", default=ENGINES)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--limit", type=float, help="seconds after which parts that are not done are left out")
     arguments = parser.parse_args()
     parts = [(name, what) for name in arguments.models for what in (REFERENCE, *arguments.engines)]
-    found = run_parts(work, parts, arguments.jobs)
+    found = run_parts(work, parts, arguments.jobs, arguments.limit)
     print(f"| model | rows | {' | '.join(arguments.engines)} |")
     print(f"| --- | --- |{' --- |' * len(arguments.engines)}")
     for name in sorted(arguments.models, key=MODELS.index, reverse=True):

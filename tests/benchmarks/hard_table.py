@@ -1,6 +1,6 @@
 """Hard posteriors, as the table of the docs: error of a mean, of a standard deviation, and how often the draws were flagged.
 
-Run by hand: python tests/benchmarks/hard_table.py [--cases NAME ...] [--engines NAME ...] [--seeds 4] [--jobs N]. The programs,
+Run by hand: python tests/benchmarks/hard_table.py [--cases NAME ...] [--engines NAME ...] [--seeds 4] [--jobs N] [--limit SECONDS]. The programs,
 rows and references are those of tests/engines/hard_posteriors.py; * marks a case that was off by more than 0.2 or 20% without a
 flag.
 """
@@ -44,12 +44,13 @@ def main():
     parser.add_argument("--engines", nargs="+", default=["reweight", "nuts"])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--limit", type=float, help="seconds after which parts that are not done are left out")
     arguments = parser.parse_args()
     # The cases in many dimensions, which stand last, take the longest.
     parts = [
         (name, what, arguments.seeds) for name in arguments.cases[::-1] for what in (REFERENCE, *arguments.engines)
     ]
-    found = run_parts(work, parts, arguments.jobs)
+    found = run_parts(work, parts, arguments.jobs, arguments.limit)
     print(f"| case | {' | '.join(arguments.engines)} |\n| --- |{' --- |' * len(arguments.engines)}")
     for name in arguments.cases:
         reference = found.get((name, REFERENCE, arguments.seeds))

@@ -17,21 +17,30 @@ _ONE_CORE = {
 }
 
 
-def run_parts(function, parts, num_jobs):
-    """Return {part: function(*part)}, each in a process of one core, the first parts first; a part that fails is left out."""
+def run_parts(function, parts, num_jobs, limit=None):
+    """Return {part: function(*part)}, each in a process of one core, the first parts first.
+
+    A part that fails, or is not done after `limit` seconds, is left out: a table with a hole says more than none.
+    """
     os.environ.update(_ONE_CORE)
     found = {}
     # One part a process, and then a new one: compiled programs of other parts would only fill its memory.
     pool = ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
-    with pool:
-        pending = {pool.submit(_timed, function, part): part for part in parts}
-        for done in as_completed(pending):
+    pending = {pool.submit(_timed, function, part): part for part in parts}
+    try:
+        for done in as_completed(pending, timeout=limit):
             part = pending[done]
-            try:
-                found[part], seconds = done.result()
-                print(f"{' '.join(map(str, part))}: {seconds:.0f} s", file=sys.stderr, flush=True)
-            except Exception as error:  # a table with a hole says more than none
-                print(f"{' '.join(map(str, part))}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            if done.exception() is not None:
+                print(f"{' '.join(map(str, part))}: {done.exception()!r}", file=sys.stderr, flush=True)
+                continue
+            found[part], seconds = done.result()
+            print(f"{' '.join(map(str, part))}: {seconds:.0f} s", file=sys.stderr, flush=True)
+    except TimeoutError:
+        print(f"{len(parts) - len(found)} parts were not done after {limit} s", file=sys.stderr, flush=True)
+    workers = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
     return found
 
 
