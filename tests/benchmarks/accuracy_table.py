@@ -1,8 +1,8 @@
 """Accuracy of the approximate engines, as the table of the docs: errors of means, standard deviations and p-hat.
 
-Run by hand: python tests/benchmarks/accuracy_table.py [--models NAME ...] [--engines NAME ...] [--jobs N] [--limit SECONDS]. The references are
-those of tests/engines/test_engines_accuracy.py: the exact posterior where there is one, and 100,000 draws of NumPyro's NUTS
-elsewhere.
+Run by hand: python tests/benchmarks/accuracy_table.py [--models NAME ...] [--engines NAME ...] [--jobs N] [--limit SECONDS].
+The references are those of tests/engines/test_engines_accuracy.py: the exact posterior where there is one, and 100,000 draws of
+NumPyro's NUTS elsewhere.
 """
 
 import argparse

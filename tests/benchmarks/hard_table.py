@@ -1,8 +1,8 @@
 """Hard posteriors, as the table of the docs: error of a mean, of a standard deviation, and how often the draws were flagged.
 
-Run by hand: python tests/benchmarks/hard_table.py [--cases NAME ...] [--engines NAME ...] [--seeds 4] [--jobs N] [--limit SECONDS]. The programs,
-rows and references are those of tests/engines/hard_posteriors.py; * marks a case that was off by more than 0.2 or 20% without a
-flag.
+Run by hand: python tests/benchmarks/hard_table.py [--cases NAME ...] [--engines NAME ...] [--seeds 4] [--jobs N] [--limit
+SECONDS]. The programs, rows and references are those of tests/engines/hard_posteriors.py; * marks a case that was off by more
+than 0.2 or 20% without a flag.
 """
 
 import argparse
