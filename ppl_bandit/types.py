@@ -169,6 +169,8 @@ class Engine(NamedTuple):
         reserve: (state, num_rows) -> state with room for as many more rows, outside of jit; None if any number fits.
         marginals: (state, context) -> `Marginals`, or None where an arm's expected reward has no law in closed form.
         settings: what the factory was given, by argument, for whoever records or compares it.
+        infinite_means: (state, context) -> (A,), the arms whose expected reward has itself an infinite expectation; None
+            where none has one, or where that is not known.
     """
 
     init: Callable[[Key], State]
@@ -179,6 +181,7 @@ class Engine(NamedTuple):
     reserve: Callable[[State, int], State] | None = None
     marginals: Callable[[State, Any], Marginals | None] | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
+    infinite_means: Callable[[State, Any], Any] | None = None
 
 
 class InvalidProgram(ValueError):

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
+from ppl_bandit.engines.exact.expectation import INFINITE_WORDS
 from ppl_bandit.live import saving
 from ppl_bandit.live.decisions import Decision
 from ppl_bandit.live.frames import contexts_from, is_frame, rows_from
@@ -404,7 +405,16 @@ class Bandit(ReadableBandit):
             float(propensities[event.arm]),
             propensities,
             context,
+            self._notes(context),
         )
+
+    def _notes(self, context: Any) -> tuple[str, ...]:
+        find = self._learner.engine.infinite_means
+        if find is None:
+            return ()
+        named = zip(self.arms, find(self._learner.state, context), strict=True)
+        arms = [name for name, is_infinite in named if is_infinite]
+        return (f"expected reward of {', '.join(map(str, arms))}: {INFINITE_WORDS}",) if arms else ()
 
 
 _DEFAULT_SELECTOR = selectors.double_sampling()  # one for all, so that it is compiled once

@@ -10,6 +10,7 @@ from numpyro.distributions import constraints
 
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.families import Coordinates, Layout, Posterior, SiteBlock, coordinates_at, latents_at
+from ppl_bandit.engines.exact.remedies import outcome_remedy
 from ppl_bandit.numerics.compilation import quick_jit, run_once
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
@@ -119,7 +120,7 @@ def find_scales(model: RewardModel, layout: Layout) -> Layout:
             raise report.refusal(
                 model,
                 f"is not conjugate: the prior of '{site.name}' is not Gamma in any power of it",
-                report.scale_remedy(site.name),
+                outcome_remedy(model),
             )
     owners: list[list[int]] = [[] for _ in range(num_positive)]
     free = []

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import Region, natural_of, region_around
+from ppl_bandit.engines.exact.analytic import Obstacle
 from ppl_bandit.engines.exact.assignment import find_scales, read_supports, start_point
 from ppl_bandit.engines.exact.certificate import (
     Evidence,
@@ -37,6 +38,7 @@ from ppl_bandit.engines.exact.families import (
     posterior_of,
 )
 from ppl_bandit.engines.exact.proof import analyticity
+from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
 from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.probing import feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
@@ -68,7 +70,7 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
     Raises:
         NotConjugate: with the operation or the residual that stopped it.
     """
-    words: list[str] = []
+    words: list[Obstacle] = []
     try:
         layout = find_scales(model, read_supports(model))
         found = run_once(lambda: measure(model, layout, words))
@@ -83,8 +85,16 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
         ) from error
     fault, tested = judge(found, model.num_arms)
     if fault == "obstacle":
-        sentence = next(words for words, happened in zip(words, found.obstacles, strict=True) if bool(happened))
-        raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
+        first = next(obstacle for obstacle, happened in zip(words, found.obstacles, strict=True) if bool(happened))
+        # What is found not to be conjugate says more than what could not be proved to be.
+        fault, _ = judge(found._replace(obstacles=[]), model.num_arms)
+        residual, row = _worst(found, is_prior=fault == "prior")
+        is_bent = fault in ("prior", "likelihood") and bool(residual.tolerance < residual.nats < np.inf)
+        if is_bent and first.is_users:
+            raise report.bent_refusal(model, first.words, residual, row)
+        if not is_bent:
+            remedy = first.remedy or (ANALYTIC_REMEDY if first.is_users else KEEP)
+            raise report.refusal(model, f"cannot be proved conjugate: {first.words}", remedy)
     if fault in ("prior", "likelihood"):
         _refuse_density(model, layout, found, is_prior=fault == "prior")
     if fault == "improper":
@@ -118,18 +128,18 @@ def judge(found: Findings, num_arms: int) -> tuple[str, np.ndarray]:
     return next((fault for fault, stands in faults.items() if stands), ""), tested
 
 
-def measure(model: RewardModel, layout: Layout, words: list[str]) -> Findings:
+def measure(model: RewardModel, layout: Layout, words: list[Obstacle]) -> Findings:
     """Prove, derive and certify, in one traced function; `words` is filled with what each obstacle says."""
     prior, prior_residual = _read_prior(model, layout)
     centre = coordinates_at(layout, prior)
     rows, is_possible = _trial_rows(model, latents_at(layout, centre))
 
-    said: dict[bool, list[str]] = {}
+    said: dict[bool, list[Obstacle]] = {}
 
     def prove(row: Interaction, *, is_prior: bool) -> list[Array]:
         outcomes = model.outcome_values(row.reward)
         obstacles = analyticity(model, layout, row.arm, row.context, outcomes, is_prior=is_prior)
-        said[is_prior] = [obstacle.words for obstacle in obstacles]
+        said[is_prior] = obstacles
         return [obstacle.happened for obstacle in obstacles]
 
     def read(row: Interaction, stretch: Array) -> tuple[Natural, Residual, Array, list[Array]]:
@@ -241,13 +251,8 @@ def _refuse_improper(model: RewardModel, layout: Layout, prior: Posterior) -> No
 def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_prior: bool) -> None:
     """Find which latents break the affine form, one site at a time, and refuse with that."""
     prior = jax.tree.map(jnp.asarray, found.prior)
-    residual, row = found.prior_residual, None
-    if not is_prior:
-        ratios = np.asarray(found.residuals.nats) / np.asarray(found.residuals.tolerance)
-        worst = int(np.argmax(np.where(found.is_possible, ratios, -1.0)))
-        row = jax.tree.map(lambda leaf: leaf[worst : worst + 1], found.rows)
-        residual = jax.tree.map(lambda leaf: leaf[worst], found.residuals)
-    elif residual.nats <= residual.tolerance:
+    residual, row = _worst(found, is_prior=is_prior)
+    if is_prior and residual.nats <= residual.tolerance:
         raise report.blurred_refusal(model, layout, residual)
 
     def log_density(point: Coordinates) -> Array:
@@ -269,6 +274,16 @@ def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_p
 
     alone = [site.name for site, is_fine in zip(layout.sites, run_once(by_site), strict=True) if not is_fine]
     raise report.density_refusal(model, layout, alone, residual, row, is_prior)
+
+
+def _worst(found: Findings, *, is_prior: bool) -> tuple[Residual, Any]:
+    """Return the residual that fails the most, and its row of data; None for the prior."""
+    if is_prior:
+        return found.prior_residual, None
+    ratios = np.asarray(found.residuals.nats) / np.asarray(found.residuals.tolerance)
+    worst = int(np.argmax(np.where(found.is_possible, ratios, -1.0)))
+    row = jax.tree.map(lambda leaf: leaf[worst : worst + 1], found.rows)
+    return jax.tree.map(lambda leaf: leaf[worst], found.residuals), row
 
 
 def _only(layout: Layout, places: Places, site: SiteBlock) -> list[Region]:
