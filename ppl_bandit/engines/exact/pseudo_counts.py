@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.families import POSITIVE, REAL, SIMPLEX, UNIT, Layout
+from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.reward_model import RewardModel
 
 __all__ = ["element_noise", "known_noise", "own_noise"]
@@ -42,7 +43,7 @@ def own_noise(model: RewardModel, layout: Layout, groups: np.ndarray) -> Callabl
             latents[site.name] = jnp.asarray(site.low + precision ** (1.0 / power))
         return precision * _variances(model, latents, context)
 
-    if not np.allclose(at(1.0, model.context), at(2.0, model.context), rtol=1e-4):
+    if not np.allclose(*run_once(lambda: (at(1.0, model.context), at(2.0, model.context))), rtol=1e-4):
         return None
     return lambda context: at(1.0, context)
 
@@ -72,8 +73,7 @@ def element_noise(
 def _variance_reads(model: RewardModel, layout: Layout) -> dict[str, np.ndarray] | None:
     """Return, by kind of element, which ones the variance of each arm's reward reads, (A, E); None if it is unknown."""
     try:
-        slopes = jax.jacfwd(lambda latents: _variances(model, latents, model.context))(_point(layout))
-        values = _variances(model, _point(layout), model.context)
+        values, slopes = run_once(lambda: _values_and_slopes(model, layout))
     except NotImplementedError:
         return None
     if not np.all(np.isfinite(values)):
@@ -84,6 +84,15 @@ def _variance_reads(model: RewardModel, layout: Layout) -> dict[str, np.ndarray]
         != 0
         for kind in kinds
     }
+
+
+def _values_and_slopes(model: RewardModel, layout: Layout) -> tuple[Array, dict[str, Array]]:
+    def both(latents: dict[str, Array]) -> tuple[Array, Array]:
+        values = _variances(model, latents, model.context)
+        return values, values
+
+    slopes, values = jax.jacfwd(both, has_aux=True)(_point(layout))
+    return values, slopes
 
 
 def _variances(model: RewardModel, latents: dict[str, Array], context: Any) -> Float[Array, " A"]:
