@@ -35,6 +35,7 @@ class DemoResult(NamedTuple):
     """What the demo found out about one model.
 
     Attributes:
+        title: the model and its families, for the figure.
         families: site by site, in words.
         regret: who plays -> (mean, standard error) of the cumulative expected regret after all steps.
         num_arms: how many arms there are to choose from.
@@ -43,7 +44,8 @@ class DemoResult(NamedTuple):
     """
 
     name: str
-    families: dict[str, str]
+    title: str
+    families: str
     regret: dict[str, tuple[float, float]]
     num_arms: int
     is_best: np.ndarray
@@ -62,13 +64,14 @@ def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoR
     )
     results = []
     for result in _play_all(CONJUGATE_MODELS, seed):
-        words = ", ".join(f"{site} {family}" for site, family in result.families.items())
         mean, error = result.regret["double sampling"]
         at_random, _ = result.regret["random play"]
-        say(f"  {result.name:<22} regret {mean:6.1f} +- {error:4.1f} against {at_random:6.1f}; exact: {words}")
+        say(
+            f"  {result.name:<22} regret {mean:6.1f} +- {error:4.1f} against {at_random:6.1f}; exact: {result.families}"
+        )
         results.append(result)
     out.mkdir(parents=True, exist_ok=True)
-    learnt = [Learning(_title(result), result.is_best, 1.0 / result.num_arms) for result in results]
+    learnt = [Learning(result.title, result.is_best, 1.0 / result.num_arms) for result in results]
     draw_demo(
         results[0].program,
         learnt,
@@ -77,11 +80,6 @@ def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoR
         f"model's; double sampling, M = {NUM_SAMPLES} posterior draws a decision, seed {seed}",
     )
     return results
-
-
-def _title(result: DemoResult) -> str:
-    kinds = dict.fromkeys(words.partition(",")[0] for words in result.families.values())
-    return f"{result.name.replace('_', ' ')}: {' x '.join(kinds)}"
 
 
 def _play_all(names: Sequence[str], seed: int) -> Iterator[DemoResult]:
@@ -110,10 +108,13 @@ def _play(name: str, seed: int) -> DemoResult:
         regret = jax.device_get(quick_jit(jax.vmap(play))(jr.split(jr.key(seed), NUM_REALIZATIONS)))
         at_random = NUM_STEPS * _random_regret(environment)
     total = regret.sum(axis=1)
+    sites = engine.explanation.sites
+    kinds = dict.fromkeys(words.partition(",")[0] for words in sites.values())
     own = float(total.mean()), float(total.std(ddof=1) / np.sqrt(NUM_REALIZATIONS))
     return DemoResult(
         file.name,
-        dict(engine.explanation.sites),
+        f"{file.name.replace('_', ' ')}: {' x '.join(kinds)}",
+        ", ".join(f"{site} {words}" for site, words in sites.items()),
         {"double sampling": own, "random play": (at_random, 0.0)},
         file.num_arms,
         regret <= 0.0,
