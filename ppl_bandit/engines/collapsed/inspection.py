@@ -22,6 +22,7 @@ from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import recentre
 from ppl_bandit.engines.exact.certificate import (
     Evidence,
+    Places,
     Residual,
     excess_of,
     log_likelihoods,
@@ -171,9 +172,7 @@ def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], R
     layout, centre = split.layout, jax.tree.map(jnp.asarray, split.centre)
     words: list[str] = []
 
-    places = places_for(layout, jax.tree.map(jnp.asarray, split.prior), split.prior, _NUM_POINTS, _NUM_AT_HOME)
-
-    def at(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual]:
+    def at(values: Mapping[str, Array], rows: Interaction, places: Places) -> tuple[Residual, Residual]:
         view = given(model, values)
 
         def log_prior(point: Coordinates) -> Array:
@@ -195,7 +194,9 @@ def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], R
         outer = jax.tree.map(jnp.asarray, split.values)
         anywhere = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
         rows = trial_rows(model, anywhere, per_arm=2, seed=23)
-        in_prior, in_rows = jax.lax.map(lambda values: at(values, rows), outer)
+        prior = jax.tree.map(jnp.asarray, split.prior)
+        places = places_for(layout, prior, prior, _NUM_POINTS, _NUM_AT_HOME)
+        in_prior, in_rows = jax.lax.map(lambda values: at(values, rows, places), outer)
         first = jax.tree.map(lambda leaf: leaf[:1], rows)
         said, happened = _obstacles(model, split, first, is_prior=True)
 

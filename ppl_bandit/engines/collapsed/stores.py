@@ -132,7 +132,8 @@ def separable_store(model: RewardModel, split: Split) -> Store | None:
 
     def combine(at_values: Array, sums: Array) -> Array:
         """Return statistics, given those of the chosen rows at outer values, (Y, J), and sums at the chosen values, (P, J)."""
-        return jnp.einsum("yj,jyp,pj->j", at_values, jnp.asarray(weights, sums.dtype), sums)
+        # The second product first: it is the same for all outer values.
+        return jnp.einsum("yj,jy->j", at_values, jnp.einsum("jyp,pj->jy", jnp.asarray(weights, sums.dtype), sums))
 
     def read(centre: Coordinates, own: Mapping[str, Array], data: WeightedRows) -> tuple[Array, Array]:
         dtype = centre.real.dtype
