@@ -110,6 +110,12 @@ def collapsed(
         report.accepted(model, split, None if store is None else store.words, num_particles, discount),
         reserve=reserve if store is None else None,
         marginals=mixture_of(model, split.layout, example, laws),
+        settings={
+            "outer": list(split.values),
+            "num_particles": num_particles,
+            "capacity": capacity,
+            "discount": discount,
+        },
     )
 
 

@@ -19,7 +19,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.diagnostics import finite_weights, weight_ess
-from ppl_bandit.numerics import sampling
+from ppl_bandit.numerics import bits
 from ppl_bandit.types import Key
 
 __all__ = ["Moved", "follow", "max_memory", "squared_error"]
@@ -145,7 +145,7 @@ def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> M
         positions = walk.moved.positions
         # One block of uniform numbers for everything: a generator is a large part of what is compiled here.
         shape = (num_particles + 1, num_dims + _HALF_DF + 1)
-        uniform = sampling.uniform(jr.wrap_key_data(key), shape, zero.dtype, walk.number)
+        uniform = bits.uniform(jr.wrap_key_data(key), shape, zero.dtype, walk.number)
         candidates, log_odds = jax.lax.cond(
             walk.phase > 1,
             lambda: _propose(uniform[1:, 1:], positions, step, walk.phase % 2 == 0),
@@ -158,7 +158,9 @@ def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> M
             (
                 lambda: _look(walk, found),
                 lambda: _weigh(walk, found, uniform[0, 0]),
-                lambda: _step(walk, candidates, found, jnp.log(uniform[1:, 0]) < found - walk.moved.log_targets + log_odds),
+                lambda: _step(
+                    walk, candidates, found, jnp.log(uniform[1:, 0]) < found - walk.moved.log_targets + log_odds
+                ),
             ),
         )
         return after._replace(number=walk.number + 1)
