@@ -70,7 +70,8 @@ def compiled_functions(
 ) -> Compiled:
     """Return the compiled functions of a model, an engine, a selector and M; `draws` as in `engines.decide`."""
     # An explanation is no key, and says nothing about what is computed.
-    return _compiled_functions(model, *engine[:3], engine.marginals, selector, num_samples, draws)
+    is_large = engine.reserve is not None  # it reads its data again
+    return _compiled_functions(model, *engine[:3], engine.marginals, selector, num_samples, draws, is_large)
 
 
 @functools.lru_cache(maxsize=32)
@@ -83,6 +84,7 @@ def _compiled_functions(
     selector: Selector,
     num_samples: int,
     draws: bool,
+    is_large: bool,
 ) -> Compiled:
     engine: Any = Engine(init, update, sample, None, marginals=marginals)  # type: ignore[arg-type]
 
@@ -114,7 +116,7 @@ def _compiled_functions(
         jax.jit(lambda seed: init(jr.key(seed))),
         Ahead(select),
         Ahead(select_many),
-        Ahead(learn),
+        Ahead(learn, is_large=is_large),
         unpack,
         jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2),
         jax.jit(

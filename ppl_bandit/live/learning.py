@@ -15,6 +15,7 @@ from ppl_bandit.types import Engine, Selector
 __all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
 
 _SIZES = (1024, 32, 1)  # of the pieces of many rows, compiled once each
+_FIRST_ROOM = 1000  # rows: steps without a pause must not outrun the compiler, and room that is empty costs nothing
 _MOST_DOUBLINGS = 24  # of a capacity, in search of the next
 
 
@@ -65,7 +66,9 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     with jax.enable_x64(True):
         engine = factory(task.model)
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws)
-        learner = Learner(engine, run, run.init(np.int64(task.seed)), jnp.asarray(task.seed))
+        state = run.init(np.int64(task.seed))
+        state = state if engine.reserve is None else engine.reserve(state, _FIRST_ROOM)
+        learner = Learner(engine, run, state, jnp.asarray(task.seed))
     _prepare(task, learner, learner.state)
     return learner
 
