@@ -18,7 +18,7 @@ from ppl_bandit.engines.approximate.buffer import Buffer, Data, read, take_rows
 from ppl_bandit.engines.approximate.unconstrained import Space
 from ppl_bandit.program.reward_model import RewardModel
 
-__all__ = ["Target", "block_target", "embed", "whiten"]
+__all__ = ["Target", "block_target", "embed", "second_derivatives", "whiten"]
 
 _CHUNK = 128  # rows; 1,000 draws of a chunk stay in a processor's cache
 
@@ -85,8 +85,8 @@ def block_target(
         return _total(lambda chunk: jax.value_and_grad(log_likelihood)(own, chunk), num_chunks, start)
 
     def curvature(own: Array) -> Any:
-        start = _twice(log_prior, own)
-        return _total(lambda chunk: _twice(lambda own: log_likelihood(own, chunk), own), num_chunks, start)
+        start = second_derivatives(log_prior, own)
+        return _total(lambda chunk: second_derivatives(lambda own: log_likelihood(own, chunk), own), num_chunks, start)
 
     return Target(parts, log_prior, slope, curvature)
 
@@ -107,7 +107,9 @@ def whiten(target: Target, centre: Float[Array, " k"], root: Float[Array, "k k"]
     )
 
 
-def _twice(function: Callable[[Array], Array], own: Array) -> tuple[Array, Array, Array]:
+def second_derivatives(
+    function: Callable[[Float[Array, " k"]], Float[Array, ""]], own: Float[Array, " k"]
+) -> tuple[Float[Array, ""], Float[Array, " k"], Float[Array, "k k"]]:
     """Return value, gradient and Hessian, by the modes of differentiation that the program has."""
 
     def first(own: Array) -> tuple[Array, tuple[Array, Array]]:
