@@ -482,3 +482,16 @@ def test_a_program_without_forward_mode_is_played():
         info = bandit.update(decision, float(decision.arm == 1 or step % 3 == 0))
         assert bool(info.is_trusted)
     assert bandit.select().best_arm_probs[1] > 0.5
+
+
+def test_a_reward_that_only_rounding_keeps_from_being_certified_is_told_so():
+    def level(arm):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+    bandit = Bandit(level, num_arms=2, engine=engines.conjugate)
+    with pytest.raises(
+        NotCertified, match="rounding could hide .* nats of a deviation; a prior whose middle and width fit"
+    ):
+        bandit.update(arm=0, reward=3e6)
+    assert bandit.num_rewards == 0
