@@ -135,7 +135,7 @@ def support_moves(reading: Reading, shapes: Mapping[str, tuple[int, ...]]) -> bo
 def _check_callbacks(jaxpr: Jaxpr) -> None:
     """Check that callbacks may return what they do: they run in threads that know the precision of the process alone."""
     with ThreadPoolExecutor(1) as pool:
-        is_wide = pool.submit(lambda: jax.config.jax_enable_x64).result()
+        is_wide = pool.submit(lambda: jnp.result_type(float) == jnp.float64).result()
     for equation in () if is_wide else all_equations(jaxpr):
         returned = [out.aval for out in equation.outvars]
         if equation.primitive.name.endswith("callback") and any(aval.dtype == jnp.float64 for aval in returned):

@@ -328,7 +328,7 @@ def table_indexed_by_a_latent(arm):
     bernoulli(jnp.linspace(0.05, 0.95, 10)[(10.0 * rate).astype(int)])
 
 
-@near_miss("prove", is_slow=True)
+@near_miss("searchsorted", is_slow=True)
 def table_searched_by_a_latent(arm):
     rate = rates()[arm]
     bernoulli(jnp.linspace(0.05, 0.95, 11)[jnp.searchsorted(jnp.linspace(0.1, 0.9, 10), rate)])
