@@ -12,10 +12,10 @@ from ppl_bandit.commands.words import ENGINES, SELECTORS, check_words
 from ppl_bandit.comparison.figures import draw_figures
 from ppl_bandit.comparison.models import rank_models
 from ppl_bandit.comparison.posteriors import compare
+from ppl_bandit.comparison.records import records
 from ppl_bandit.comparison.report import comparison_report, ranking_report
 from ppl_bandit.comparison.results import Score
 from ppl_bandit.comparison.simulated import simulate_rows
-from ppl_bandit.comparison.tables import records
 from ppl_bandit.live.data_files import read_data, write_data
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction

@@ -1,9 +1,13 @@
-"""`ppl-bandit demo`: prove, play and draw the bundled conjugate models."""
+"""`ppl-bandit demo`: prove, play and draw bundled conjugate models."""
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import inspect
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,131 +16,110 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.commands.demo_figure import DemoPlay, draw_demo
-from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.commands.demo_figure import Learning, draw_demo
+from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.numerics.compilation import quick_jit
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.types import Engine, Key, Selection, Selector
+from ppl_bandit.types import Key
 
 __all__ = ["CONJUGATE_MODELS", "DemoResult", "run_demo"]
 
-CONJUGATE_MODELS = (
-    "bernoulli",
-    "binomial",
-    "poisson",
-    "exponential",
-    "gaussian",
-    "linear_gaussian",
-    "dirichlet_categorical",
-    "hurdle",
-    "hierarchical_gaussian",
-)
-NUM_STEPS, NUM_REALIZATIONS, NUM_SAMPLES = 200, 12, 100
+# One of each family that is proved conjugate; the costliest comes early, so that two processes end together.
+CONJUGATE_MODELS = ("bernoulli", "hurdle", "linear_gaussian", "gaussian", "poisson", "hierarchical_gaussian")
+NUM_STEPS, NUM_REALIZATIONS, NUM_SAMPLES = 300, 40, 100
 
 
 class DemoResult(NamedTuple):
     """What the demo found out about one model.
 
     Attributes:
-        regret: selector -> (mean, standard error) of the cumulative expected regret after all steps.
+        title: the model and its families, for the figure.
+        families: site by site, in words.
+        regret: who plays -> (mean, standard error) of the cumulative expected regret after all steps.
+        num_arms: how many arms there are to choose from.
+        is_best: (R, T), whether the arm played was the best one, in each step of each realization.
+        program: the source of the reward model.
     """
 
     name: str
+    title: str
     families: str
-    report: str
     regret: dict[str, tuple[float, float]]
-
-
-class _Prepared(NamedTuple):
-    file: ModelFile
-    engine: Engine
-    environment: Environment
-    played: "Future[np.ndarray]"
+    num_arms: int
+    is_best: np.ndarray
+    program: str
 
 
 def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoResult]:
-    """Prove each bundled conjugate model, play it, and write `demo.png` to `out`.
+    """Prove some bundled models conjugate, play them, and write `demo.png` to `out`.
 
     Args:
         say: told one line per finding, as it is found.
     """
-    say(f"proving {len(CONJUGATE_MODELS)} bundled models conjugate ...")
-    with jax.enable_x64(True), ThreadPoolExecutor(1) as pool:
-        # The next program is traced here while the last one is compiled and played there.
-        prepared = [_prepare(name, pool, seed, say) for name in CONJUGATE_MODELS]
-        say(f"\nplaying {NUM_REALIZATIONS} realizations of {NUM_STEPS} steps each ...")
-        played = [_result(item) for item in prepared]
-    plays, results = [play for play, _ in played], [result for _, result in played]
-    for result in results:
-        scores = ", ".join(f"{name} {mean:.2f} +- {error:.2f}" for name, (mean, error) in result.regret.items())
-        say(f"  {result.name:<22} regret after {NUM_STEPS} steps: {scores}")
+    say(
+        f"proving {len(CONJUGATE_MODELS)} bundled models exact, and playing {NUM_REALIZATIONS} realizations of {NUM_STEPS} "
+        "steps of each; regret: of the bandit, and of random play"
+    )
+    results = []
+    for result in _play_all(CONJUGATE_MODELS, seed):
+        mean, error = result.regret["double sampling"]
+        at_random, _ = result.regret["random play"]
+        say(
+            f"  {result.name:<22} regret {mean:6.1f} +- {error:4.1f} against {at_random:6.1f}; exact: {result.families}"
+        )
+        results.append(result)
     out.mkdir(parents=True, exist_ok=True)
+    learnt = [Learning(result.title, result.is_best, 1.0 / result.num_arms) for result in results]
     draw_demo(
-        plays,
+        results[0].program,
+        learnt,
         out / "demo.png",
-        f"{NUM_REALIZATIONS} realizations of {NUM_STEPS} steps, M = {NUM_SAMPLES} posterior draws a step, seed {seed}; "
-        "expected (pseudo) regret: mean and 95% interval of the mean",
+        f"mean over {NUM_REALIZATIONS} simulated experiments of {NUM_STEPS} decisions each, with the 95% interval of the first "
+        f"model's; double sampling, M = {NUM_SAMPLES} posterior draws a decision, seed {seed}",
     )
     return results
 
 
-_SELECTORS = {"double sampling": selectors.double_sampling(), "Thompson": selectors.thompson()}
+def _play_all(names: Sequence[str], seed: int) -> Iterator[DemoResult]:
+    """Yield the results in order. Tracing a program holds the interpreter's lock, so a second core needs a second process."""
+    num_workers = min(2, os.cpu_count() or 1, len(names))
+    if num_workers == 1:
+        yield from map(_play, names, repeat(seed))
+        return
+    with ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_play, names, repeat(seed))
 
 
-def _one_of(number: Array) -> Selector:
-    """Return the selector of a number: both decide, one is heeded, and the world around them is compiled once."""
+def _play(name: str, seed: int) -> DemoResult:
+    with jax.enable_x64(True):
+        file = load_model(name)
+        model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
+        engine, selector = engines.conjugate(model), selectors.double_sampling()
+        environment = Environment(model, file.truth or {}, file.contexts)
 
-    def select(key: Key, table: Array, step: Array, **_: Any) -> Selection:
-        chosen = [select(key, table, step) for select in _SELECTORS.values()]
-        return jax.tree.map(lambda *parts: jnp.stack(parts)[number], *chosen)
+        def play(key: Key) -> Array:
+            return rollout(
+                key, model, engine, selector, environment, num_steps=NUM_STEPS, num_samples=NUM_SAMPLES
+            ).regret
 
-    return as_selector(select)
-
-
-def _prepare(name: str, pool: ThreadPoolExecutor, seed: int, say: Callable[[str], None]) -> _Prepared:
-    file = load_model(name)
-    model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
-    engine = engines.conjugate(model)
-    families = ", ".join(f"{site} {words}" for site, words in engine.explanation.sites.items())
-    say(f"  {name:<22} exact: {families}")
-    environment = Environment(model, file.truth or {}, file.contexts)
-
-    def play(key: Key, number: Array) -> Array:
-        chosen = _one_of(number)
-        return rollout(key, model, engine, chosen, environment, num_steps=NUM_STEPS, num_samples=NUM_SAMPLES).regret
-
-    # Compiling takes longer than playing: spend little on it.
-    runs = _runs(seed)
-    lowered = quick_jit(jax.vmap(play)).lower(*runs)
-
-    def compile_and_play() -> np.ndarray:
-        with jax.enable_x64(True):
-            return jax.device_get(lowered.compile()(*runs))
-
-    return _Prepared(file, engine, environment, pool.submit(compile_and_play))
-
-
-def _runs(seed: int) -> tuple[Array, Array]:
-    """Return keys and selector numbers of all runs, selector by selector."""
-    num_runs = len(_SELECTORS) * NUM_REALIZATIONS
-    return jr.split(jr.key(seed), num_runs), jnp.repeat(jnp.arange(len(_SELECTORS)), NUM_REALIZATIONS)
-
-
-def _result(item: _Prepared) -> tuple[DemoPlay, DemoResult]:
-    steps = item.played.result()
-    by_selector = steps.reshape(len(_SELECTORS), NUM_REALIZATIONS, NUM_STEPS)
-    regret = {label: np.cumsum(runs, axis=1) for label, runs in zip(_SELECTORS, by_selector, strict=True)}
-    final = {
-        label: (float(total[:, -1].mean()), float(total[:, -1].std(ddof=1) / np.sqrt(NUM_REALIZATIONS)))
-        for label, total in regret.items()
-    }
-    families = dict.fromkeys(words.partition(",")[0] for words in item.engine.explanation.sites.values())
-    play = DemoPlay(f"{item.file.name}: {' x '.join(families)}", regret, _random_regret(item.environment))
-    words = ", ".join(f"{site} {family}" for site, family in item.engine.explanation.sites.items())
-    return play, DemoResult(item.file.name, words, item.engine.explanation.report, final)
+        # Compiling takes longer than playing: spend little on it.
+        regret = jax.device_get(quick_jit(jax.vmap(play))(jr.split(jr.key(seed), NUM_REALIZATIONS)))
+        at_random = NUM_STEPS * _random_regret(environment)
+    total = regret.sum(axis=1)
+    sites = engine.explanation.sites
+    kinds = dict.fromkeys(words.partition(",")[0] for words in sites.values())
+    own = float(total.mean()), float(total.std(ddof=1) / np.sqrt(NUM_REALIZATIONS))
+    return DemoResult(
+        file.name,
+        f"{file.name.replace('_', ' ')}: {' x '.join(kinds)}",
+        ", ".join(f"{site} {words}" for site, words in sites.items()),
+        {"double sampling": own, "random play": (at_random, 0.0)},
+        file.num_arms,
+        regret <= 0.0,
+        inspect.getsource(file.program),
+    )
 
 
 def _random_regret(environment: Environment) -> float:

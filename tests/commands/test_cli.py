@@ -61,7 +61,10 @@ def test_the_demo_proves_plays_and_draws(capsys, tmp_path, monkeypatch):
     result = json.loads(capsys.readouterr().out)
     assert result["models"][0]["name"] == "bernoulli"
     mean, error = result["models"][0]["regret"]["double sampling"]
-    assert 0 < mean < 200 and error > 0
+    at_random, _ = result["models"][0]["regret"]["random play"]
+    assert at_random == pytest.approx(demo.NUM_STEPS * (0.8 - (0.4 + 0.7 + 0.8) / 3))  # the rates of its truth
+    assert 0 < mean < mean + 5 * error < at_random
+    assert result["models"][0]["families"] == "rate Beta"
     assert (tmp_path / "demo.png").stat().st_size > 10_000
 
 

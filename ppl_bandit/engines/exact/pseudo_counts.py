@@ -43,7 +43,8 @@ def own_noise(model: RewardModel, layout: Layout, groups: np.ndarray) -> Callabl
             latents[site.name] = jnp.asarray(site.low + precision ** (1.0 / power))
         return precision * _variances(model, latents, context)
 
-    if not np.allclose(*run_once(lambda: (at(1.0, model.context), at(2.0, model.context))), rtol=1e-4):
+    once, twice = run_once(lambda: (at(1.0, model.context), at(2.0, model.context)))
+    if not np.allclose(once, twice, rtol=1e-4):
         return None
     return lambda context: at(1.0, context)
 
