@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit import engines
+from ppl_bandit.engines.exact.certificate import resolution
 from ppl_bandit.live.history import History
 from ppl_bandit.live.learning import Learner, Rows, Task, fold, prepare_growth, start
 from ppl_bandit.program.reward_model import RewardModel
@@ -75,6 +76,10 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
 def _uncertified(task: Task, rows: Rows, info: Any) -> str:
     failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])
     if not failed.size and not bool(info.is_prior_certified):
+        if float(info.prior_rounding) > resolution(np.float64):
+            return (
+                f"the prior cannot be certified where these rewards take the posterior: {_rounded(info.prior_rounding)}"
+            )
         return (
             "the prior is not conjugate where these rewards take the posterior, although it is where the bandit began"
         )
@@ -85,10 +90,20 @@ def _uncertified(task: Task, rows: Rows, info: Any) -> str:
     nats, tolerance, rounding = (
         float(np.asarray(found)[row]) for found in (info.residual, info.tolerance, info.rounding)
     )
-    found = f"residual {nats:.1e} nats" if not nats <= tolerance else f"rounding alone is {rounding:.1e} nats"
+    what = f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r}"
+    if nats <= tolerance:
+        return f"{what} cannot be certified: {_rounded(rounding)}"
     return (
-        f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r} is not conjugate ({found}), although every "
-        "reward tried when the bandit was built was"
+        f"{what} is not conjugate (residual {nats:.1e} nats), although every reward tried when the bandit was built was"
+    )
+
+
+def _rounded(nats: Any) -> str:
+    """Say that rounding is in the way, and what makes it less."""
+    return (
+        f"the rewards are so far from what the program expects, in units of its noise, that rounding could hide "
+        f"{float(nats):.1e} nats of a deviation; a prior whose middle and width fit the rewards, or rewards less a constant, "
+        "leave less to round"
     )
 
 

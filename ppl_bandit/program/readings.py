@@ -5,18 +5,21 @@ itself, and which way to an outcome's mean is open.
 """
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.extend.core import Jaxpr
 from jaxtyping import Array
 
 from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program import means
 from ppl_bandit.program.failures import failure, where
-from ppl_bandit.program.jaxprs import UNKNOWN, dependencies, read_indices
+from ppl_bandit.program.jaxprs import UNKNOWN, all_equations, dependencies, read_indices
+from ppl_bandit.program.places import place_of
 from ppl_bandit.program.probing import NUMBERS, feasible_latents, feasible_rewards
 from ppl_bandit.program.supports import has_moving_support, simplex_gaps
 from ppl_bandit.program.tracing import Trace, is_prior_term, log_prob, repeat_rows, run_program
@@ -88,6 +91,7 @@ def check_flow(reading: Reading, shapes: Mapping[str, tuple[int, ...]], has_expe
             "steps of a chain can be one site, `numpyro.sample(name, dist.Normal(0, 1).expand([T]))`, added up by jnp.cumsum "
             "or jax.lax.scan"
         )
+    _check_callbacks(closed.jaxpr)
     _check_derivative(reading, latents, outcomes)
     for reaching in found[:num_prior]:
         for source in sorted(reaching - {"latents"}):
@@ -126,6 +130,21 @@ def support_moves(reading: Reading, shapes: Mapping[str, tuple[int, ...]]) -> bo
         return [trace[name]["fn"].support for name in reading.outcomes]
 
     return has_moving_support(supports, {name: np.zeros(shape) for name, shape in shapes.items()})
+
+
+def _check_callbacks(jaxpr: Jaxpr) -> None:
+    """Check that callbacks may return what they do: they run in threads that know the precision of the process alone."""
+    with ThreadPoolExecutor(1) as pool:
+        is_wide = pool.submit(lambda: jnp.result_type(float) == jnp.float64).result()
+    for equation in () if is_wide else all_equations(jaxpr):
+        returned = [out.aval for out in equation.outvars]
+        if equation.primitive.name.endswith("callback") and any(aval.dtype == jnp.float64 for aval in returned):
+            raise InvalidProgram(
+                f"a callback of the program ({place_of([equation]).words or equation.primitive.name}) returns float64, in "
+                "which densities are computed here, and jax turns that into float32 unless the whole process computes in "
+                'float64: say jax.config.update("jax_enable_x64", True) before anything else, or call it in float32, '
+                "as in `f(x.astype(jnp.float32))`"
+            )
 
 
 def _check_derivative(reading: Reading, latents: Mapping[str, Any], outcomes: Mapping[str, Any]) -> None:

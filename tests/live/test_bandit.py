@@ -1,5 +1,6 @@
 """The live bandit: reproducible, saved and continued, and closed to bad input."""
 
+import json
 import logging
 
 import jax
@@ -423,3 +424,74 @@ def test_arviz_gets_named_arms_and_the_data(conversion_parts):
     rate = tree["posterior"]["rate"].values[0]
     expected = np.log(np.stack([rate[:, 1], 1 - rate[:, 2], rate[:, 1]], axis=1))
     np.testing.assert_allclose(tree["log_likelihood"]["reward"].values[0], expected, rtol=1e-10)
+
+
+def test_a_decision_notes_arms_whose_expected_reward_has_no_mean():
+    def waiting(arm):
+        mean = numpyro.sample("mean", dist.InverseGamma(1.0, 60.0).expand([2]))
+        numpyro.sample("reward", dist.Exponential(1.0 / mean[arm]))
+
+    bandit = Bandit(waiting, arms=["tea", "coffee"])
+    # Under InverseGamma(1, b) a mean has no mean; one reward makes it InverseGamma(2, b + y), which has one.
+    (note,) = bandit.select().notes
+    assert note.startswith("expected reward of tea, coffee: its own expectation over the latents is infinite")
+    bandit.update(arm="tea", reward=30.0)
+    decision = bandit.select()
+    assert decision.notes[0].startswith("expected reward of coffee: ")
+    assert json.loads(json.dumps(decision.to_dict()))["notes"] == list(decision.notes)
+    bandit.update(arm="coffee", reward=30.0)
+    assert bandit.select().notes == ()
+
+
+@pytest.mark.slow
+def test_a_reward_beyond_a_moving_support_is_learnt_or_refused_with_nothing_changed():
+    def up_to(arm):
+        top = numpyro.sample("top", dist.Gamma(3.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Uniform(0.0, top[arm]))
+
+    bandit = Bandit(up_to, num_arms=2)
+    bandit.update(arm=0, reward=0.5)
+    bandit.update(arm=0, reward=5.0)
+    top = bandit.posterior(1000)["top"][:, 0]
+    # Gamma(3, 1) times t^-2 beyond 5 is 5 plus an Exponential(1): its mean is 6, off by 4 / sqrt(500).
+    assert top.min() >= 5.0 and abs(top.mean() - 6.0) < 0.18
+    before = bandit.posterior(100)["top"]
+    with pytest.raises(ValueError, match="reward=-1 is outside the support of the outcome 'reward' on arm 0"):
+        bandit.update(arm=0, reward=-1.0)
+    assert bandit.num_rewards == 2
+    np.testing.assert_array_equal(bandit.posterior(100)["top"], before)
+
+
+@pytest.mark.slow
+def test_a_program_without_forward_mode_is_played():
+    @jax.custom_vjp
+    def sigmoid(x):
+        return 1.0 / (1.0 + jnp.exp(-x))
+
+    # The slope is made of the function itself: forward mode meets a custom_vjp.
+    sigmoid.defvjp(lambda x: (sigmoid(x),) * 2, lambda y, outer: (outer * y * (1.0 - y),))
+
+    def click(arm):
+        weight = numpyro.sample("weight", dist.Normal(0.0, 1.5).expand([2]))
+        numpyro.sample("reward", dist.Bernoulli(sigmoid(weight[arm])))
+
+    bandit = Bandit(click, num_arms=2)
+    assert bandit.explanation.engine == "reweight"
+    for step in range(12):
+        decision = bandit.select()
+        info = bandit.update(decision, float(decision.arm == 1 or step % 3 == 0))
+        assert bool(info.is_trusted)
+    assert bandit.select().best_arm_probs[1] > 0.5
+
+
+def test_a_reward_that_only_rounding_keeps_from_being_certified_is_told_so():
+    def level(arm):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+    bandit = Bandit(level, num_arms=2, engine=engines.conjugate)
+    with pytest.raises(
+        NotCertified, match="rounding could hide .* nats of a deviation; a prior whose middle and width fit"
+    ):
+        bandit.update(arm=0, reward=3e6)
+    assert bandit.num_rewards == 0

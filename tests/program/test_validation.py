@@ -291,3 +291,20 @@ def test_a_support_that_moves_with_a_latent_takes_what_some_latent_can_produce()
     latents = {"top": jnp.array([1.0, 1.0])}
     found = model.in_support(latents, Interaction(jnp.array([0, 1, 0]), jnp.array([0.5, 9.0, -1.0])))
     assert found["reward"].tolist() == [True, True, False]
+
+
+def test_a_callback_in_float64_is_refused_with_what_works():
+    @jax.custom_vjp
+    def sigmoid(x):
+        return jax.pure_callback(lambda x: 1 / (1 + np.exp(-np.asarray(x))), x, x, vmap_method="broadcast_all")
+
+    sigmoid.defvjp(lambda x: (sigmoid(x),) * 2, lambda y, outer: (outer * y * (1 - y),))
+
+    def click(arm):
+        weight = numpyro.sample("weight", dist.Normal(0, 1).expand([2]))
+        numpyro.sample("reward", dist.Bernoulli(sigmoid(weight[arm])))
+
+    with pytest.raises(
+        InvalidProgram, match=r"line \d+ of test_validation.py: .*pure_callback.*float64.*jax_enable_x64"
+    ):
+        RewardModel(click, 2)

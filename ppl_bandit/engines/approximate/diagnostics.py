@@ -24,9 +24,11 @@ __all__ = [
 MAX_K_HAT = (
     0.7  # beyond it the error of importance sampling no longer falls with the number of draws (Vehtari et al. 2024)
 )
-# Of unweighted draws; k-hat allows more, because weights could still put it right.
-MAX_MEAN_SHIFT = 0.5  # posterior standard deviations
-MAX_SD_SHIFT = 0.2  # of a standard deviation; of a fit that is too narrow the weights see some half of the error
+# Of unweighted draws, which are to be within 0.2 posterior standard deviations and 20%; k-hat allows more, because weights
+# could still put it right. Of a fit that is too narrow the weights see a third to a half of the error, of the mean of a skewed
+# posterior three quarters.
+MAX_MEAN_SHIFT = 0.15  # posterior standard deviations
+MAX_SD_SHIFT = 0.1  # of a standard deviation
 
 
 def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:

@@ -206,7 +206,7 @@ def svi(
 
         def needs_more(last: _Round) -> Bool[Array, ""]:
             ess, shift = quality(last)
-            is_wanting = (ess < _ENOUGH * _NUM_CHECKS) | (shift > _NEAR_ENOUGH)
+            is_wanting = (ess < _ENOUGH * _NUM_CHECKS) | (shift > MAX_SD_SHIFT)
             is_better = (ess > 1.1 * last.ess_before) | (shift < 0.9 * last.shift_before)
             return (last.number == 0) | (is_wanting & is_better & ~is_near & (last.number < _MAX_ROUNDS))
 

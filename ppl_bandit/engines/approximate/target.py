@@ -2,9 +2,10 @@
 
 Rows are read in chunks, and only chunks that hold data are read: a large capacity costs nothing while it is empty. A sum over
 chunks whose number is not known to the compiler has no reverse-mode derivative, but each chunk has: derivatives are summed as
-values are.
+values are. Reverse mode is all that a program needs: where it has no forward mode, second derivatives do without.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ppl_bandit.engines.approximate.buffer import Buffer, Data, read, take_rows
 from ppl_bandit.engines.approximate.unconstrained import Space
 from ppl_bandit.program.reward_model import RewardModel
 
-__all__ = ["Target", "block_target", "embed", "whiten"]
+__all__ = ["Target", "block_target", "embed", "second_derivatives", "whiten"]
 
 _CHUNK = 128  # rows; 1,000 draws of a chunk stay in a processor's cache
 
@@ -84,15 +85,8 @@ def block_target(
         return _total(lambda chunk: jax.value_and_grad(log_likelihood)(own, chunk), num_chunks, start)
 
     def curvature(own: Array) -> Any:
-        def twice(function: Callable[..., Array]) -> tuple[Array, Array, Array]:
-            def first(own: Array) -> tuple[Array, tuple[Array, Array]]:
-                value, gradient = jax.value_and_grad(function)(own)
-                return gradient, (value, gradient)
-
-            hessian, (value, gradient) = jax.jacfwd(first, has_aux=True)(own)
-            return value, gradient, hessian
-
-        return _total(lambda chunk: twice(lambda own: log_likelihood(own, chunk)), num_chunks, twice(log_prior))
+        start = second_derivatives(log_prior, own)
+        return _total(lambda chunk: second_derivatives(lambda own: log_likelihood(own, chunk), own), num_chunks, start)
 
     return Target(parts, log_prior, slope, curvature)
 
@@ -111,6 +105,29 @@ def whiten(target: Target, centre: Float[Array, " k"], root: Float[Array, "k k"]
     return Target(
         lambda x: target.parts(centre + root @ x), lambda x: target.log_prior(centre + root @ x), slope, curvature
     )
+
+
+def second_derivatives(
+    function: Callable[[Float[Array, " k"]], Float[Array, ""]], own: Float[Array, " k"]
+) -> tuple[Float[Array, ""], Float[Array, " k"], Float[Array, "k k"]]:
+    """Return value, gradient and Hessian, by the modes of differentiation that the program has."""
+
+    def first(own: Array) -> tuple[Array, tuple[Array, Array]]:
+        value, gradient = jax.value_and_grad(function)(own)
+        return gradient, (value, gradient)
+
+    def by_differences(own: Array) -> tuple[Array, tuple[Array, Array]]:
+        # Central: wrong by the square of the step, and by the rounding of a gradient over it.
+        step = jnp.finfo(own.dtype).eps ** (1 / 3) * jnp.maximum(1.0, jnp.abs(own))
+        slopes = jax.lax.map(lambda way: first(own + way)[0] - first(own - way)[0], jnp.diag(step))
+        return slopes / (2.0 * step[:, None]), first(own)[1]
+
+    # Functions with a derivative of their own, such as an ODE's solution or a callback, may have it in reverse mode alone.
+    for second in (jax.jacfwd(first, has_aux=True), jax.jacrev(first, has_aux=True), by_differences):
+        with contextlib.suppress(TypeError, ValueError, NotImplementedError):
+            hessian, (value, gradient) = second(own)
+            break
+    return value, gradient, 0.5 * (hessian + hessian.T)
 
 
 def _chunk(data: Data, chunk: Array, size: int) -> tuple[Any, Float[Array, " rows"]]:

@@ -65,6 +65,7 @@ class Certificates(NamedTuple):
             infinite for a row that the program cannot produce or whose proof fails, 0 for a masked row.
         rounding: what rounding could hide where the posterior is, in nats.
         is_prior_certified: whether the prior, too, is affine where the posterior is now.
+        prior_rounding: what rounding could hide of a deviation of the prior there, in nats.
         is_resolved: whether jax's precision holds the posterior: no count that stopped growing, no precision matrix whose
             digits cancel.
     """
@@ -75,6 +76,7 @@ class Certificates(NamedTuple):
     tolerance: Float[Array, " N"]
     rounding: Float[Array, " N"]
     is_prior_certified: Bool[Array, ""]
+    prior_rounding: Float[Array, ""]
     is_resolved: Bool[Array, ""]
 
 
@@ -139,7 +141,9 @@ def _update(
     chunks = chunks._replace(mask=chunks.mask & is_row)
     prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
 
-    def absorb_chunk(posterior: Posterior, rows: Any) -> tuple[Posterior, tuple[Residual, Bool[Array, " 2"]]]:
+    def absorb_chunk(
+        posterior: Posterior, rows: Any
+    ) -> tuple[Posterior, tuple[Residual, Bool[Array, " 2"], Float[Array, ""]]]:
         centre = coordinates_at(layout, posterior)
         by_outcome, is_sound = jax.vmap(lambda row: _read_row(model, layout, centre, row))(rows)
         naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), by_outcome)
@@ -165,19 +169,20 @@ def _update(
         residuals = jax.vmap(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)))(found)
         residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
         residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))
-        is_prior_affine = is_affine(jax.tree.map(lambda leaf: leaf[0, 0], found))
+        of_prior_there = jax.tree.map(lambda leaf: leaf[0, 0], found)
+        is_prior_affine = is_affine(of_prior_there)
         steps = places.at_home.points.real[1:] - places.at_home.points.real[0]
         is_held = is_fine & is_resolved(layout, kept, after, total, steps)
-        return after, (residuals, jnp.stack([is_prior_affine, is_held]))
+        return after, (residuals, jnp.stack([is_prior_affine, is_held]), of_prior_there.rounding)
 
-    after, (residuals, verdicts) = jax.lax.scan(absorb_chunk, state, chunks)
+    after, (residuals, verdicts, prior_roundings) = jax.lax.scan(absorb_chunk, state, chunks)
     residuals = join_chunks(residuals, num_rows)
     is_certified = is_affine(residuals)
     is_prior_certified, is_held = jnp.all(verdicts, axis=0)
     is_sound = jnp.all(is_certified) & is_prior_certified & is_held
     kept = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state)
     evidence = residuals.nats, residuals.tolerance, residuals.rounding
-    return kept, Certificates(is_sound, is_certified, *evidence, is_prior_certified, is_held)
+    return kept, Certificates(is_sound, is_certified, *evidence, is_prior_certified, jnp.max(prior_roundings), is_held)
 
 
 def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any) -> tuple[Natural, Bool[Array, ""]]:

@@ -41,7 +41,7 @@ def watch_means(
 
     def both() -> tuple[Array, Array]:
         start = jax.tree.map(jnp.asarray, prior)
-        return tuple(has_infinite_mean(model, layout, start, num_more=number) for number in (0.0, _ANY_NUMBER))
+        return has_infinite_mean(model, layout, start), has_infinite_mean(model, layout, start, num_more=_ANY_NUMBER)
 
     first, for_ever = run_once(both)
     if not first.any():

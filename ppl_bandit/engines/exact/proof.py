@@ -114,7 +114,7 @@ def analyticity(
         if claim.domain is not None:
             low, high = claim.domain
             outside = ~jnp.all(is_inside(out, low, high))
-            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside, False))
+            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside))
     return verdicts
 
 

@@ -1,5 +1,6 @@
 """What to write instead of a program that is not conjugate. Every remedy here is a program that is accepted, in the tests."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 
 from ppl_bandit.program.reward_model import RewardModel
 
-__all__ = ["ANALYTIC_REMEDY", "KEEP", "PRIORS", "distribution_name", "outcome_remedy"]
+__all__ = ["ANALYTIC_REMEDY", "CONJUGATE", "KEEP", "PRIORS", "distribution_name", "outcome_remedy"]
 
 KEEP = "keep the program: Bandit and engines.choose draw by an engine that needs no conjugacy"
 
@@ -27,7 +28,7 @@ _GAUSSIAN = (
     "Normal priors on latents in which {} is linear, its standard deviation known, or its variance under an InverseGamma prior "
     "and the Normal priors scaled by it"
 )
-_CONJUGATE = {
+CONJUGATE: Mapping[str, str] = {  # outcome -> the prior that it is conjugate to
     "Bernoulli": "a Beta prior on its probability itself",
     "Binomial": "a Beta prior on its probability itself",
     "Geometric": "a Beta prior on its probability itself",
@@ -45,8 +46,8 @@ def outcome_remedy(model: RewardModel) -> str:
     known, unknown = [], []
     for name in dict.fromkeys(_outcome_names(model)):
         article = "an" if name[0] in "AEIOU" else "a"
-        if name in _CONJUGATE:
-            known.append(f"{article} {name} outcome is conjugate to {_CONJUGATE[name]}")
+        if name in CONJUGATE:
+            known.append(f"{article} {name} outcome is conjugate to {CONJUGATE[name]}")
         else:
             unknown.append(f"no prior is known that is conjugate to {article} {name} outcome")
     return "; ".join([*known, *unknown, f"or {KEEP}" if not unknown else KEEP])

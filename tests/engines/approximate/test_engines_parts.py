@@ -21,7 +21,7 @@ from ppl_bandit.engines.approximate.diagnostics import (
 )
 from ppl_bandit.engines.approximate.modes import find_mode
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY, hamiltonian, move
-from ppl_bandit.engines.approximate.target import Target
+from ppl_bandit.engines.approximate.target import Target, second_derivatives
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, InvalidProgram
@@ -347,3 +347,43 @@ def test_newton_leaves_a_flat_start_whose_full_step_overflows():
 
 def test_newton_says_when_there_is_no_mode():
     assert not bool(find_mode(density_of(lambda z: -jnp.sum(z)), jnp.zeros(2)).is_converged)
+
+
+@jax.custom_vjp
+def cubed(x):
+    return x**3
+
+
+# A slope that is made of the function itself, as a callback's is, has no forward mode.
+cubed.defvjp(lambda x: (cubed(x), (x, cubed(x))), lambda kept, outer: (3.0 * outer * kept[1] / kept[0],))
+
+
+@jax.custom_vjp
+def slope_of_cube(x):
+    return jax.pure_callback(lambda x: np.asarray(3.0 * np.square(x), np.float32), x, x, vmap_method="broadcast_all")
+
+
+def no_second(*_):
+    raise ValueError("no second derivative")
+
+
+slope_of_cube.defvjp(no_second, no_second)
+
+
+@jax.custom_vjp
+def cubed_outside(x):
+    return x**3
+
+
+cubed_outside.defvjp(lambda x: (x**3, x), lambda x, outer: (outer * slope_of_cube(x),))
+
+
+@pytest.mark.parametrize(("cube", "error"), [(lambda x: x**3, 1e-5), (cubed, 1e-5), (cubed_outside, 3e-2)])
+def test_second_derivatives_take_the_modes_that_there_are(cube, error):
+    # Differences of gradients in float32: a step of 0.005, and gradients rounded to 1e-6 of some 10.
+    at = jnp.array([1.0, -2.0, 0.5])
+    value, gradient, hessian = second_derivatives(lambda x: jnp.sum(cube(x)) + x[0] * x[1], at)
+    np.testing.assert_allclose(value, np.sum(np.asarray(at) ** 3) - 2.0, rtol=1e-5)
+    np.testing.assert_allclose(gradient, 3 * np.asarray(at) ** 2 + np.array([-2.0, 1.0, 0.0]), rtol=1e-5)
+    expected = np.diag(6 * np.asarray(at)) + np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(hessian, expected, atol=error)

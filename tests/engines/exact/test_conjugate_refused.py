@@ -1,5 +1,6 @@
 """Near-misses: programs that look conjugate and are not, or cannot be proved to be. Each is refused, with the reason."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from numpyro import handlers
 
 from ppl_bandit.engines import conjugate
+from ppl_bandit.engines.exact.remedies import CONJUGATE
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
@@ -326,7 +328,7 @@ def table_indexed_by_a_latent(arm):
     bernoulli(jnp.linspace(0.05, 0.95, 10)[(10.0 * rate).astype(int)])
 
 
-@near_miss("prove", is_slow=True)
+@near_miss("searchsorted", is_slow=True)
 def table_searched_by_a_latent(arm):
     rate = rates()[arm]
     bernoulli(jnp.linspace(0.05, 0.95, 11)[jnp.searchsorted(jnp.linspace(0.1, 0.9, 10), rate)])
@@ -365,7 +367,7 @@ class ZeroInflated(dist.Distribution):
         return jnp.where(value == 0, jnp.log(self.gate + (1.0 - self.gate) * jnp.exp(-self.rate)), count)
 
 
-@near_miss("not affine|prove")
+@near_miss("off the conjugate form")
 def zero_inflated_by_hand(arm):
     numpyro.sample("reward", ZeroInflated(0.3, gammas()[arm]))
 
@@ -746,3 +748,78 @@ def a_prior_that_follows_the_arm(arm):
 
 def test_there_are_enough_programs():
     assert len(CASES) >= 80
+
+
+# Words: the user's own line, and remedies that were tried
+
+
+def clipped(arm):
+    bernoulli(rates().clip(0.01, 0.99)[arm])
+
+
+def exponential_rate(arm):
+    numpyro.sample("reward", dist.Poisson(jnp.exp(reals()[arm])))
+
+
+def robust_noise(arm):
+    numpyro.sample("reward", dist.StudentT(4.0, reals()[arm], 1.0))
+
+
+@pytest.mark.parametrize(
+    ("program", "reason", "remedy"),
+    [
+        (
+            clipped,
+            r"in `clip` \(line \d+ of test_conjugate_refused.py: `bernoulli\(rates\(\).clip\(0.01, 0.99\)\[arm\]\)`\), which "
+            r"reaches the probs of 'reward' \(Bernoulli\); the log likelihood of reward",
+            "a Bernoulli outcome is conjugate to a Beta prior on its probability itself; or keep the program",
+        ),
+        pytest.param(
+            exponential_rate,
+            r"an exponential of an unbounded quantity.* \(line \d+ of test_conjugate_refused.py: `numpyro.sample",
+            "a Poisson outcome is conjugate to a Gamma prior on its rate",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            robust_noise,
+            "the log likelihood of reward .* is not affine in the sufficient statistics",
+            "no prior is known that is conjugate to a StudentT outcome; keep the program",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_refusal_names_the_line_and_what_the_outcome_is_conjugate_to(program, reason, remedy):
+    with pytest.raises(NotConjugate) as refused:
+        conjugate(RewardModel(program, A))
+    assert re.search(reason, str(refused.value))
+    assert remedy in str(refused.value)
+    assert "formula of the distribution" not in str(refused.value)
+
+
+def noise_of_two(arm):
+    variance = numpyro.sample("variance", dist.InverseGamma(3.0, 2.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0 * jnp.sqrt(variance)).expand([A]))
+    return mean[arm], jnp.sqrt(variance)
+
+
+REMEDIED = {
+    "Bernoulli": lambda arm: dist.Bernoulli(rates()[arm]),
+    "Binomial": lambda arm: dist.Binomial(3, rates()[arm]),
+    "Geometric": lambda arm: dist.Geometric(rates()[arm]),
+    "Categorical": lambda arm: dist.Categorical(numpyro.sample("p", dist.Dirichlet(jnp.ones(3)).expand([A]))[arm]),
+    "Poisson": lambda arm: dist.Poisson(2.5 * gammas()[arm]),
+    "Exponential": lambda arm: dist.Exponential(gammas()[arm]),
+    "Gamma": lambda arm: dist.Gamma(2.0, gammas()[arm]),
+    "Normal": lambda arm: dist.Normal(*noise_of_two(arm)),
+    "LogNormal": lambda arm: dist.LogNormal(*noise_of_two(arm)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CONJUGATE))
+def test_what_a_remedy_says_is_conjugate_is_accepted(name):
+    def program(arm):
+        numpyro.sample("reward", REMEDIED[name](arm))
+        numpyro.deterministic("expected_reward", jnp.zeros(arm.shape))
+
+    assert conjugate(RewardModel(program, A)).explanation.is_exact
