@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
+from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 
@@ -96,6 +97,35 @@ def test_a_datum_that_is_not_conjugate_is_not_absorbed():
     assert not bool(info.is_trusted)
     assert info.is_certified.tolist() == [True, False]
     jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+def test_a_datum_that_the_exact_engine_refuses_shows_which_site_is_outer():
+    """Conjugate in all sites but for one reward, whose density bends in `shift`."""
+
+    def program(arm):
+        shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+        with numpyro.plate("arms", 2):
+            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        numpyro.sample("reward", _Bent(mean[arm] + shift, 1.0, shift))
+
+    model = RewardModel(program, 2)
+    with jax.enable_x64(True):
+        with pytest.raises(NotConjugate, match="needs no split"):
+            find_split(model, None)
+        refused = Interaction(np.array([1]), {"reward": np.array([31.4159])})
+        assert find_split(model, None, refused).space.names == ("shift",)
+
+
+class _Bent(dist.Normal):
+    """A Normal law with one reward that tells of `shift` in another way."""
+
+    def __init__(self, loc, scale, shift):
+        self.shift = shift
+        super().__init__(loc, scale)
+
+    def log_prob(self, value):
+        plain = super().log_prob(value)
+        return jnp.where(jnp.abs(value - 31.4159) < 1e-3, plain - self.shift**4, plain)
 
 
 class _Odd(dist.Normal):
