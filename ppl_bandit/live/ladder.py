@@ -78,18 +78,21 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     return above, info, [*warnings, *more, moved]
 
 
-def _next_to_exact(refused: Rows | None, model: RewardModel) -> Engine:
+def _next_to_exact(refused: Interaction | None, model: RewardModel) -> Engine:
     """Return the engine that is exact given a few sites, if those are why rows were refused; else draws of everything."""
     if refused is not None:
         with contextlib.suppress(NotConjugate):
-            return engines.collapsed(model, examples=Interaction(*refused))
+            return engines.collapsed(model, examples=refused)
     return engines.reweight(model)
 
 
-def _refused(rows: Rows, info: Any) -> Rows | None:
+def _refused(rows: Rows, info: Any) -> Interaction | None:
     """Return the first of the rows that are not certified, or None if it is not a row that failed."""
     failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])[:_MAX_EXAMPLES]
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows) if failed.size else None
+    if not failed.size:
+        return None
+    arms, rewards, contexts = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows)
+    return Interaction(arms, rewards, contexts)
 
 
 def _uncertified(task: Task, rows: Rows, info: Any) -> str:

@@ -6,9 +6,9 @@
 A step is an update by one row after that many; of 40 steps the median is given, and the mean, in which refreshes count. Errors
 are those of the arms' expected rewards after the rows, in posterior standard deviations (mean), relatively (sd), and in total
 variation (p-hat, of 4,000 draws), against quadrature over the outer sites (`collapsed_references`). With --stream, all rows are
-learnt one after another from the prior, compiled as one program, and the time is that of a row, refreshes included. With --jobs,
-every model and engine is a process of its own, which is ended at the limit with what it has printed; time steps with as many jobs
-as there are idle cores to spare, because one process may use two.
+learnt one after another from the prior, compiled as one program, and the time is that of a row, refreshes included. With
+--jobs, every model and engine is a process of its own, which is ended at the limit with what it has printed; give half as many
+jobs as there are idle cores.
 """
 
 import argparse
@@ -70,8 +70,12 @@ def stream(engine_name, model, rows):
     jax.block_until_ready(learn(jr.key(0)))
     started, cpu = time.perf_counter(), time.process_time()
     num_refreshes, is_trusted = jax.block_until_ready(learn(jr.key(1)))
-    took, cpu = (1e3 * (now - then) / num_rows for now, then in ((time.perf_counter(), started), (time.process_time(), cpu)))
-    return f"{took:.2f} ms a row ({cpu:.2f} of CPU), {int(num_refreshes[-1])} refreshes, trusted {np.mean(is_trusted):.3f}"
+    took, cpu = (
+        1e3 * (now - then) / num_rows for now, then in ((time.perf_counter(), started), (time.process_time(), cpu))
+    )
+    return (
+        f"{took:.2f} ms a row ({cpu:.2f} of CPU), {int(num_refreshes[-1])} refreshes, trusted {np.mean(is_trusted):.3f}"
+    )
 
 
 def measure(name, engine_name, num_rows, loaded):
@@ -147,7 +151,10 @@ def main():
                 print(f"{name:>20} {engine_name:>9} stream of {options.stream}: {said}", flush=True)
                 continue
             for num_rows in map(int, options.rows.split(",")):
-                print(f"{name:>20} {engine_name:>9} n={num_rows:<6} {measure(name, engine_name, num_rows, loaded)}", flush=True)
+                print(
+                    f"{name:>20} {engine_name:>9} n={num_rows:<6} {measure(name, engine_name, num_rows, loaded)}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

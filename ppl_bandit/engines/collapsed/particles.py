@@ -158,7 +158,9 @@ def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> M
             (
                 lambda: _look(walk, found),
                 lambda: _weigh(walk, found, uniform[0, 0]),
-                lambda: _step(walk, candidates, found, jnp.log(uniform[1:, 0]) < found - walk.moved.log_targets + log_odds),
+                lambda: _step(
+                    walk, candidates, found, jnp.log(uniform[1:, 0]) < found - walk.moved.log_targets + log_odds
+                ),
             ),
         )
         return after._replace(number=walk.number + 1)

@@ -149,7 +149,7 @@ def _screen(model: RewardModel, supports: Mapping[str, Any], examples: Interacti
     rng = np.random.default_rng(31)
     directions = {name: rng.standard_normal(model.latent_shapes[name]) for name in rest}
 
-    def moved(latents: Mapping[str, Array], name: str, step: Array) -> dict[str, Array]:
+    def moved(latents: Mapping[str, Array], name: str, step: float) -> dict[str, Array]:
         value, kind = latents[name], kinds[name]
         if kind == "real":
             value = value + step * directions[name]
