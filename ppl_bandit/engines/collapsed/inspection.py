@@ -177,7 +177,7 @@ def trial_rows(
     rows = Interaction(arm, reward, context, is_possible)
     if examples is None:
         return rows
-    more = jax.tree.map(jnp.asarray, examples._replace(mask=np.ones(len(examples.arm), bool)))
+    more = jax.tree.map(jnp.asarray, examples._replace(mask=jnp.ones(len(examples.arm), bool)))
     both = [part._replace(reward=model.outcome_values(part.reward)) for part in (rows, more)]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *both)
 
