@@ -51,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         default="ds,ts",
         help="separated by commas: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids,ogi or ogi:PATIENCE (%(default)s)",
     )
-    run.add_argument("--engine", default="auto", help="auto, exact, reweight, nuts, svi or laplace (%(default)s)")
+    run.add_argument(
+        "--engine", default="auto", help="auto, exact, collapsed, reweight, nuts, svi or laplace (%(default)s)"
+    )
     run.add_argument("--steps", type=int, default=1000, help="decisions in a realization (%(default)s)")
     run.add_argument("--horizon", type=int, help="decisions that ogi is told of (default: --steps)")
     run.add_argument(
@@ -77,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     tuning.add_argument("--horizon", type=int, required=True, help="decisions in the experiment")
     tuning.add_argument("--selectors", help="candidates, as for run (default: all, and a ladder of patience)")
     tuning.add_argument("--criterion", default="mean", help="mean, or a quantile such as 0.95 (%(default)s)")
-    tuning.add_argument("--engine", default="auto", help="auto, exact, reweight, nuts, svi or laplace (%(default)s)")
+    tuning.add_argument(
+        "--engine", default="auto", help="auto, exact, collapsed, reweight, nuts, svi or laplace (%(default)s)"
+    )
     tuning.add_argument("--num-worlds", type=int, default=512, help="worlds of the last round (%(default)s)")
     tuning.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
     tuning.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
@@ -132,7 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "--play", metavar="SELECTOR", help="who plays simulated rows, such as ds or ts (default: the arms in turn)"
     )
-    compare.add_argument("--engines", help="for one model, separated by commas (all: exact,nuts,svi,laplace,reweight)")
+    compare.add_argument(
+        "--engines", help="for one model, separated by commas (all: exact,collapsed,nuts,svi,laplace,reweight)"
+    )
     compare.add_argument("--arms", help="names of the arms, in the program's order, separated by commas")
     compare.add_argument("--samples", type=int, default=1000, help="posterior draws of each run (%(default)s)")
     compare.add_argument("--seed", type=_seed, default=0, help="seed of all random numbers (%(default)s)")

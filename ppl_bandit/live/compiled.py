@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decide
 from ppl_bandit.numerics.bits import fold_key
-from ppl_bandit.numerics.compilation import Ahead
+from ppl_bandit.numerics.compilation import Ahead, quick_jit
 from ppl_bandit.numerics.packing import pack, unpacker
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
@@ -113,7 +113,7 @@ def _compiled_functions(
         return after, pack(verdict)
 
     return Compiled(
-        jax.jit(lambda seed: init(jr.key(seed))),
+        quick_jit(lambda seed: init(jr.key(seed))),  # it runs once
         Ahead(select),
         Ahead(select_many),
         Ahead(learn, is_large=is_large),

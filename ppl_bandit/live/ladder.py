@@ -1,9 +1,12 @@
 """The ladder from engine to engine: where a live bandit goes when an engine's draws come without evidence."""
 
+import contextlib
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from ppl_bandit import engines
@@ -11,18 +14,18 @@ from ppl_bandit.engines.exact.certificate import resolution
 from ppl_bandit.live.history import History
 from ppl_bandit.live.learning import Learner, Rows, Task, fold, prepare_growth, start
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Engine
+from ppl_bandit.types import Engine, Interaction, NotConjugate
 
 __all__ = ["LADDER", "NotCertified", "learn"]
 
+# From the exact engine it depends on what was refused: see `_next_to_exact`.
 LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
-    "conjugate": engines.reweight,
     "collapsed": engines.reweight,
     "reweight": engines.nuts,
     "laplace": engines.nuts,
     "svi": engines.nuts,
 }
-
+_MAX_EXAMPLES = 8  # refused rows for which another engine is sought
 
 _LOGGER = logging.getLogger("ppl_bandit")
 
@@ -55,10 +58,13 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
         raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
-    if explanation.engine not in LADDER:
+    factory = LADDER.get(explanation.engine)
+    if explanation.engine == "conjugate":
+        factory = functools.partial(_next_to_exact, _refused(rows, info))
+    if factory is None:
         warning = f"{why}; no engine is left to move to, so these draws are used with caution"
         return learner._replace(state=state, has_warned=True), info, [] if learner.has_warned else [warning]
-    above = start(task, LADDER[explanation.engine])._replace(has_warned=learner.has_warned)
+    above = start(task, factory)._replace(has_warned=learner.has_warned)
     replayed, warnings = History(task.model.outcomes), list[str]()
     if len(history):
         past = Rows(*history.rows())
@@ -71,6 +77,23 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     )
     _LOGGER.info(moved)
     return above, info, [*warnings, *more, moved]
+
+
+def _next_to_exact(refused: Interaction | None, model: RewardModel) -> Engine:
+    """Return the engine that is exact given a few sites, if those are why rows were refused; else draws of everything."""
+    if refused is not None:
+        with contextlib.suppress(NotConjugate):
+            return engines.collapsed(model, examples=refused)
+    return engines.reweight(model)
+
+
+def _refused(rows: Rows, info: Any) -> Interaction | None:
+    """Return the first of the rows that are not certified, or None if it is not a row that failed."""
+    failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])[:_MAX_EXAMPLES]
+    if not failed.size:
+        return None
+    arms, rewards, contexts = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows)
+    return Interaction(arms, rewards, contexts)
 
 
 def _uncertified(task: Task, rows: Rows, info: Any) -> str:

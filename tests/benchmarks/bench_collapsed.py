@@ -1,118 +1,158 @@
 """Milliseconds a step and error of collapsed, reweight and nuts on the same rows, at 100, 1,000 and 10,000 of them.
 
-    python tests/benchmarks/bench_collapsed.py [--engines collapsed,reweight,nuts] [--rows 100,1000,10000] [--models ...]
+    python tests/benchmarks/bench_collapsed.py --jobs 12 --limit 420
     python tests/benchmarks/bench_collapsed.py --stream 1000 --engines collapsed,reweight --models hierarchical_spread
 
 A step is an update by one row after that many; of 40 steps the median is given, and the mean, in which refreshes count. Errors
-are those of the arms' expected rewards after the rows, in posterior standard deviations (mean) and relatively (sd), against a
-run of collapsed with 40,000 particles, whose own accuracy the tests hold against quadrature. With --stream, all rows are learnt
-one after another from the prior, compiled as one program, and the time is that of a row, refreshes included.
+are those of the arms' expected rewards after the rows, in posterior standard deviations (mean), relatively (sd), and in total
+variation (p-hat, of 4,000 draws), against quadrature over the outer sites (`collapsed_references`). With --stream, all rows are
+learnt one after another from the prior, compiled as one program, and the time is that of a row, refreshes included. With
+--jobs, every model and engine is a process of its own, which is ended at the limit with what it has printed; give half as many
+jobs as there are idle cores.
 """
 
 import argparse
-import functools
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import collapsed_references
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from bench_collapsed_simulation import MEANS, hierarchy
 
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-MODELS = ("hierarchical_spread", "beta_hierarchy", "ridge_regression")
+MODELS = ("gaussian_hierarchy", "hierarchical_spread", "beta_hierarchy", "ridge_regression")
 NUM_DRAWS = 4000
 NUM_STEPS = 40
 
 
-def rows_of(file, model, num_rows, seed=0):
+def load(name):
+    """Return a model, its truth, and (key -> context) or None."""
+    if name == "gaussian_hierarchy":
+        truth = {"spread": jnp.array(0.5), "common": jnp.array(1.0), "mean": jnp.array(MEANS)}
+        return RewardModel(hierarchy, len(MEANS)), truth, None
+    file = load_model(name)
+    model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
+    return model, file.truth, None if file.context is None else file.contexts
+
+
+def rows_of(model, truth, contexts, num_rows, seed=0):
     key_context, key_reward = jr.split(jr.key(seed))
     arm = jr.randint(jr.key(seed + 1), (num_rows,), 0, model.num_arms)
-    context = None if file.context is None else jax.vmap(file.contexts)(jr.split(key_context, num_rows))
-    truth = {name: jnp.asarray(value) for name, value in file.truth.items()}
+    context = None if contexts is None else jax.vmap(contexts)(jr.split(key_context, num_rows))
+    truth = {name: jnp.asarray(value) for name, value in truth.items()}
     return Interaction(arm, model.draw_reward(key_reward, truth, arm, context), context)
 
 
-@functools.cache
-def functions_of(name, model, room):
-    """An engine and its update, compiled once for all numbers of rows where what it keeps does not grow with them."""
-    engine = engines.collapsed(model) if name == "collapsed" else getattr(engines, name)(model, capacity=room)
-    return engine, jax.jit(engine.update)
+def engine_of(name, model, capacity):
+    return engines.collapsed(model) if name == "collapsed" else getattr(engines, name)(model, capacity=capacity)
 
 
-def stream(name, model, rows):
-    """Print the milliseconds of a row when all are learnt one after another, and how often particles were refreshed."""
+def stream(engine_name, model, rows):
+    """Return the milliseconds of a row when all are learnt one after another, and how often particles were refreshed."""
     num_rows = rows.arm.shape[0]
-    engine = engines.collapsed(model) if name == "collapsed" else getattr(engines, name)(model, capacity=num_rows)
+    engine = engine_of(engine_name, model, num_rows)
 
     def step(state, new):
         key, row = new
         state, info = engine.update(key, state, jax.tree.map(lambda leaf: leaf[None], row))
-        return state, (info.num_refreshes, info.is_trusted)
+        return state, (getattr(info, "num_refreshes", jnp.zeros((), int)), info.is_trusted)
 
     learn = jax.jit(lambda key: jax.lax.scan(step, engine.init(key), (jr.split(key, num_rows), rows))[1])
     jax.block_until_ready(learn(jr.key(0)))
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     num_refreshes, is_trusted = jax.block_until_ready(learn(jr.key(1)))
-    took = 1e3 * (time.perf_counter() - started) / num_rows
-    print(
-        f"{name:>9} {took:.2f} ms a row, {int(num_refreshes[-1])} refreshes, trusted {np.mean(is_trusted):.3f}",
-        flush=True,
+    took, cpu = (
+        1e3 * (now - then) / num_rows for now, then in ((time.perf_counter(), started), (time.process_time(), cpu))
+    )
+    return (
+        f"{took:.2f} ms a row ({cpu:.2f} of CPU), {int(num_refreshes[-1])} refreshes, trusted {np.mean(is_trusted):.3f}"
     )
 
 
+def measure(name, engine_name, num_rows, loaded):
+    """Return a line of errors and times after rows."""
+    model, truth, contexts = loaded
+    rows = rows_of(model, truth, contexts, num_rows)
+    more = rows_of(model, truth, contexts, NUM_STEPS + 1, seed=9)
+    reference = collapsed_references.REFERENCES[name]
+    exact = collapsed_references.exact_draws(reference(*(np.asarray(leaf) for leaf in rows[:3])))
+    engine = engine_of(engine_name, model, num_rows + NUM_STEPS + 1)
+    update = jax.jit(engine.update)
+    started = time.perf_counter()
+    state, info = jax.block_until_ready(update(jr.key(0), jax.jit(engine.init)(jr.key(1)), rows))
+    batch = time.perf_counter() - started
+    table = np.asarray(model.expected_rewards(engine.sample(jr.key(2), state, NUM_DRAWS), model.context))
+    is_trusted, times, cpus = bool(info.is_trusted), [], []
+    for i in range(NUM_STEPS + 1):
+        row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], more)
+        started, cpu = time.perf_counter(), time.process_time()
+        state, info = jax.block_until_ready(update(jr.key(i), state, row))
+        times.append(1e3 * (time.perf_counter() - started))
+        cpus.append(1e3 * (time.process_time() - cpu))
+    sd = exact.std(axis=0)
+    mean_error = np.max(np.abs(table.mean(axis=0) - exact.mean(axis=0)) / sd)
+    sd_error = np.max(np.abs(table.std(axis=0) / sd - 1.0))
+    shares = (np.bincount(np.argmax(t, axis=1), minlength=t.shape[1]) / len(t) for t in (table, exact))
+    distance = 0.5 * np.abs(next(shares) - next(shares)).sum()
+    return (
+        f"mean {mean_error:.3f} sd, sd {100 * sd_error:.1f}%, p-hat {distance:.3f}, trusted {is_trusted}, batch with compiling "
+        f"{batch:.1f} s, step median {np.median(times[1:]):.2f} ms, mean {np.mean(times[1:]):.2f} ms, CPU median "
+        f"{np.median(cpus[1:]):.2f} ms"
+    )
+
+
+def run_jobs(options):
+    """Run every model and engine as a process of its own, and print what each said."""
+    cases = [(model, engine) for model in options.models.split(",") for engine in options.engines.split(",")]
+
+    def run(case):
+        command = [sys.executable, __file__, "--models", case[0], "--engines", case[1], "--rows", options.rows]
+        command += [] if options.stream is None else ["--stream", str(options.stream)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            said, _ = process.communicate(timeout=options.limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = (process.communicate()[0] or "") + f"{case[0]} {case[1]}: ended after {options.limit:.0f} s\n"
+        if process.returncode and "ended after" not in said:
+            said = f"{case}: {said[-2000:]}"
+        print(said, end="", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, cases))
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default="collapsed,reweight,nuts")
     parser.add_argument("--rows", default="100,1000,10000")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--no-errors", action="store_true")
     parser.add_argument("--stream", type=int)
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--limit", type=float, default=420.0, help="seconds of one job")
     options = parser.parse_args()
+    if options.jobs is not None:
+        return run_jobs(options)
     jax.config.update("jax_enable_x64", True)
     for name in options.models.split(","):
-        file = load_model(name)
-        model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
-        if options.stream is not None:
-            for engine_name in options.engines.split(","):
-                stream(engine_name, model, rows_of(file, model, options.stream))
-            continue
-        for num_rows in map(int, options.rows.split(",")):
-            rows = rows_of(file, model, num_rows)
-            more = rows_of(file, model, NUM_STEPS + 1, seed=9)
-            exact = None
-            if not options.no_errors:
-                best = engines.collapsed(model, num_particles=40_000)
-                state, _ = jax.jit(best.update)(jr.key(0), best.init(jr.key(1)), rows)
-                exact = np.asarray(model.expected_rewards(best.sample(jr.key(2), state, 40_000), file.context))
-            for engine_name in options.engines.split(","):
-                room = None if engine_name == "collapsed" else num_rows + NUM_STEPS + 1
-                engine, step = functions_of(engine_name, model, room)
-                started = time.perf_counter()
-                state, info = jax.block_until_ready(step(jr.key(0), jax.jit(engine.init)(jr.key(1)), rows))
-                batch = time.perf_counter() - started
-                table = None
-                if exact is not None:
-                    table = np.asarray(model.expected_rewards(engine.sample(jr.key(2), state, NUM_DRAWS), file.context))
-                is_trusted = bool(info.is_trusted)
-                times = []
-                for i in range(NUM_STEPS + 1):
-                    row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], more)
-                    started = time.perf_counter()
-                    state, info = jax.block_until_ready(step(jr.key(i), state, row))
-                    times.append(1e3 * (time.perf_counter() - started))
-                errors = ""
-                if exact is not None:
-                    sd = exact.std(axis=0)
-                    mean_error = np.max(np.abs(table.mean(axis=0) - exact.mean(axis=0)) / sd)
-                    sd_error = np.max(np.abs(table.std(axis=0) / sd - 1.0))
-                    errors = f"mean error {mean_error:.3f} sd error {sd_error:.3f} "
+        loaded = load(name)
+        for engine_name in options.engines.split(","):
+            if options.stream is not None:
+                said = stream(engine_name, loaded[0], rows_of(*loaded, options.stream))
+                print(f"{name:>20} {engine_name:>9} stream of {options.stream}: {said}", flush=True)
+                continue
+            for num_rows in map(int, options.rows.split(",")):
                 print(
-                    f"{name:>20} {engine_name:>9} n={num_rows:<6} {errors}trusted {is_trusted} batch {batch:.1f} s, "
-                    f"step median {np.median(times[1:]):.2f} ms, mean {np.mean(times[1:]):.2f} ms",
+                    f"{name:>20} {engine_name:>9} n={num_rows:<6} {measure(name, engine_name, num_rows, loaded)}",
                     flush=True,
                 )
 

@@ -66,6 +66,7 @@ def collapsed(
     num_particles: int = 1000,
     capacity: int = 64,
     discount: float = 1.0,
+    examples: Interaction | None = None,
 ) -> Engine:
     """Return the engine that is exact given a few outer sites, and holds particles of those; or refuse.
 
@@ -74,6 +75,8 @@ def collapsed(
         num_particles: weighted draws of the outer sites held in the state.
         capacity: rows of data that the first state has room for, where they must be read again.
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
+        examples: rows for which the rest has to be conjugate, beside those that are made up to find out: a datum that the
+            exact engine refused.
 
     Raises:
         NotConjugate: if no split leaves the rest conjugate, or not provably so; its message lists what was tried.
@@ -83,8 +86,9 @@ def collapsed(
     if num_particles < 20:
         raise ValueError(f"num_particles must be at least 20, got {num_particles}; weights of fewer say nothing")
     with jax.enable_x64(True):
-        split = find_split(model, outer)
-        store = shared_store(model, split) if split.has_shared_statistics else separable_store(model, split)
+        split = find_split(model, outer, examples)
+        is_shared = split.has_shared_statistics
+        store = shared_store(model, split) if is_shared else separable_store(model, split, examples)
     posterior = Conditional(model, split, store, discount)
 
     def init(key: Key) -> CollapsedState:

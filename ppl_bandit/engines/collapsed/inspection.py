@@ -86,8 +86,13 @@ class Split(NamedTuple):
     evidence: Evidence
 
 
-def inspect(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, Any]) -> Split:
+def inspect(
+    model: RewardModel, names: tuple[str, ...], supports: Mapping[str, Any], examples: Interaction | None = None
+) -> Split:
     """Return the split of a program at the outer sites `names`, or refuse; runs in float64.
+
+    Args:
+        examples: rows that are certified beside those that are made up here.
 
     Raises:
         NotConjugate: with what stands in the way.
@@ -109,7 +114,7 @@ def inspect(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, A
     for is_whole in (True, False):
         box, contains = box_of(model, space, supports, is_whole=is_whole)
         split = split._replace(outer_box=box, contains=contains)
-        words, happened, in_prior, in_rows = _measure(model, split)
+        words, happened, in_prior, in_rows = _measure(model, split, examples)
         obstacles = [sentence for sentence, is_there in zip(words, happened, strict=True) if is_there]
         if not obstacles:
             break
@@ -147,8 +152,14 @@ def _try_values(model: RewardModel, space: OuterSpace, num_values: int) -> dict[
     return run_once(draw)
 
 
-def trial_rows(model: RewardModel, values: Mapping[str, Array], per_arm: int, seed: int) -> Interaction:
-    """Return rows with different rewards on every arm, in contexts about the example; impossible ones are masked."""
+def trial_rows(
+    model: RewardModel, values: Mapping[str, Array], per_arm: int, seed: int, examples: Interaction | None = None
+) -> Interaction:
+    """Return rows with different rewards on every arm, in contexts about the example; impossible ones are masked.
+
+    Args:
+        examples: rows that come last.
+    """
     rng = np.random.default_rng(seed)
     arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
     picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
@@ -163,10 +174,17 @@ def trial_rows(model: RewardModel, values: Mapping[str, Array], per_arm: int, se
     reward, is_possible = feasible_rewards(
         model.program, dict(values), arm, context, model.outcome_kinds, jnp.asarray(picks)
     )
-    return Interaction(arm, reward, context, is_possible)
+    rows = Interaction(arm, reward, context, is_possible)
+    if examples is None:
+        return rows
+    more = jax.tree.map(jnp.asarray, examples._replace(mask=jnp.ones(len(examples.arm), bool)))
+    both = [part._replace(reward=model.outcome_values(part.reward)) for part in (rows, more)]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *both)
 
 
-def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], Residual, Residual]:
+def _measure(
+    model: RewardModel, split: Split, examples: Interaction | None
+) -> tuple[list[str], list[bool], Residual, Residual]:
     """Return the obstacles to a proof over the box, and the largest residuals over the outer values."""
     layout, centre = split.layout, jax.tree.map(jnp.asarray, split.centre)
     words: list[str] = []
@@ -192,7 +210,7 @@ def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], R
     def measure() -> tuple[list[Array], Residual, Residual]:
         outer = jax.tree.map(jnp.asarray, split.values)
         anywhere = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
-        rows = trial_rows(model, anywhere, per_arm=2, seed=23)
+        rows = trial_rows(model, anywhere, per_arm=2, seed=23, examples=examples)
         prior = jax.tree.map(jnp.asarray, split.prior)
         places = places_for(layout, prior, prior, _NUM_POINTS, _NUM_AT_HOME)
         in_prior, in_rows = jax.lax.map(lambda values: at(values, rows, places), outer)

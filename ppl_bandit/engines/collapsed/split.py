@@ -23,7 +23,7 @@ from ppl_bandit.engines.exact.examination import examine
 from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import NotConjugate
+from ppl_bandit.types import Interaction, NotConjugate
 
 __all__ = ["MAX_OUTER_DIMS", "MAX_OUTER_SITES", "find_split"]
 
@@ -47,8 +47,11 @@ class _Screening(NamedTuple):
     conflicts: list[tuple[str, str]]
 
 
-def find_split(model: RewardModel, outer: Sequence[str] | None) -> Split:
+def find_split(model: RewardModel, outer: Sequence[str] | None, examples: Interaction | None = None) -> Split:
     """Return a program's split, at `outer` or at the smallest set of sites that works; runs in float64.
+
+    Args:
+        examples: rows for which the rest has to be conjugate beside those that are tried here.
 
     Raises:
         NotConjugate: where there is none, with what was tried, and where none is needed.
@@ -56,10 +59,10 @@ def find_split(model: RewardModel, outer: Sequence[str] | None) -> Split:
     """
     supports = supports_of(model)
     if outer is not None:
-        return inspect(model, _checked(model, outer), supports)
+        return inspect(model, _checked(model, outer), supports, examples)
     if len(model.latent_shapes) == 1:
         raise _refusal(model, {}, [], "it has one latent site, and nothing is left to integrate out given it")
-    screening = _screen(model, supports)
+    screening = _screen(model, supports, examples)
     if not screening.alone and not screening.conflicts:
         try:
             examine(model)
@@ -72,7 +75,7 @@ def find_split(model: RewardModel, outer: Sequence[str] | None) -> Split:
     tried: list[tuple[tuple[str, ...], str]] = []
     for names in _candidates(model, screening):
         try:
-            return inspect(model, names, supports)
+            return inspect(model, names, supports, examples)
         except NotConjugate as refused:
             tried.append((names, str(refused)))
         if len(tried) == _MAX_TRIES:
@@ -136,7 +139,7 @@ def _refusal(
     return NotConjugate(str(refused), refused.explanation._replace(engine="collapsed"))
 
 
-def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
+def _screen(model: RewardModel, supports: Mapping[str, Any], examples: Interaction | None) -> _Screening:
     kinds = {name: kind for name, support in supports.items() if (kind := _kind(support)) is not None}
     alone = {name: "its support belongs to no family" for name in supports if name not in kinds}
     rest = list(kinds)
@@ -146,7 +149,7 @@ def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
     rng = np.random.default_rng(31)
     directions = {name: rng.standard_normal(model.latent_shapes[name]) for name in rest}
 
-    def moved(latents: Mapping[str, Array], name: str, step: Array) -> dict[str, Array]:
+    def moved(latents: Mapping[str, Array], name: str, step: float) -> dict[str, Array]:
         value, kind = latents[name], kinds[name]
         if kind == "real":
             value = value + step * directions[name]
@@ -164,7 +167,7 @@ def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
 
     def measure() -> tuple[Array, dict[str, Array]]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 5)
-        rows = trial_rows(model, latents, per_arm=2, seed=37)
+        rows = trial_rows(model, latents, per_arm=2, seed=37, examples=examples)
         is_possible = jnp.asarray(rows.mask)
 
         def densities(values: Mapping[str, Array]) -> Array:

@@ -94,8 +94,12 @@ def shared_store(model: RewardModel, split: Split) -> Store:
     )
 
 
-def separable_store(model: RewardModel, split: Split) -> Store | None:
-    """Return the store of a program whose statistics are separable, or None where they are not; runs in float64."""
+def separable_store(model: RewardModel, split: Split, examples: Interaction | None = None) -> Store | None:
+    """Return the store of a program whose statistics are separable, or None where they are not; runs in float64.
+
+    Args:
+        examples: rows whose statistics have to be, too.
+    """
     values, per_arm = split.values, 6
     num_values = len(next(iter(values.values())))
     example = no_statistics(split.layout, jax.tree.map(jnp.asarray, split.centre))
@@ -106,7 +110,7 @@ def separable_store(model: RewardModel, split: Split) -> Store | None:
     def measure() -> tuple[Array, Interaction]:
         outer, centre = jax.tree.map(jnp.asarray, (values, split.centre))
         anywhere = {**latents_at(split.layout, centre), **{name: value[0] for name, value in outer.items()}}
-        rows = trial_rows(model, anywhere, per_arm, seed=29)
+        rows = trial_rows(model, anywhere, per_arm, seed=29, examples=examples)
         found = jax.lax.map(lambda own: _read_each(model, split, centre, own, rows), outer)
         return found, rows
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.integrate import dblquad, quad
 
+from ppl_bandit.engines.collapsed.mixture import spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
 from ppl_bandit.engines.collapsed.statistics import Statistics, log_normalizer, no_statistics, recentre
 from ppl_bandit.engines.exact.families import Coordinates, Layout, SiteBlock
@@ -90,6 +91,43 @@ def test_a_normalizer_that_is_made_of_rounding_is_not_a_number():
     with jax.enable_x64(True):
         exact = 3 * np.log(2 * np.pi) - 0.5 * (np.log(0.25) + 5 * np.log(1e8))
         np.testing.assert_allclose(log_normalizer(layout, natural_of(layout, quadratic=precision)), exact, rtol=1e-6)
+
+
+def test_particles_that_stand_for_all_are_spread_out_in_every_coordinate():
+    """64 cells of equal weight, 8 x 8 in two dimensions, one particle of each.
+
+    A particle picked at random from an eighth of a Normal law is off its mean by .2 to .5 standard deviations, so that 64 of
+    them leave about .04 in a mean; spread out along one coordinate alone, the other's mean is off by 1 / sqrt(64) = .125. Over
+    20 means the largest of these is about .08, and .25.
+    """
+    pick = jax.jit(spread_out)
+    errors = []
+    for seed in range(10):
+        positions, log_weights = jr.normal(jr.key(seed), (1000, 2)), 0.3 * jr.normal(jr.key(100 + seed), (1000,))
+        weights = np.asarray(jax.nn.softmax(log_weights))
+        mean = weights @ np.asarray(positions)
+        errors.append(np.abs(np.asarray(positions)[pick(positions, log_weights)].mean(axis=0) - mean))
+    assert np.max(errors) < 0.15
+
+
+def test_of_many_clouds_those_that_are_wanted_are_moved_as_each_would_be_alone():
+    """40 clouds of 50 particles, of which 7 are wanted: fewer than are moved at once, in an order of their own."""
+    positions = jr.normal(jr.key(0), (40, 50, 1))
+    centres = jnp.linspace(-1.0, 2.0, 40)
+    is_wanted = jnp.isin(jnp.arange(40), jnp.array([3, 4, 11, 17, 25, 26, 39]))
+
+    def targets(centre, x, part):
+        return -0.5 * (x[:, 0] - part * centre) ** 2
+
+    def move(key, x, centre, wanted):
+        zero = jnp.zeros(50)
+        return follow(key, targets, centre, start_of(x, targets(centre, x, 0.0)), zero, wanted)
+
+    keys = jr.split(jr.key(1), 40)
+    together = jax.jit(jax.vmap(move))(keys, positions, centres, is_wanted)
+    alone = jax.jit(lambda *rows: jax.lax.map(lambda row: move(*row), rows))(keys, positions, centres, is_wanted)
+    np.testing.assert_array_equal(together.num_stages > 0, is_wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), together, alone)
 
 
 def start_of(positions, log_targets):

@@ -1,0 +1,48 @@
+"""From the exact engine to the next that is nearest to it."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit
+
+
+def drifting(arm, context):
+    """Conjugate at every context that looks like the example; beyond 100, given `shift` alone."""
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Normal(mean[arm] + jnp.where(context > 100, jnp.sin(2.0 * shift), shift), 0.5))
+
+
+@pytest.mark.slow
+def test_a_datum_that_is_conjugate_given_one_site_leads_to_the_collapsed_engine():
+    bandit = Bandit(drifting, 2, context=1.0, num_samples=200)
+    arms, rewards = np.array([0, 1, 0, 1]), np.array([0.7, 1.9, 0.4, 1.6])
+    bandit.update_many(arms=arms, rewards=rewards, contexts=np.ones(4))
+    assert bandit.explanation.is_exact
+    with pytest.warns(UserWarning, match="uses the collapsed engine, with all 5 rewards replayed") as warned:
+        bandit.update(arm=0, reward=1.2, context=1000.0)
+    assert len(warned) == 1 and bandit.num_rewards == 5
+    assert "EXACT GIVEN shift" in bandit.explain()
+
+    grid = np.linspace(-5.0, 5.0, 4001)
+    log_density, moments = -0.5 * grid**2, []
+    for arm in (0, 1):
+        offsets = [(r, grid) for a, r in zip(arms, rewards, strict=True) if a == arm] + (
+            [(1.2, np.sin(2.0 * grid))] if arm == 0 else []
+        )
+        residuals = np.stack([r - offset for r, offset in offsets]) / 0.25
+        precision = 1.0 + len(offsets) / 0.25
+        moments.append((residuals.sum(axis=0) / precision, 1.0 / precision))
+        log_density += 0.5 * residuals.sum(axis=0) ** 2 / precision - 0.5 * (residuals**2 * 0.25).sum(axis=0)
+    weights = np.exp(log_density - log_density.max())
+    weights /= weights.sum()
+    drawn = bandit.posterior(1000)["mean"]
+    for arm, (means, variance) in enumerate(moments):
+        mean = weights @ means
+        sd = np.sqrt(weights @ means**2 - mean**2 + variance)
+        # At least half of 1,000 particles count: 5 standard errors.
+        assert abs(drawn[:, arm].mean() - mean) < 5 * sd / np.sqrt(500)
