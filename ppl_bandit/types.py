@@ -68,7 +68,8 @@ class Marginals(NamedTuple):
             where arms are not independent.
         tail: () -> `Tail`; None where it is not offered.
         pseudo_counts: () -> (A,), how many rewards each arm's posterior is worth: E Var(reward | theta) / Var
-            E(reward | theta), a + b for Beta(a, b) and Bernoulli rewards; None where it has no closed form.
+            E(reward | theta), a + b for Beta(a, b) and Bernoulli rewards; None, before it is called or after, where that has
+            no closed form.
         table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law, without drawing the latents
             behind them; None where that is no shorter.
     """
@@ -77,7 +78,7 @@ class Marginals(NamedTuple):
     quantile: Callable[[Float[Array, ""]], Float[Array, " A"]]
     best_arm_probs: Callable[[Bool[Array, " A"] | None], Float[Array, " A"]] | None = None
     tail: Callable[[], Tail] | None = None
-    pseudo_counts: Callable[[], Float[Array, " A"]] | None = None
+    pseudo_counts: Callable[[], Float[Array, " A"] | None] | None = None
     table: Callable[[Key, int], Float[Array, "M A"]] | None = None
 
 
@@ -168,6 +169,8 @@ class Engine(NamedTuple):
         reserve: (state, num_rows) -> state with room for as many more rows, outside of jit; None if any number fits.
         marginals: (state, context) -> `Marginals`, or None where an arm's expected reward has no law in closed form.
         settings: what the factory was given, by argument, for whoever records or compares it.
+        infinite_means: (state, context) -> (A,), the arms whose expected reward has itself an infinite expectation; None
+            where none has one, or where that is not known.
     """
 
     init: Callable[[Key], State]
@@ -178,6 +181,7 @@ class Engine(NamedTuple):
     reserve: Callable[[State, int], State] | None = None
     marginals: Callable[[State, Any], Marginals | None] | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
+    infinite_means: Callable[[State, Any], Any] | None = None
 
 
 class InvalidProgram(ValueError):

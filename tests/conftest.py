@@ -1,9 +1,17 @@
 """Settings of the test process, made before jax is imported; subprocesses inherit them."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
-# A warm cache would hide compile times and stale programs; ask for it with JAX_ENABLE_COMPILATION_CACHE=true.
-os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+# One cache for all processes of a run, which compile the same programs again and again; empty at first, so nothing is stale.
+if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    folder = tempfile.mkdtemp(prefix="ppl_bandit-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ.setdefault("MPLBACKEND", "agg")
 # Tests compile far more than they compute: compile without the expensive passes.
 os.environ.setdefault(

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import linecache
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +62,14 @@ def run_page(name: str, text: str) -> None:
 
 def run_block(name: str, block: Block, namespace: dict) -> str:
     # Blank lines in front keep the page's own line numbers, in tracebacks and for inspect.getsource.
-    code = compile("\n" * (block.line - 1) + block.source, name, "exec")
+    source = "\n" * (block.line - 1) + block.source
+    code = compile(source, name, "exec")
+    linecache.cache[name] = (
+        len(source),
+        None,
+        source.splitlines(keepends=True),
+        name,
+    )  # as a notebook does for its cells
     output = io.StringIO()
     try:
         with contextlib.redirect_stdout(output):

@@ -166,7 +166,7 @@ def _export(journal: Journal, name: str, arguments: argparse.Namespace, say: Cal
         try:
             table.to_parquet(path, index=False)
         except ImportError:
-            raise JournalError("parquet needs pyarrow: install it, or export --to csv") from None
+            raise JournalError("parquet needs pyarrow: pip install 'ppl_bandit[parquet]', or export --to csv") from None
     say(f"wrote {len(table)} rows to {path}")
     return {"out": str(path), "num_rows": len(table)}, 0
 
@@ -198,6 +198,7 @@ def _bandit(facts: Facts, spec: str, **place: Any) -> Bandit:
         engine=engine,
         selector=selector_from(identity["selector"]),
         num_samples=identity["num_samples"],
+        draws=identity["draws"],
         seed=identity["seed"],
         burn_in=identity["burn_in"],
         **place,

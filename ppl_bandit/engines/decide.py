@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxtyping import Array, Bool, Int
 
-from ppl_bandit.numerics import sampling
+from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Key, Selection, Selector
 
@@ -48,7 +48,7 @@ def decide(
         if selector.from_shares is not None and marginals.best_arm_probs is not None:
             shares = marginals.best_arm_probs(allowed)
             if not selector.is_exact:
-                shares = sampling.multinomial(key_draw, num_samples, shares) / num_samples
+                shares = multinomial(key_draw, num_samples, shares) / num_samples
             return selector.from_shares(key_select, shares, step, allowed=allowed, marginals=marginals)
         if marginals.table is not None:
             table = marginals.table(key_draw, num_samples)

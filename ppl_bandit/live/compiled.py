@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decide
-from ppl_bandit.numerics import sampling
+from ppl_bandit.numerics.bits import fold_key
 from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.numerics.packing import pack, unpacker
 from ppl_bandit.program.probing import feasible_latents
@@ -152,4 +152,4 @@ def _wide(leaf: Any) -> np.ndarray:
 
 def _key(seed: Any, purpose: int, number: Any) -> Array:
     """Return the key of a purpose for the number of a decision or of the rows seen."""
-    return sampling.fold_key(seed, 4 * number + purpose)
+    return fold_key(seed, 4 * number + purpose)

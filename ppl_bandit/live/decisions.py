@@ -21,6 +21,7 @@ class Decision:
         propensity: the probability with which this arm was played.
         propensities: (A,), the probability with which each arm would have been played.
         context: the context it was made in, or None.
+        notes: what to know before its numbers are averaged, in words; mostly empty.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Decision:
     propensity: float
     propensities: np.ndarray = field(repr=False)
     context: Any = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, for a message or a log."""
@@ -41,4 +43,5 @@ class Decision:
             "propensity": self.propensity,
             "propensities": self.propensities.tolist(),
             "context": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self.context),
+            "notes": list(self.notes),
         }

@@ -39,6 +39,7 @@ class Saved(NamedTuple):
             "engine": engine_from(identity["engine"]) if engine is None else engine,
             "selector": selector_from(identity["selector"]) if selector is None else selector,
             "num_samples": identity["num_samples"],
+            "draws": identity["draws"],
             "seed": identity["seed"],
             "burn_in": identity["burn_in"],
         }

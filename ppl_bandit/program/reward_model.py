@@ -64,7 +64,7 @@ class RewardModel:
         Sites that the program itself observes and `numpyro.factor` terms are part of the prior, counted once however many
         rows of data follow.
         """
-        return self.log_prior_of(self.trace(latents, jnp.zeros(1, int), self.context_rows(1)))
+        return self.log_prior_of(self._trace_undrawn(latents, jnp.zeros(1, int), self.context_rows(1)))
 
     def log_prior_of(self, trace: Trace) -> Float[Array, ""]:
         """Return the log prior density from the sites of a run; what it was run on besides latents does not matter."""
@@ -102,7 +102,9 @@ class RewardModel:
         """
         arms, rows = jnp.arange(self.num_arms), self.context_rows(self.num_arms, context)
         return jax.vmap(
-            lambda latents: means.reward_variance(self.trace(latents, arms, rows), self.outcomes, self._mean_way)
+            lambda latents: means.reward_variance(
+                self._trace_undrawn(latents, arms, rows), self.outcomes, self._mean_way
+            )
         )(dict(draws))
 
     def draw_reward(self, key: Key, latents: Mapping[str, Array], arm: Int[Array, "..."], context: Any = None) -> Any:
@@ -164,4 +166,10 @@ class RewardModel:
         return reward if isinstance(reward, Mapping) else {self.outcomes[0]: reward}
 
     def _expected(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Float[Array, " N"]:
-        return means.expected_reward(self.trace(latents, arm, context), self.outcomes, self._mean_way)
+        return means.expected_reward(self._trace_undrawn(latents, arm, context), self.outcomes, self._mean_way)
+
+    def _trace_undrawn(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Trace:
+        """Run the program for what does not depend on the outcomes: drawing them would be traced and thrown away."""
+        return self.trace(
+            latents, arm, context, self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(arm.shape)))
+        )

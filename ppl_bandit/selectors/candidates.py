@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.sampling import uniform
+from ppl_bandit.numerics.bits import uniform
 from ppl_bandit.selectors.shares import pick_arm, share_equally
 from ppl_bandit.types import Key
 

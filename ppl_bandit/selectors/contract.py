@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.selectors.shares import best_arm_probs
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
-__all__ = ["Rule", "Situation", "as_selector", "check_arguments", "check_horizon", "make_selector"]
+__all__ = ["Rule", "Situation", "as_selector", "check_arguments", "check_horizon", "make_selector", "wrap_selector"]
 
 
 class Situation(NamedTuple):
@@ -40,6 +40,7 @@ class Situation(NamedTuple):
 
 Rule: TypeAlias = Callable[[Key, Situation], tuple[Int[Array, ""], Int[Array, ""], Float[Array, " A"]]]
 Score: TypeAlias = Callable[[Marginals, Int[Array, ""]], Float[Array, " A"] | None]
+Follow: TypeAlias = Callable[[Key, Bool[Array, " A"]], Selection]
 
 
 def make_selector(
@@ -140,6 +141,43 @@ def make_selector(
         uses_marginals=is_exact or score is not None,
         is_exact=is_exact,
         horizon=horizon,
+    )
+
+
+def wrap_selector(
+    selector: Selector,
+    settings: Mapping[str, Any],
+    choose: Callable[[Key, Bool[Array, " A"], Int[Array, ""], Follow], Selection],
+) -> Selector:
+    """Build a selector on another one, with its horizon and its use of marginals; named after the function around `choose`.
+
+    Args:
+        selector: what is followed.
+        settings: those of the rule on top; the selector itself is added to them.
+        choose: `(key, allowed, step, follow) -> Selection`, where `follow(key, allowed)` is what `selector` does here.
+    """
+
+    def select(
+        key: Key,
+        table: Float[Array, "M A"],
+        step: int | Int[Array, ""],
+        *,
+        allowed: Bool[Array, " A"] | None = None,
+        marginals: Marginals | None = None,
+    ) -> Selection:
+        table, mask, step = check_arguments(table, allowed, step)
+
+        def follow(key: Key, allowed: Bool[Array, " A"]) -> Selection:
+            return selector(key, table, step, allowed=allowed, marginals=marginals)
+
+        return choose(key, mask, step, follow)
+
+    return Selector(
+        _factory_of(choose),
+        {"selector": selector, **settings},
+        select,
+        uses_marginals=selector.uses_marginals,
+        horizon=selector.horizon,
     )
 
 

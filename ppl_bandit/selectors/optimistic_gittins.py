@@ -59,13 +59,14 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
         left = jnp.where(step < horizon, patience * (horizon - step + 1).astype(dtype), 0.0)
         if _is_zero(learning):
             return left
-        if marginals is None or marginals.pseudo_counts is None:
+        counts = None if marginals is None or marginals.pseudo_counts is None else marginals.pseudo_counts()
+        if counts is None:
             raise ValueError(
                 f"learning={learning} needs marginals.pseudo_counts, how many rewards each arm's posterior is worth, which "
                 "this engine does not offer for this program (engines.conjugate does for one reward whose variance follows "
                 "from what its mean depends on); use learning=0.0"
             )
-        return left / jnp.maximum(marginals.pseudo_counts().astype(dtype), jnp.finfo(dtype).tiny) ** learning
+        return left / jnp.maximum(counts.astype(dtype), jnp.finfo(dtype).tiny) ** learning
 
     def score(marginals: Marginals, step: Int[Array, ""]) -> Float[Array, " A"] | None:
         if marginals.tail is None:

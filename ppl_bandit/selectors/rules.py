@@ -1,4 +1,4 @@
-"""Rules of an experiment on top of a selector: a fixed share for a control, least and greatest probabilities per arm.
+"""Rules of an experiment on top of a selector: a floor under all arms, a fixed share for a control, limits per arm.
 
 Each rule states the propensities that it plays by, so that what it does can be weighed afterwards.
 """
@@ -11,13 +11,52 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.selectors.contract import as_selector, check_arguments
-from ppl_bandit.selectors.shares import draw_arm
-from ppl_bandit.types import Key, Marginals, Selection, Selector
+from ppl_bandit.selectors.contract import Follow, as_selector, wrap_selector
+from ppl_bandit.selectors.shares import draw_arm, share_equally
+from ppl_bandit.types import Key, Selection, Selector
 
-__all__ = ["with_control", "with_limits"]
+__all__ = ["with_control", "with_floor", "with_limits"]
 
 _NUM_HALVINGS = 60  # of an interval of length at most 2: to the last bit of a float64
+
+
+def with_floor(selector: Selector, floor: float) -> Selector:
+    """Play every allowed arm with probability at least `floor`, and follow `selector` otherwise.
+
+    With K allowed arms, the propensities become floor + (1 - K floor) times those of `selector`. So no arm starves,
+    runs cannot get stuck, and a log of decisions can be re-weighted to value another policy: no weight exceeds 1 /
+    floor.
+
+    Args:
+        selector: what to follow with probability 1 - K floor; its `num_candidates` and `best_arm_probs` are passed on.
+        floor: at least 0 and at most 1 / A; 1 / A plays all A arms equally often.
+    """
+    if not 0.0 <= floor <= 1.0:
+        raise ValueError(
+            f"floor must lie in [0, 1/A] for A arms, got {floor}; "
+            "it is the least probability of each single arm, not of exploring"
+        )
+    selector = as_selector(selector)
+
+    def choose(key: Key, mask: Bool[Array, " A"], step: Int[Array, ""], follow: Follow) -> Selection:
+        key_selector, key_coin, key_arm = jr.split(key, 3)
+        num_arms = mask.size
+        if floor > 1.0 / num_arms:
+            raise ValueError(
+                f"floor must be at most 1/A = {1.0 / num_arms:.6g} for the table's {num_arms} arms, got {floor}: "
+                "the arms' floors would sum to more than 1; lower it"
+            )
+        inner = follow(key_selector, mask)
+        dtype = inner.propensities.dtype
+        uniform_probs = share_equally(mask, dtype)
+        explore_prob = jnp.minimum(floor * jnp.sum(mask), 1.0).astype(dtype)
+        is_exploring = jr.bernoulli(key_coin, explore_prob) & (inner.arm >= 0)
+        return inner._replace(
+            arm=jnp.where(is_exploring, draw_arm(key_arm, uniform_probs), inner.arm),
+            propensities=explore_prob * uniform_probs + (1.0 - explore_prob) * inner.propensities,
+        )
+
+    return wrap_selector(selector, {"floor": floor}, choose)
 
 
 def with_control(selector: Selector, share: float, arm: int = 0) -> Selector:
@@ -36,25 +75,15 @@ def with_control(selector: Selector, share: float, arm: int = 0) -> Selector:
         raise ValueError(f"arm must be the index of an arm, counted from 0, got {arm!r}")
     selector = as_selector(selector)
 
-    def select(
-        key: Key,
-        table: Float[Array, "M A"],
-        step: int | Int[Array, ""],
-        *,
-        allowed: Bool[Array, " A"] | None = None,
-        marginals: Marginals | None = None,
-    ) -> Selection:
+    def choose(key: Key, mask: Bool[Array, " A"], step: Int[Array, ""], follow: Follow) -> Selection:
         key_selector, key_coin = jr.split(key)
-        table, mask, step = check_arguments(table, allowed, step)
-        num_arms = table.shape[1]
+        num_arms = mask.size
         if arm >= num_arms:
             raise ValueError(f"arm is {arm}, but the table has the arms 0 to {num_arms - 1}: name one of these")
         is_control = jnp.arange(num_arms) == arm
         others = mask & ~is_control
         share_now = jnp.where(jnp.any(others), jnp.where(mask[arm], share, 0.0), jnp.where(mask[arm], 1.0, 0.0))
-        inner = selector(
-            key_selector, table, step, allowed=jnp.where(jnp.any(others), others, mask), marginals=marginals
-        )
+        inner = follow(key_selector, jnp.where(jnp.any(others), others, mask))
         dtype = inner.propensities.dtype
         share_now = share_now.astype(dtype)
         is_playing = jr.bernoulli(key_coin, share_now) & (inner.arm >= 0)
@@ -66,8 +95,7 @@ def with_control(selector: Selector, share: float, arm: int = 0) -> Selector:
             propensities=jnp.where(jnp.any(others), propensities, inner.propensities),
         )
 
-    settings = {"selector": selector, "share": share, "arm": int(arm)}
-    return Selector("with_control", settings, select, uses_marginals=selector.uses_marginals)
+    return wrap_selector(selector, {"share": share, "arm": int(arm)}, choose)
 
 
 def with_limits(
@@ -107,18 +135,10 @@ def with_limits(
         raise ValueError(f"floors add up to {lows.sum():g}, more than 1: lower them")
     selector = as_selector(selector)
 
-    def select(
-        key: Key,
-        table: Float[Array, "M A"],
-        step: int | Int[Array, ""],
-        *,
-        allowed: Bool[Array, " A"] | None = None,
-        marginals: Marginals | None = None,
-    ) -> Selection:
+    def choose(key: Key, mask: Bool[Array, " A"], step: Int[Array, ""], follow: Follow) -> Selection:
         key_selector, key_arm = jr.split(key)
-        table, mask, step = check_arguments(table, allowed, step)
-        num_arms = table.shape[1]
-        inner = selector(key_selector, table, step, allowed=mask, marginals=marginals)
+        num_arms = mask.size
+        inner = follow(key_selector, mask)
         dtype = inner.propensities.dtype
         low = jnp.where(mask, _spread(lows, num_arms, 0.0), 0.0).astype(dtype) / step.astype(dtype) ** decay
         high = jnp.where(mask, _spread(highs, num_arms, 1.0), 0.0).astype(dtype)
@@ -132,8 +152,8 @@ def with_limits(
             propensities=jnp.where(is_usable, propensities, inner.propensities),
         )
 
-    settings = {"selector": selector, "floors": _plain(lows), "caps": _plain(highs), "decay": float(decay)}
-    return Selector("with_limits", settings, select, uses_marginals=selector.uses_marginals)
+    settings = {"floors": _plain(lows), "caps": _plain(highs), "decay": float(decay)}
+    return wrap_selector(selector, settings, choose)
 
 
 def _plain(values: np.ndarray) -> float | list[float]:

@@ -6,7 +6,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.sampling import uniform
+from ppl_bandit.numerics.bits import uniform
 from ppl_bandit.types import Key
 
 __all__ = ["best_arm_probs", "draw_arm", "is_largest", "pick_arm", "share_equally", "winner_weights"]

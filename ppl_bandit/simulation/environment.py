@@ -22,7 +22,7 @@ class Environment:
 
     Args:
         reward_model: the program of the world.
-        truth: {latent site: value}, all of its latents.
+        truth: {latent site: value}, all of its latents; None draws one from the prior for every realization (`from_prior`).
         contexts: key -> one context, for a program that takes one; None repeats the program's example context.
         changes: {step: truth} of a world that changes: from that step on, counted from 1, the truth is another one.
     """
@@ -30,7 +30,7 @@ class Environment:
     def __init__(
         self,
         reward_model: RewardModel,
-        truth: Mapping[str, Any],
+        truth: Mapping[str, Any] | None,
         contexts: Callable[[Key], Any] | None = None,
         *,
         changes: Mapping[int, Mapping[str, Any]] | None = None,
@@ -41,13 +41,16 @@ class Environment:
                 raise ValueError(
                     f"changes has the step {step!r}, expected integers of at least 2: the first step has truth"
                 )
-        _check_truth(reward_model, truth, "truth")
+        if truth is not None:
+            _check_truth(reward_model, truth, "truth")
+        elif changes:
+            raise ValueError("changes was given without a truth to change: give truth, or leave changes out")
         for step, later in changes.items():
             _check_truth(reward_model, later, f"changes[{step}]")
         if contexts is not None and reward_model.context is None:
             raise ValueError("contexts was given, but the program takes arm alone: leave it out")
         self.reward_model = reward_model
-        self.truth: dict[str, Any] | None = dict(truth)
+        self.truth = None if truth is None else dict(truth)
         self.changes = {int(step): dict(later) for step, later in changes.items()}
         self._contexts = contexts
 
@@ -59,10 +62,7 @@ class Environment:
         the worlds shall come from here, and the bandit's own to `simulate`. Factors and constants that the program
         observes are not counted (see `RewardModel.sample_prior`).
         """
-        never = {name: jnp.zeros(shape) for name, shape in reward_model.latent_shapes.items()}
-        environment = cls(reward_model, never, contexts)
-        environment.truth = None
-        return environment
+        return cls(reward_model, None, contexts)
 
     def world(self, key: Key) -> "Environment":
         """Return the world of one realization: itself where the truth is given, else one drawn from the prior."""

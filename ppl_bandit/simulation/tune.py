@@ -135,7 +135,12 @@ def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[
         named["information-directed"] = rules.information_directed()
     for patience in LADDER:
         named[f"Gittins, patience {patience:g}"] = rules.optimistic_gittins(horizon, patience)
-    if offered is not None and offered.tail is not None and offered.pseudo_counts is not None:
+    if (
+        offered is not None
+        and offered.tail is not None
+        and offered.pseudo_counts
+        and offered.pseudo_counts() is not None
+    ):
         named["Gittins, patience 2, learning 1"] = rules.optimistic_gittins(horizon, 2.0, 1.0)
     return named
 

@@ -245,6 +245,8 @@ def run_prior(arguments, out):
     rows, began, longest = [], time.time(), 0.0
     for name, horizon, is_wide in CASES:
         start = time.time()
+        if arguments.programs and name not in arguments.programs.split(","):
+            continue
         if start - began + longest > arguments.seconds:
             break
         model, contexts = bundled(name)
@@ -316,6 +318,7 @@ def main():
     parser.add_argument("part", choices=["grid", "table", "prior", "change", "report"])
     parser.add_argument("--runs", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--programs", default="", help="of `prior`, separated by commas; all by default")
     parser.add_argument("--out", type=Path, default=Path("map-of-selectors"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """`ppl-bandit journal`: what was recorded is shown, asked about, derived again and taken along."""
 
+import importlib.util
 import json
 
 import numpy as np
@@ -90,6 +91,13 @@ def test_export_and_pending_give_tables(recorded, capsys, tmp_path):
     assert run(capsys, folder / "j.db", "export", "--to", "netcdf", "--out", tmp_path / "x.nc")[0] == 0
     with xarray.open_dataset(tmp_path / "x.nc") as found:
         np.testing.assert_array_equal(found["propensity"].values, table["propensity"].values)
+    status, _, err = run(capsys, folder / "j.db", "export", "--to", "parquet", "--out", tmp_path / "x.parquet")
+    if importlib.util.find_spec("pyarrow") is None:
+        assert status == 2 and "parquet needs pyarrow: pip install 'ppl_bandit[parquet]', or export --to csv" in err
+    else:
+        same = pandas.read_parquet(tmp_path / "x.parquet")
+        assert list(same) == list(table) and same["decision"].tolist() == table["decision"].fillna("").tolist()
+        np.testing.assert_array_equal(same["propensity"], table["propensity"])
     status, out, _ = run(capsys, folder / "j.db", "pending", "--json")
     assert [row["decision"] for row in json.loads(out)][:2] == [decisions[3].id, decisions[4].id]
     assert "0 decisions wait" in run(capsys, folder / "j.db", "pending", "--older-than", "3600")[1]

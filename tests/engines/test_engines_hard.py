@@ -18,10 +18,9 @@ MAX_MEAN_ERROR, MAX_SD_ERROR = 0.2, 0.2
 BY_CHAINS = ("gaussian process", "softmax")  # their references take minutes
 
 
-def outcomes(name, engine_name, seeds):
-    """Errors of a mean, in posterior standard deviations, and of a standard deviation, and whether the draws were trusted."""
+def draws_of(name, engine_name, seeds):
+    """The numbers that are compared, of an engine's 1,000 draws on each seed, and whether these were trusted."""
     case = CASES[name]
-    mean, sd = case.reference()
     with jax.enable_x64(True):
         engine = getattr(engines, engine_name)(case.model(), capacity=256)
         rows = jax.tree.map(jnp.asarray, case.rows())
@@ -32,13 +31,19 @@ def outcomes(name, engine_name, seeds):
             state, info = engine.update(key_update, engine.init(key_init), rows)
             return engine.sample(key_sample, state, 1000), info.is_trusted
 
-        found = []
-        for seed in seeds:
-            draws, is_trusted = jax.device_get(run(seed))
-            values = case.coordinates(draws).astype(float)
-            mean_error, sd_error = np.abs(values.mean(axis=0) - mean) / sd, np.abs(values.std(axis=0) / sd - 1)
-            found.append((float(mean_error.max()), float(sd_error.max()), bool(is_trusted)))
-    return found
+        found = [jax.device_get(run(seed)) for seed in seeds]
+    return [(case.coordinates(draws).astype(float), bool(is_trusted)) for draws, is_trusted in found]
+
+
+def errors_of(run, mean, sd):
+    """Errors of a mean, in posterior standard deviations, and of a standard deviation, and whether the draws were trusted."""
+    values, is_trusted = run
+    mean_error, sd_error = np.abs(values.mean(axis=0) - mean) / sd, np.abs(values.std(axis=0) / sd - 1)
+    return float(mean_error.max()), float(sd_error.max()), is_trusted
+
+
+def outcomes(name, engine_name, seeds):
+    return [errors_of(run, *CASES[name].reference()) for run in draws_of(name, engine_name, seeds)]
 
 
 def failures(found):

@@ -291,7 +291,7 @@ def test_a_loaded_bandit_continues_as_if_never_stopped(conversion_parts, tmp_pat
     waiting = bandit.select()
     bandit.save(tmp_path / "bandit.npz")
     loaded = Bandit.load(tmp_path / "bandit.npz", model, engine=engine)
-    assert frozen(loaded) == frozen(bandit)
+    assert frozen(loaded) == frozen(bandit) and not loaded._task.draws
     for copy in (bandit, loaded):
         copy.update(waiting.id, 1)
     ahead = [play(copy, 10, np.random.default_rng(1)) for copy in (bandit, loaded)]

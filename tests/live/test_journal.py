@@ -267,6 +267,7 @@ def test_a_callers_later_edit_of_a_context_changes_nothing(tmp_path):
 CHANGES = {
     "selector": (dict(selector=selectors.with_floor(selectors.thompson(), 0.1)), "selector: it was double_sampling"),
     "num_samples": (dict(num_samples=300), "num_samples: it was 200, now it is 300"),
+    "draws": (dict(draws=True), "draws: it was False, now it is True"),
     "seed": (dict(seed=1), "seed: it was 0, now it is 1"),
     "burn_in": (dict(burn_in=3), "burn_in: it was 0, now it is 3"),
     "arms": (dict(arms=["control", "low", "top"]), "arms: it was .*'high'.*, now it is .*'top'"),

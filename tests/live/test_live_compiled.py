@@ -51,7 +51,8 @@ def hoarding(model):
     )
 
 
-def test_growth_is_compiled_before_it_is_needed():
+@pytest.mark.parametrize("num_steps, capacity", [(20, 32), pytest.param(2000, 2048, marks=pytest.mark.slow)])
+def test_growth_is_compiled_before_it_is_needed(num_steps, capacity):
     bandit = Bandit(conversion, 3, engine=hoarding, num_samples=8)
     run = bandit._learner.run
 
@@ -61,9 +62,9 @@ def test_growth_is_compiled_before_it_is_needed():
 
     step()
     before = run.select.num_waits, run.learn.num_waits
-    for _ in range(20):
+    for _ in range(num_steps):
         step()
-    assert bandit._learner.state.rewards.shape == (32,)
+    assert bandit._learner.state.rewards.shape == (capacity,)
     assert (run.select.num_waits, run.learn.num_waits) == before == (0, 0)
 
 

@@ -9,7 +9,7 @@ from scipy import optimize, stats
 
 from ppl_bandit.numerics import laws
 from ppl_bandit.numerics.tails import tail_excess
-from ppl_bandit.selectors import greedy, optimistic_gittins, with_floor
+from ppl_bandit.selectors import greedy, optimistic_gittins, with_control, with_floor, with_limits
 from ppl_bandit.selectors.optimistic_gittins import gittins_index
 from ppl_bandit.types import Marginals, Tail
 
@@ -142,5 +142,7 @@ def test_settings_that_cannot_be_used_are_explained(arguments, message):
 
 def test_a_selector_says_how_it_was_made_and_how_far_it_goes():
     assert str(optimistic_gittins(20, 0.5)) == "optimistic_gittins(horizon=20, patience=0.5, learning=0.0)"
-    assert optimistic_gittins(20).horizon == with_floor(optimistic_gittins(20), 0.1).horizon == 20
+    index = optimistic_gittins(20)
+    for rule in (index, with_floor(index, 0.1), with_control(index, 0.2), with_limits(index, 0.1)):
+        assert rule.horizon == 20
     assert greedy().horizon is None

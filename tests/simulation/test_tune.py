@@ -1,6 +1,7 @@
 """Worlds from the prior, races, and tune."""
 
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -45,6 +46,23 @@ def test_every_realization_has_a_world_of_its_own_and_all_selectors_meet_the_sam
 def test_a_world_that_is_not_drawn_has_no_truth():
     with pytest.raises(ValueError, match=r"the truth is not drawn yet: ask environment\.world\(key\)"):
         Environment.from_prior(MODEL).expected_rewards(None)
+
+
+@pytest.mark.parametrize(
+    "prior", [dist.Gamma(2.0, 1.0), dist.Beta(2.0, 3.0), dist.Normal(5.0, 0.1), dist.Uniform(3.0, 4.0)]
+)
+def test_worlds_are_drawn_inside_any_support(prior):
+    def program(arm):
+        level = numpyro.sample("level", prior.expand([2]))
+        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+    world = Environment.from_prior(RewardModel(program, 2)).world(jr.key(3))
+    assert np.all(prior.support(world.truth["level"])) and np.unique(world.truth["level"]).size == 2
+
+
+def test_only_a_truth_that_is_given_can_change():
+    with pytest.raises(ValueError, match="changes was given without a truth to change"):
+        Environment(MODEL, None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
 
 
 def lane(name, regret):

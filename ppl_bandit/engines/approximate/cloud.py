@@ -10,7 +10,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.diagnostics import finite_weights, flatten_weights, resample, weight_ess
-from ppl_bandit.engines.approximate.importance import propose
+from ppl_bandit.engines.approximate.importance import Scouts, propose
 from ppl_bandit.engines.approximate.moves import Kernel, MoveEvidence, hamiltonian, move, spread
 from ppl_bandit.engines.approximate.target import Target, whiten
 from ppl_bandit.types import Key
@@ -93,16 +93,19 @@ def refresh(
     first_length: int = 4,
     by_importance: bool = True,
     keeps_evidence: bool = True,
+    scouts: Scouts | None = None,
 ) -> Cloud:
     """Renew the particles: by importance where that has evidence, by moving every one of them elsewhere.
 
     Moves start at the particles in proportion to their weight. Where the weights have nearly all gone to a few of them, in a
-    jump of the posterior, they start at the proposals, or else on the way there.
+    jump of the posterior, or where it went to a place without particles, they start at the proposals, or else on the way there;
+    and at the proposals wherever these have evidence but are not to suffice: a funnel's end is far for a chain.
 
     Args:
         target: the posterior density of the data of now.
         by_importance: whether importance may suffice.
         keeps_evidence: whether the log evidence is p(data), which importance estimates afresh; not with forgetting.
+        scouts: places from which modes are looked for as well.
     """
     key_propose, key_offset, key_move = jr.split(key, 3)
     num = cloud.positions.shape[0]
@@ -111,11 +114,24 @@ def refresh(
     # Where the weights are down to a few draws, others on the way there say where modes are and how wide.
     flat = flatten_weights(log_weights, MIN_ESS_SHARE * num)
     centre, root = spread(cloud.positions, cloud.covariance, weight_ess(flat), jax.nn.softmax(flat))
-    inside = jax.scipy.linalg.solve_triangular(root, (cloud.positions - centre).T, lower=True).T
+
+    def inside(positions: Array) -> Array:
+        return jax.scipy.linalg.solve_triangular(root, (positions - centre).T, lower=True).T
+
     log_density = cloud.log_prior + cloud.log_likelihood
-    found = propose(key_propose, whiten(target, centre, root), inside, flat, log_density)
+    found = propose(
+        key_propose,
+        whiten(target, centre, root),
+        inside(cloud.positions),
+        flat,
+        log_density,
+        None if scouts is None else scouts._replace(positions=inside(scouts.positions)),
+    )
     proposed = centre + found.positions @ root.T
-    is_jump = (ess < MIN_ESS_SHARE * num) & (found.ess >= MIN_ESS_SHARE * num)
+    is_lost = ess < MIN_ESS_SHARE * num
+    if scouts is not None:
+        is_lost |= scouts.is_ahead
+    is_jump = (is_lost & (found.ess >= MIN_ESS_SHARE * num)) | found.is_accepted
     is_accepted = found.is_accepted if by_importance else jnp.array(False)
     is_new = is_accepted | is_jump
     num_proposed = proposed.shape[0]
@@ -148,13 +164,16 @@ def refresh(
         end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
         log_prior = jax.vmap(target.log_prior)(end.positions)
         memory = end.evidence.memory
+        # Chains that begin at draws with evidence of their own need not forget them: a neck holds them fast, rightly.
+        stays = found.is_accepted & (end.evidence.drift <= 1.0) & jnp.all(jnp.isfinite(end.energies))
+        evidence = end.evidence._replace(is_sound=end.evidence.is_sound | stays)
         return renewed._replace(
             positions=end.positions,
             log_prior=log_prior,
             log_likelihood=-end.energies - log_prior,
             step_size=end.step_size,
             variance=memory**2 * variance + (1.0 - memory**2) / num,
-            evidence=end.evidence,
+            evidence=evidence,
             num_moves=cloud.num_moves + 1,
         )
 

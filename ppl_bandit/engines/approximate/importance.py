@@ -1,13 +1,15 @@
 """Fresh draws by importance: proposals from the modes of a posterior and from the cloud of draws, weighted to it.
 
-Half of the proposals come from multivariate Student-t laws at the modes that Newton's method finds from several draws, scaled
-by the curvature there: right for many rows, and for far jumps. The other half come from Student-t kernels about the draws of
-before: right for shapes of few dimensions that are nothing like a bell. All are weighted with the density of the whole
-mixture, one pass over the rows each. Three things must speak for the result: Pareto k-hat, the effective sample size, and the
-draws of before, which lie where the posterior is and so show a mode that no proposal reaches.
+Half of the proposals come from multivariate Student-t laws at the modes that Newton's method finds from several draws, and from
+scouts that may lie where rows have put mass and no draw is, scaled by the curvature there: right for many rows, and for far
+jumps. The other half come from Student-t kernels about the draws of before: right for shapes of few dimensions that are nothing
+like a bell. All are weighted with the density of the whole mixture, one pass over the rows each. Three things must speak for
+the result: Pareto k-hat, the effective sample size, and the draws of before, which lie where the posterior is and so show a
+mode that no proposal reaches.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,14 +18,22 @@ import jax.random as jr
 from jax.scipy.special import gammaln, logsumexp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, pareto_k_hat, resample, weight_ess
+from ppl_bandit.engines.approximate.diagnostics import (
+    MAX_K_HAT,
+    finite_weights,
+    flatten_weights,
+    pareto_k_hat,
+    resample,
+    weight_ess,
+)
 from ppl_bandit.engines.approximate.modes import find_mode
 from ppl_bandit.engines.approximate.target import Target
 from ppl_bandit.types import Key
 
-__all__ = ["Proposal", "propose"]
+__all__ = ["Proposal", "Scouts", "propose"]
 
 _NUM_STARTS = 8  # of Newton's method: half of them at random, half as far from these and from each other as can be
+_NUM_SCOUTS = 2  # of the latter, where there are scouts
 _NUM_KERNELS = 200
 _MAX_STEPS, _TOLERANCE = 60, 1e-2  # a mode to a tenth of a standard deviation will do
 _WIDEST = 3.0  # standard deviation of a proposal in units of the cloud's
@@ -55,6 +65,18 @@ class Proposal(NamedTuple):
     is_accepted: Bool[Array, ""]
 
 
+class Scouts(NamedTuple):
+    """Draws of the prior that stay where they are, with their log likelihood.
+
+    Attributes:
+        is_ahead: whether rows have put mass at one of them where there may be no draw.
+    """
+
+    positions: Float[Array, "S k"]
+    log_likelihood: Float[Array, " S"]
+    is_ahead: Bool[Array, ""]
+
+
 class _Mixture(NamedTuple):
     """Student-t laws: C with roots of their own, and kernels of one width."""
 
@@ -73,10 +95,12 @@ def propose(
     cloud: Float[Array, "M k"],
     log_weights: Float[Array, " M"],
     log_density: Float[Array, " M"],
+    scouts: Scouts | None = None,
 ) -> Proposal:
     """Draw two proposals for every draw of a cloud, weighted to the target.
 
     Args:
+        scouts: modes are looked for from the more likely of them, too.
         target: in coordinates in which the weighted cloud has mean 0 and unit covariance.
         log_weights: of the cloud, to the target or to something on the way there; finite somewhere.
         log_density: of the target at the cloud.
@@ -87,7 +111,7 @@ def propose(
     degrees = 2 * max(4, -(-size // 2))  # heavier tails would waste most of the draws in many dimensions
     num_kernels = min(_NUM_KERNELS, num_draws)
     kernels = cloud[resample(offsets[0], log_weights, num_kernels)]
-    starts = _spread_out(kernels)
+    starts = _spread_out(kernels, kernels if scouts is None else _likely(scouts, offsets[0]))
     modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
     precisions = jnp.maximum(modes.precisions, _WIDEST**-2)
     roots = modes.axes / jnp.sqrt(precisions)[:, None, :]
@@ -130,20 +154,33 @@ def propose(
     return Proposal(positions, log_prior, log_likelihood, new, new_ess, k_hat, missed, is_accepted)
 
 
-def _spread_out(points: Float[Array, "L k"]) -> Float[Array, "starts k"]:
+def _likely(scouts: Scouts, offset: Float[Array, ""]) -> Float[Array, "L k"]:
+    """Return some of the scouts, in proportion to their likelihood, or to a power of it that leaves several."""
+    flat = flatten_weights(finite_weights(scouts.log_likelihood), _NUM_STARTS)
+    return scouts.positions[resample(offset, flat, 4 * _NUM_STARTS)]
+
+
+def _spread_out(points: Float[Array, "L k"], others: Float[Array, "P k"]) -> Float[Array, "starts k"]:
     """Return some points at random, and then, one after another, the point that is farthest from all before it.
 
     A mode of its own that holds a quarter of the draws would be missed by eight at random once in ten times.
+
+    Args:
+        others: where the last of them are taken from.
     """
     num_random = _NUM_STARTS // 2
     chosen = points[jnp.arange(_NUM_STARTS) % len(points)]
 
-    def choose(number: Array, chosen: Array) -> Array:
-        gaps = jnp.sum(jnp.square(points[:, None] - chosen), axis=-1)
-        gaps = jnp.where(jnp.arange(_NUM_STARTS) < number, gaps, jnp.inf)
-        return chosen.at[number].set(points[jnp.argmax(jnp.min(gaps, axis=1))])
+    def choose_from(points: Array) -> Callable[[Array, Array], Array]:
+        def choose(number: Array, chosen: Array) -> Array:
+            gaps = jnp.sum(jnp.square(points[:, None] - chosen), axis=-1)
+            gaps = jnp.where(jnp.arange(_NUM_STARTS) < number, gaps, jnp.inf)
+            return chosen.at[number].set(points[jnp.argmax(jnp.min(gaps, axis=1))])
 
-    return jax.lax.fori_loop(num_random, _NUM_STARTS, choose, chosen)
+        return choose
+
+    chosen = jax.lax.fori_loop(num_random, _NUM_STARTS - _NUM_SCOUTS, choose_from(points), chosen)
+    return jax.lax.fori_loop(_NUM_STARTS - _NUM_SCOUTS, _NUM_STARTS, choose_from(others), chosen)
 
 
 def _student_t(key: Key, num: int, size: int, degrees: int, dtype) -> Float[Array, "P k"]:

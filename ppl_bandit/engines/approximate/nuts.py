@@ -11,6 +11,7 @@ from ppl_bandit.engines.approximate.account import explain
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
 from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, is_trusted, refresh, sample_size
+from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY, no_u_turn
 from ppl_bandit.engines.approximate.reweight import draw_prior_clouds, sample_clouds
 from ppl_bandit.engines.approximate.target import block_target
@@ -72,8 +73,9 @@ def nuts(
 ) -> Engine:
     """Return the engine that runs NumPyro's NUTS on all data at every update.
 
-    Every draw is a chain of its own. They start at the draws of the posterior before, in proportion to how well these explain
-    the new rows, with their covariance as mass matrix, and all make as many transitions as they need to forget it.
+    Every draw is a chain of its own. They start at importance draws where these have evidence, and elsewhere at the draws of
+    the posterior before, in proportion to how well these explain the new rows, with their covariance as mass matrix; all make
+    as many transitions as they need to forget it.
 
     Args:
         capacity: rows of data that the first state has room for; equal rows are kept once, with a count.
@@ -156,7 +158,8 @@ def nuts(
         [
             f"approximated: the posterior by {num_draws} draws, which converge as chains do; nothing is assumed about its form",
             f"evidence: the correlation of the draws with where their chains started, at most {MAX_MEMORY}, effective sample "
-            f"size, at least {MIN_ESS_SHARE:.0%} of the draws, drift, divergences, acceptance and finite energies",
+            f"size, at least {MIN_ESS_SHARE:.0%} of the draws, drift, divergences, acceptance and finite energies; where they "
+            f"started at importance draws with a Pareto k-hat of at most {MAX_K_HAT}, drift and finite energies alone",
         ],
     )
     settings = {

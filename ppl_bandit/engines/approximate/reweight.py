@@ -4,8 +4,13 @@ Iterated batch importance sampling (Chopin 2002): a row multiplies the weight of
 costs one row's work and not that of all data. Latents that are proved independent of each other are weighed apart, and a row
 touches one block of them. When a block's effective sample size falls below a half, or Pareto k-hat passes 0.7, its particles
 are renewed: by importance where that has evidence, by moving every one of them elsewhere.
+
+Weights say nothing of a place where no particle is. Some draws of the prior, the scouts, stay where they are: where rows make
+one of them likely that had less than a particle's share when the particles were drawn, these are renewed as well, and modes are
+looked for from there.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -37,6 +42,7 @@ from ppl_bandit.engines.approximate.cloud import (
     when,
 )
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
+from ppl_bandit.engines.approximate.importance import Scouts
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY
 from ppl_bandit.engines.approximate.target import block_target
 from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
@@ -48,6 +54,8 @@ __all__ = ["ReweightInfo", "ReweightState", "draw_prior_clouds", "reweight", "sa
 
 
 _MIN_ESS_INSIDE = 0.2  # share of the particles, inside of a batch
+_SCOUT_SHARE = 0.125  # scouts, of the particles
+_MAX_HIDDEN = 0.005  # posterior mass that a scout may stand for where there may be no particle
 
 
 class ReweightState(NamedTuple):
@@ -57,11 +65,15 @@ class ReweightState(NamedTuple):
         buffer: every row so far.
         clouds: the particles of all blocks, with a leading axis B.
         reference: some possible latents, for the blocks that are not looked at.
+        scouts: draws of the prior of all blocks.
+        log_shares: of the posterior, what each scout stands for, in particles: at most 1 when these were drawn.
     """
 
     buffer: Buffer
     clouds: Cloud
     reference: Float[Array, " K"]
+    scouts: Float[Array, "B S k"]
+    log_shares: Float[Array, "B S"]
 
     @property
     def log_evidence(self) -> Float[Array, ""]:
@@ -132,10 +144,14 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
     blocks = independent_blocks(model, space)
     of_arm = jnp.asarray(blocks.of_arm)
     merges = discount == 1.0
+    num_scouts = max(4, math.ceil(_SCOUT_SHARE * num_particles))
+    max_log_share = math.log(max(2.0, _MAX_HIDDEN * num_particles))
 
     def init(key: Key) -> ReweightState:
         clouds, reference = draw_prior_clouds(key, space, blocks, num_particles)
-        return ReweightState(empty_buffer(model, capacity), clouds, reference)
+        scouts = clouds.positions[:, jnp.arange(num_scouts) % num_particles]
+        log_shares = jnp.zeros(scouts.shape[:2], scouts.dtype)  # there is a particle at every scout
+        return ReweightState(empty_buffer(model, capacity), clouds, reference, scouts, log_shares)
 
     def absorb(state: ReweightState, latents: Draws, row: Interaction, ess: Array) -> tuple[ReweightState, Array]:
         """Multiply the weights of a row's block by its likelihood, if it counts, and keep the row."""
@@ -143,7 +159,8 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         assert is_counted is not None
         block = of_arm[row.arm]
         alone = jax.tree.map(lambda leaf: leaf[None], row)
-        gained = jax.vmap(lambda one: model.log_likelihood(one, alone)[0])(latents)
+        both = jax.vmap(lambda one: model.log_likelihood(one, alone)[0])(latents)
+        gained, of_scouts = both[:num_particles], both[num_particles:]
         if discount < 1.0:
             forgotten = jnp.where(is_counted, (discount - 1.0) * clouds.log_likelihood, 0.0)
             clouds = clouds._replace(
@@ -160,12 +177,24 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             ess = jax.vmap(weight_ess)(clouds.log_weights)
         else:
             ess = ess.at[block].set(weight_ess(clouds.log_weights[block]))
-        return state._replace(buffer=append_row(state.buffer, row, is_counted, merges), clouds=clouds), ess
+        log_shares = state.log_shares.at[block].add(jnp.where(is_counted, of_scouts - predictive, 0.0))
+        # Where no particle is, there may be mass by now that matters: the weights tell nothing.
+        is_ahead = jnp.max(log_shares, axis=1) > max_log_share
+        buffer = append_row(state.buffer, row, is_counted, merges)
+        return state._replace(buffer=buffer, clouds=clouds, log_shares=log_shares), jnp.where(is_ahead, 0.0, ess)
 
     def renew(key: Key, state: ReweightState, block: Array) -> ReweightState:
         target = block_target(model, space, blocks, block, state.buffer, state.reference, discount)
-        cloud = refresh(key, target, jax.tree.map(lambda leaf: leaf[block], state.clouds), keeps_evidence=merges)
-        return state._replace(clouds=jax.tree.map(lambda all_, one: all_.at[block].set(one), state.clouds, cloud))
+        cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
+        places, is_ahead = state.scouts[block], jnp.max(state.log_shares[block]) > max_log_share
+        scouts = Scouts(places, jax.vmap(lambda own: target.parts(own)[1])(places), is_ahead)
+        cloud = refresh(key, target, cloud, keeps_evidence=merges, scouts=scouts)
+        # Of the prior a scout stands for 1 / S; with forgetting the evidence is not known.
+        posterior = scouts.log_likelihood - cloud.log_evidence + math.log(num_particles / num_scouts)
+        return state._replace(
+            clouds=jax.tree.map(lambda all_, one: all_.at[block].set(one), state.clouds, cloud),
+            log_shares=state.log_shares.at[block].set(jnp.minimum(posterior, 0.0) if merges else 0.0),
+        )
 
     def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
         has_room = fits(state.buffer, interaction)
@@ -173,7 +202,8 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         num_rows = rows.arm.shape[0]
 
         def absorb_until_stale(progress: _Progress) -> _Progress:
-            latents = jax.vmap(space.constrain)(_together(blocks, progress.state.clouds.positions, space.size))
+            places = jnp.concatenate([progress.state.clouds.positions, progress.state.scouts], axis=1)
+            latents = jax.vmap(space.constrain)(_together(blocks, places, space.size))
 
             def step(progress: _Progress) -> _Progress:
                 state, ess = absorb(progress.state, latents, take_rows(rows, progress.row), progress.ess)

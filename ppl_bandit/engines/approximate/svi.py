@@ -38,7 +38,10 @@ _NUM_CHECKS = 1000  # draws of the guide that k-hat is read from
 _NUM_GLANCES = 200  # draws that tell whether a guide fits nearly as well as before the new rows
 _DECAY = 0.01  # last step size of a fit relative to its first
 _TOUCH_UP = 0.2  # share of the steps, and of their size, for a guide that fits nearly as well as before the new rows
-_ENOUGH = 0.6  # share of an effective sample that ends a fit
+_ENOUGH = 0.6  # share of an effective sample that ends a fit,
+_NEAR_ENOUGH = (
+    0.1  # where no standard deviation is off by more than this: three standard errors of what 1,000 draws show
+)
 _MAX_ROUNDS = 5  # of a fit to rows that move the posterior far
 _SITE = "position"
 
@@ -95,6 +98,7 @@ class _Round(NamedTuple):
     positions: Float[Array, "M K"]
     log_weights: Float[Array, " M"]
     ess_before: Float[Array, ""]
+    shift_before: Float[Array, ""]
 
 
 def svi(
@@ -188,22 +192,32 @@ def svi(
         _, log_weights = weigh(key_check, state.params, target, _NUM_GLANCES)
         ess = weight_ess(log_weights)
         is_near = ess / _NUM_GLANCES >= 0.9 * state.ess / _NUM_CHECKS
-        # A batch can move the posterior further than one fit goes, and a guide that is still too wide has a low k-hat: fit
-        # again while that helps and the effective sample size leaves room.
+        # A batch can move the posterior further than one fit goes: Adam remembers the steep way there in its step sizes. A
+        # guide that is still too wide has a low k-hat and a large effective sample size, and only its moments tell. So fit
+        # again while that helps and either leaves room.
+        zero = jnp.zeros(())
         none = jnp.zeros(_NUM_CHECKS)
-        begin = _Round(jnp.zeros((), int), state.params, jnp.zeros((_NUM_CHECKS, space.size)), none, jnp.zeros(()))
+        begin = _Round(
+            jnp.zeros((), int), state.params, jnp.zeros((_NUM_CHECKS, space.size)), none, zero, zero + jnp.inf
+        )
+
+        def quality(last: _Round) -> tuple[Float[Array, ""], Float[Array, ""]]:
+            return weight_ess(last.log_weights), moment_shifts(last.positions, last.log_weights)[1]
 
         def needs_more(last: _Round) -> Bool[Array, ""]:
-            ess = weight_ess(last.log_weights)
-            is_wanting = (ess < _ENOUGH * _NUM_CHECKS) & (ess > 1.1 * last.ess_before)
-            return (last.number == 0) | (is_wanting & ~is_near & (last.number < _MAX_ROUNDS))
+            ess, shift = quality(last)
+            is_wanting = (ess < _ENOUGH * _NUM_CHECKS) | (shift > _NEAR_ENOUGH)
+            is_better = (ess > 1.1 * last.ess_before) | (shift < 0.9 * last.shift_before)
+            return (last.number == 0) | (is_wanting & is_better & ~is_near & (last.number < _MAX_ROUNDS))
 
         def fit_once(last: _Round) -> _Round:
             params = fit(jr.fold_in(key_fit, last.number), last.params, target, is_near)
-            ess = jnp.where(last.number == 0, 0.0, weight_ess(last.log_weights))
-            return _Round(last.number + 1, params, *weigh(key_check, params, target, _NUM_CHECKS), ess)
+            is_first = last.number == 0
+            ess, shift = quality(last)
+            before = jnp.where(is_first, 0.0, ess), jnp.where(is_first, jnp.inf, shift)
+            return _Round(last.number + 1, params, *weigh(key_check, params, target, _NUM_CHECKS), *before)
 
-        _, params, positions, log_weights, _ = jax.lax.while_loop(needs_more, fit_once, begin)
+        _, params, positions, log_weights, *_ = jax.lax.while_loop(needs_more, fit_once, begin)
         k_hat, ess = pareto_k_hat(log_weights), weight_ess(log_weights)
         mean_shift, sd_shift = moment_shifts(positions, log_weights)
         is_trusted = (k_hat <= MAX_K_HAT) & (mean_shift <= MAX_MEAN_SHIFT) & (sd_shift <= MAX_SD_SHIFT) & has_room

@@ -110,6 +110,12 @@ def collapsed(
         report.accepted(model, split, None if store is None else store.words, num_particles, discount),
         reserve=reserve if store is None else None,
         marginals=mixture_of(model, split.layout, example, laws),
+        settings={
+            "outer": list(split.values),
+            "num_particles": num_particles,
+            "capacity": capacity,
+            "discount": discount,
+        },
     )
 
 
@@ -148,7 +154,7 @@ def _update(
         jnp.zeros_like(state.num_refreshes),
     )
     is_sound = jnp.all(is_certified)
-    moved = follow(key, learnt.path, start, state.log_weights, is_sound & is_stale)
+    moved = follow(key, learnt.path, learnt.data, start, state.log_weights, is_sound & is_stale)
     has_moved = moved.num_stages > 0
     log_weights = jnp.where(has_moved, 0.0, log_weights)
     predictive = moved.log_ratio + _log_mean(log_weights) - _log_mean(learnt.befores - state.log_targets)

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, Int
 from ppl_bandit.engines.approximate.buffer import Buffer, empty_buffer
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.particles import squared_error
-from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics, posterior_of
+from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics
 from ppl_bandit.engines.collapsed.stores import Store, read_prior
-from ppl_bandit.engines.exact.families import Coordinates, Posterior
+from ppl_bandit.engines.exact.families import Coordinates, Posterior, posterior_of
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key
 

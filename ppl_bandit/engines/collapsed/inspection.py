@@ -22,6 +22,7 @@ from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import recentre
 from ppl_bandit.engines.exact.certificate import (
     Evidence,
+    Places,
     Residual,
     excess_of,
     log_likelihoods,
@@ -49,9 +50,8 @@ from ppl_bandit.program.probing import feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
-__all__ = ["Split", "certify_rows", "inspect", "trial_rows", "try_values"]
+__all__ = ["Split", "certify_rows", "inspect", "trial_rows"]
 
-_NUM_VALUES = 12  # outer values at which the inner sites are certified when the engine is built
 _NUM_POINTS, _NUM_AT_HOME = (
     12,
     6,
@@ -102,7 +102,7 @@ def inspect(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, A
     reached = dependence(model, model.latent_shapes)
     hidden = tuple(name for name in names if not reached[name] & set(inner))
     is_shared = not any(reached[name] & set(names) for name in model.outcomes)
-    values = try_values(model, space, _NUM_VALUES)
+    values = _try_values(model, space, max(16, 4 * space.size + 8))
     layout, prior, evidence = examine(given(model, {name: value[0] for name, value in values.items()}))
     centre = jax.device_get(coordinates_at(layout, prior))
     split = Split(space, layout, prior, centre, values, (), lambda _: jnp.array(True), is_shared, hidden, evidence)
@@ -133,7 +133,7 @@ def inspect(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, A
     return split._replace(evidence=evidence._replace(prior=prior_found, likelihood=rows_found))
 
 
-def try_values(model: RewardModel, space: OuterSpace, num_values: int) -> dict[str, np.ndarray]:
+def _try_values(model: RewardModel, space: OuterSpace, num_values: int) -> dict[str, np.ndarray]:
     """Return outer values about the middle of the prior, (V, ...) each: its tails may be too heavy to compute with."""
 
     def draw() -> dict[str, Array]:
@@ -171,9 +171,7 @@ def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], R
     layout, centre = split.layout, jax.tree.map(jnp.asarray, split.centre)
     words: list[str] = []
 
-    places = places_for(layout, jax.tree.map(jnp.asarray, split.prior), split.prior, _NUM_POINTS, _NUM_AT_HOME)
-
-    def at(values: Mapping[str, Array], rows: Interaction) -> tuple[Residual, Residual]:
+    def at(values: Mapping[str, Array], rows: Interaction, places: Places) -> tuple[Residual, Residual]:
         view = given(model, values)
 
         def log_prior(point: Coordinates) -> Array:
@@ -195,7 +193,9 @@ def _measure(model: RewardModel, split: Split) -> tuple[list[str], list[bool], R
         outer = jax.tree.map(jnp.asarray, split.values)
         anywhere = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
         rows = trial_rows(model, anywhere, per_arm=2, seed=23)
-        in_prior, in_rows = jax.lax.map(lambda values: at(values, rows), outer)
+        prior = jax.tree.map(jnp.asarray, split.prior)
+        places = places_for(layout, prior, prior, _NUM_POINTS, _NUM_AT_HOME)
+        in_prior, in_rows = jax.lax.map(lambda values: at(values, rows, places), outer)
         first = jax.tree.map(lambda leaf: leaf[:1], rows)
         said, happened = _obstacles(model, split, first, is_prior=True)
 

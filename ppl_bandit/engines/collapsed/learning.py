@@ -12,10 +12,10 @@ from ppl_bandit.engines.approximate.buffer import append, read, row_mask
 from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional
 from ppl_bandit.engines.collapsed.inspection import certify_rows
 from ppl_bandit.engines.collapsed.particles import Moved
-from ppl_bandit.engines.collapsed.statistics import Statistics, posterior_of
+from ppl_bandit.engines.collapsed.statistics import Statistics
 from ppl_bandit.engines.collapsed.stores import WeightedRows, read_rows
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
-from ppl_bandit.engines.exact.families import Coordinates, Posterior, coordinates_at
+from ppl_bandit.engines.exact.families import Coordinates, Posterior, coordinates_at, posterior_of
 
 __all__ = ["Learnt", "learn_by_rows", "learn_by_sums", "read_new"]
 
@@ -30,14 +30,16 @@ class Learnt(NamedTuple):
         ends: log targets of the particles with the new rows.
         befores: without them, older rows forgotten by the discount.
         common: what the new rows add to all log targets, and is left out of them.
-        path: (positions, part) -> log targets, from the old data to the new.
+        path: (data, positions, part) -> log targets, from the old data to the new; it closes over no traced value.
+        data: what the path reads.
         settle: (moved, whether anything moved) -> the state.
     """
 
     ends: Float[Array, " M"]
     befores: Float[Array, " M"]
     common: Float[Array, ""]
-    path: Callable[[Array, Array], Array]
+    path: Callable[[Any, Array, Array], Array]
+    data: Any
     settle: Callable[[Moved, Array], CollapsedState]
 
 
@@ -87,13 +89,14 @@ def learn_by_sums(
     forgotten = state.kept if posterior.discount == 1.0 else jax.tree.map(lambda leaf: keep * leaf, state.kept)
     kept = jax.tree.map(jnp.add, forgotten, fresh)
 
-    def targets(positions: Array, sums: Any) -> Array:
+    def targets(centre: Coordinates, positions: Array, sums: Any) -> Array:
         return jax.vmap(
             lambda x: posterior.log_target(centre, x, lambda values: store.statistics(sums, centre, values))
         )(positions)
 
-    def path(positions: Array, part: Array) -> Array:
-        return targets(positions, jax.tree.map(lambda old, whole: old + part * (whole - old), state.kept, kept))
+    def path(data: Any, positions: Array, part: Array) -> Array:
+        centre, before, after = data
+        return targets(centre, positions, jax.tree.map(lambda old, new: old + part * (new - old), before, after))
 
     def settle(moved: Moved, has_moved: Array) -> CollapsedState:
         after = state._replace(
@@ -120,10 +123,13 @@ def learn_by_sums(
         )
 
     befores = (
-        state.log_targets + state.log_weights if posterior.discount == 1.0 else targets(state.particles, forgotten)
+        state.log_targets + state.log_weights
+        if posterior.discount == 1.0
+        else targets(centre, state.particles, forgotten)
     )
     common = store.common(kept) - store.common(forgotten)
-    return Learnt(targets(state.particles, kept), befores, common, path, settle)
+    ends = targets(centre, state.particles, kept)
+    return Learnt(ends, befores, common, path, (centre, state.kept, kept), settle)
 
 
 def learn_by_rows(
@@ -152,7 +158,8 @@ def learn_by_rows(
     def own_targets(sums: Statistics) -> Array:
         return jax.vmap(lambda x, own: posterior.log_target(centre, x, lambda _: own))(state.particles, sums)
 
-    def path(positions: Array, part: Array) -> Array:
+    def path(given: Any, positions: Array, part: Array) -> Array:
+        centre, old_weights, data = given
         here = data._replace(weights=old_weights + part * (data.weights - old_weights))
         return over_particles(
             lambda x: posterior.log_target(centre, x, lambda values: read_rows(model, split, centre, values, here)),
@@ -173,4 +180,6 @@ def learn_by_rows(
         return state._replace(buffer=buffer, kept=own, particles=moved.positions, log_targets=moved.log_targets)
 
     befores = state.log_targets + state.log_weights if discount == 1.0 else own_targets(forgotten)
-    return Learnt(own_targets(kept), befores, jnp.zeros_like(state.log_evidence), path, settle)
+    return Learnt(
+        own_targets(kept), befores, jnp.zeros_like(state.log_evidence), path, (centre, old_weights, data), settle
+    )

@@ -1,7 +1,8 @@
 """The law of each arm's expected reward: a mixture, over particles, of the closed forms that the exact engine knows.
 
 Given the outer sites the law is that of the exact engine (`exact.marginals`), to which they are a part of the context. A few
-particles stand for all, drawn in proportion to their weight at even steps along the first outer coordinate.
+particles stand for all: one from each cell of a partition into cells of equal weight, cut at medians of every outer coordinate
+in turn.
 """
 
 import copy
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.collapsed.outer import given
@@ -21,7 +23,9 @@ from ppl_bandit.types import Marginals
 
 __all__ = ["mixture_of", "spread_out"]
 
-NUM_COMPONENTS = 64
+_CUTS = 6
+NUM_COMPONENTS = 2**_CUTS
+_PER_CELL = 16
 _GRID = 33  # points at which a quantile is looked for, again and again inside the interval that holds it
 _ROUNDS = 3
 
@@ -56,9 +60,10 @@ def mixture_of(
         has_form, is_independent = form()
         if not has_form:
             return None
-        outer, components = laws(state)
 
         def each(read: Callable[[Marginals], Array]) -> Array:
+            outer, components = laws(state)  # here: most decisions read nothing
+
             def one(values: Mapping[str, Array], law: Posterior) -> Array:
                 own = offer(law, {"outer": values, "context": context})
                 assert own is not None
@@ -72,11 +77,15 @@ def mixture_of(
         def quantile(order: Float[Array, ""]) -> Float[Array, " A"]:
             ends = each(lambda own: own.quantile(order))
             low, high = jnp.min(ends, axis=0), jnp.max(ends, axis=0)
-            for _ in range(_ROUNDS):
-                grid = low + (high - low) * jnp.linspace(0.0, 1.0, _GRID)[:, None]  # (G, A)
+
+            def narrow(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+                grid = bounds[0] + (bounds[1] - bounds[0]) * jnp.linspace(0.0, 1.0, _GRID)[:, None]  # (G, A)
                 heights = jnp.mean(each(functools.partial(_heights, grid)), axis=0)
                 index = jnp.clip(jnp.sum(heights < order, axis=0), 1, _GRID - 1)
                 low, high = (jnp.take_along_axis(grid, at[None], axis=0)[0] for at in (index - 1, index))
+                return low, high
+
+            low, high = jax.lax.fori_loop(0, _ROUNDS, narrow, (low, high))
             return 0.5 * (low + high)
 
         def best_arm_probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
@@ -92,11 +101,17 @@ def _heights(grid: Float[Array, "G A"], own: Marginals) -> Float[Array, "G A"]:
 
 
 def spread_out(positions: Float[Array, "M K"], log_weights: Float[Array, " M"]) -> Int[Array, " C"]:
-    """Return the indices of a few particles that stand for all, each with equal weight."""
-    order = jnp.argsort(positions[:, 0])
-    cumulative = jnp.cumsum(jax.nn.softmax(log_weights)[order])
-    points = (jnp.arange(NUM_COMPONENTS) + 0.5) / NUM_COMPONENTS * cumulative[-1]
-    return order[jnp.clip(jnp.searchsorted(cumulative, points), 0, positions.shape[0] - 1)]
+    """Return the indices of a few particles that stand for all, each with equal weight, spread out in every coordinate."""
+    num_dims = positions.shape[1]
+    cumulative = jnp.cumsum(jax.nn.softmax(log_weights))
+    points = (jnp.arange(NUM_COMPONENTS * _PER_CELL) + 0.5) / (NUM_COMPONENTS * _PER_CELL) * cumulative[-1]
+    cells = jnp.clip(jnp.searchsorted(cumulative, points), 0, positions.shape[0] - 1)[None]
+    for cut in range(_CUTS):
+        order = jnp.argsort(positions[cells, cut % num_dims], axis=1)
+        cells = jnp.take_along_axis(cells, order, axis=1).reshape(2 ** (cut + 1), -1)
+    # A different member of every cell: the middle ones would leave out what outer cells have in the tails.
+    member = np.floor(np.modf(0.5 + 0.618034 * np.arange(NUM_COMPONENTS))[0] * _PER_CELL).astype(int)
+    return cells[np.arange(NUM_COMPONENTS), member]
 
 
 def _with_outer_as_context(model: RewardModel, example: Mapping[str, Array]) -> RewardModel:

@@ -7,6 +7,7 @@ that propose, in turn, from a Student-t law at the cloud's mean and covariance, 
 dimensions of outer sites the first forgets where a particle came from at once, and the second serves where the cloud is bent.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.diagnostics import finite_weights, weight_ess
+from ppl_bandit.numerics import bits
 from ppl_bandit.types import Key
 
 __all__ = ["Moved", "follow", "max_memory", "squared_error"]
@@ -26,6 +28,7 @@ _MIN_MOVES, _MAX_MOVES = 8, 60
 _MAX_STAGES = 40
 _HALF_DF = 3  # 6 degrees of freedom: a chi-squared of an even number is a sum of exponentials
 _BISECTIONS = 16
+_ROUNDS = 32  # at least, in which many clouds are moved
 
 
 class Moved(NamedTuple):
@@ -65,6 +68,16 @@ class _Walk(NamedTuple):
     moved: Moved
 
 
+class _Task(NamedTuple):
+    """What `follow` is given, as arrays: the random key's data, what the targets read, the particles, whether to move them."""
+
+    key: Array
+    data: Any
+    start: Moved
+    log_weights: Float[Array, " M"]
+    is_wanted: Bool[Array, ""]
+
+
 def max_memory(num_particles: int) -> float:
     """Return the largest memory that moves may leave: a tenth, and what chance alone correlates."""
     return 0.1 + 2.0 / math.sqrt(num_particles)
@@ -72,20 +85,55 @@ def max_memory(num_particles: int) -> float:
 
 def follow(
     key: Key,
-    log_targets: Callable[[Float[Array, "M K"], Float[Array, ""]], Float[Array, " M"]],
+    log_targets: Callable[[Any, Float[Array, "M K"], Float[Array, ""]], Float[Array, " M"]],
+    data: Any,
     start: Moved,
     log_weights: Float[Array, " M"],
     is_wanted: Bool[Array, ""],
 ) -> Moved:
     """Take particles along a path of targets to its end; where that is not wanted, return them as they are.
 
-    One loop with one evaluation of the target in its body, whatever it is needed for: what compiles is small.
+    Many clouds at once (`vmap`) are not moved in lockstep, all whenever one is to be moved: those that are wanted are gathered
+    and moved a few at a time.
 
     Args:
-        log_targets: (positions, part) -> log densities, at a part of the path.
+        log_targets: (data, positions, part) -> log densities, at a part of the path; it closes over no traced value.
+        data: arrays that the targets read.
         start: the particles, with the density of which they are an equally weighted sample.
         log_weights: of the particles under the target at part 0.
     """
+    move = functools.partial(_follow, log_targets)
+    walk = jax.custom_batching.custom_vmap(move)
+    walk.def_vmap(functools.partial(_few_at_a_time, move))
+    return walk(_Task(jr.key_data(key), data, start, log_weights, is_wanted))
+
+
+def _few_at_a_time(move: Callable[[_Task], Moved], num_clouds: int, is_batched: Any, task: _Task) -> tuple[Moved, Any]:
+    """Move the clouds that are wanted, some 30th of all at a time, and leave the others."""
+    task = jax.tree.map(
+        lambda leaf, own: leaf if own else jnp.broadcast_to(leaf, (num_clouds, *jnp.shape(leaf))), task, is_batched[0]
+    )
+    at_once = max(1, num_clouds // _ROUNDS)
+    order = jnp.argsort(~task.is_wanted, stable=True)
+    num_wanted = jnp.sum(task.is_wanted)
+
+    def body(carry: tuple[Array, Moved]) -> tuple[Array, Moved]:
+        first, moved = carry
+        place = first + jnp.arange(at_once)
+        chosen = order[jnp.minimum(place, num_clouds - 1)]
+        some = jax.tree.map(lambda leaf: leaf[chosen], task)
+        found = jax.vmap(move)(some._replace(is_wanted=some.is_wanted & (place < num_clouds)))
+        # Places beyond the last cloud repeat it: what is found there is dropped.
+        target = jnp.where(place < num_clouds, chosen, num_clouds)
+        return first + at_once, jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), moved, found)
+
+    _, moved = jax.lax.while_loop(lambda carry: carry[0] < num_wanted, body, (jnp.zeros((), int), task.start))
+    return moved, jax.tree.map(lambda _: True, moved)
+
+
+def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> Moved:
+    """Follow the path in one loop with one evaluation of the target, whatever it is needed for: what compiles is small."""
+    key, data, start, log_weights, is_wanted = task
     num_particles, num_dims = start.positions.shape
     step = 1.7 / math.sqrt(num_dims)
     zero = jnp.zeros((), start.positions.dtype)
@@ -94,55 +142,78 @@ def follow(
         return is_wanted & (walk.part < 1.0) & (walk.moved.num_stages < _MAX_STAGES)
 
     def body(walk: _Walk) -> _Walk:
-        moved = walk.moved
+        positions = walk.moved.positions
         # One block of uniform numbers for everything: a generator is a large part of what is compiled here.
-        uniform = _uniform(jr.fold_in(key, walk.number), (num_particles + 1, num_dims + _HALF_DF + 1), zero.dtype)
-        is_look, is_weighing = walk.phase == 0, walk.phase == 1
-        is_move = walk.phase > 1
-        mean, factor = _shape_of(moved.positions)
-        proposed, log_odds = _propose(uniform[1:, 1:], moved.positions, mean, factor, step, walk.phase % 2 == 0)
-        candidates = jnp.where(is_move, proposed, moved.positions)
-        found = log_targets(candidates, jnp.where(is_look, 1.0, walk.next_part))
+        shape = (num_particles + 1, num_dims + _HALF_DF + 1)
+        uniform = bits.uniform(jr.wrap_key_data(key), shape, zero.dtype, walk.number)
+        candidates, log_odds = jax.lax.cond(
+            walk.phase > 1,
+            lambda: _propose(uniform[1:, 1:], positions, step, walk.phase % 2 == 0),
+            lambda: (positions, jnp.zeros_like(log_weights)),
+        )
+        found = log_targets(data, candidates, jnp.where(walk.phase == 0, 1.0, walk.next_part))
         found = jnp.where(jnp.isnan(found) | (found == jnp.inf), -jnp.inf, found)
-
-        gained = finite_weights(found - moved.log_targets)
-        next_part = jnp.where(is_look, _next_part(walk.part, walk.pending, gained), walk.next_part)
-
-        index = jnp.where(is_weighing, _systematic(uniform[0, 0], gained), jnp.arange(num_particles))
-        log_ratio = jnp.where(is_weighing, logsumexp(gained) - math.log(num_particles), 0.0)
-        error = jnp.where(is_weighing, squared_error(gained), 0.0)
-
-        accepts = is_move & (jnp.log(uniform[1:, 0]) < found - moved.log_targets + log_odds)
-        positions = jnp.where(accepts[:, None], candidates, moved.positions[index])
-        targets = jnp.where(accepts | is_weighing, found[index], moved.log_targets)
-        num_accepted = jnp.where(is_move, walk.num_accepted + jnp.mean(accepts), 0.0)
-
-        starts = jnp.where(is_weighing, positions, walk.starts)
-        num_moves = walk.phase - 1
-        memory = jnp.where(is_move, _memory(starts, positions), 1.0)
-        is_done = (num_moves >= _MIN_MOVES) & (memory <= max_memory(num_particles)) | (num_moves >= _MAX_MOVES)
-        is_done &= is_move
-        return _Walk(
-            walk.number + 1,
-            jnp.where(is_done, walk.next_part, walk.part),
-            next_part,
-            jnp.where(is_done, 0, walk.phase + 1),
-            jnp.where(is_weighing, 0.0, walk.pending),
-            starts,
-            num_accepted,
-            Moved(
-                positions,
-                targets,
-                moved.log_ratio + log_ratio,
-                moved.squared_error + error,
-                jnp.where(is_done, memory, moved.memory),
-                jnp.where(is_done, num_accepted / num_moves, moved.acceptance),
-                moved.num_stages + is_done,
+        after = jax.lax.switch(
+            jnp.minimum(walk.phase, 2),
+            (
+                lambda: _look(walk, found),
+                lambda: _weigh(walk, found, uniform[0, 0]),
+                lambda: _step(
+                    walk, candidates, found, jnp.log(uniform[1:, 0]) < found - walk.moved.log_targets + log_odds
+                ),
             ),
         )
+        return after._replace(number=walk.number + 1)
 
     first = _Walk(jnp.zeros((), int), zero, zero, jnp.zeros((), int), log_weights, start.positions, zero, start)
     return jax.lax.while_loop(goes_on, body, first).moved
+
+
+def _look(walk: _Walk, found: Float[Array, " M"]) -> _Walk:
+    """Decide how far to go."""
+    gained = finite_weights(found - walk.moved.log_targets)
+    return walk._replace(next_part=_next_part(walk.part, walk.pending, gained), phase=walk.phase + 1)
+
+
+def _weigh(walk: _Walk, found: Float[Array, " M"], offset: Float[Array, ""]) -> _Walk:
+    """Weigh the particles where the stage ends, and resample them."""
+    moved = walk.moved
+    gained = finite_weights(found - moved.log_targets)
+    index = _systematic(offset, gained)
+    positions = moved.positions[index]
+    return walk._replace(
+        phase=walk.phase + 1,
+        pending=jnp.zeros_like(walk.pending),
+        starts=positions,
+        num_accepted=jnp.zeros_like(walk.num_accepted),
+        moved=moved._replace(
+            positions=positions,
+            log_targets=found[index],
+            log_ratio=moved.log_ratio + logsumexp(gained) - math.log(gained.shape[0]),
+            squared_error=moved.squared_error + squared_error(gained),
+        ),
+    )
+
+
+def _step(walk: _Walk, candidates: Float[Array, "M K"], found: Float[Array, " M"], accepts: Bool[Array, " M"]) -> _Walk:
+    """Accept or reject proposals, and end the stage once particles have forgotten where they started."""
+    moved = walk.moved
+    positions = jnp.where(accepts[:, None], candidates, moved.positions)
+    num_accepted, num_moves = walk.num_accepted + jnp.mean(accepts), walk.phase - 1
+    memory = _memory(walk.starts, positions)
+    is_done = (num_moves >= _MIN_MOVES) & (memory <= max_memory(len(found))) | (num_moves >= _MAX_MOVES)
+    return walk._replace(
+        part=jnp.where(is_done, walk.next_part, walk.part),
+        phase=jnp.where(is_done, 0, walk.phase + 1),
+        num_accepted=num_accepted,
+        moved=moved._replace(
+            positions=positions,
+            log_targets=jnp.where(accepts, found, moved.log_targets),
+            memory=jnp.where(is_done, memory, moved.memory),
+            acceptance=jnp.where(is_done, num_accepted / num_moves, moved.acceptance),
+            num_stages=moved.num_stages + is_done,
+        ),
+    )
 
 
 def squared_error(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
@@ -180,12 +251,6 @@ def _shape_of(positions: Float[Array, "M K"]) -> tuple[Float[Array, " K"], Float
     return mean, jnp.linalg.cholesky(covariance + jnp.diag(1e-5 * jnp.diagonal(covariance) + 1e-12))
 
 
-def _uniform(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
-    return jr.uniform(
-        key, shape, dtype, minval=jnp.finfo(dtype).eps
-    )  # away from 0: its logarithm and quantile are finite
-
-
 def _systematic(offset: Float[Array, ""], log_weights: Float[Array, " M"]) -> Int[Array, " M"]:
     """Resample: index m is drawn floor or ceil of M x weight times."""
     num_particles = log_weights.shape[0]
@@ -195,21 +260,20 @@ def _systematic(offset: Float[Array, ""], log_weights: Float[Array, " M"]) -> In
 
 
 def _propose(
-    uniform: Float[Array, "M U"],
-    positions: Float[Array, "M K"],
-    mean: Float[Array, " K"],
-    factor: Float[Array, "K K"],
-    step: float,
-    is_anew: Bool[Array, ""],
+    uniform: Float[Array, "M U"], positions: Float[Array, "M K"], step: float, is_anew: Bool[Array, ""]
 ) -> tuple[Float[Array, "M K"], Float[Array, " M"]]:
     """Propose from the Student-t law, or by a walk; return the proposals and the log odds of proposing the way back."""
     num_dims = positions.shape[1]
     df = 2.0 * _HALF_DF
+    mean, factor = _shape_of(positions)
     normal = math.sqrt(2.0) * jax.lax.erf_inv(2.0 * uniform[:, :num_dims] - 1.0)
     stretch = jnp.sqrt(df / (-2.0 * jnp.sum(jnp.log(uniform[:, num_dims:]), axis=1)))[:, None]
     anew = stretch * normal
     proposed = jnp.where(is_anew, mean + anew @ factor.T, positions + step * normal @ factor.T)
-    back = jax.lax.linalg.triangular_solve(factor, (positions - mean).T, left_side=True, lower=True).T
+    # Invert the small matrix: to solve for a thousand right-hand sides takes a library call ten times as long.
+    identity = jnp.eye(num_dims, dtype=positions.dtype)
+    inverse = jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
+    back = (positions - mean) @ inverse.T
 
     def log_density(z: Float[Array, "M K"]) -> Float[Array, " M"]:
         return -0.5 * (df + num_dims) * jnp.log1p(jnp.sum(z**2, axis=1) / df)
@@ -219,13 +283,11 @@ def _propose(
 
 def _memory(starts: Float[Array, "M K"], positions: Float[Array, "M K"]) -> Float[Array, ""]:
     """Return the largest correlation over coordinates, and over their squared deviations."""
-
-    def unit(x: Array) -> Array:
-        x = x - jnp.mean(x, axis=0)
-        return x / jnp.sqrt(jnp.sum(x**2, axis=0))
-
-    before, after = unit(starts), unit(positions)
-    plain = jnp.sum(before * after, axis=0)
-    squared = jnp.sum(unit(before**2) * unit(after**2), axis=0)
-    memory = jnp.max(jnp.abs(jnp.concatenate([plain, squared])))
+    both = jnp.stack([starts, positions])
+    deviations = both - jnp.mean(both, axis=1, keepdims=True)
+    squares = deviations**2
+    features = jnp.concatenate([deviations, squares - jnp.mean(squares, axis=1, keepdims=True)], axis=2)  # (2, M, 2 K)
+    before, after = features
+    norms = jnp.sqrt(jnp.sum(features**2, axis=1))
+    memory = jnp.max(jnp.abs(jnp.sum(before * after, axis=0) / (norms[0] * norms[1])))
     return jnp.where(jnp.isnan(memory), 1.0, memory)

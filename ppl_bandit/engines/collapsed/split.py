@@ -20,7 +20,7 @@ from ppl_bandit.engines.collapsed.inspection import Split, inspect, trial_rows
 from ppl_bandit.engines.collapsed.outer import dependence, supports_of
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.examination import examine
-from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import NotConjugate
@@ -31,6 +31,7 @@ MAX_OUTER_SITES = 3
 MAX_OUTER_DIMS = 12
 _MAX_TRIES = 6
 _STEPS = 0.6 * np.arange(-3, 4)
+_SQUARE = tuple(itertools.product((-1.0, 0.0, 1.0), repeat=2))
 _SCREEN = 1e-6  # of how far a log density moves: screening must not reject what rounding explains
 
 
@@ -139,6 +140,8 @@ def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
     kinds = {name: kind for name, support in supports.items() if (kind := _kind(support)) is not None}
     alone = {name: "its support belongs to no family" for name in supports if name not in kinds}
     rest = list(kinds)
+    if not rest:
+        return _Screening(alone, [])
     pairs = list(itertools.combinations(rest, 2))
     rng = np.random.default_rng(31)
     directions = {name: rng.standard_normal(model.latent_shapes[name]) for name in rest}
@@ -159,7 +162,7 @@ def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
             value = weights / jnp.sum(weights, axis=-1, keepdims=True)
         return {**latents, name: value}
 
-    def measure() -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    def measure() -> tuple[Array, dict[str, Array]]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 5)
         rows = trial_rows(model, latents, per_arm=2, seed=37)
         is_possible = jnp.asarray(rows.mask)
@@ -168,18 +171,16 @@ def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
             likelihoods = model.log_likelihood(values, rows._replace(mask=None))
             return jnp.append(jnp.where(is_possible, likelihoods, 0.0), model.log_prior(values))
 
-        steps, grid = jnp.asarray(_STEPS), jnp.asarray([-1.0, 0.0, 1.0])
-        lines = {name: jax.lax.map(lambda t, name=name: densities(moved(latents, name, t)), steps) for name in rest}
-        squares = {
-            f"{a}|{b}": jax.lax.map(
-                lambda ts, a=a, b=b: densities(moved(moved(latents, a, ts[0]), b, ts[1])),
-                jnp.stack([jnp.repeat(grid, 3), jnp.tile(grid, 3)], axis=1),
-            )
-            for a, b in pairs
-        }
-        return lines, squares, latents
+        # All points go through one evaluation of the program, compiled once.
+        points = [moved(latents, name, step) for name in rest for step in _STEPS]
+        points += [moved(moved(latents, a, s), b, t) for a, b in pairs for s, t in _SQUARE]
+        found = jax.lax.map(densities, jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
+        return found, latents
 
-    lines, squares, latents = jax.device_get(quick_jit(measure)())
+    found, latents = run_once(measure)
+    num_lines = len(rest) * _STEPS.size
+    lines = dict(zip(rest, found[:num_lines].reshape(len(rest), _STEPS.size, found.shape[1]), strict=True))
+    squares = dict(zip(pairs, found[num_lines:].reshape(len(pairs), len(_SQUARE), found.shape[1]), strict=True))
     for name in rest:
         reason = _line_fault(kinds[name], lines[name], latents[name], supports[name])
         if reason:
@@ -187,7 +188,7 @@ def _screen(model: RewardModel, supports: Mapping[str, Any]) -> _Screening:
     conflicts = [
         (a, b)
         for a, b in pairs
-        if a not in alone and b not in alone and _is_conflict(kinds[a], kinds[b], squares[f"{a}|{b}"])
+        if a not in alone and b not in alone and _is_conflict(kinds[a], kinds[b], squares[a, b])
     ]
     return _Screening(alone, conflicts)
 

@@ -17,9 +17,9 @@ import numpy as np
 from jax.scipy.special import betaln, gammaln
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, Posterior, absorb, derive
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, derive
 
-__all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "posterior_of", "recentre", "statistics_of"]
+__all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "recentre", "statistics_of"]
 
 _ROUNDINGS = 32.0  # a pivot that is this many roundings of what it was left over from is known to 3%
 _UNROLLED = 8  # up to this size a Cholesky factor is written out: no call per matrix, and one fused loop over particles
@@ -143,20 +143,3 @@ def _gaussian(precision: Float[Array, "F F"], linear: Float[Array, " F"]) -> tup
         dot = sum((row[k] * halves[k] for k in range(i)), start=jnp.zeros(()))
         halves.append((linear[i] - dot) / row[i])
     return 0.5 * jnp.sum(jnp.stack(halves) ** 2), jnp.sum(jnp.log(jnp.stack(pivots)))
-
-
-def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
-    """Return the law of the inner sites whose log density is <natural, T(theta)>, as parameters."""
-    empty = Posterior(
-        jnp.ones_like(natural.unit),
-        tuple(jnp.ones_like(rows) for rows in natural.simplex),
-        # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
-        jnp.asarray(1.0 / layout.power - 0.5 * layout.is_member.sum(axis=1), natural.scale.dtype),
-        jnp.zeros_like(natural.scale),
-        jnp.where(layout.is_member, centre.real[layout.members], 0.0),
-        jnp.eye(layout.members.shape[1]) * (~layout.is_member[:, :, None]).astype(float),
-        centre.real[layout.free],
-        jnp.zeros_like(natural.quadratic),
-        jnp.zeros((), int),
-    )
-    return absorb(layout, empty, natural, 0)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.collapsed.inspection import Split, trial_rows, try_values
+from ppl_bandit.engines.collapsed.inspection import Split, trial_rows
 from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.collapsed.statistics import Statistics, no_statistics, recentre, statistics_of
 from ppl_bandit.engines.exact.families import Coordinates, latents_at
@@ -96,13 +96,12 @@ def shared_store(model: RewardModel, split: Split) -> Store:
 
 def separable_store(model: RewardModel, split: Split) -> Store | None:
     """Return the store of a program whose statistics are separable, or None where they are not; runs in float64."""
-    num_values = max(16, 4 * split.space.size + 8)
-    per_arm = 6
+    values, per_arm = split.values, 6
+    num_values = len(next(iter(values.values())))
     example = no_statistics(split.layout, jax.tree.map(jnp.asarray, split.centre))
     num_statistics = ravel_pytree(example)[0].size
     if num_values * per_arm * model.num_arms * num_statistics > _MAX_ENTRIES:
         return None
-    values = try_values(model, split.space, num_values)
 
     def measure() -> tuple[Array, Interaction]:
         outer, centre = jax.tree.map(jnp.asarray, (values, split.centre))
@@ -132,7 +131,8 @@ def separable_store(model: RewardModel, split: Split) -> Store | None:
 
     def combine(at_values: Array, sums: Array) -> Array:
         """Return statistics, given those of the chosen rows at outer values, (Y, J), and sums at the chosen values, (P, J)."""
-        return jnp.einsum("yj,jyp,pj->j", at_values, jnp.asarray(weights, sums.dtype), sums)
+        # The second product first: it is the same for all outer values.
+        return jnp.einsum("yj,jy->j", at_values, jnp.einsum("jyp,pj->jy", jnp.asarray(weights, sums.dtype), sums))
 
     def read(centre: Coordinates, own: Mapping[str, Array], data: WeightedRows) -> tuple[Array, Array]:
         dtype = centre.real.dtype

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool
 from ppl_bandit.engines.exact import intervals
 from ppl_bandit.engines.exact.intervals import Flow, anywhere, as_flow, is_graded, is_nonzero, is_positive
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
+from ppl_bandit.program.places import Place, place_of
 
 __all__ = ["Obstacle", "interpret"]
 
@@ -28,29 +29,48 @@ Step = tuple[list[Flow] | None, str]
 
 
 class Obstacle(NamedTuple):
-    """An operation at which analyticity was lost: `happened` is a scalar flag, `words` say where and why."""
+    """An operation at which analyticity was lost: `happened` is a scalar flag, `words` say where and why.
+
+    Attributes:
+        is_users: whether it stands in the program itself, and not inside of a distribution.
+        remedy: what helps, where that is known.
+    """
 
     words: str
     happened: Bool[Array, ""]
+    is_users: bool = True
+    remedy: str = ""
 
 
-def interpret(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any], obstacles: list[Obstacle]) -> list[Any]:
-    """Interpret a jaxpr; inputs and outputs are `Flow`s where latents reach and plain arrays elsewhere."""
+def interpret(
+    jaxpr: Jaxpr,
+    consts: Iterable[Any],
+    args: Sequence[Any],
+    obstacles: list[Obstacle],
+    callers: tuple[Any, ...] = (),
+) -> list[Any]:
+    """Interpret a jaxpr; inputs and outputs are `Flow`s where latents reach and plain arrays elsewhere.
+
+    Args:
+        callers: equations that call this jaxpr, the innermost first.
+    """
 
     def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
-        return _apply(eqn, values, obstacles) if any(isinstance(v, Flow) for v in values) else bind(eqn, values)
+        if any(isinstance(value, Flow) for value in values):
+            return _apply(eqn, values, obstacles, (eqn, *callers))
+        return bind(eqn, values)
 
     return evaluate(jaxpr, consts, args, step)
 
 
-def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle]) -> list[Any]:
+def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle], stack: tuple[Any, ...]) -> list[Any]:
     name = eqn.primitive.name
     inner = subjaxpr(eqn) if name in _CALLS else None
     if name == "cond" and not isinstance(values[0], Flow):
-        branches = [interpret(b.jaxpr, b.consts, values[1:], obstacles) for b in eqn.params["branches"]]
+        branches = [interpret(b.jaxpr, b.consts, values[1:], obstacles, stack) for b in eqn.params["branches"]]
         return [intervals.hull([as_flow(out) for out in outs]) for outs in zip(*branches, strict=True)]
     if inner is not None:
-        return interpret(inner[0], inner[1], values, obstacles)
+        return interpret(inner[0], inner[1], values, obstacles, stack)
     rule = _RULES.get(name)
     if rule is None:
         outs, words = None, _REASONS.get(name, f"`{name}` is not known to be analytic")
@@ -65,17 +85,17 @@ def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle]) -> list[Any]:
     left = jnp.array(True)
     for out in outs:
         left &= jnp.all(out.is_analytic)
-    obstacles.append(Obstacle(f"{words}{_line(eqn) or ' inside the formula of the distribution'}", came & ~left))
+    place = place_of(stack)
+    obstacles.append(Obstacle(words + _where(place, words), came & ~left, place.is_users, _OWN_REMEDIES.get(name, "")))
     return outs
 
 
-def _line(eqn: Any) -> str:
-    frames = getattr(eqn.source_info.traceback, "frames", None) or []
-    for frame in frames:
-        name = frame.file_name
-        if "site-packages" not in name and "ppl_bandit" not in name and "<frozen" not in name:
-            return f" (line {frame.line_num} of {name.rsplit('/', 1)[-1]})"
-    return ""
+def _where(place: Place, words: str) -> str:
+    if not place.words:
+        return ", inside the formula of the distribution"
+    if not place.is_users:
+        return f", inside NumPyro's code ({place.words})"
+    return f"{f', in `{place.called}`' if place.called and f'`{place.called}`' not in words else ''} ({place.words})"
 
 
 def _unary(function: Callable[[Flow], Flow], words: str = "") -> Callable[[Any, list[Any]], Step]:
@@ -285,7 +305,10 @@ _CALLS = (
     "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr checkpoint remat remat2 composite"
 ).split()
 
-_SATURATES = "an exponential, or a sigmoid, of a quantity so large that floating point flattens it"
+
+def _saturates(function: str) -> str:
+    return f"{function} of an unbounded quantity that depends on latents, which floating point flattens far out"
+
 
 _REASONS = {
     "gather": "indexing at a position that depends on a latent",
@@ -304,6 +327,9 @@ _REASONS = {
     "sort": "sorting by a latent",
     "sign": "the sign of a quantity that depends on latents",
 }
+
+_UNROLL = "write a Python loop over a fixed number of turns, which the proof reads turn by turn, or a matrix product"
+_OWN_REMEDIES = {"scan": _UNROLL, "while": _UNROLL}
 
 _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     **{
@@ -326,15 +352,15 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     "square": _unary(lambda x: intervals.power(x, 2)),
     "integer_pow": _integer_pow,
     "pow": _pow,
-    "exp": _increasing(jnp.exp, is_graded, _SATURATES),
-    "exp2": _increasing(jnp.exp2, is_graded, _SATURATES),
-    "expm1": _increasing(jnp.expm1, is_graded, _SATURATES),
-    "tanh": _increasing(jnp.tanh, is_graded, _SATURATES),
-    "sinh": _increasing(jnp.sinh, is_graded, _SATURATES),
-    "logistic": _increasing(lambda x: 1.0 / (1.0 + jnp.exp(-x)), is_graded, _SATURATES),
-    "erf": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
-    "erfc": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
-    "cosh": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _SATURATES),
+    "exp": _increasing(jnp.exp, is_graded, _saturates("an exponential")),
+    "exp2": _increasing(jnp.exp2, is_graded, _saturates("an exponential")),
+    "expm1": _increasing(jnp.expm1, is_graded, _saturates("an exponential")),
+    "tanh": _increasing(jnp.tanh, is_graded, _saturates("`tanh`")),
+    "sinh": _increasing(jnp.sinh, is_graded, _saturates("`sinh`")),
+    "logistic": _increasing(lambda x: 1.0 / (1.0 + jnp.exp(-x)), is_graded, _saturates("a sigmoid")),
+    "erf": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _saturates("`erf`")),
+    "erfc": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _saturates("`erfc`")),
+    "cosh": _unary(lambda x: anywhere(x.is_analytic & is_graded(x)), _saturates("`cosh`")),
     "sin": _unary(lambda x: anywhere(x.is_analytic)),
     "cos": _unary(lambda x: anywhere(x.is_analytic)),
     "log": _increasing(jnp.log, is_positive, "the logarithm of a quantity that may be zero or negative"),
@@ -347,8 +373,8 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     "lgamma": _unary(_on_positive, "lgamma of a quantity that may be zero or negative"),
     "digamma": _unary(_on_positive, "digamma of a quantity that may be zero or negative"),
     "abs": _unary(intervals.absolute, "`abs` of a quantity that depends on latents has a kink"),
-    "max": _binary(intervals.larger, "`maximum` (or a clip) of a quantity that depends on latents"),
-    "min": _binary(intervals.smaller, "`minimum` (or a clip) of a quantity that depends on latents"),
+    "max": _binary(intervals.larger, "a maximum with a quantity that depends on latents"),
+    "min": _binary(intervals.smaller, "a minimum with a quantity that depends on latents"),
     "clamp": _clamp,
     "is_finite": _unary(intervals.finiteness, "a test whether a latent's image is finite"),
     "and": _logic(lambda eqn, ends: jnp.minimum(*ends)),

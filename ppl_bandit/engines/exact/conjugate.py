@@ -25,7 +25,7 @@ from ppl_bandit.engines.exact.certificate import (
 )
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.examination import examine
-from ppl_bandit.engines.exact.expectation import has_infinite_mean
+from ppl_bandit.engines.exact.expectation import watch_means
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
@@ -43,7 +43,6 @@ from ppl_bandit.engines.exact.families import (
 from ppl_bandit.engines.exact.marginals import marginals_of
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.settings import check_settings
-from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
@@ -95,7 +94,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     check_settings(discount)
     with jax.enable_x64(True):
         layout, prior, evidence = examine(model)
-        is_infinite = bool(run_once(lambda: has_infinite_mean(model, layout, jax.tree.map(jnp.asarray, prior))).any())
+        infinite, infinite_means = watch_means(model, layout, prior)
 
     def init(key: Key) -> Posterior:
         del key  # the prior is not random
@@ -117,10 +116,11 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         init,
         update,
         draw,
-        report.accepted(model, layout, prior, evidence, discount, is_infinite),
+        report.accepted(model, layout, prior, evidence, discount, infinite),
         parameters,
         marginals=marginals_of(model, layout),
         settings={"discount": discount},
+        infinite_means=infinite_means,
     )
 
 

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from numpyro.distributions import constraints
 
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import Region, natural_of, region_around
+from ppl_bandit.engines.exact.analytic import Obstacle
+from ppl_bandit.engines.exact.assignment import find_scales, read_supports, start_point
 from ppl_bandit.engines.exact.certificate import (
     Evidence,
     Places,
@@ -34,10 +35,12 @@ from ppl_bandit.engines.exact.families import (
     derive,
     is_proper,
     latents_at,
+    posterior_of,
 )
 from ppl_bandit.engines.exact.proof import analyticity
-from ppl_bandit.numerics.compilation import quick_jit, run_once
-from ppl_bandit.program.probing import feasible_latents, feasible_rewards
+from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
+from ppl_bandit.numerics.compilation import run_once
+from ppl_bandit.program.probing import feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 
@@ -67,9 +70,9 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
     Raises:
         NotConjugate: with the operation or the residual that stopped it.
     """
-    words: list[str] = []
+    words: list[Obstacle] = []
     try:
-        layout = _find_scales(model, _read_supports(model))
+        layout = find_scales(model, read_supports(model))
         found = run_once(lambda: measure(model, layout, words))
     except NotConjugate:
         raise
@@ -82,8 +85,16 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
         ) from error
     fault, tested = judge(found, model.num_arms)
     if fault == "obstacle":
-        sentence = next(words for words, happened in zip(words, found.obstacles, strict=True) if bool(happened))
-        raise report.refusal(model, f"cannot be proved conjugate: {sentence}", report.ANALYTIC_REMEDY)
+        first = next(obstacle for obstacle, happened in zip(words, found.obstacles, strict=True) if bool(happened))
+        # What is found not to be conjugate says more than what could not be proved to be.
+        fault, _ = judge(found._replace(obstacles=[]), model.num_arms)
+        residual, row = _worst(found, is_prior=fault == "prior")
+        is_bent = fault in ("prior", "likelihood") and bool(residual.tolerance < residual.nats < np.inf)
+        if is_bent and first.is_users:
+            raise report.bent_refusal(model, first.words, residual, row)
+        if not is_bent:
+            remedy = first.remedy or (ANALYTIC_REMEDY if first.is_users else KEEP)
+            raise report.refusal(model, f"cannot be proved conjugate: {first.words}", remedy)
     if fault in ("prior", "likelihood"):
         _refuse_density(model, layout, found, is_prior=fault == "prior")
     if fault == "improper":
@@ -117,168 +128,18 @@ def judge(found: Findings, num_arms: int) -> tuple[str, np.ndarray]:
     return next((fault for fault, stands in faults.items() if stands), ""), tested
 
 
-def _read_supports(model: RewardModel) -> Layout:
-    """Assign each latent site a kind by its support."""
-    supports: dict[str, Any] = {}
-
-    def bounds(seed: Array) -> dict[str, list[Array]]:
-        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, seed)
-        trace = model.trace(latents, jnp.zeros(1, int), model.context_rows(1))
-        supports.update({name: trace[name]["fn"].support for name in model.latent_shapes})
-        return {name: [jnp.asarray(leaf) for leaf in jax.tree.leaves(s)] for name, s in supports.items()}
-
-    shapes = jax.eval_shape(bounds, 0)
-    values: dict[str, list[Array]] = {name: [] for name in shapes}
-    if any(shapes.values()):
-        here, there = (quick_jit(bounds)(seed) for seed in (3, 4))
-        for name in shapes:
-            if any(bool(jnp.any(a != b)) for a, b in zip(here[name], there[name], strict=True)):
-                raise report.refusal(
-                    model,
-                    f"is not conjugate: the support of '{name}' depends on another latent",
-                    "give it a support that is fixed",
-                )
-        values = jax.device_get(here)
-    starts = {"unit": 0, "positive": 0, "simplex": 0, "real": 0}
-    sites = []
-    for name, shape in model.latent_shapes.items():
-        kind, low, high = _kind(model, name, supports[name], values[name])
-        block = SiteBlock(name, kind, shape, starts[kind], low, high)
-        starts[kind] += 1 if kind == "simplex" else block.size
-        sites.append(block)
-    num_positive = starts["positive"]
-    return Layout(
-        tuple(sites),
-        np.ones(num_positive),
-        np.zeros((num_positive, 0), np.int32),
-        np.zeros((num_positive, 0), bool),
-        np.arange(starts["real"], dtype=np.int32),  # not int64: jax caches indices across a change of its precision
-    )
-
-
-def _kind(model: RewardModel, name: str, support: Any, bounds: list[Array]) -> tuple[str, Any, Any]:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    if isinstance(support, type(constraints.real)):
-        return "real", 0.0, 0.0
-    if isinstance(support, type(constraints.simplex)):
-        return "simplex", 0.0, 1.0
-    if isinstance(support, constraints.greater_than):
-        return "positive", _bound(support.lower_bound, bounds, 0), 0.0
-    if isinstance(support, constraints.interval) and not isinstance(support, type(constraints.circular)):
-        return "unit", _bound(support.lower_bound, bounds, 0), _bound(support.upper_bound, bounds, -1)
-    raise report.refusal(
-        model,
-        f"is not conjugate: '{name}' has support {type(support).__name__.strip('_')}, which belongs to no conjugate family",
-        "conjugate families live on (0, 1), on positive numbers, on the simplex and on the reals",
-    )
-
-
-def _bound(value: Any, bounds: list[Array], position: int) -> Any:
-    return np.asarray(bounds[position]) if bounds else float(value)
-
-
-def _find_scales(model: RewardModel, layout: Layout) -> Layout:
-    """Find the power of each positive element that is Gamma under the prior, and the reals that each one scales.
-
-    With s = log z the prior of a Gamma power is c s + d exp(power s), whatever real elements it scales: the ratio of its
-    third to its second derivative is the power. Scaling all u by different factors then multiplies the prior precision of
-    each real element by the factor of its own u, or leaves it.
-    """
-    num_positive, num_real = layout.count("positive"), layout.count("real")
-    if num_positive == 0:
-        return layout
-    rng = np.random.default_rng(7)
-    factors = np.exp(rng.permutation(np.linspace(0.3, 1.1, num_positive)))  # evenly spaced: no two are alike
-
-    def measure() -> tuple[Array, Array]:
-        start = _start_point(layout)
-
-        def along(s: Array, real: Array) -> Array:
-            return model.log_prior(latents_at(layout, start._replace(positive=s, real=real)))
-
-        ones = jnp.ones(num_positive)
-
-        def bend(s: Array) -> Array:
-            return jax.jvp(jax.grad(along), (s, start.real), (ones, jnp.zeros(num_real)))[1]
-
-        second, third = jax.jvp(bend, (start.positive,), (ones,))
-        power = _snap(third / second)
-
-        def curvature(s: Array) -> Array:
-            slope = jax.grad(along, argnums=1)
-            rows = jax.vmap(lambda v: jax.jvp(lambda x: slope(s, x), (start.real,), (v,))[1])(jnp.eye(num_real))
-            return jnp.diagonal(rows)
-
-        shifted = start.positive + jnp.log(jnp.asarray(factors)) / power
-        return power, curvature(shifted) / curvature(start.positive)
-
-    power, ratios = run_once(measure)
-    for site in layout.of("positive"):
-        if not np.all(np.isfinite(power[site.start : site.start + site.size])):
-            raise report.refusal(
-                model,
-                f"is not conjugate: the prior of '{site.name}' is not Gamma in any power of it",
-                report.scale_remedy(site.name),
-            )
-    owners: list[list[int]] = [[] for _ in range(num_positive)]
-    free = []
-    for index, ratio in enumerate(ratios):
-        matches = np.flatnonzero(np.isclose(factors, ratio, rtol=1e-7))
-        if np.isclose(ratio, 1.0, rtol=1e-7):
-            free.append(index)
-        elif matches.size == 1:
-            owners[int(matches[0])].append(index)
-        else:
-            site = next(s for s in layout.of("real") if s.start <= index < s.start + s.size)
-            positives = [s.name for s in layout.of("positive")]
-            raise report.refusal(
-                model,
-                f"is not conjugate: the prior precision of '{site.name}' is neither fixed nor proportional to a power of one "
-                f"of {positives} that is Gamma",
-                f"write '{site.name}' ~ Normal(m, s * sd) with sd the noise's standard deviation, or with a fixed scale",
-            )
-    width = max((len(own) for own in owners), default=0)
-    members, is_member = np.zeros((num_positive, width), np.int32), np.zeros((num_positive, width), bool)
-    for row, own in enumerate(owners):
-        members[row, : len(own)], is_member[row, : len(own)] = own, True
-    return layout._replace(power=power, members=members, is_member=is_member, free=np.array(free, np.int32))
-
-
-def _snap(power: Array) -> Array:
-    near = jnp.round(power * 12.0) / 12.0
-    return jnp.where(
-        (jnp.abs(power - near) < 1e-6) & (near != 0), near, jnp.where(jnp.abs(power) < 1e-6, jnp.nan, power)
-    )
-
-
-def _start_point(layout: Layout) -> Coordinates:
-    flat = Posterior(
-        jnp.ones((layout.count("unit"), 2)),
-        tuple(jnp.ones((site.size // site.shape[-1], site.shape[-1])) for site in layout.of("simplex")),
-        jnp.full(layout.count("positive"), 1.3),
-        jnp.ones(layout.count("positive")),
-        jnp.zeros(layout.members.shape),
-        jnp.broadcast_to(jnp.eye(layout.members.shape[1]), (*layout.members.shape, layout.members.shape[1])),
-        jnp.zeros(layout.free.size),
-        jnp.eye(layout.free.size),
-        jnp.zeros((), int),
-    )
-    return coordinates_at(layout, flat)
-
-
-def measure(model: RewardModel, layout: Layout, words: list[str]) -> Findings:
+def measure(model: RewardModel, layout: Layout, words: list[Obstacle]) -> Findings:
     """Prove, derive and certify, in one traced function; `words` is filled with what each obstacle says."""
     prior, prior_residual = _read_prior(model, layout)
     centre = coordinates_at(layout, prior)
     rows, is_possible = _trial_rows(model, latents_at(layout, centre))
 
-    said: dict[bool, list[str]] = {}
+    said: dict[bool, list[Obstacle]] = {}
 
     def prove(row: Interaction, *, is_prior: bool) -> list[Array]:
         outcomes = model.outcome_values(row.reward)
         obstacles = analyticity(model, layout, row.arm, row.context, outcomes, is_prior=is_prior)
-        said[is_prior] = [obstacle.words for obstacle in obstacles]
+        said[is_prior] = obstacles
         return [obstacle.happened for obstacle in obstacles]
 
     def read(row: Interaction, stretch: Array) -> tuple[Natural, Residual, Array, list[Array]]:
@@ -324,36 +185,18 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual
 
     def improve(centre: Coordinates, _: None) -> tuple[Coordinates, tuple[Coordinates, Natural]]:
         natural = derive(layout, log_prior, centre)
-        better = coordinates_at(layout, _as_posterior(layout, natural, centre))
+        better = coordinates_at(layout, posterior_of(layout, natural, centre))
         # A prior that came out improper is reported later; here it must only not break the reading.
         kept = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(new), new, old), better, centre)
         return kept, (centre, natural)
 
-    _, readings = jax.lax.scan(improve, _start_point(layout), None, length=2)
+    _, readings = jax.lax.scan(improve, start_point(layout), None, length=2)
     centre, natural = jax.tree.map(lambda leaf: leaf[1], readings)
-    prior = _as_posterior(layout, natural, centre)
+    prior = posterior_of(layout, natural, centre)
     natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
     places = _places(layout, prior, prior, 1.0, 4 * len(layout.sites))
     residual = residual_of(layout, lambda point: log_prior(point)[None], natural, coordinates_at(layout, prior), places)
     return prior, worst_of(residual)
-
-
-def _as_posterior(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
-    """Turn the natural parameters of a prior density, read at `centre`, into parameters: add them to an empty posterior."""
-    num_members = layout.is_member.sum(axis=1)
-    empty = Posterior(
-        jnp.ones_like(natural.unit),
-        tuple(jnp.ones_like(rows) for rows in natural.simplex),
-        # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
-        jnp.asarray(1.0 / layout.power - 0.5 * num_members),
-        jnp.zeros_like(natural.scale),
-        jnp.where(layout.is_member, centre.real[layout.members], 0.0),
-        jnp.eye(layout.members.shape[1]) * (~layout.is_member[:, :, None]).astype(float),
-        centre.real[layout.free],
-        jnp.zeros_like(natural.quadratic),
-        jnp.zeros((), int),
-    )
-    return absorb(layout, empty, natural, 0)
 
 
 def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Interaction, Array]:
@@ -408,13 +251,8 @@ def _refuse_improper(model: RewardModel, layout: Layout, prior: Posterior) -> No
 def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_prior: bool) -> None:
     """Find which latents break the affine form, one site at a time, and refuse with that."""
     prior = jax.tree.map(jnp.asarray, found.prior)
-    residual, row = found.prior_residual, None
-    if not is_prior:
-        ratios = np.asarray(found.residuals.nats) / np.asarray(found.residuals.tolerance)
-        worst = int(np.argmax(np.where(found.is_possible, ratios, -1.0)))
-        row = jax.tree.map(lambda leaf: leaf[worst : worst + 1], found.rows)
-        residual = jax.tree.map(lambda leaf: leaf[worst], found.residuals)
-    elif residual.nats <= residual.tolerance:
+    residual, row = _worst(found, is_prior=is_prior)
+    if is_prior and residual.nats <= residual.tolerance:
         raise report.blurred_refusal(model, layout, residual)
 
     def log_density(point: Coordinates) -> Array:
@@ -436,6 +274,16 @@ def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_p
 
     alone = [site.name for site, is_fine in zip(layout.sites, run_once(by_site), strict=True) if not is_fine]
     raise report.density_refusal(model, layout, alone, residual, row, is_prior)
+
+
+def _worst(found: Findings, *, is_prior: bool) -> tuple[Residual, Any]:
+    """Return the residual that fails the most, and its row of data; None for the prior."""
+    if is_prior:
+        return found.prior_residual, None
+    ratios = np.asarray(found.residuals.nats) / np.asarray(found.residuals.tolerance)
+    worst = int(np.argmax(np.where(found.is_possible, ratios, -1.0)))
+    row = jax.tree.map(lambda leaf: leaf[worst : worst + 1], found.rows)
+    return jax.tree.map(lambda leaf: leaf[worst], found.residuals), row
 
 
 def _only(layout: Layout, places: Places, site: SiteBlock) -> list[Region]:

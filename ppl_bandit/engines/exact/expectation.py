@@ -6,6 +6,7 @@ draw, are as well defined as ever. Tails of the families are exponential in thei
 costs `rate * s` nats, so the expectation is infinite where the reward grows by as much.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,11 +16,13 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.families import Coordinates, Layout, Posterior, latents_at
 from ppl_bandit.engines.exact.points import typical_point
+from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.reward_model import RewardModel
 
-__all__ = ["INFINITE_WORDS", "has_infinite_mean"]
+__all__ = ["INFINITE_WORDS", "has_infinite_mean", "watch_means"]
 
 _NEAR, _FAR = (float(np.log(10.0) * decades) for decades in (6, 12))
+_ANY_NUMBER = 1e6  # of rewards, more than which no tail is worth
 
 INFINITE_WORDS = (
     "its own expectation over the latents is infinite, so averages of it mean nothing: read medians, and maximise what has a "
@@ -27,13 +30,41 @@ INFINITE_WORDS = (
 )
 
 
+def watch_means(
+    model: RewardModel, layout: Layout, prior: Posterior
+) -> tuple[str, Callable[[Posterior, Any], Bool[np.ndarray, " A"]] | None]:
+    """Say what is infinite of a program's expected rewards, and return what tells the arms; "" and None if nothing is.
+
+    Where no number of rewards makes a mean finite, which arms these are is known once and for all. Elsewhere it is read off the
+    posterior of the moment.
+    """
+
+    def both() -> tuple[Array, Array]:
+        start = jax.tree.map(jnp.asarray, prior)
+        return tuple(has_infinite_mean(model, layout, start, num_more=number) for number in (0.0, _ANY_NUMBER))
+
+    first, for_ever = run_once(both)
+    if not first.any():
+        return "", None
+    if np.array_equal(first, for_ever):
+        return INFINITE_WORDS, lambda state, context: np.asarray(first)
+    now = jax.jit(lambda state, context: has_infinite_mean(model, layout, state, context))
+
+    def tell(state: Posterior, context: Any) -> Bool[np.ndarray, " A"]:
+        with jax.enable_x64(True):
+            return np.asarray(now(state, context))
+
+    return f"before the first rewards of an arm {INFINITE_WORDS}", tell
+
+
 def has_infinite_mean(
-    model: RewardModel, layout: Layout, posterior: Posterior, context: Any = None
+    model: RewardModel, layout: Layout, posterior: Posterior, context: Any = None, num_more: float = 0.0
 ) -> Bool[Array, " A"]:
     """Tell, per arm, whether the expectation of its expected reward is infinite, along some latent's tail.
 
     Args:
         context: of the decision, without a leading axis; the example by default.
+        num_more: rewards by which every tail may become lighter than it is.
     """
     middle = typical_point(layout, posterior)
     here = _rewards(model, layout, jax.tree.map(lambda leaf: leaf[None], middle), context)
@@ -45,7 +76,7 @@ def has_infinite_mean(
                 for step in (_NEAR, _FAR)
             )
             gain = jnp.log(jnp.abs(far)) - jnp.log(jnp.abs(near))
-            grows = (far != 0) & ~(gain < rates[:, None] * (_FAR - _NEAR) * (1.0 - 1e-6))
+            grows = (far != 0) & ~(gain < (rates[:, None] + num_more) * (_FAR - _NEAR) * (1.0 - 1e-6))
             found |= jnp.any(grows | ~jnp.isfinite(far), axis=0)
     return found
 

@@ -39,6 +39,7 @@ __all__ = [
     "is_proper",
     "is_resolved",
     "latents_at",
+    "posterior_of",
     "sample",
     "total_of",
 ]
@@ -371,3 +372,20 @@ def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> 
         else:
             draws[site.name] = real[:, span].reshape(full)
     return draws
+
+
+def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
+    """Return the law whose log density is <natural, T(theta)>, with reals relative to `centre`, as parameters."""
+    empty = Posterior(
+        jnp.ones_like(natural.unit),
+        tuple(jnp.ones_like(rows) for rows in natural.simplex),
+        # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
+        jnp.asarray(1.0 / layout.power - 0.5 * layout.is_member.sum(axis=1), natural.scale.dtype),
+        jnp.zeros_like(natural.scale),
+        jnp.where(layout.is_member, centre.real[layout.members], 0.0),
+        jnp.eye(layout.members.shape[1]) * (~layout.is_member[:, :, None]).astype(float),
+        centre.real[layout.free],
+        jnp.zeros_like(natural.quadratic),
+        jnp.zeros((), int),
+    )
+    return absorb(layout, empty, natural, 0)

@@ -46,12 +46,14 @@ class _Affine(NamedTuple):
     """An array whose entries are affine in the latents, or reciprocals of one of them.
 
     Attributes:
-        reads: (..., E), which elements each entry reads.
+        reads: (..., E), which elements each entry reads; computed, with all that is known beforehand, in one go.
+        is_lost: whether it is not plainly affine after all.
         is_term: whether each entry is a multiple of elements, with nothing added.
         power: 1, or -1 for a multiple of the reciprocal of one element.
     """
 
-    reads: np.ndarray
+    reads: Bool[Array, "... E"]
+    is_lost: Bool[Array, ""]
     is_term: bool = True
     power: int = 1
 
@@ -64,7 +66,7 @@ def marginals_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any
 
     @functools.cache
     def offer() -> Callable[[Posterior, Any], Marginals] | None:
-        with jax.ensure_compile_time_eval():
+        with jax.core.eval_context():  # also while a decision is being traced
             return _offer_of(model, layout)
 
     def marginals(state: Posterior, context: Any) -> Marginals | None:
@@ -76,39 +78,46 @@ def marginals_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any
 
 def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], Marginals] | None:
     try:
-        found = _expected_reward_structure(model, layout)
+        reads_of_arms, power = _expected_reward_structure(model, layout)
     except _NotAffine:
         return None
     kinds = np.concatenate([np.full(site.size, site.kind, dtype=object) for site in layout.sites])
     places = np.concatenate([site.start + np.arange(site.size) for site in layout.sites])
-    reads = [np.flatnonzero(row) for row in found.reads]
+    reads = [np.flatnonzero(row) for row in reads_of_arms]
     if any(row.size == 0 for row in reads) or len({kinds[e] for row in reads for e in row}) != 1:
         return None
     kind = kinds[reads[0][0]]
     if kind == "real":
         owner = _owners(layout)
         own = [{int(owner[places[e]]) for e in row} for row in reads]
-        if found.power != 1 or any(len(groups) != 1 for groups in own):
+        if power != 1 or any(len(groups) != 1 for groups in own):
             return None
         groups = np.array([groups.pop() for groups in own])
         if np.all(groups < 0):
-            noise = counting.known_noise(model, layout)
+            find_noise = _when_asked(lambda: counting.known_noise(model, layout))
 
             def normal_offer(state: Posterior, context: Any) -> Marginals:
                 law, table = _joint_normal(model, layout, state, context)
-                counts = None if noise is None else lambda: noise(context) / law.width**2
+
+                def counts() -> Float[Array, " A"] | None:
+                    noise = find_noise()
+                    return None if noise is None else noise(context) / law.width**2
+
                 return _offer(law, is_independent=False, counts=counts)._replace(table=table)
 
             return normal_offer
         if np.any(groups < 0):
             return None
         is_independent = np.unique(groups).size == groups.size
-        scale = counting.own_noise(model, layout, groups)
+        find_scale = _when_asked(lambda: counting.own_noise(model, layout, groups))
 
         def student_t_offer(state: Posterior, context: Any) -> Marginals:
             law, table = _joint_student_t(model, layout, groups, state, context)
-            mean_noise = (state.rate / state.shape)[groups]
-            counts = None if scale is None else lambda: scale(context) * mean_noise / law.width**2
+
+            def counts() -> Float[Array, " A"] | None:
+                scale = find_scale()
+                return None if scale is None else scale(context) * (state.rate / state.shape)[groups] / law.width**2
+
             return _offer(law, is_independent, counts=counts)._replace(table=table)
 
         return student_t_offer
@@ -117,30 +126,43 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
     places = np.array([places[row[0]] for row in reads])
     is_independent = np.unique(places).size == places.size
     low, high = _bounds(layout, kind, places)
-    if found.power == -1 and np.any(low != 0):
+    if power == -1 and np.any(low != 0):
         return None
     make = _beta if kind == "unit" else _gamma
-    if found.power == -1 and kind == "unit":
+    if power == -1 and kind == "unit":
         return None
-    spread = counting.element_noise(model, layout, kind, places)
-    fixed = None if model.context is not None else run_once(lambda: _coefficients(model, found.power, None))
+    find_spread = _when_asked(lambda: counting.element_noise(model, layout, kind, places))
+    fixed = None if model.context is not None else run_once(lambda: _coefficients(model, power, None))
 
     def offer(state: Posterior, context: Any) -> Marginals:
-        offset, slope = _coefficients(model, found.power, context) if fixed is None else fixed
-        law = make(layout, state, places, low, high, offset, slope, found.power)
+        offset, slope = _coefficients(model, power, context) if fixed is None else fixed
+        law = make(layout, state, places, low, high, offset, slope, power)
 
-        def counts() -> Float[Array, " A"]:
-            assert spread is not None  # offered only where it is known
+        def counts() -> Float[Array, " A"] | None:
+            spread = find_spread()
+            if spread is None:
+                return None
             x = laws.node_values(law)
-            noises = spread(((x - offset) / slope) ** found.power, context)
+            noises = spread(((x - offset) / slope) ** power, context)
             return laws.average(law, noises) / laws.average(law, (x - laws.average(law, x)) ** 2)
 
-        return _offer(law, is_independent, counts=None if spread is None else counts)
+        return _offer(law, is_independent, counts=counts)
 
     return offer
 
 
-def _offer(law: laws.Law, is_independent: bool, *, counts: Callable[[], Array] | None) -> Marginals:
+def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | None]:
+    """Look once, when first asked: few selectors ask, and looking compiles."""
+
+    @functools.cache
+    def found() -> Callable | None:
+        with jax.core.eval_context():
+            return find()
+
+    return found
+
+
+def _offer(law: laws.Law, is_independent: bool, *, counts: Callable[[], Array | None]) -> Marginals:
     def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
         return laws.best_arm_probs(law, allowed)
 
@@ -284,22 +306,31 @@ def _bounds(layout: Layout, kind: str, places: np.ndarray) -> tuple[np.ndarray, 
     return low[places], high[places]
 
 
-def _expected_reward_structure(model: RewardModel, layout: Layout) -> _Affine:
-    """Return which elements each arm's expected reward reads, (A, E), in the order of the layout's sites."""
-    shapes = {site.name: jnp.zeros(site.shape) for site in layout.sites}
+def _expected_reward_structure(model: RewardModel, layout: Layout) -> tuple[np.ndarray, int]:
+    """Return which elements each arm's expected reward reads, (A, E), in the order of the layout's sites, and its power."""
+    shapes = {site.name: jax.ShapeDtypeStruct(site.shape, jnp.zeros(()).dtype) for site in layout.sites}
     closed = jax.make_jaxpr(lambda latents, context: _expected(model, latents, context))(shapes, model.context)
     num_elements = sum(site.size for site in layout.sites)
-    args: list[Any] = []
     start = dict(zip([s.name for s in layout.sites], np.cumsum([0] + [s.size for s in layout.sites]), strict=False))
-    for name in sorted(shapes):  # the order in which a dict is flattened
-        shape = np.shape(shapes[name])
-        size = int(np.prod(shape, dtype=int))
-        args.append(_Affine(np.eye(num_elements, dtype=bool)[start[name] : start[name] + size].reshape(*shape, -1)))
-    args += [_DATA] * len(jax.tree.leaves(model.context))
-    (out,) = _follow(closed.jaxpr, closed.consts, args)
-    if not isinstance(out, _Affine):
+    powers: list[int] = []
+
+    def measure() -> tuple[Array, Array]:
+        args: list[Any] = []
+        for name in sorted(shapes):  # the order in which a dict is flattened
+            shape = shapes[name].shape
+            own = np.eye(num_elements, dtype=bool)[start[name] : start[name] + int(np.prod(shape, dtype=int))]
+            args.append(_Affine(jnp.asarray(own.reshape(*shape, -1)), jnp.zeros((), bool)))
+        args += [_DATA] * len(jax.tree.leaves(model.context))
+        (out,) = _follow(closed.jaxpr, closed.consts, args)
+        if not isinstance(out, _Affine):
+            raise _NotAffine
+        powers.append(out.power)
+        return out.reads, out.is_lost
+
+    reads, is_lost = run_once(measure)
+    if is_lost:
         raise _NotAffine
-    return out
+    return reads, powers[0]
 
 
 def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -322,30 +353,27 @@ def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 def _step(eqn: Any, values: list[Any]) -> _Affine:
     name, affine = eqn.primitive.name, [value for value in values if isinstance(value, _Affine)]
     first = affine[0]
-    power = first.power
-    if any(value.power != power for value in affine):
+    if any(value.power != first.power for value in affine):
         raise _NotAffine
+    shape = (*eqn.outvars[0].aval.shape, first.reads.shape[-1])
     if name in ("add", "sub", "add_any"):
-        reads = np.zeros((*eqn.outvars[0].aval.shape, first.reads.shape[-1]), bool)
+        reads = jnp.zeros(shape, bool)
         for value in affine:
             reads |= value.reads
-        return _checked(_Affine(reads, len(affine) == 2 and all(value.is_term for value in affine), power))
+        return _checked(affine, reads, len(affine) == 2 and all(value.is_term for value in affine))
     if name in ("mul", "div") and len(affine) == 1:
-        shape = eqn.outvars[0].aval.shape
-        reads = np.broadcast_to(first.reads, (*shape, first.reads.shape[-1]))
-        if name == "mul" or isinstance(values[0], _Affine):
-            return _Affine(reads, first.is_term, power)
-        return _inverse(_Affine(reads, first.is_term, power))
+        spread = first._replace(reads=jnp.broadcast_to(first.reads, shape))
+        return spread if name == "mul" or isinstance(values[0], _Affine) else _inverse(spread)
     if name == "integer_pow" and eqn.params["y"] in (1, -1):
         return first if eqn.params["y"] == 1 else _inverse(first)
     if name == "convert_element_type" and np.dtype(eqn.params["new_dtype"]).kind == "f":
         return first
     if name == "dot_general" and len(affine) == 1:
-        return _checked(_apply(eqn, values, fill=1.0))
+        return _apply(eqn, values, fill=1.0)
     fixed = {"gather": (1,), "dynamic_slice": range(1, len(values)), "select_n": (0,)}.get(name, ())
     if name not in _MOVES or any(values[i] is _DATA or isinstance(values[i], _Affine) for i in fixed):
         raise _NotAffine
-    return _checked(_apply(eqn, values, fill=0.0, fixed=tuple(fixed)))
+    return _apply(eqn, values, fill=0.0, fixed=tuple(fixed))
 
 
 def _apply(eqn: Any, values: list[Any], fill: float, fixed: Sequence[int] = ()) -> _Affine:
@@ -362,21 +390,28 @@ def _apply(eqn: Any, values: list[Any], fill: float, fixed: Sequence[int] = ()) 
                 operands.append(value if i in fixed else jnp.full(atom.aval.shape, fill))
         return bind(eqn, operands)[0]
 
-    columns = [jnp.asarray(value.reads, float) for value in affine]
-    reads = np.asarray(jax.vmap(through, in_axes=-1, out_axes=-1)(columns)) != 0
+    columns = [value.reads.astype(float) for value in affine]
+    reads = jax.vmap(through, in_axes=-1, out_axes=-1)(columns) != 0
     # A constant that takes part, in a concatenation or a choice, is something added.
     is_term = all(value.is_term for value in affine) and (fill == 1.0 or len(affine) == len(values) - len(fixed))
-    return _Affine(reads, is_term, affine[0].power)
+    return _checked(affine, reads, is_term)
 
 
 def _inverse(value: _Affine) -> _Affine:
-    if not value.is_term or value.power != 1 or np.any(value.reads.sum(axis=-1) > 1):
+    if not value.is_term or value.power != 1:
         raise _NotAffine
-    return value._replace(power=-1)
+    return value._replace(power=-1, is_lost=value.is_lost | _reads_several(value.reads))
 
 
-def _checked(value: _Affine) -> _Affine:
-    """Sums of reciprocals, and a reciprocal with something added, are not followed."""
-    if value.power == -1 and (not value.is_term or np.any(value.reads.sum(axis=-1) > 1)):
-        raise _NotAffine
-    return value
+def _checked(affine: list[_Affine], reads: Bool[Array, "... E"], is_term: bool) -> _Affine:
+    """Return what was made of affine parts; sums of reciprocals, and a reciprocal with something added, are not followed."""
+    power, is_lost = affine[0].power, functools.reduce(jnp.logical_or, [value.is_lost for value in affine])
+    if power == -1:
+        if not is_term:
+            raise _NotAffine
+        is_lost |= _reads_several(reads)
+    return _Affine(reads, is_lost, is_term, power)
+
+
+def _reads_several(reads: Bool[Array, "... E"]) -> Bool[Array, ""]:
+    return jnp.any(jnp.sum(reads, axis=-1) > 1)

@@ -20,6 +20,7 @@ from jaxtyping import Array
 from ppl_bandit.engines.exact.analytic import Obstacle, interpret
 from ppl_bandit.engines.exact.families import Layout
 from ppl_bandit.engines.exact.intervals import Flow, is_inside, support_box
+from ppl_bandit.engines.exact.remedies import KEEP, distribution_name
 from ppl_bandit.program.jaxprs import dependencies
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import Site, is_prior_term
@@ -96,22 +97,24 @@ def analyticity(
     verdicts: list[Obstacle] = []
     for claim, out, sources in zip(claims, outs, drawn, strict=True):
         if sources:
-            verdicts.append(Obstacle(f"a random draw hidden from NumPyro reaches {claim.words}", jnp.array(True)))
+            words = f"a random draw hidden from NumPyro reaches {claim.words}"
+            verdicts.append(Obstacle(words, jnp.array(True), remedy="draw it by numpyro.sample"))
         if not isinstance(out, Flow):
             continue
         if claim.is_fixed:
-            verdicts.append(Obstacle(f"{claim.words} depends on a latent", jnp.array(True)))
+            verdicts.append(Obstacle(f"{claim.words} depends on a latent", jnp.array(True), remedy=KEEP))
             continue
         lost = ~jnp.all(out.is_analytic)
         # The first operation that lost analyticity is the reason; the claim itself is the last resort.
         verdicts.extend(
-            Obstacle(f"{words}, which reaches {claim.words}", happened & lost) for words, happened in obstacles
+            obstacle._replace(words=f"{obstacle.words}, which reaches {claim.words}", happened=obstacle.happened & lost)
+            for obstacle in obstacles
         )
-        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost))
+        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost, is_users=False))
         if claim.domain is not None:
             low, high = claim.domain
             outside = ~jnp.all(is_inside(out, low, high))
-            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside))
+            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside, False))
     return verdicts
 
 
@@ -138,13 +141,13 @@ def _claims(name: str, site: Site) -> list[_Claim]:
         found.append(_Claim(jnp.asarray(bound), f"the support of '{name}'", is_fixed=True))
     domains = None if "log_prob" in vars(fn) else _GUARDED.get(type(fn))
     if domains is None:
-        found.append(_Claim(fn.log_prob(site["value"]), f"the log density of '{name}' ({type(fn).__name__})"))
+        found.append(_Claim(fn.log_prob(site["value"]), f"the log density of '{name}' ({distribution_name(fn)})"))
         return found
     if site["is_observed"]:
         found.append(_Claim(jnp.asarray(site["value"]), f"the observed value of '{name}'", is_fixed=True))
     for field in type(fn).gather_pytree_data_fields():
         for leaf in jax.tree.leaves(getattr(fn, field, None)):
-            words, value = f"the {field} of '{name}' ({type(fn).__name__})", jnp.asarray(leaf)
+            words, value = f"the {field} of '{name}' ({distribution_name(fn)})", jnp.asarray(leaf)
             is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
             found.append(_Claim(value, words, domains.get(field), is_fixed))
     return found

@@ -73,8 +73,15 @@ def element_noise(
 
 def _variance_reads(model: RewardModel, layout: Layout) -> dict[str, np.ndarray] | None:
     """Return, by kind of element, which ones the variance of each arm's reward reads, (A, E); None if it is unknown."""
+
+    def measure() -> tuple[dict[str, Array], Array]:
+        def variances(latents: dict[str, Array]) -> Array:
+            return _variances(model, latents, model.context)
+
+        return jax.jacfwd(variances)(_point(layout)), variances(_point(layout))
+
     try:
-        values, slopes = run_once(lambda: _values_and_slopes(model, layout))
+        slopes, values = run_once(measure)
     except NotImplementedError:
         return None
     if not np.all(np.isfinite(values)):
@@ -85,15 +92,6 @@ def _variance_reads(model: RewardModel, layout: Layout) -> dict[str, np.ndarray]
         != 0
         for kind in kinds
     }
-
-
-def _values_and_slopes(model: RewardModel, layout: Layout) -> tuple[Array, dict[str, Array]]:
-    def both(latents: dict[str, Array]) -> tuple[Array, Array]:
-        values = _variances(model, latents, model.context)
-        return values, values
-
-    slopes, values = jax.jacfwd(both, has_aux=True)(_point(layout))
-    return values, slopes
 
 
 def _variances(model: RewardModel, latents: dict[str, Array], context: Any) -> Float[Array, " A"]:

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.exact.certificate import Evidence, Residual, resolution
-from ppl_bandit.engines.exact.expectation import INFINITE_WORDS
 from ppl_bandit.engines.exact.families import Layout, Natural, Posterior, SiteBlock
+from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, PRIORS, outcome_remedy
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
 
@@ -19,46 +19,15 @@ __all__ = [
     "accepted",
     "blurred_refusal",
     "density_refusal",
+    "bent_refusal",
     "family",
     "nats_words",
     "parameters",
     "refusal",
-    "scale_remedy",
     "untested_refusal",
 ]
 
-ANALYTIC_REMEDY = (
-    "let latents reach the outcome through arithmetic and smooth functions alone; branches, indices, clips and rounding "
-    "may depend on arm and context"
-)
-
 _NUM_EXAMPLES = 3
-
-_REMEDIES = {
-    "unit": "a latent in (0, 1) is conjugate where it enters as the probability itself of a Bernoulli, Binomial, Geometric or "
-    "negative binomial outcome",
-    "positive": "a positive latent is conjugate where the log likelihood is a log(z) + b z^p with the same power p as its "
-    "prior: the rate of a Poisson, Exponential or Gamma outcome under a Gamma prior, the variance of a Normal one under an "
-    "InverseGamma prior",
-    "simplex": "a simplex is conjugate where it enters as the probabilities themselves of a Categorical outcome",
-    "real": "real latents are conjugate where they enter linearly into the mean of a Normal outcome",
-}
-
-
-_PRIORS = {
-    "unit": "a latent in (0, 1) has a Beta prior",
-    "positive": "a positive latent has a Gamma or InverseGamma prior",
-    "simplex": "a simplex has a Dirichlet prior",
-    "real": "real latents have a Normal prior, each with a mean that is linear in the others",
-}
-
-
-def scale_remedy(name: str) -> str:
-    """Say what makes a positive latent conjugate, and where."""
-    return (
-        f"where '{name}' is the rate of a Poisson, Exponential or Gamma outcome a Gamma prior is conjugate, where it is the "
-        "variance of a Normal one an InverseGamma prior; elsewhere no prior is, and an approximate engine serves the program"
-    )
 
 
 def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.ndarray]]:
@@ -145,9 +114,9 @@ def accepted(
     prior: Posterior,
     evidence: Evidence,
     discount: float = 1.0,
-    is_infinite: bool = False,
+    infinite: str = "",
 ) -> Explanation:
-    """Explain an accepted program."""
+    """Explain an accepted program; `infinite` says what is so of its expected rewards."""
     sites = {site.name: family(layout, site) for site in layout.sites}
     lines = [f"{_name(model)}: EXACT. Every posterior is in closed form; draws are exact and independent.", ""]
     for site in layout.sites:
@@ -160,7 +129,7 @@ def accepted(
             lines.append(f"    such as  {example}")
     lines += [
         "",
-        f"  expected reward: {model.expected_reward_way}" + (f"; {INFINITE_WORDS}" if is_infinite else ""),
+        f"  expected reward: {model.expected_reward_way}" + (f"; {infinite}" if infinite else ""),
         "  proved: latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
@@ -173,7 +142,7 @@ def accepted(
             "exact for the likelihood so weighted"
         )
     families = ", ".join(f"{name} {words}" for name, words in sites.items())
-    reason = f"proved conjugate: {families}" + (f"; of its expected reward, {INFINITE_WORDS}" if is_infinite else "")
+    reason = f"proved conjugate: {families}" + (f"; of its expected reward, {infinite}" if infinite else "")
     return Explanation("conjugate", True, reason, sites, "\n".join(lines))
 
 
@@ -285,7 +254,7 @@ def density_refusal(
     reason += f" - residual {nats:.1e} nats, tolerance {tolerance:.1e} nats"
     kinds = {site.kind for site in layout.sites}
     if is_prior:
-        given = "; ".join(dict.fromkeys(_PRIORS[site.kind] for site in sites))
+        given = "; ".join(dict.fromkeys(PRIORS[site.kind] for site in sites))
         remedy = f"in a conjugate program {given}, and no factor bends it"
     elif not alone and {"real", "positive"} <= kinds and layout.free.size:
         real = next(site.name for site in layout.of("real"))
@@ -295,10 +264,23 @@ def density_refusal(
             f"as in Normal(m, s * sd) with sd made from '{scale}'"
         )
     else:
-        remedy = "; ".join(dict.fromkeys(_REMEDIES[site.kind] for site in sites))
+        remedy = outcome_remedy(model)
     if nats < 1e-6:
         remedy += "; a residual this small can come from a cast to float32 inside the program"
     return refusal(model, reason, remedy)
+
+
+def bent_refusal(model: RewardModel, obstacle: str, residual: Residual, row: Any) -> NotConjugate:
+    """Return the refusal of a program that has an obstacle to a proof, and is found not to be conjugate besides.
+
+    Args:
+        row: the row of data whose likelihood deviates; None for the prior.
+    """
+    what = "prior" if row is None else f"likelihood of {_row_words(model, row)}"
+    reason = (
+        f"is not conjugate: {obstacle}; the log {what} is off the conjugate form by {float(residual.nats):.2g} nats"
+    )
+    return refusal(model, reason, outcome_remedy(model))
 
 
 def blurred_refusal(model: RewardModel, layout: Layout, residual: Residual) -> NotConjugate:

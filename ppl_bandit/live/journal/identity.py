@@ -55,6 +55,7 @@ def identity_of(task: Task, engine: Engine, burn_in: int) -> dict[str, Any]:
         "engine": describe_engine(engine) | {"may_fall_back": task.may_fall_back},
         "selector": describe_selector(task.selector),
         "num_samples": task.num_samples,
+        "draws": task.draws,
         "seed": task.seed,
         "burn_in": burn_in,
     }

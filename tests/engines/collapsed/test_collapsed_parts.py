@@ -105,12 +105,12 @@ def test_particles_follow_a_target_that_is_far_away_and_know_the_ratio_of_integr
     """
     positions = jr.normal(jr.key(0), (2000, 2))
 
-    def targets(x, part):
+    def targets(_, x, part):
         near, far = -0.5 * jnp.sum(x**2, axis=1), -0.5 * jnp.sum(((x - 8.0) / 0.1) ** 2, axis=1)
         return near + part * (far - near)
 
     moved = jax.jit(
-        lambda key, x: follow(key, targets, start_of(x, targets(x, 0.0)), jnp.zeros(2000), jnp.array(True))
+        lambda key, x: follow(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.zeros(2000), jnp.array(True))
     )(jr.key(1), positions)
     drawn = (np.asarray(moved.positions) - 8.0) / 0.1
     assert np.max(np.abs(drawn.mean(axis=0))) < 4 * 0.022 and np.max(np.abs(drawn.std(axis=0) - 1)) < 4 * 0.016
@@ -122,9 +122,9 @@ def test_particles_that_cannot_move_do_not_pass_for_fresh():
     """A target of spikes at the particles themselves: nothing proposed is ever accepted."""
     positions = jr.normal(jr.key(0), (100, 1))
 
-    def targets(x, part):
+    def targets(_, x, part):
         distance = jnp.min(jnp.abs(x - positions[:, 0]), axis=1)
         return jnp.where(distance < 1e-12, 0.0, -jnp.inf) + part * jnp.where(x[:, 0] > 0, 0.0, -2.0)
 
-    moved = follow(jr.key(1), targets, start_of(positions, jnp.zeros(100)), jnp.zeros(100), jnp.array(True))
+    moved = follow(jr.key(1), targets, (), start_of(positions, jnp.zeros(100)), jnp.zeros(100), jnp.array(True))
     assert float(moved.memory) > max_memory(100) and float(moved.acceptance) == 0.0

@@ -1,0 +1,70 @@
+"""What to write instead of a program that is not conjugate. Every remedy here is a program that is accepted, in the tests."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ppl_bandit.program.reward_model import RewardModel
+
+__all__ = ["ANALYTIC_REMEDY", "KEEP", "PRIORS", "distribution_name", "outcome_remedy"]
+
+KEEP = "keep the program: Bandit and engines.choose draw by an engine that needs no conjugacy"
+
+ANALYTIC_REMEDY = (
+    "let latents reach the outcome through arithmetic and smooth functions alone; branches, indices, clips and rounding may "
+    f"depend on arm and context; or {KEEP}"
+)
+
+PRIORS = {
+    "unit": "a latent in (0, 1) has a Beta prior",
+    "positive": "a positive latent has a Gamma or InverseGamma prior",
+    "simplex": "a simplex has a Dirichlet prior",
+    "real": "real latents have a Normal prior, each with a mean that is linear in the others",
+}
+
+_GAUSSIAN = (
+    "Normal priors on latents in which {} is linear, its standard deviation known, or its variance under an InverseGamma prior "
+    "and the Normal priors scaled by it"
+)
+_CONJUGATE = {
+    "Bernoulli": "a Beta prior on its probability itself",
+    "Binomial": "a Beta prior on its probability itself",
+    "Geometric": "a Beta prior on its probability itself",
+    "Categorical": "a Dirichlet prior on its probabilities themselves",
+    "Poisson": "a Gamma prior on its rate, or on the rate per unit of a known exposure",
+    "Exponential": "a Gamma prior on its rate, or an InverseGamma prior on its mean",
+    "Gamma": "a Gamma prior on its rate, its concentration known",
+    "Normal": _GAUSSIAN.format("its mean"),
+    "LogNormal": _GAUSSIAN.format("the mean of its logarithm"),
+}
+
+
+def outcome_remedy(model: RewardModel) -> str:
+    """Say to which priors the outcomes of a program are conjugate, and that it works as it is."""
+    known, unknown = [], []
+    for name in dict.fromkeys(_outcome_names(model)):
+        article = "an" if name[0] in "AEIOU" else "a"
+        if name in _CONJUGATE:
+            known.append(f"{article} {name} outcome is conjugate to {_CONJUGATE[name]}")
+        else:
+            unknown.append(f"no prior is known that is conjugate to {article} {name} outcome")
+    return "; ".join([*known, *unknown, f"or {KEEP}" if not unknown else KEEP])
+
+
+def distribution_name(fn: Any) -> str:
+    """Return the name of a distribution as programs write it."""
+    while type(fn).__name__ in ("ExpandedDistribution", "Independent", "MaskedDistribution"):
+        fn = fn.base_dist
+    return type(fn).__name__.removesuffix("Probs").removesuffix("Logits")
+
+
+def _outcome_names(model: RewardModel) -> list[str]:
+    names: list[str] = []
+
+    def look() -> None:
+        trace = model.trace({}, jnp.zeros(1, int), model.context_rows(1))
+        names.extend(distribution_name(trace[name]["fn"]) for name in model.outcomes)
+
+    jax.eval_shape(look)
+    return names

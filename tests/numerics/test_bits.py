@@ -1,0 +1,17 @@
+"""The random bits are the documented hash."""
+
+import jax.extend.random
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_bandit.numerics.bits import threefry
+
+
+def test_the_random_bits_are_those_of_jax():
+    words = jnp.uint32(7), jnp.uint32(11)
+    index, attempt = jnp.arange(50, dtype=jnp.uint32), jnp.uint32(3)
+    operands = (jnp.broadcast_to(operand, index.shape) for operand in (*words, index, attempt))
+    for ours, theirs in zip(
+        threefry(words, index, attempt), jax.extend.random.threefry2x32_p.bind(*operands), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
