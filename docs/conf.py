@@ -30,6 +30,8 @@ napoleon_use_ivar = True  # attributes of a NamedTuple are its fields: said once
 
 html_theme = "furo"
 html_title = "ppl_bandit"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
 html_show_copyright = False
 copybutton_exclude = ".linenos, .gp, .go"

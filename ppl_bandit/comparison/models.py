@@ -93,7 +93,7 @@ def _evidence(
     rows = jax.tree.map(jnp.asarray, data)._replace(mask=jnp.ones(len(data.arm), bool))
     per_run = -(-num_samples // num_runs)
     try:
-        runner = build_runner(library.conjugate, model, len(data.arm), per_run)
+        runner = build_runner(library.conjugate, model, rows, per_run)
         prior = runner.start(keys[0])
         posterior, info = runner.learn(keys[0], prior, rows)
         if not bool(info.is_trusted):
@@ -109,7 +109,7 @@ def _evidence(
 def _estimated_evidence(
     model: RewardModel, rows: Interaction, keys: Any, per_run: int
 ) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
-    runner = build_runner(library.reweight, model, rows.arm.shape[0], per_run)
+    runner = build_runner(library.reweight, model, rows, per_run)
     drawn, values, errors = [], [], []
     for key in keys:
         key_start, key_learn, key_draw = jr.split(key, 3)

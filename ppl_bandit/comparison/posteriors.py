@@ -106,21 +106,22 @@ def compare(
         key_reference, key_engines = jr.split(jr.key(seed))
         lab = _Lab(reward_model, data, parts, decide, num_samples, num_runs)
         references, refused, exact = _reference(lab, key_reference, reference, say)
+        runners = _build(lab, factories, refused, exact)
         results: dict[str, EngineResult] = {}
         streams: dict[str, list[Run]] = {}
-        for number, (label, factory) in enumerate(factories.items()):
-            if label in refused:
-                say(f"{label}: not run: {refused[label]}")
-                continue
+        for number, label in enumerate(factories):
             try:
-                built = exact if factory is library.conjugate else None
-                result, streams[label] = _contest(lab, jr.fold_in(key_engines, number), factory, references[-1], built)
+                if label in refused:
+                    raise NotConjugate(refused[label])
+                results[label], streams[label] = _contest(
+                    lab, jr.fold_in(key_engines, number), runners[label], references[-1]
+                )
             except NotConjugate as refusal:
                 refused[label] = str(refusal)
                 say(f"{label}: not run: {refusal}")
                 continue
-            results[label] = result
-            say(f"{label}: {num_runs} runs, {result.seconds_cold:.3g} s cold, {result.seconds_warm.value:.3g} s warm")
+            seconds = results[label].seconds_cold, results[label].seconds_warm.value
+            say(f"{label}: {num_runs} runs, {seconds[0]:.3g} s cold, {seconds[1]:.3g} s warm")
         stream = [
             StreamPoint(
                 lab.num_rows_after(number),
@@ -221,15 +222,36 @@ def _some_contexts(data: Interaction) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), data.context)
 
 
+def _build(
+    lab: _Lab, factories: Mapping[str, Factory], refused: dict[str, str], exact: Runner | None
+) -> dict[str, Runner]:
+    """Build all engines before the first one runs: one core traces the next while another compiles the last.
+
+    Args:
+        refused: engines that cannot be built, and why; what is found out here is added.
+        exact: the exact engine, if it was built before.
+    """
+    runners = {}
+    for label, factory in factories.items():
+        if label in refused:
+            continue
+        try:
+            is_there = exact is not None and factory is library.conjugate
+            runners[label] = exact if is_there else build_runner(factory, lab.model, lab.whole, lab.num_samples)
+        except NotConjugate as refusal:
+            refused[label] = str(refusal)
+    return runners
+
+
 def _reference(
     lab: _Lab, key: Key, factory: Factory | None, say: Callable[[str], None]
-) -> tuple[list[Reference], dict[str, str], tuple[Runner, float] | None]:
-    """Return the reference after every part; why the exact engine was refused; or that engine, with its first seconds."""
+) -> tuple[list[Reference], dict[str, str], Runner | None]:
+    """Return the reference after every part; why the exact engine was refused; or that engine."""
     key_run, key_samples = jr.split(key)
     refused: dict[str, str] = {}
     if factory is None or factory is library.conjugate:
         try:
-            runner = build_runner(library.conjugate, lab.model, len(lab.data.arm), lab.num_samples)
+            runner = build_runner(library.conjugate, lab.model, lab.whole, lab.num_samples)
             runs = run(runner, key_run, lab.parts, lab.decide)
             _check_certified(runs[-1])
         except NotConjugate as refusal:
@@ -246,14 +268,14 @@ def _reference(
                     for number, (at, drawn) in enumerate(zip(runs, samples, strict=True))
                 ],
                 refused,
-                (runner, runs[0].seconds),
+                runner,
             )
     many = _NUM_SAMPLES_OF_REFERENCE * lab.num_samples
     many = max(2 * lab.num_samples, min(many, _MOST_LONG_DRAWS))
     many -= many % lab.num_samples
     if factory is None:
         factory = partial(library.nuts, num_draws=many)
-    runner = build_runner(factory, lab.model, len(lab.data.arm), many)
+    runner = build_runner(factory, lab.model, lab.whole, many)
     runs = run(runner, key_run, lab.parts, lab.decide)
     references = []
     for number, at in enumerate(runs):
@@ -323,17 +345,9 @@ def _leave_one_out(probs: np.ndarray) -> Estimate:
     return spread(total_variation(probs, others).mean(axis=1))
 
 
-def _contest(
-    lab: _Lab, key: Key, factory: Factory, reference: Reference, built: tuple[Runner, float] | None
-) -> tuple[EngineResult, list[Run]]:
-    """Run one engine on all rows, several times, and once along the stream.
-
-    Args:
-        built: the engine, if it was built before, and the seconds that its first run took.
-    """
+def _contest(lab: _Lab, key: Key, runner: Runner, reference: Reference) -> tuple[EngineResult, list[Run]]:
+    """Run one engine on all rows, several times, and once along the stream."""
     key_runs, key_stream = jr.split(key)
-    num_rows = len(lab.data.arm)
-    runner = build_runner(factory, lab.model, num_rows, lab.num_samples) if built is None else built[0]
     runs = [run(runner, k, [lab.whole], lab.decide)[0] for k in jr.split(key_runs, lab.num_runs)]
     if runner.engine.explanation.is_exact:
         _check_certified(runs[0])
@@ -355,7 +369,7 @@ def _contest(
         np.minimum(ess, lab.num_samples),
         r_hat(draws),
         info,
-        runner.seconds_to_build + (runs[0].seconds if built is None else built[1]),
+        runner.seconds_until_ready() + runs[0].seconds,
         estimate(np.array([at.seconds for at in runs[1:]])),
     ), stream
 

@@ -9,7 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.numerics.compilation import Ahead, quick_jit
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key, Selection, Selector
 
@@ -26,7 +26,7 @@ class Run(NamedTuple):
         info: the evidence that the engine gave of itself, {name: number}.
         chosen: the selector's answer in each context: arm (C,), best_arm_probs (C, A), num_candidates (C,), propensities
             (C, A).
-        seconds: from rows to draws; compilation counts in a runner's first run.
+        seconds: from rows to draws, by compiled functions.
         state: of the engine, after the rows.
     """
 
@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
 
 class Runner(NamedTuple):
-    """An engine with its functions jitted, for one number of rows and of draws.
+    """An engine with its functions compiled, or being compiled, for one number of rows and of draws.
 
     Attributes:
         engine: the engine itself.
@@ -46,6 +46,7 @@ class Runner(NamedTuple):
         start: key -> state, with room for all rows.
         learn: (key, state, rows) -> (state, info).
         draw: (key, state) -> draws.
+        compiled: what is behind these three.
     """
 
     engine: Engine
@@ -53,23 +54,38 @@ class Runner(NamedTuple):
     start: Callable[[Key], Any]
     learn: Callable[[Key, Any, Interaction], tuple[Any, Any]]
     draw: Callable[[Key, Any], Draws]
+    compiled: tuple[Ahead, ...]
+
+    def seconds_until_ready(self) -> float:
+        """Wait until all is compiled, and return what building, tracing and compiling took."""
+        for function in self.compiled:
+            function.wait()
+        return self.seconds_to_build + sum(function.seconds for function in self.compiled)
 
 
 def build_runner(
-    factory: Callable[[RewardModel], Engine], model: RewardModel, num_rows: int, num_samples: int
+    factory: Callable[[RewardModel], Engine], model: RewardModel, rows: Interaction, num_samples: int
 ) -> Runner:
-    """Build an engine and jit its functions, as the live bandit does."""
+    """Build an engine and begin to compile its functions, with the options of the live bandit, for rows of this shape.
+
+    What is compiled here by one core leaves the other free to build and trace the next engine.
+    """
     begin = time.perf_counter()
     engine = factory(model)
     seconds = time.perf_counter() - begin
-    init = jax.jit(engine.init)
+    init = Ahead(engine.init)
+    learn = Ahead(engine.update)
+    draw = Ahead(lambda key, state: engine.sample(key, state, num_samples))
 
     def start(key: Key) -> Any:
         state = init(key)
-        return state if engine.reserve is None else engine.reserve(state, num_rows)
+        return state if engine.reserve is None else engine.reserve(state, rows.arm.shape[0])
 
-    draw = jax.jit(lambda key, state: engine.sample(key, state, num_samples))
-    return Runner(engine, seconds, start, jax.jit(engine.update), draw)
+    key = jr.key(0)
+    state = start(key)
+    learn.prepare(key, state, rows)
+    draw.prepare(key, state)
+    return Runner(engine, seconds, start, learn, draw, (init, learn, draw))
 
 
 def run(runner: Runner, key: Key, parts: Sequence[Interaction], decide: Decide) -> list[Run]:
@@ -77,6 +93,7 @@ def run(runner: Runner, key: Key, parts: Sequence[Interaction], decide: Decide) 
     key_start, key_parts = jr.split(key)
     found: list[Run] = []
     num_seen = 0
+    runner.seconds_until_ready()
     begin = time.perf_counter()
     state = runner.start(key_start)
     for rows, key_part in zip(parts, jr.split(key_parts, len(parts)), strict=True):

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -33,6 +34,7 @@ class Ahead:
 
     Attributes:
         num_waits: calls that had to wait because their shapes were not compiled yet.
+        seconds: spent so far on tracing and compiling, wherever that was done.
     """
 
     def __init__(self, function: Callable, *, is_large: bool = False):
@@ -43,6 +45,7 @@ class Ahead:
         self._lock = threading.Lock()
         self._latest: Callable = self._find
         self.num_waits = 0
+        self.seconds = 0.0
 
     def prepare(self, *args: Any) -> None:
         """Trace for the shapes of these arguments, and start to compile in the background.
@@ -53,7 +56,7 @@ class Ahead:
         if signature not in self._promises:
             lowered = self._lower(shapes)
             with self._lock:
-                self._promises[signature] = _BACKGROUND.submit(lowered.compile)
+                self._promises[signature] = _BACKGROUND.submit(self._compile, lowered)
                 self._lowered[signature] = lowered
 
     def wait(self) -> None:
@@ -80,7 +83,7 @@ class Ahead:
         try:
             if is_missing:
                 lowered = self._lowered.get(signature) or self._lower(shapes)
-                promise.set_result(lowered.compile())
+                promise.set_result(self._compile(lowered))
             self._latest = promise.result()
         except BaseException:
             self._promises.pop(signature, None)
@@ -89,8 +92,17 @@ class Ahead:
         return self._latest(*args)
 
     def _lower(self, shapes: Any) -> jax.stages.Lowered:
+        begin = time.perf_counter()
         with jax.enable_x64(True):
-            return jax.jit(self._function, compiler_options=_known(self._options)).lower(*shapes)
+            lowered = jax.jit(self._function, compiler_options=_known(self._options)).lower(*shapes)
+        self.seconds += time.perf_counter() - begin
+        return lowered
+
+    def _compile(self, lowered: jax.stages.Lowered) -> Callable:
+        begin = time.perf_counter()
+        compiled = lowered.compile()
+        self.seconds += time.perf_counter() - begin
+        return compiled
 
 
 def _signature(args: Any) -> tuple[Any, Any]:
