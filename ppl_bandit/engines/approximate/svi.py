@@ -189,9 +189,9 @@ def svi(
             model, state.buffer, interaction._replace(mask=row_mask(interaction) & has_room), merges=discount == 1.0
         )
         target = _Target(read(buffer, discount), state.centre, state.scale)
-        _, log_weights = weigh(key_check, state.params, target, _NUM_GLANCES)
-        ess = weight_ess(log_weights)
-        is_near = ess / _NUM_GLANCES >= 0.9 * state.ess / _NUM_CHECKS
+        positions, log_weights = weigh(key_check, state.params, target, _NUM_GLANCES)
+        ess, shift = weight_ess(log_weights), moment_shifts(positions, log_weights)[1]
+        is_near = (ess / _NUM_GLANCES >= 0.9 * state.ess / _NUM_CHECKS) & (shift <= MAX_SD_SHIFT)
         # A batch can move the posterior further than one fit goes: Adam remembers the steep way there in its step sizes. A
         # guide that is still too wide has a low k-hat and a large effective sample size, and only its moments tell. So fit
         # again while that helps and either leaves room.
@@ -206,9 +206,9 @@ def svi(
 
         def needs_more(last: _Round) -> Bool[Array, ""]:
             ess, shift = quality(last)
-            is_wanting = (ess < _ENOUGH * _NUM_CHECKS) | (shift > MAX_SD_SHIFT)
+            is_wanting = ((ess < _ENOUGH * _NUM_CHECKS) & ~is_near) | (shift > MAX_SD_SHIFT)
             is_better = (ess > 1.1 * last.ess_before) | (shift < 0.9 * last.shift_before)
-            return (last.number == 0) | (is_wanting & is_better & ~is_near & (last.number < _MAX_ROUNDS))
+            return (last.number == 0) | (is_wanting & is_better & (last.number < _MAX_ROUNDS))
 
         def fit_once(last: _Round) -> _Round:
             params = fit(jr.fold_in(key_fit, last.number), last.params, target, is_near)
