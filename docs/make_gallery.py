@@ -23,7 +23,7 @@ from ppl_bandit.commands.model_files import bundled_models, load_model
 __all__ = ["HERE", "explained", "play", "sections_of"]
 
 NUM_STEPS = 150
-BATCH = {"mixture": 25}  # decisions at a time, where every new reward means a whole run of NUTS
+BATCH = {"mixture": 25, "student_t": 25}  # decisions at a time, where every new reward would mean a whole run of NUTS
 HERE = Path(__file__).parent
 
 HEAD = f"""# Gallery
@@ -106,11 +106,12 @@ def section(name: str) -> str:
 def main(names: list[str]) -> None:
     """Write the page, with new sections for some models or for all."""
     path = HERE / "gallery.md"
-    kept = sections_of(path.read_text()) if path.exists() else {}
     for name in names or bundled_models():
-        kept[name] = section(name)
-        print(name, flush=True)
+        text = section(name)
+        kept = sections_of(path.read_text()) if path.exists() else {}
+        kept[name] = text
         path.write_text(HEAD + "\n" + "\n".join(kept[each].rstrip() + "\n" for each in sorted(kept)))
+        print(name, flush=True)
 
 
 if __name__ == "__main__":

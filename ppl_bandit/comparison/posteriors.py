@@ -236,8 +236,10 @@ def _build(
         if label in refused:
             continue
         try:
-            is_there = exact is not None and factory is library.conjugate
-            runners[label] = exact if is_there else build_runner(factory, lab.model, lab.whole, lab.num_samples)
+            if exact is not None and factory is library.conjugate:
+                runners[label] = exact
+            else:
+                runners[label] = build_runner(factory, lab.model, lab.whole, lab.num_samples)
         except NotConjugate as refusal:
             refused[label] = str(refusal)
     return runners
