@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ppl_bandit {version('ppl_bandit')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="prove, play and draw the bundled conjugate models (under a minute)")
+    demo = commands.add_parser("demo", help="prove, play and draw some bundled conjugate models (about a minute)")
     demo.add_argument("--out", type=Path, default=Path("ppl-bandit-demo"), help="folder for the figure (%(default)s)")
     demo.add_argument("--seed", type=_seed, default=0, help="seed of the simulated plays (%(default)s)")
     demo.add_argument("--json", action="store_true", help="print results as JSON")

@@ -128,7 +128,9 @@ class ReadableBandit:
             unit: of the expected reward, for its axis.
         """
         found = self._overview(contexts)
-        kind = "exact" if self.explanation.is_exact else f"approximate ({self.explanation.engine})"
+        about = self.explanation
+        given = about.reason.partition(":")[0] if about.reason.startswith("exact given") else ""
+        kind = "exact" if about.is_exact else given or f"approximate ({about.engine})"
         return draw_bandit(
             found,
             self._rows()[0],

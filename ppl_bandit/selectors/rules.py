@@ -92,6 +92,7 @@ def with_control(selector: Selector, share: float, arm: int = 0) -> Selector:
         )
         return inner._replace(
             arm=jnp.where(is_playing, arm, inner.arm),
+            best_arm_probs=follow(key_selector, mask).best_arm_probs,  # the control may be best, too
             propensities=jnp.where(jnp.any(others), propensities, inner.propensities),
         )
 

@@ -31,6 +31,11 @@ def test_the_control_gets_its_share_and_the_others_what_the_selector_says():
     assert propensities[0] == pytest.approx(0.25)
     alone = selectors.thompson()(jr.key(0), TABLE, 1, allowed=jnp.array([False, True, True, True])).propensities
     np.testing.assert_allclose(propensities[1:], 0.75 * alone[1:], rtol=1e-5)
+    probs = [
+        rule(jr.key(0), TABLE, 1).best_arm_probs
+        for rule in (selectors.thompson(), selectors.with_control(selectors.thompson(), 0.25))
+    ]
+    np.testing.assert_array_equal(*probs)  # also of the control, which the selector does not choose among
 
 
 @pytest.mark.parametrize(
