@@ -488,8 +488,10 @@ def test_draws_agree_with_quadrature_over_the_outer_sites(name, capsys):
 
 @pytest.mark.slow
 def test_marginals_are_mixtures_of_closed_forms():
-    """64 particles, spread out evenly in both outer sites, stand for all: over 18 sets of rows a quantile was off by at most
-    .06 standard deviations, .04 on average, of which .02 are the 4,000 particles' own.
+    """64 particles, spread out evenly in both outer sites, stand for all.
+
+    For these rows, 18 sets of 4,000 independent particles in NumPy: the largest of the 12 errors of quantiles was .04 standard
+    deviations on average and .058 at most, of which all 4,000 particles leave .016.
     """
     case = CASES["Beta-Binomial hierarchy"]
     engine, init, update, _ = compiled("Beta-Binomial hierarchy")
