@@ -103,8 +103,8 @@ class ReadableBandit:
         """Return what was proved about the program, what the data say so far, and how decisions are made."""
         learner = self._follow().learner
         evidence = None
-        if hasattr(learner.state, "log_evidence"):
-            with jax.enable_x64(True):
+        with jax.enable_x64(True):  # asking computes it
+            if hasattr(learner.state, "log_evidence"):
                 evidence = float(learner.state.log_evidence), float(learner.state.log_evidence_error)
         return summary.describe(self.explanation, self._overview(), self._selector.name, evidence)
 
