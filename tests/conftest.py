@@ -1,6 +1,7 @@
 """Settings of the test process, made before jax is imported; subprocesses inherit them."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -18,3 +19,5 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
 )
+# A process holds millions of objects of compiled programs: looking through all of them for garbage takes a tenth of the time.
+gc.set_threshold(100_000, 20, 100)

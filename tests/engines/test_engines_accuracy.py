@@ -279,7 +279,10 @@ def test_rare_events_have_the_median_of_the_exact_posterior(engine_name):
         engine = RARE_MAKERS[engine_name](rare_events())
     median, info = rare_event_median(engine)
     assert abs(median / grid_median() - 1) < 0.05
-    if engine_name != "svi":
+    if engine_name == "laplace":
+        # The mode is near the median, and the mean of a skewed posterior is not: .3 sd off, and the engine says so.
+        assert not bool(info.is_trusted) and 0.15 < float(info.mean_shift) < 0.5
+    elif engine_name != "svi":
         assert bool(info.is_trusted)
     else:
         # The best Gaussian in the sense of the lower bound has a sd of 0.65; towards -inf the posterior falls as the prior

@@ -152,7 +152,9 @@ def test_rows_that_do_not_fit_are_left_out_and_said_so(name):
     assert roomy.buffer.arm.shape == (2 * CAPACITY,)
 
 
-@pytest.mark.parametrize("name", ["collapsed", "reweight", "laplace"])
+@pytest.mark.parametrize(
+    "name", ["laplace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("collapsed", "reweight"))]
+)
 def test_a_discount_forgets_older_rows_at_its_rate(name):
     engine = compiled(name, discount=0.7)
     state = engine.init(jr.key(0))

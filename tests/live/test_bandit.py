@@ -350,6 +350,7 @@ def test_a_datum_that_is_not_conjugate_is_reported_and_changes_nothing():
     bandit.update(arm=0, reward=0, context=2.0)
 
 
+@pytest.mark.slow
 def test_a_bandit_left_to_choose_moves_on_with_its_history_intact():
     bandit = Bandit(surprising, 2, context=1.0, num_samples=200)
     bandit.update_many(arms=[0] * 6 + [1] * 6, rewards=[1, 1, 1, 1, 0, 0] + [0] * 6, contexts=np.ones(12))

@@ -40,7 +40,8 @@ def small(monkeypatch):
     monkeypatch.setattr(paper_settings, "QUICK", paper_settings.Sizes(dict.fromkeys(SETTINGS, 30), 3, 2, 2, 5))
 
 
-@pytest.mark.parametrize("grid", [None, pytest.param("bernoulli-kl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [None, "bernoulli-kl"])
 def test_a_figure_is_drawn_with_its_table_and_data(grid, small, tmp_path, capsys):
     figures = ["correct-actions", *([grid] if grid else [])]
     assert main(["reproduce", *figures, "--out", str(tmp_path / "paper"), "--json"]) == 0

@@ -148,6 +148,15 @@ def calls_back(arm):
     numpyro.sample("reward", dist.Normal(squared[arm], 1))
 
 
+def calls_back_in_single_precision(arm):
+    mean = numpyro.sample("mean", dist.Normal(0, 1).expand([2]))
+    given = mean.astype(jnp.float32)
+    squared = jax.pure_callback(
+        np.square, jax.ShapeDtypeStruct(given.shape, given.dtype), given, vmap_method="sequential"
+    )
+    numpyro.sample("reward", dist.Normal(squared[arm], 1))
+
+
 def samples_inside_a_scan(arm):
     start = numpyro.sample("start", dist.Normal(0, 1))
 
@@ -175,7 +184,8 @@ def misspells_a_method(arm):
     [
         (is_weighted, "inside handlers.scale"),
         (is_masked, "inside handlers.mask"),
-        (calls_back, "cannot differentiate the program by its latents (line"),
+        (calls_back, "a callback of the program (line"),
+        (calls_back_in_single_precision, "cannot differentiate the program by its latents (line"),
         (samples_inside_a_scan, "NumPyro's own scan"),
         (weights_for_probabilities, "probs of 'reward' do not sum to 1"),
         (misspells_a_method, "AttributeError"),

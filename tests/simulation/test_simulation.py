@@ -249,6 +249,7 @@ def check_sharded(process, whole, num_devices):
     np.testing.assert_array_equal(np.array(result[2:], int).reshape(12, 20), whole["arm"])
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_same_results(whole):
     check_sharded(sharded([], 8), whole, 8)
 

@@ -106,7 +106,8 @@ def test_gamma_poisson_over_a_long_run():
     check_long_run(gamma_poisson, (arm, count, exposure), expected, example=1.0)
 
 
-@pytest.mark.parametrize("level", [0.5, pytest.param(1e4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0.5, 1e4])
 def test_dense_regression_over_a_long_run(level):
     rng = np.random.default_rng(3)
     arm, features = rng.integers(0, A, NUM_ROWS), rng.normal(size=(NUM_ROWS, 2))
@@ -215,7 +216,6 @@ def test_single_precision_certifies_a_variance():
     np.testing.assert_allclose(engine.parameters(state)["mean"]["mean"], posterior_mean, rtol=1e-4)
 
 
-@pytest.mark.slow
 def regression_on_an_interval(arm, context):
     """Everything that the engine keeps as NumPy constants: bounds of a support, powers, members, free elements."""
     share = numpyro.sample("share", dist.Uniform(jnp.zeros(A), 0.5))
@@ -228,6 +228,7 @@ def regression_on_an_interval(arm, context):
     numpyro.deterministic("expected_reward", share[arm])
 
 
+@pytest.mark.slow
 def test_one_engine_serves_both_precisions():
     names = ("click", "value", "other")
     engine = conjugate(RewardModel(regression_on_an_interval, A, np.ones(2), names))

@@ -61,6 +61,7 @@ def test_beta_draws_on_the_unit_interval():
     assert_uncorrelated(draws["rate"][:, 0], draws["rate"][:, 1])
 
 
+@pytest.mark.slow
 def test_beta_draws_on_another_interval():
     def program(arm):
         z = numpyro.sample("z", dist.Uniform(2.0, 4.0).expand([A]))
@@ -83,6 +84,7 @@ def test_gamma_draws():
         assert_follows(draws["rate"][:, a], law)
 
 
+@pytest.mark.slow
 def test_gamma_draws_above_a_bound():
     def program(arm):
         shifted = dist.transforms.AffineTransform(1.0, 1.0, domain=dist.constraints.positive)
@@ -95,6 +97,7 @@ def test_gamma_draws_above_a_bound():
         assert_follows(draws["z"][:, a], law)
 
 
+@pytest.mark.slow
 def test_inverse_gamma_draws():
     def program(arm):
         variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5).expand([A]))
@@ -106,6 +109,7 @@ def test_inverse_gamma_draws():
         assert_follows(draws["variance"][:, a], law)
 
 
+@pytest.mark.slow
 def test_standard_deviation_draws_are_roots_of_an_inverse_gamma():
     def program(arm):
         variance = dist.InverseGamma(2.0, 1.5).expand([A])
@@ -154,7 +158,9 @@ def test_dense_gaussian_draws_are_joint():
     assert_follows((white**2).sum(0), stats.chi2(3))
 
 
-@pytest.mark.parametrize("is_shared", [False, True], ids=["variance per arm", "variance shared"])
+@pytest.mark.parametrize(
+    "is_shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["variance per arm", "variance shared"]
+)
 def test_means_with_an_unknown_variance_are_student(is_shared):
     def program(arm):
         variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5).expand([] if is_shared else [A]))
