@@ -42,6 +42,7 @@ def rows(num_rows):
     )
 
 
+@pytest.mark.slow
 def test_a_discounted_posterior_matches_weighted_sums_by_hand(model):
     discount, num_rows = 0.9, 12
     with jax.enable_x64(True):

@@ -252,7 +252,9 @@ def test_ten_thousand_updates_compile_nine_times(name, monkeypatch, caplog):
     assert num_compilations <= 2 + math.log2(num_steps / first_capacity)
 
 
-@every_engine
+@pytest.mark.parametrize(
+    "name", [n if n in ("reweight", "laplace") else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS]
+)
 def test_functions_run_under_vmap_and_scan_in_double_precision_where_jax_is(name):
     engine = MAKERS[name](capacity=CAPACITY)
 

@@ -50,6 +50,7 @@ def failures(found):
     return [one for one in found if one[2] and (one[0] > MAX_MEAN_ERROR or one[1] > MAX_SD_ERROR)]
 
 
+@pytest.mark.slow
 def test_the_shares_of_two_modes_are_right_over_twenty_seeds():
     # The share of a mode has a standard deviation of 0.44 here; 1,000 independent draws have an error of 0.014.
     case = CASES["bimodal"]

@@ -116,6 +116,7 @@ def test_an_engine_that_was_built_already_is_asked_for_its_factory(bandit):
         Bandit(counts, 3, engine=engine)
 
 
+@pytest.mark.slow
 def test_a_reward_too_large_to_learn_from_is_refused_and_the_engine_stays_exact():
     bandit = Bandit(means, 2, num_samples=20)
     bandit.update(arm=0, reward=1.0)

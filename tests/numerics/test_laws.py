@@ -149,10 +149,8 @@ OFFERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n != "linear_gaussian" else []) for n in OFFERS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OFFERS)
 def test_the_exact_engine_offers_the_law_of_its_own_draws(name):
     file = load_model(name)
     model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
@@ -203,7 +201,7 @@ def same_element(arm):
     numpyro.sample("reward", dist.Bernoulli(jnp.broadcast_to(rate, arm.shape)))
 
 
-@pytest.mark.parametrize("program", [squared, shared, clipped])
+@pytest.mark.parametrize("program", [pytest.param(squared, marks=pytest.mark.slow), shared, clipped])
 def test_what_is_not_affine_in_one_element_has_no_closed_form(program):
     engine = engines.conjugate(RewardModel(program, 2))
     assert engine.marginals(engine.init(jr.key(0)), None) is None

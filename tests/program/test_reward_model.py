@@ -150,7 +150,14 @@ def folded(arm):
         (log_normal_by_transform, {"mean": [0.0, 1.0]}, "quadrature", np.exp([0.125, 1.125]), 1e-4),
         (graded, {"probs": [[0.2, 0.3, 0.5], [0.1, 0.1, 0.8]]}, "finite support", [1.3, 1.7], 1e-5),
         # Mean of a logistic law cut off below 0: (1 + exp(-m)) log(1 + exp(m)) for scale 1.
-        (truncated, {"base": [1.0, 2.0]}, "quadrature", (1 + np.exp([-1.0, -2])) * np.log1p(np.exp([1.0, 2])), 1e-3),
+        pytest.param(
+            truncated,
+            {"base": [1.0, 2.0]},
+            "quadrature",
+            (1 + np.exp([-1.0, -2])) * np.log1p(np.exp([1.0, 2])),
+            1e-3,
+            marks=pytest.mark.slow,
+        ),
         # Monte Carlo over 1,024 draws of a law with sd below 1: 4 standard errors are 0.125.
         (folded, {"base": [0.0, 2.0]}, "Monte Carlo", st.foldnorm([0.0, 2.0]).mean(), 0.125),
     ],

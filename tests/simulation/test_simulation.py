@@ -136,6 +136,7 @@ def two_outcomes(arm):
     numpyro.sample("spend", dist.Normal(mean[arm], 1.0))
 
 
+@pytest.mark.slow
 def test_several_outcomes_and_an_approximate_engine_with_room_for_all_steps():
     model = RewardModel(two_outcomes, 2, outcomes=("bought", "spend"))
     world = Environment(model, {"rate": jnp.array([0.4, 0.8]), "mean": jnp.array([1.0, 2.0])})

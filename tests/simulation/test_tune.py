@@ -23,6 +23,7 @@ MODEL = RewardModel(conversion, 2)
 ENGINE = engines.conjugate(MODEL)
 
 
+@pytest.mark.slow
 def test_every_realization_has_a_world_of_its_own_and_all_selectors_meet_the_same():
     runs = simulate(
         0,

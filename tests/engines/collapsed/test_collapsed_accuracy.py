@@ -428,10 +428,7 @@ CASES = {
         ("sale", "log_amount"),
     ),
 }
-DEFAULT = ("Beta-Binomial hierarchy",)
-every_case = pytest.mark.parametrize(
-    "name", [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+every_case = pytest.mark.parametrize("name", CASES)
 
 
 @functools.cache
@@ -459,6 +456,7 @@ def shares(table):
     return np.bincount(np.argmax(table, axis=1), minlength=table.shape[1]) / len(table)
 
 
+@pytest.mark.slow
 @every_case
 def test_draws_agree_with_quadrature_over_the_outer_sites(name, capsys):
     case = CASES[name]

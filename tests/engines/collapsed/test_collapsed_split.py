@@ -78,6 +78,7 @@ def test_outer_sites_that_cannot_be_are_refused(outer, message):
         engines.collapsed(RewardModel(unit_spread, 2), outer)
 
 
+@pytest.mark.slow
 def test_a_datum_that_is_not_conjugate_is_not_absorbed():
     def sometimes(arm):
         spread = numpyro.sample("spread", dist.HalfNormal(1.0))

@@ -136,7 +136,8 @@ def inverse_of(matrix):
     return work[:, size:]
 
 
-@pytest.mark.parametrize("level", [pytest.param(0.5, marks=pytest.mark.slow), 1e4])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0.5, 1e4])
 def test_normal_inverse_gamma_over_a_long_run(level):
     rng = np.random.default_rng(4)
     arm = rng.integers(0, A, NUM_ROWS)

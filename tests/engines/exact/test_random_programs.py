@@ -331,7 +331,9 @@ def is_plain(draw: Draw) -> bool:
     return draw.is_conjugate and bool(np.all((sizes > 1e-4) & (sizes < 1e4)))
 
 
-@pytest.mark.parametrize(("name", "num_programs"), [("hierarchy", 40), ("share", 20)])
+@pytest.mark.parametrize(
+    ("name", "num_programs"), [("hierarchy", 40), pytest.param("share", 20, marks=pytest.mark.slow)]
+)
 def test_no_random_program_passes_for_exact_with_another_posterior(name, num_programs):
     tally = examine_many(name, num_programs, seed=1)
     assert not tally.wrong, tally.wrong

@@ -139,6 +139,7 @@ def test_dirichlet_draws():
         assert_uncorrelated(share, draws["probs"][:, a, 2])
 
 
+@pytest.mark.slow
 def test_dense_gaussian_draws_are_joint():
     def program(arm, context):
         level = numpyro.sample("level", dist.Normal(0.0, 2.0))
