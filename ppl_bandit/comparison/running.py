@@ -74,7 +74,7 @@ def build_runner(
     engine = factory(model)
     seconds = time.perf_counter() - begin
     init = Ahead(engine.init)
-    learn = Ahead(engine.update)
+    learn = Ahead(engine.update, is_large=engine.reserve is not None)
     draw = Ahead(lambda key, state: engine.sample(key, state, num_samples))
 
     def start(key: Key) -> Any:
