@@ -61,8 +61,14 @@ class Reading(NamedTuple):
         return np.arange(self.num_arms), repeated  # NumPy: known numbers stay known in a jaxpr
 
 
-def check_flow(reading: Reading, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool) -> None:
-    """Check on the jaxpr what flows into the prior and the expected reward, and that arm indices stay in range."""
+def check_flow(
+    reading: Reading, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool
+) -> tuple[tuple[str, ...], ...]:
+    """Check on the jaxpr what flows into the prior and the expected reward, and that arm indices stay in range.
+
+    Returns:
+        The outcomes in groups: the density of each depends on the values of no outcome outside of its own group.
+    """
     arm, context = reading.arms()
     outcomes: dict[str, Any] = {name: np.zeros(reading.num_arms, NUMBERS[kind]) for name, kind in reading.kinds.items()}
     latents = {name: np.zeros(shape) for name, shape in shapes.items()}
@@ -118,6 +124,21 @@ def check_flow(reading: Reading, shapes: Mapping[str, tuple[int, ...]], has_expe
                 f"with num_arms={reading.num_arms} the program reads entries {int(lowest)} to {int(highest)} of an axis with "
                 f"{size} entries: jax would silently read the nearest one; give every arm its own entry or correct num_arms"
             )
+    own: list[frozenset] = [frozenset()] * (len(labels) - len(outcomes)) + [
+        frozenset([name]) for name in sorted(outcomes)
+    ]
+    return _groups(dict(zip(reading.outcomes, dependencies(closed.jaxpr, own)[num_prior + 1 :], strict=True)))
+
+
+def _groups(reads: Mapping[str, frozenset[str]]) -> tuple[tuple[str, ...], ...]:
+    """Join what reads each other, directly or through others; the order of the names stays."""
+    groups: list[set[str]] = []
+    for name, read in reads.items():
+        joined = {name, *read}
+        apart = [group for group in groups if not group & joined]
+        groups = [*apart, joined.union(*(group for group in groups if group & joined))]
+    order = list(reads)
+    return tuple(sorted((tuple(sorted(group, key=order.index)) for group in groups), key=lambda g: order.index(g[0])))
 
 
 def support_moves(reading: Reading, shapes: Mapping[str, tuple[int, ...]]) -> bool:

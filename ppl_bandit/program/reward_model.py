@@ -53,10 +53,17 @@ class RewardModel:
         self.expected_reward_way = facts.expected_reward_way
         self._mean_way = facts.mean_way
         self._has_moving_support = facts.has_moving_support
+        self._outcome_groups = facts.outcome_groups
 
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", "program")
         return f"RewardModel({name}, num_arms={self.num_arms}, outcomes={self.outcomes})"
+
+    @property
+    def outcome_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The outcomes, together where the density of one depends on the value of another."""
+        grouped = {name for group in self._outcome_groups for name in group}
+        return (*self._outcome_groups, *((name,) for name in self.outcomes if name not in grouped))
 
     def log_prior(self, latents: Mapping[str, Array]) -> Float[Array, ""]:
         """Return the log prior density of the latents.

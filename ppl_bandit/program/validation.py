@@ -26,6 +26,7 @@ class Facts(NamedTuple):
     mean_way: means.MeanWay | None
     expected_reward_way: str
     has_moving_support: bool
+    outcome_groups: tuple[tuple[str, ...], ...]
 
 
 def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> Facts:
@@ -50,7 +51,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
     reading = Reading(program, int(num_arms), context, outcomes, tuple(latents), kinds)
     with jax.enable_x64(True):
         moves = support_moves(reading, shapes)
-        check_flow(reading, shapes, has_expected_reward)
+        groups = check_flow(reading, shapes, has_expected_reward)
         mean_way = None if has_expected_reward else find_mean(reading)
         if mean_way is not means.WAYS[0]:
             check_rows(reading, mean_way)
@@ -58,7 +59,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
         words = "the program's own expected_reward site"
     else:
         words = f"the mean of '{outcomes[0]}', from {mean_way.words}"
-    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves)
+    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

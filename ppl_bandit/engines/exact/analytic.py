@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool
 
 from ppl_bandit.engines.exact import intervals
 from ppl_bandit.engines.exact.intervals import Flow, anywhere, as_flow, is_graded, is_nonzero, is_positive
+from ppl_bandit.engines.exact.shares import Shares, followed
 from ppl_bandit.program.jaxprs import bind, evaluate, subjaxpr
 from ppl_bandit.program.places import Place, place_of
 
@@ -78,6 +79,7 @@ def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle], stack: tuple[
         outs, words = rule(eqn, values)
     if outs is None:
         outs = [intervals.unproved(atom.aval.shape) for atom in eqn.outvars]
+    outs = _sharpened(eqn, values, outs)
     came = jnp.array(True)
     for value in values:
         if isinstance(value, Flow):
@@ -88,6 +90,17 @@ def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle], stack: tuple[
     place = place_of(stack)
     obstacles.append(Obstacle(words + _where(place, words), came & ~left, place.is_users, _OWN_REMEDIES.get(name, "")))
     return outs
+
+
+def _sharpened(eqn: Any, values: list[Any], outs: list[Flow]) -> list[Flow]:
+    """Use what is known of elements that add up to 1."""
+    shares: list[Any] = [value.shares if isinstance(value, Flow) else value for value in values]
+    if not any(isinstance(known, Shares) for known in shares):
+        return outs
+    if eqn.primitive.name == "div" and all(isinstance(known, Shares) for known in shares):
+        return [intervals.ratio_of_shares(outs[0], *shares)] if shares[0].site == shares[1].site else outs
+    found = followed(eqn, shares, _FIXED_OPERANDS.get(eqn.primitive.name, lambda n: ())(len(values)))
+    return outs if found is None else [intervals.with_shares(*pair) for pair in zip(outs, found, strict=True)]
 
 
 def _where(place: Place, words: str) -> str:
@@ -274,7 +287,7 @@ def _select(eqn: Any, values: list[Any]) -> Step:
     if len(cases) != 2:
         return None, _REASONS["select_n"]
     first, second = (as_flow(case) for case in cases)
-    low, high, proved = (jnp.where(which.low > 0.5, b, a) for a, b in zip(first, second, strict=True))
+    low, high, proved = (jnp.where(which.low > 0.5, b, a) for a, b in zip(first[:3], second[:3], strict=True))
     is_known = which.is_analytic & (which.low == which.high)
     return [Flow(jnp.where(is_known, low, -jnp.inf), jnp.where(is_known, high, jnp.inf), proved & is_known)], _REASONS[
         "select_n"

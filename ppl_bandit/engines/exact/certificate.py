@@ -136,7 +136,10 @@ def _around(layout: Layout, centre: Coordinates, offsets: Coordinates) -> Region
 def log_likelihoods(
     model: RewardModel, layout: Layout, row: Interaction, *, with_prior: bool = False
 ) -> Callable[[Coordinates], Array]:
-    """Return point -> the log likelihood of one row, (1,) each, by outcome: terms of one would hide a deviation in another.
+    """Return point -> the log likelihood of one row, (1,) each, by group of outcomes that depend on each other.
+
+    By group, since terms of one outcome would hide a deviation in another; and not by outcome, since in a chain - this many
+    of all, and that many of the others - only the sum has a conjugate form.
 
     Args:
         with_prior: whether the log prior comes first.
@@ -144,18 +147,19 @@ def log_likelihoods(
 
     def evaluate(point: Coordinates) -> Float[Array, " terms"]:
         trace = model.trace(latents_at(layout, point), row.arm, row.context, model.outcome_values(row.reward))
-        terms = [log_prob(trace[name], row.mask)[0] for name in model.outcomes]
+        by_outcome = {name: log_prob(trace[name], row.mask)[0] for name in model.outcomes}
+        terms = [jnp.asarray(sum(by_outcome[name] for name in group)) for group in model.outcome_groups]
         return jnp.stack([model.log_prior_of(trace), *terms] if with_prior else terms)
 
     return evaluate
 
 
 def read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Interaction) -> Natural:
-    """Derive the natural parameters of one row's likelihood, (1,) each; they have a leading axis over the outcomes."""
-    evaluate, num_outcomes = log_likelihoods(model, layout, row), len(model.outcomes)
-    if num_outcomes == 1:
+    """Derive the natural parameters of one row's likelihood, (1,) each; with a leading axis over groups of outcomes."""
+    evaluate, num_groups = log_likelihoods(model, layout, row), len(model.outcome_groups)
+    if num_groups == 1:
         return jax.tree.map(lambda leaf: leaf[None], derive(layout, lambda point: evaluate(point)[0], centre))
-    return jax.vmap(lambda one: derive(layout, lambda point: one @ evaluate(point), centre))(jnp.eye(num_outcomes))
+    return jax.vmap(lambda one: derive(layout, lambda point: one @ evaluate(point), centre))(jnp.eye(num_groups))
 
 
 def residual_of(

@@ -215,7 +215,7 @@ def _check_row(
     places: Places,
     row: Any,
 ) -> Residual:
-    """Compare the prior and a row's likelihood with their affine forms, in this order, each outcome by itself."""
+    """Compare the prior and a row's likelihood with their affine forms, in this order, each group of outcomes by itself."""
     naturals = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, by_outcome)
     single = jax.tree.map(lambda leaf: leaf[None], row)
     return residual_of(layout, log_likelihoods(model, layout, single, with_prior=True), naturals, centre, places)

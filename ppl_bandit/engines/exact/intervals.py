@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.exact.shares import Shares, ratio_bounds, shares_of_rows, sum_bounds
+
 __all__ = [
     "Flow",
     "absolute",
@@ -30,12 +32,15 @@ __all__ = [
     "negative",
     "power",
     "product",
+    "ratio_of_shares",
     "real_power",
     "reciprocal",
+    "simplex_box",
     "smaller",
     "support_box",
     "truth",
     "unproved",
+    "with_shares",
 ]
 
 
@@ -45,21 +50,46 @@ class Flow(NamedTuple):
     Attributes:
         low, high: the quantity lies between them; for a truth value 0 and 1, equal where it is decided.
         is_analytic: whether it is proved to be a real-analytic function of the latents.
+        shares: its weights, where it is a weighted sum of the elements of a simplex.
     """
 
     low: Float[Array, "..."]
     high: Float[Array, "..."]
     is_analytic: Bool[Array, "..."]
+    shares: Shares | None = None
 
 
 def support_box(low: Any, high: Any, shape: tuple[int, ...]) -> Flow:
     """Return a latent on the interior of its support, up to numbers so small or large that no posterior reaches them."""
     dtype = jnp.zeros(()).dtype
-    huge = 1e20 if dtype == jnp.float64 else 1e9
+    huge = _huge()
     low, high = (jnp.broadcast_to(jnp.asarray(bound, dtype), shape) for bound in (low, high))
     above = jnp.where(low == 0, 1.0 / huge, jnp.nextafter(low, jnp.inf))
     below = jnp.where(high == 0, -1.0 / huge, jnp.nextafter(high, -jnp.inf))
     return Flow(jnp.maximum(above, -huge), jnp.minimum(below, huge), jnp.ones(shape, bool))
+
+
+def _huge() -> float:
+    return 1e20 if jnp.zeros(()).dtype == jnp.float64 else 1e9
+
+
+def simplex_box(position: int, shape: tuple[int, ...]) -> Flow:
+    """Return a latent on the simplex, one of several."""
+    return support_box(0.0, 1.0, shape)._replace(shares=shares_of_rows(position, shape))
+
+
+def with_shares(x: Flow, shares: Shares) -> Flow:
+    """Return a quantity that is a weighted sum of the elements of a simplex, within the bounds that follow from that."""
+    return _within(x, sum_bounds(shares, 1.0 / _huge()))._replace(shares=shares)
+
+
+def ratio_of_shares(ratio: Flow, x: Shares, y: Shares) -> Flow:
+    """Return the ratio of two such sums, within the bounds that follow from that."""
+    return _within(ratio, ratio_bounds(x, y))
+
+
+def _within(x: Flow, bounds: tuple[Array, Array]) -> Flow:
+    return x._replace(low=jnp.maximum(x.low, bounds[0]), high=jnp.minimum(x.high, bounds[1]))
 
 
 def as_flow(value: Any) -> Flow:
@@ -190,7 +220,7 @@ def absolute(x: Flow) -> Flow:
 def larger(x: Flow, y: Flow) -> Flow:
     """Take the larger of two quantities, where it is always the same one of them."""
     is_first, is_second = x.low >= y.high, y.low >= x.high
-    low, high, proved = (jnp.where(is_first, a, b) for a, b in zip(x, y, strict=True))
+    low, high, proved = (jnp.where(is_first, a, b) for a, b in zip(x[:3], y[:3], strict=True))
     return Flow(low, high, proved & (is_first | is_second))
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.exact.analytic import Obstacle, interpret
 from ppl_bandit.engines.exact.families import Layout
-from ppl_bandit.engines.exact.intervals import Flow, is_inside, support_box
+from ppl_bandit.engines.exact.intervals import Flow, is_inside, simplex_box, support_box
 from ppl_bandit.engines.exact.remedies import KEEP, distribution_name
 from ppl_bandit.program.jaxprs import dependencies
 from ppl_bandit.program.reward_model import RewardModel
@@ -123,8 +123,9 @@ def _support(site: Any) -> Flow:
         "real": (-np.inf, np.inf),
         "positive": (site.low, np.inf),
         "unit": (site.low, site.high),
-        "simplex": (0.0, 1.0),
     }
+    if site.kind == "simplex":
+        return simplex_box(site.start, site.shape)
     return support_box(*bounds[site.kind], site.shape)
 
 

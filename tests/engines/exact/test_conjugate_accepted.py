@@ -872,5 +872,73 @@ def a_program_with_bound_settings():
     return Case(functools.partial(program, 0.3), REALS, {"mean": {"mean": m, "covariance": v}})
 
 
+FIRST = np.array([3, 0, 5, 2, 8, 1, 0])
+SECOND = np.array([2, 7, 1, 0, 0, 3, 9])
+THIRD = np.array([1, 0, 4, 5, 2, 2, 1])
+
+
+def chain_case(counts: list[np.ndarray], name: str, program: Callable) -> Case:
+    """Counts of kinds among 10, where each outcome is a share of what the outcomes before it left."""
+    left = 10 - sum(counts)
+    alpha = np.stack([1.0 + k + per_arm(count) for k, count in enumerate([*counts, left])], axis=-1)
+    rewards = {f"n{k + 1}": count for k, count in enumerate(counts)}
+    return Case(program, rewards, {name: {"concentration": alpha}}, outcomes=tuple(rewards))
+
+
+@case
+def a_dirichlet_through_a_chain_of_binomials():
+    def program(arm):
+        with numpyro.plate("arms", A):
+            p = numpyro.sample("p", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0])))
+        p = p[arm]
+        numpyro.deterministic("expected_reward", p[:, 0])
+        first = numpyro.sample("n1", dist.Binomial(10, p[:, 0]))
+        numpyro.sample("n2", dist.Binomial(10 - first, p[:, 1] / (1.0 - p[:, 0])))
+
+    return chain_case([FIRST, SECOND], "p", program)
+
+
+@slow_case
+def a_longer_chain_by_what_is_left():
+    def program(arm):
+        p = numpyro.sample("p", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0, 4.0])).expand([A]))
+        numpyro.deterministic("expected_reward", p[arm, 1])
+        left, rest = 10, 1.0
+        for k in range(3):
+            count = numpyro.sample(f"n{k + 1}", dist.Binomial(left, p[arm, k] / rest))
+            left, rest = left - count, rest - p[arm, k]
+
+    return chain_case([FIRST, SECOND // 2, np.minimum(THIRD, 10 - FIRST - SECOND // 2)], "p", program)
+
+
+@slow_case
+def a_chain_by_cumulative_sums():
+    def program(arm):
+        p = numpyro.sample("p", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0])).expand([A]))
+        tails = jnp.cumsum(p[:, ::-1], axis=-1)[:, ::-1]
+        hazard = p / tails
+        numpyro.deterministic("expected_reward", p[arm, 0])
+        first = numpyro.sample("n1", dist.Binomial(10, hazard[arm, 0]))
+        numpyro.sample("n2", dist.Binomial(10 - first, hazard[arm, 1]))
+
+    return chain_case([FIRST, SECOND], "p", program)
+
+
+@case
+def stick_breaking_by_a_cumulative_product():
+    def program(arm):
+        stick = numpyro.sample("stick", dist.Beta(1.0, 2.0).expand([A, 2]).to_event(1))
+        one = jnp.ones((A, 1))
+        left = jnp.concatenate([one, jnp.cumprod(1.0 - stick, axis=-1)], axis=-1)
+        probs = jnp.concatenate([stick, one], axis=-1) * left
+        numpyro.deterministic("expected_reward", stick[arm, 0])
+        numpyro.sample("reward", dist.Categorical(probs[arm]))
+
+    kinds = np.array([0, 2, 1, 1, 0, 2, 2])
+    chosen = np.stack([per_arm(kinds == k) for k in (0, 1)], axis=-1)
+    passed = np.stack([per_arm(kinds > k) for k in (0, 1)], axis=-1)
+    return Case(program, kinds, {"stick": beta(chosen, passed, (1.0, 2.0))})
+
+
 def test_there_are_enough_programs():
     assert len(CASES) >= 50

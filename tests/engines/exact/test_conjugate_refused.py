@@ -367,7 +367,7 @@ class ZeroInflated(dist.Distribution):
         return jnp.where(value == 0, jnp.log(self.gate + (1.0 - self.gate) * jnp.exp(-self.rate)), count)
 
 
-@near_miss("off the conjugate form")
+@near_miss("not affine")
 def zero_inflated_by_hand(arm):
     numpyro.sample("reward", ZeroInflated(0.3, gammas()[arm]))
 
@@ -744,6 +744,38 @@ def a_discrete_latent(arm):
 def a_prior_that_follows_the_arm(arm):
     mean = numpyro.sample("mean", dist.Normal(1.0 * arm[0], 1.0))
     normal(mean + 0.0 * arm)
+
+
+# Chains of outcomes: only the right share of what is left adds up to a conjugate form
+
+
+def chain(arm: Any, share: Callable[[Any], Any], is_second_kept: bool = True) -> None:
+    p = numpyro.sample("p", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0])).expand([A]))[arm]
+    numpyro.deterministic("expected_reward", p[:, 0])
+    first = numpyro.sample("n1", dist.Binomial(10, p[:, 0]))
+    left = 10 - first if is_second_kept else 10
+    numpyro.sample("n2", dist.Binomial(left, share(p)))
+
+
+@near_miss("not affine", outcomes=("n1", "n2"))
+def a_chain_that_forgets_what_is_gone(arm):
+    chain(arm, lambda p: p[:, 1])
+
+
+@near_miss("not affine", outcomes=("n1", "n2"), is_slow=True)
+def a_chain_that_counts_all_again(arm):
+    chain(arm, lambda p: p[:, 1] / (1.0 - p[:, 0]), is_second_kept=False)
+
+
+@near_miss("not proved to stay inside", outcomes=("n1", "n2"), is_slow=True)
+def a_chain_by_the_wrong_share(arm):
+    chain(arm, lambda p: p[:, 1] / (1.0 - p[:, 2]) + p[:, 0] * p[:, 2])
+
+
+@near_miss("not affine", is_slow=True)
+def half_of_a_chain(arm):
+    p = numpyro.sample("p", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0])).expand([A]))[arm]
+    bernoulli(p[:, 1] / (1.0 - p[:, 0]))
 
 
 def test_there_are_enough_programs():
