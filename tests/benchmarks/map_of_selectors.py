@@ -60,7 +60,16 @@ class Grid:
     """Compiled (key, runs of each problem, patience) -> regret and stuck, (problems, runs), per kind of selector."""
 
     def __init__(
-        self, rates, rules, *, num_steps=NUM_STEPS, num_runs=16, num_samples=1000, engine=None, max_lanes=1 << 17
+        self,
+        rates,
+        rules,
+        *,
+        num_steps=NUM_STEPS,
+        num_runs=16,
+        num_samples=1000,
+        engine=None,
+        max_lanes=1 << 17,
+        like=1.0,
     ):
         self.rates, self.num_runs = np.asarray(rates), num_runs
         model = bernoulli(self.rates.shape[1])
@@ -81,7 +90,7 @@ class Grid:
                 return jax.vmap(problem)(first + jnp.arange(self.num_part), rates)
 
             zeros = jnp.zeros((self.num_part, self.rates.shape[1]))
-            return jax.jit(run).lower(jr.key(0), jnp.asarray(0), zeros, jnp.asarray(1.0))
+            return jax.jit(run).lower(jr.key(0), jnp.asarray(0), zeros, jnp.asarray(like))
 
         began = time.time()
         lowered = {name: lower(rule) for name, rule in rules.items()}
@@ -107,6 +116,7 @@ KINDS = {
     "top-two": lambda p: selectors.top_two(),
     "ogi": lambda p: selectors.optimistic_gittins(NUM_STEPS, p),
     "ogi-learning": lambda p: selectors.optimistic_gittins(NUM_STEPS, p, 1.0),
+    "ogi-root": lambda p: selectors.optimistic_gittins(NUM_STEPS, p, 0.5),
     "ogi-short": lambda p: selectors.optimistic_gittins(NUM_STEPS // 10, p),
     "ogi-long": lambda p: selectors.optimistic_gittins(NUM_STEPS * 10, p),
 }
@@ -119,6 +129,7 @@ POLICIES = {  # name -> kind, patience
     "Gittins .7": ("ogi", 0.7),
     "Gittins .5": ("ogi", 0.5),
     "Gittins 2, learning 1": ("ogi-learning", 2.0),
+    "Gittins 4, learning .5": ("ogi-root", 4.0),
 }
 WRONG = {"Gittins 1, horizon / 10": ("ogi-short", 1.0), "Gittins 1, horizon x 10": ("ogi-long", 1.0)}
 
@@ -148,7 +159,10 @@ def rounds(grid, policies, seconds, most, path, begin=0):
     while done < most and time.time() - began + 1.2 * longest < seconds or done == 0:
         start = time.time()
         for name, (kind, patience) in policies.items():
+            started = time.time()
             found[name].append(grid.play(kind, begin + done, patience))
+            if done == 0:
+                print(f"  {name}: {time.time() - started:.1f} s", flush=True)
         done += grid.num_runs
         longest = max(longest, time.time() - start)
         if done == grid.num_runs:
@@ -162,9 +176,15 @@ def rounds(grid, policies, seconds, most, path, begin=0):
 
 
 def run_grid(arguments, out):
+    if arguments.begin:  # more of the triples alone, without the one that never stops challenging
+        began, policies = time.time(), {name: policy for name, policy in POLICIES.items() if name != "top-two"}
+        triples = Grid(problems(3), {kind: KINDS[kind] for kind, _ in policies.values()}, num_runs=100)
+        left, path = arguments.seconds - (time.time() - began), out / f"triples-{arguments.begin}.npz"
+        rounds(triples, policies, left, arguments.runs, path, arguments.begin)
+        return
     began = time.time()
     triples = Grid(problems(3), KINDS, num_runs=100)
-    pairs = Grid(problems(2), {k: KINDS[k] for k in list(KINDS)[:6]}, num_runs=500)
+    pairs = Grid(problems(2), {kind: KINDS[kind] for kind, _ in POLICIES.values()}, num_runs=500)
     left = arguments.seconds - (time.time() - began)
     rounds(pairs, POLICIES, 0.12 * left, arguments.runs, out / "pairs.npz")
     rounds(triples, WRONG | {"Gittins 1": ("ogi", 1.0)}, 0.06 * left, arguments.runs, out / "horizon.npz")
@@ -228,8 +248,15 @@ CASES = [  # program, horizon, whether the worlds are three times as wide as the
     ("gaussian", 1000, True),
     ("bernoulli", 100, False),
     ("linear_gaussian", 100, False),
-    ("bernoulli", 10_000, False),
     ("hurdle", 1000, False),
+    ("bernoulli", 10_000, False),
+    ("gaussian", 100, False),
+    ("poisson", 100, False),
+    ("hurdle", 100, False),
+    ("hierarchical_gaussian", 100, False),
+    ("logistic", 300, False),  # not conjugate: Laplace's approximation, and fewer worlds
+    ("poisson", 10_000, False),
+    ("linear_gaussian", 10_000, False),
 ]
 
 
@@ -244,15 +271,16 @@ def run_prior(arguments, out):
     """Tune on 512 worlds, and see how all candidates fare on held-out worlds."""
     rows, began, longest = [], time.time(), 0.0
     for name, horizon, is_wide in CASES:
-        start = time.time()
-        if arguments.programs and name not in arguments.programs.split(","):
+        start, wanted = time.time(), arguments.programs.split(",")
+        if arguments.programs and not {name, f"{name}-{horizon}{'-wide' if is_wide else ''}"} & set(wanted):
             continue
         if start - began + longest > arguments.seconds:
             break
         model, contexts = bundled(name)
-        engine = engines.conjugate(model)
+        is_exact = name != "logistic"
+        engine = engines.conjugate(model) if is_exact else engines.laplace(model, capacity=horizon)
         named = candidates(model, engine, horizon)
-        num = 1024 if "information-directed" in named else 4096
+        num = (1024 if "information-directed" in named else 4096) if is_exact else 512
         own = Environment.from_prior(model, contexts)
         play = Player(model, engine, own, horizon, 1000, 0, num, "float32")
         with play.working():
@@ -318,7 +346,10 @@ def main():
     parser.add_argument("part", choices=["grid", "table", "prior", "change", "report"])
     parser.add_argument("--runs", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--programs", default="", help="of `prior`, separated by commas; all by default")
+    parser.add_argument("--begin", type=int, default=0, help="of `grid`: go on with the triples at this realization")
+    parser.add_argument(
+        "--programs", default="", help="of `prior`: names such as poisson, poisson-100, gaussian-1000-wide"
+    )
     parser.add_argument("--out", type=Path, default=Path("map-of-selectors"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,8 @@ CLASSIC = ("double sampling", "Thompson", "Bayes-UCB")
 
 def report(folder: Path) -> None:
     for name in ("triples", "pairs", "horizon", "ids"):
-        path = folder / f"{name}.npz"
-        if path.exists():
-            found = np.load(path)
+        found = _joined(sorted(folder.glob(f"{name}*.npz")))
+        if found:
             print(f"\n## {name}: {len(found['rates'])} problems, {found['num_runs']} realizations each\n")
             _table(found)
             _worse(found)
@@ -23,8 +22,24 @@ def report(folder: Path) -> None:
             print(f"\n## {name}\n")
             for row in json.loads(path.read_text()):
                 print("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
-    if (folder / "triples.npz").exists():
-        _map(np.load(folder / "triples.npz"), folder / "map.png")
+    triples = _joined(sorted(folder.glob("triples*.npz")))
+    if triples:
+        _map(triples, folder / "map.png")
+
+
+def _joined(paths: list[Path]) -> dict:
+    """Join runs that were played apart, over the policies that are in all; percentiles are averaged, by number of runs."""
+    parts = [dict(np.load(path)) for path in paths]
+    if not parts:
+        return {}
+    names = [name for name in parts[0]["names"] if all(name in part["names"] for part in parts)]
+    runs = np.array([int(part["num_runs"]) for part in parts])
+    joined = {"names": np.array(names), "rates": parts[0]["rates"], "num_runs": runs.sum()}
+    own = [[list(part["names"]).index(name) for name in names] for part in parts]
+    for key in ("mean", "high", "highest", "stuck"):
+        joined[key] = sum(n * part[key][i] for n, part, i in zip(runs, parts, own, strict=True)) / runs.sum()
+    within = [(n - 1) * part["covariance"][:, i][:, :, i] for n, part, i in zip(runs, parts, own, strict=True)]
+    return joined | {"covariance": sum(within) / (runs - 1).sum()}
 
 
 def _table(found) -> None:
