@@ -76,13 +76,17 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
         found = run_once(lambda: measure(model, layout, words))
     except NotConjugate:
         raise
-    except Exception as error:  # whatever jax says of an operation without a second derivative
-        raise report.refusal(
-            model,
-            f"cannot be proved conjugate: jax cannot differentiate it twice ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''})",
-            "write it in jax operations that have derivatives in both modes; until then an approximate engine serves it",
-        ) from error
+    except (
+        Exception
+    ) as error:  # whatever jax says of an operation without a second derivative, or of a device that fails
+        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            reason = f"cannot be proved conjugate: the computation failed while it ran ({said})"
+            remedy = "look whether the device has memory left and works, and at what the program calls back"
+        else:
+            reason = f"cannot be proved conjugate: jax cannot differentiate it twice ({said})"
+            remedy = "write it in jax operations that have derivatives in both modes; until then an approximate engine serves it"
+        raise report.refusal(model, reason, remedy) from error
     fault, tested = judge(found, model.num_arms)
     if fault == "obstacle":
         first = next(obstacle for obstacle, happened in zip(words, found.obstacles, strict=True) if bool(happened))
@@ -241,6 +245,16 @@ def _improper(prior: Posterior) -> list[str]:
     return [kind for kind, values in parameters if not np.all(np.asarray(values) > 0)]
 
 
+def _is_singular(prior: Posterior) -> bool:
+    """Tell whether rounding leaves a precision matrix without a smallest eigenvalue: reals tied too tightly to each other."""
+    for precision in (np.asarray(prior.precision), np.asarray(prior.scaled_precision)):
+        if precision.size and np.all(np.isfinite(precision)):
+            eigen = np.linalg.eigvalsh(precision)
+            if np.any(eigen[..., 0] <= np.finfo(precision.dtype).eps * precision.shape[-1] * eigen[..., -1]):
+                return True
+    return False
+
+
 def _refuse_improper(model: RewardModel, layout: Layout, prior: Posterior) -> None:
     names = [site.name for site in layout.of(_improper(prior)[0])]
     raise report.refusal(
@@ -252,7 +266,7 @@ def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_p
     """Find which latents break the affine form, one site at a time, and refuse with that."""
     prior = jax.tree.map(jnp.asarray, found.prior)
     residual, row = _worst(found, is_prior=is_prior)
-    if is_prior and residual.nats <= residual.tolerance:
+    if is_prior and (residual.nats <= residual.tolerance or _is_singular(found.prior)):
         raise report.blurred_refusal(model, layout, residual)
 
     def log_density(point: Coordinates) -> Array:

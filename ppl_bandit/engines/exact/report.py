@@ -289,6 +289,8 @@ def blurred_refusal(model: RewardModel, layout: Layout, residual: Residual) -> N
         f"rounding alone could hide {float(residual.rounding):.1e} nats of a deviation, and no more than "
         f"{resolution(jnp.float64):g} are certified"
     )
+    if not residual.nats < jnp.inf:
+        hidden = "rounding leaves no precision matrix that could be inverted"
     if layout.free.size > 1 or layout.members.shape[1] > 1:
         return refusal(
             model,

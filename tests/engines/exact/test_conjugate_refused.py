@@ -397,7 +397,7 @@ def logistic_noise(arm):
     numpyro.sample("reward", dist.Logistic(reals()[arm], 1.0))
 
 
-@near_miss("abs", is_slow=True)
+@near_miss("no prior is known that is conjugate to a Laplace", is_slow=True)
 def laplace_with_a_latent_location(arm):
     numpyro.sample("reward", dist.Laplace(reals()[arm], 1.0))
 
