@@ -367,7 +367,7 @@ class ZeroInflated(dist.Distribution):
         return jnp.where(value == 0, jnp.log(self.gate + (1.0 - self.gate) * jnp.exp(-self.rate)), count)
 
 
-@near_miss("not affine")
+@near_miss("off the conjugate form")
 def zero_inflated_by_hand(arm):
     numpyro.sample("reward", ZeroInflated(0.3, gammas()[arm]))
 
