@@ -142,6 +142,9 @@ def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[
         and offered.pseudo_counts() is not None
     ):
         named["Gittins, patience 2, learning 1"] = rules.optimistic_gittins(horizon, 2.0, 1.0)
+        named["Gittins, patience 4, learning 0.5"] = rules.optimistic_gittins(
+            horizon, 4.0, 0.5
+        )  # for those who fear the tail
     return named
 
 
@@ -153,10 +156,10 @@ def _named(selectors: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, 
 
 
 class _Kind(NamedTuple):
-    """What must be compiled apart: selectors that differ in patience alone are one kind."""
+    """What must be compiled apart: selectors that differ in patience, or in a learning above 0, are one kind."""
 
     rule: Callable[[Any], Selector]
-    patience: float
+    numbers: tuple[float, float]
 
 
 class Player:
@@ -205,11 +208,9 @@ class Player:
 
     def worlds(self, selector: Selector, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Play the worlds of these numbers; return their regret after the last step, and whether they ended stuck."""
-        run, patience = self._compiled[_identity(selector)], _kind(selector).patience
+        run, numbers = self._compiled[_identity(selector)], jnp.asarray(_kind(selector).numbers)
         starts = list(range(begin, end, self._num_chunk))
-        parts = self._map(
-            lambda start: jax.device_get(run(jr.key(self.seed), jnp.asarray(start), jnp.asarray(patience))), starts
-        )
+        parts = self._map(lambda start: jax.device_get(run(jr.key(self.seed), jnp.asarray(start), numbers)), starts)
         regret, stuck = (np.concatenate(part)[: end - begin] for part in zip(*parts, strict=True))
         return regret.astype(float), stuck
 
@@ -225,34 +226,36 @@ class Player:
     def _lower(self, kind: _Kind) -> Any:
         model, engine, environment, horizon, num_samples = self._parts
 
-        def one(key: Key, patience: Float[Array, ""]) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-            selector = kind.rule(patience)
+        def one(key: Key, numbers: Float[Array, " 2"]) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+            selector = kind.rule(numbers)
             regret = rollout(
                 key, model, engine, selector, environment, num_steps=horizon, num_samples=num_samples
             ).regret
             return jnp.sum(regret), is_stuck(regret[None])[0]
 
-        def run(key: Key, start: Int[Array, ""], patience: Float[Array, ""]) -> Any:
+        def run(key: Key, start: Int[Array, ""], numbers: Float[Array, " 2"]) -> Any:
             keys = jax.vmap(lambda number: jr.fold_in(key, number))(start + jnp.arange(self._num_chunk))
             if self._in_turn:
-                return jax.lax.map(lambda key: one(key, patience), keys)
-            return jax.vmap(one, in_axes=(0, None))(keys, patience)
+                return jax.lax.map(lambda key: one(key, numbers), keys)
+            return jax.vmap(one, in_axes=(0, None))(keys, numbers)
 
-        return jax.jit(run).lower(jr.key(self.seed), jnp.asarray(0), jnp.asarray(kind.patience))
+        return jax.jit(run).lower(jr.key(self.seed), jnp.asarray(0), jnp.asarray(kind.numbers))
 
 
 def _kind(selector: Selector) -> _Kind:
     settings = selector.settings
     if selector.name != rules.optimistic_gittins.__name__:
-        return _Kind(lambda patience: selector, 1.0)
-    horizon, learning = settings["horizon"], settings["learning"]
-    return _Kind(lambda patience: rules.optimistic_gittins(horizon, patience, learning), settings["patience"])
+        return _Kind(lambda numbers: selector, (1.0, 0.0))
+    horizon, patience, learning = (settings[name] for name in ("horizon", "patience", "learning"))
+    if learning == 0:  # needs nothing that only some engines offer
+        return _Kind(lambda numbers: rules.optimistic_gittins(horizon, numbers[0]), (patience, 0.0))
+    return _Kind(lambda numbers: rules.optimistic_gittins(horizon, *numbers), (patience, learning))
 
 
 def _identity(selector: Selector) -> Any:
     if selector.name != rules.optimistic_gittins.__name__:
         return id(selector)
-    return selector.name, selector.settings["horizon"], selector.settings["learning"]
+    return selector.name, selector.settings["horizon"], selector.settings["learning"] > 0
 
 
 def _check(horizon: Any, criterion: Any, num_worlds: Any, num_samples: Any, precision: Any) -> None:

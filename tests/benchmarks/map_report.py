@@ -114,7 +114,7 @@ def _map(found, path: Path) -> None:
                 winner[row, column] = np.argmin(mean[:, cell].mean(axis=1))
                 for name in CLASSIC:
                     gain[name][row, column] = 100 * (mean[own, cell].mean() / mean[shown.index(name), cell].mean() - 1)
-    colours = ["#E69F00", "#999999", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00"][: len(shown)]
+    colours = ["#E69F00", "#999999", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#F0E442"][: len(shown)]
     figure, axes = plt.subplots(1, 4, figsize=(19, 5), layout="constrained")
     edges = [np.append(v - 0.025, v[-1] + 0.025) for v in (xs, ys)]
     axes[0].pcolormesh(*edges, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(shown) - 0.5)

@@ -85,7 +85,9 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
             remedy = "look whether the device has memory left and works, and at what the program calls back"
         else:
             reason = f"cannot be proved conjugate: jax cannot differentiate it twice ({said})"
-            remedy = "use jax operations that have derivatives in both modes; an approximate engine serves it until then"
+            remedy = (
+                "use jax operations that have derivatives in both modes; an approximate engine serves it until then"
+            )
         raise report.refusal(model, reason, remedy) from error
     fault, tested = judge(found, model.num_arms)
     if fault == "obstacle":
