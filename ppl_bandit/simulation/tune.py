@@ -122,8 +122,7 @@ def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[
     Information-directed sampling reads a table of draws at every step. Where the engine spares the others that (the law of
     p-hat in closed form), it would cost twenty times as much as they do, and is left to those who ask for it.
     """
-    with jax.enable_x64(True):
-        offered = None if engine.marginals is None else engine.marginals(engine.init(jr.key(0)), reward_model.context)
+    knows_probs, knows_counts = _offers(reward_model, engine)
     named = {
         "double sampling": rules.double_sampling(),
         "Thompson": rules.thompson(),
@@ -131,21 +130,33 @@ def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[
         "top-two": rules.top_two(),
         "greedy": rules.greedy(),
     }
-    if offered is None or offered.best_arm_probs is None:
+    if not knows_probs:
         named["information-directed"] = rules.information_directed()
     for patience in LADDER:
         named[f"Gittins, patience {patience:g}"] = rules.optimistic_gittins(horizon, patience)
-    if (
-        offered is not None
-        and offered.tail is not None
-        and offered.pseudo_counts
-        and offered.pseudo_counts() is not None
-    ):
+    if knows_counts:
         named["Gittins, patience 2, learning 1"] = rules.optimistic_gittins(horizon, 2.0, 1.0)
         named["Gittins, patience 4, learning 0.5"] = rules.optimistic_gittins(
             horizon, 4.0, 0.5
         )  # for those who fear the tail
     return named
+
+
+def _offers(reward_model: RewardModel, engine: Engine) -> tuple[bool, bool]:
+    """Tell whether an engine knows the probabilities of arms to be best, and how much their posteriors are worth."""
+    known: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        offered = None if engine.marginals is None else engine.marginals(engine.init(jr.key(0)), reward_model.context)
+        if offered is None:
+            known.append((False, False))
+            return
+        counts = None if offered.tail is None or offered.pseudo_counts is None else offered.pseudo_counts()
+        known.append((offered.best_arm_probs is not None, counts is not None))
+
+    with jax.enable_x64(True):
+        jax.eval_shape(look)  # nothing is computed: it is asked what could be
+    return known[0]
 
 
 def _named(selectors: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, Selector]:
