@@ -32,6 +32,7 @@ Every bundled model, played by the live bandit for {NUM_STEPS} decisions in a wo
 bandit then says of itself (`bandit.explain()`, `bandit.plot()`). What each block of that text means is in
 [reading `explain()`](explain.md). The programs are plain files to copy; `ppl-bandit check NAME`, `run NAME` and `compare NAME`
 know them by name. On the left of a figure stands what is known of each arm after these rewards, on the right who was played.
+`mixture` and `student_t` decide and learn 25 rows at a time (`select_many`, `update_many`).
 """
 
 

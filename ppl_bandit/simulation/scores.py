@@ -80,7 +80,7 @@ def pairwise(found: "xarray.Dataset") -> str:
     """
     names = [str(name) for name in found.selector.values]
     finals = {name: np.asarray(found.final_regret.sel(selector=name), float) for name in names}
-    lines = ["| less | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
+    lines = ["| regret, row less column | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
     for row in names:
         entries = []
         for column in names:
