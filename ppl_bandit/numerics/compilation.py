@@ -121,14 +121,15 @@ def quick_options() -> dict[str, Any]:
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
     """Leave out the options that this XLA does not know."""
-    known = {name: value for name, value in options.items() if _is_known(name, value)}
-    return known
+    if _are_known(**options):
+        return options
+    return {name: value for name, value in options.items() if _are_known(**{name: value})}
 
 
 @functools.cache
-def _is_known(name: str, value: Any) -> bool:
+def _are_known(**options: Any) -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except Exception as error:
         if "No such compile option" not in str(error):
             raise
