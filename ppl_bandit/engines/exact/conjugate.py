@@ -24,7 +24,7 @@ from ppl_bandit.engines.exact.certificate import (
     residual_of,
     worst_of,
 )
-from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
+from ppl_bandit.engines.exact.chunks import for_each, join_chunks, over_chunks, split_chunks
 from ppl_bandit.engines.exact.examination import examine
 from ppl_bandit.engines.exact.expectation import watch_means
 from ppl_bandit.engines.exact.families import (
@@ -148,7 +148,7 @@ def _update(
         posterior: Posterior, rows: Any
     ) -> tuple[Posterior, tuple[Residual, Bool[Array, " 2"], Float[Array, ""]]]:
         centre = coordinates_at(layout, posterior)
-        by_outcome, is_sound = jax.vmap(lambda row: _read_row(model, layout, centre, row))(rows)
+        by_outcome, is_sound = for_each(lambda row: _read_row(model, layout, centre, row), rows)
         naturals = map_blocks(lambda leaf: leaf.sum(axis=1), by_outcome)
         num_new = jnp.sum(rows.mask)
         if discount < 1.0:
@@ -166,10 +166,10 @@ def _update(
         home = where(is_fine, after, posterior)
         places = places_for(layout, posterior, home, _NUM_POINTS, _NUM_AT_HOME)
         of_prior = recentre(layout, prior_natural, prior_centre, centre)[0]
-        found = jax.vmap(lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row))(
-            rows, by_outcome
+        found = for_each(
+            lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row), rows, by_outcome
         )
-        residuals = jax.vmap(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)))(found)
+        residuals = for_each(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)), found)
         residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
         residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))
         of_prior_there = jax.tree.map(lambda leaf: leaf[0, 0], found)
@@ -178,7 +178,7 @@ def _update(
         is_held = is_fine & is_resolved(layout, kept, after, total, steps)
         return after, (residuals, jnp.stack([is_prior_affine, is_held]), of_prior_there.rounding)
 
-    after, (residuals, verdicts, prior_roundings) = jax.lax.scan(absorb_chunk, state, chunks)
+    after, (residuals, verdicts, prior_roundings) = over_chunks(absorb_chunk, state, chunks)
     residuals = join_chunks(residuals, num_rows)
     is_certified = is_affine(residuals)
     is_prior_certified, is_held = jnp.all(verdicts, axis=0)

@@ -23,7 +23,7 @@ from ppl_bandit.engines.exact.certificate import (
     residual_of,
     worst_of,
 )
-from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
+from ppl_bandit.engines.exact.chunks import join_chunks, over_chunks, split_chunks
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
@@ -52,7 +52,7 @@ __all__ = ["Findings", "examine", "judge", "measure"]
 _NUM_POINTS = 16
 _NUM_AT_HOME = 8
 _MAX_ROWS = 2048
-_ROWS_AT_ONCE = 64
+_ROWS_AT_ONCE = 128
 
 
 class Findings(NamedTuple):
@@ -160,7 +160,7 @@ def measure(model: RewardModel, layout: Layout, words: list[Obstacle]) -> Findin
     rng = np.random.default_rng(13)
     stretch = jnp.asarray(rng.choice([-1.0, 1.0], size=num_rows) * rng.uniform(0.5, 1.2, size=num_rows))
     chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _ROWS_AT_ONCE))
-    found = jax.lax.map(lambda chunk: jax.vmap(read)(*chunk), chunks)
+    _, found = over_chunks(lambda _, chunk: (None, jax.vmap(read)(*chunk)), None, chunks)
     naturals, residuals, is_finite, in_rows = join_chunks(found, num_rows)
     words[:] = said[True] + said[False]
     return Findings(
