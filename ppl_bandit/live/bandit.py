@@ -384,7 +384,7 @@ class Bandit(ReadableBandit):
 
     def _learn(self, make_events: Callable) -> Any:
         """Record and learn; on any error nothing has changed."""
-        self._follow(is_waiting=False)
+        self._check_process()
         info, notes = self._experiment.learn(make_events)
         if self._journal is not None and len(self._experiment.history) >= self._num_kept + _ROWS_PER_CHECKPOINT:
             with self._experiment.learning:

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.live.learning import Learner, Task, pad_rows, pieces
@@ -75,7 +74,7 @@ def decide_many(
 @functools.lru_cache(maxsize=256)
 def _mask(allowed: bytes) -> jax.Array:
     """Return a mask on the device, where the few that a bandit uses stay."""
-    return jnp.asarray(np.frombuffer(allowed, bool))
+    return jax.device_put(np.frombuffer(allowed, bool))
 
 
 def _unpacked(row: np.ndarray) -> Selection:

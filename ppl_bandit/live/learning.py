@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
@@ -68,7 +67,7 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws)
         state = run.init(np.int64(task.seed))
         state = state if engine.reserve is None else engine.reserve(state, _FIRST_ROOM)
-        learner = Learner(engine, run, state, jnp.asarray(task.seed))
+        learner = Learner(engine, run, state, jax.device_put(np.int64(task.seed)))
     _prepare(task, learner, learner.state)
     return learner
 

@@ -176,11 +176,14 @@ class ReadableBandit:
         return self._experiment.standing.learner
 
     def _follow(self, *, is_waiting: bool = True) -> Any:
+        self._check_process()
+        return self._experiment.follow(is_waiting=is_waiting)
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "this bandit was built before the process was forked: build it in each process, after the fork"
             )
-        return self._experiment.follow(is_waiting=is_waiting)
 
     def _rows(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any]:
         with self._experiment.learning:

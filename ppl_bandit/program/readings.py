@@ -81,7 +81,7 @@ def check_flow(
         goal = trace["expected_reward"]["value"] if has_expected_reward else jnp.zeros(())
         return prior, goal, [log_prob(trace[name]) for name in reading.outcomes]
 
-    args = (jr.key(0), latents, arm, context, outcomes)
+    args = (jax.eval_shape(jr.key, 0), latents, arm, context, outcomes)
     closed, shape = jax.make_jaxpr(flow, return_shape=True)(*args)
     labels = [
         frozenset([label])

@@ -12,7 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.families import POSITIVE, UNIT, Coordinates, Layout, Natural, Posterior
+from ppl_bandit.engines.exact.families import (
+    POSITIVE,
+    UNIT,
+    Coordinates,
+    Layout,
+    Natural,
+    Posterior,
+    map_blocks,
+    pick,
+    where_member,
+)
 
 __all__ = ["Region", "affine_change", "magnitude_of", "natural_of", "recentre", "region_around"]
 
@@ -35,17 +45,18 @@ class Region(NamedTuple):
 
 def natural_of(layout: Layout, posterior: Posterior) -> Natural:
     """Return the natural parameters of a density of the latents, relative to its own means."""
-    num_members = jnp.asarray(layout.is_member.sum(axis=1), posterior.shape.dtype)
     pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
+    # The density of z = u^(1/power) has (shape - 1/power) log u where that of u has shape - 1.
+    offset = np.asarray(0.5 * layout.is_member.sum(axis=1) - 1.0 / layout.power, posterior.shape.dtype)
+    beta, dirichlet = map_blocks(lambda leaf: leaf - 1.0, (posterior.beta, posterior.dirichlet))
     return Natural(
-        posterior.beta - 1.0,
-        tuple(rows - 1.0 for rows in posterior.dirichlet),
-        # The density of z = u^(1/power) has (shape - 1/power) log u where that of u has shape - 1.
-        posterior.shape - jnp.asarray(1.0 / layout.power, posterior.shape.dtype) + 0.5 * num_members,
-        -posterior.rate,
-        jnp.zeros_like(posterior.scaled_mean),
-        jnp.where(pairs, posterior.scaled_precision, 0.0),
-        jnp.zeros_like(posterior.mean),
+        beta,
+        dirichlet,
+        map_blocks(lambda leaf: leaf + offset, posterior.shape),
+        map_blocks(lambda leaf: -leaf, posterior.rate),
+        np.zeros(layout.members.shape, posterior.mean.dtype),
+        where_member(pairs, posterior.scaled_precision),
+        np.zeros(layout.free.shape, posterior.mean.dtype),
         posterior.precision,
     )
 
@@ -55,82 +66,104 @@ def magnitude_of(layout: Layout, natural: Natural, centre: Coordinates) -> Natur
 
     A slope is read off a residual, so it is rounded like the curvature times the location that entered it.
     """
-    sizes = jax.tree.map(jnp.abs, natural)
-    x, y = jnp.abs(_scaled(layout, centre.real)), jnp.abs(centre.real[layout.free])
-    return sizes._replace(
-        scaled_linear=sizes.scaled_linear + jnp.einsum("gst,gt->gs", sizes.scaled_quadratic, x),
-        linear=sizes.linear + sizes.quadratic @ y,
-    )
+    sizes = map_blocks(abs, natural)
+    if layout.members.size:
+        bend = jnp.einsum("gst,gt->gs", sizes.scaled_quadratic, abs(_scaled(layout, centre.real)))
+        sizes = sizes._replace(scaled_linear=sizes.scaled_linear + bend)
+    if layout.free.size:
+        sizes = sizes._replace(linear=sizes.linear + sizes.quadratic @ abs(pick(centre.real, layout.free)))
+    return sizes
 
 
 def recentre(layout: Layout, natural: Natural, old: Coordinates, new: Coordinates) -> tuple[Natural, Natural]:
     """Return the same form relative to another centre of the reals, and the size to which its coefficients are rounded."""
     size = magnitude_of(layout, natural, old)
-    x, y = _scaled(layout, new.real - old.real), (new.real - old.real)[layout.free]
-    bend, scaled_bend = natural.quadratic @ y, jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x)
-    there = magnitude_of(layout, natural, new)
-    return natural._replace(
-        scale=natural.scale + jnp.sum((natural.scaled_linear - 0.5 * scaled_bend) * x, axis=-1),
-        scaled_linear=natural.scaled_linear - scaled_bend,
-        linear=natural.linear - bend,
-    ), size._replace(
-        scale=size.scale + jnp.sum((size.scaled_linear + 0.5 * jnp.abs(scaled_bend)) * jnp.abs(x), axis=-1),
-        scaled_linear=size.scaled_linear + there.scaled_linear,
-        linear=size.linear + there.linear,
-    )
+    if not old.real.size:
+        return natural, size
+    moved, there = new.real - old.real, magnitude_of(layout, natural, new)
+    if layout.members.size:
+        x = _scaled(layout, moved)
+        bend = jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x)
+        gain = jnp.sum((natural.scaled_linear - 0.5 * bend) * x, axis=-1)
+        size = size._replace(
+            scale=size.scale + jnp.sum((size.scaled_linear + 0.5 * jnp.abs(bend)) * jnp.abs(x), axis=-1),
+            scaled_linear=size.scaled_linear + there.scaled_linear,
+        )
+        natural = natural._replace(scale=natural.scale + gain, scaled_linear=natural.scaled_linear - bend)
+    if layout.free.size:
+        bend = natural.quadratic @ pick(moved, layout.free)
+        size = size._replace(linear=size.linear + there.linear)
+        natural = natural._replace(linear=natural.linear - bend)
+    return natural, size
 
 
 def region_around(layout: Layout, points: Coordinates) -> Region:
     """Return what an affine form needs to know of points, (P, ...), the first of which is their centre."""
-    centre = jax.tree.map(lambda leaf: leaf[0], points)
-    u, log_z = jnp.exp(points.positive), points.positive / jnp.asarray(layout.power, points.positive.dtype)
-    away = points.real - centre.real
-    x, y = jnp.where(layout.is_member, away[:, layout.members], 0.0), away[:, layout.free]
-    at = jnp.where(layout.is_member, points.real[:, layout.members], 0.0), points.real[:, layout.free]
-    w = jnp.stack([points.unit, -points.unit], axis=-1)
-    low, high = _bounds(layout, UNIT, points.unit.dtype)
-    share = jnp.abs(low / jnp.where(high == low, 1.0, high - low) + jax.nn.sigmoid(points.unit))
-    floor, _ = _bounds(layout, POSITIVE, points.positive.dtype)
-    power = jnp.abs(jnp.asarray(layout.power, points.positive.dtype))
-    stretch = 1.0 + power * (1.0 + jnp.abs(log_z) + jnp.abs(floor) * jnp.exp(-log_z))
+    away = points.real - points.real[0] if points.real.size else points.real
+    scaled, sizes_of_scaled, scaled_at = _around_scaled(layout, points, away)
+    y, at = pick(away, layout.free), abs(pick(points.real, layout.free))
+    unit, sizes_of_unit = _around_units(layout, points.unit)
     logs = tuple(jax.nn.log_softmax(rows, axis=-1) for rows in points.simplex)
-    weight = stretch * u
-    statistics = Natural(
-        jax.nn.log_sigmoid(w),
-        logs,
-        points.positive,
-        u,
-        u[..., None] * x,
-        -0.5 * u[..., None, None] * x[..., :, None] * x[..., None, :],
-        y,
-        -0.5 * y[..., :, None] * y[..., None, :],
-    )
-    x, y, at = jnp.abs(x), jnp.abs(y), (jnp.abs(at[0]), jnp.abs(at[1]))
+    kept = (unit, logs, *scaled[:2])
+    free = (y, -0.5 * y[..., :, None] * y[..., None, :])
+    changes = Natural(*kept, *scaled[2:], *free)
     # The latents of a point are rounded at their own size: 1 - z near 1, a distant location times the slope there.
-    rounded = Natural(
-        (share[..., None] + jnp.arange(2.0, dtype=share.dtype))
-        / jax.nn.sigmoid(w),  # 1 - z is rounded at the size of 1
-        tuple(1.0 + jnp.abs(rows) for rows in points.simplex),
-        stretch,
-        weight,
-        weight[..., None] * x,
-        weight[..., None, None] * (0.5 * x[..., :, None] + at[0][..., :, None]) * x[..., None, :],
+    rounded = (sizes_of_unit, tuple(1.0 + jnp.abs(rows) for rows in points.simplex), *sizes_of_scaled[:2])
+    y = abs(y)
+    sizes = Natural(
+        *map_blocks(lambda own, leaf: own + abs(leaf) + abs(leaf[:1]), rounded, kept),
+        *sizes_of_scaled[2:],
         y,
-        (0.5 * y[..., :, None] + at[1][..., :, None]) * y[..., None, :],
+        (0.5 * y[..., :, None] + at[..., :, None]) * y[..., None, :],
     )
-    changes = jax.tree.map(lambda leaf: leaf - leaf[0], statistics)
-    kept = ("unit", "simplex", "log_scale", "scale")
-    sizes = rounded._replace(
-        **{
-            name: jax.tree.map(
-                lambda own, leaf: own + jnp.abs(leaf) + jnp.abs(leaf[0]),
-                getattr(rounded, name),
-                getattr(statistics, name),
-            )
-            for name in kept
-        }
+    return Region(points, map_blocks(lambda leaf: leaf - leaf[:1], changes), sizes, scaled_at, at)
+
+
+def _around_units(layout: Layout, logits: Float[Array, "P U"]) -> tuple[Any, Any]:
+    """Return the statistics of the unit elements at some points, and the sizes at which they are rounded."""
+    if not logits.size:
+        return (np.zeros((*logits.shape, 2), logits.dtype),) * 2
+    low, high = _bounds(layout, UNIT)
+    offset = np.asarray(low / np.where(high == low, 1.0, high - low), logits.dtype)
+    both = jnp.stack([logits, -logits], axis=-1)
+    w = jax.nn.sigmoid(both)
+    share = abs(w[..., :1] + offset[:, None])
+    # 1 - z is rounded at the size of 1.
+    return jax.nn.log_sigmoid(both), (share + np.arange(2, dtype=logits.dtype)) / w
+
+
+def _around_scaled(layout: Layout, points: Coordinates, away: Float[Array, "P D"]) -> tuple[Any, Any, Any]:
+    """Return the statistics of the positive elements and of the reals that they scale, their sizes, and the reals' own."""
+    log_u, dtype = points.positive, points.positive.dtype
+    shape = (log_u.shape[0], *layout.members.shape)
+    none = np.zeros(shape, dtype)
+    if not log_u.size:
+        return (
+            (log_u, log_u, none, np.zeros((*shape, 0), dtype)),
+            (log_u, log_u, none, np.zeros((*shape, 0), dtype)),
+            none,
+        )
+    power, (floor, _) = np.asarray(layout.power, dtype), _bounds(layout, POSITIVE)
+    u, log_z = jnp.exp(log_u), log_u / power
+    far = abs(log_z) if np.all(floor == 0) else abs(log_z) + np.asarray(abs(floor), dtype) * jnp.exp(-log_z)
+    stretch = 1.0 + abs(power) * (1.0 + far)
+    weight = stretch * u
+    if not layout.members.size:
+        empty = none, np.zeros((*shape, shape[-1]), dtype)
+        return (log_u, u, *empty), (stretch, weight, *empty), none
+    x, at = (where_member(layout.is_member, pick(real, layout.members)) for real in (away, points.real))
+    changes = u[..., None] * x
+    size, at = abs(x), abs(at)
+    return (
+        (log_u, u, changes, -0.5 * changes[..., :, None] * x[..., None, :]),
+        (
+            stretch,
+            weight,
+            weight[..., None] * size,
+            weight[..., None, None] * (0.5 * size[..., :, None] + at[..., :, None]) * size[..., None, :],
+        ),
+        weight[..., None] * at,
     )
-    return Region(points, changes, sizes, weight[..., None] * at[0], at[1])
 
 
 def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
@@ -140,8 +173,8 @@ def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Floa
         natural: relative to the region's centre.
         size: the size to which each coefficient is rounded, by `magnitude_of` or `recentre`.
     """
-    sizes = _dot(size, region.sizes)
-    sizes += _dot(jnp.abs(natural.scaled_linear), region.scaled_at) + _dot(jnp.abs(natural.linear), region.free_at)
+    slopes = map_blocks(abs, (natural.scaled_linear, natural.linear))
+    sizes = _dot((size, slopes), (region.sizes, (region.scaled_at, region.free_at)))
     return _dot(natural, region.changes), sizes
 
 
@@ -152,13 +185,13 @@ def _dot(coefficients: Any, statistics: Any) -> Float[Array, " P"]:
 
 
 def _scaled(layout: Layout, real: Array) -> Float[Array, "G S"]:
-    return jnp.where(layout.is_member, real[layout.members], 0.0)
+    return where_member(layout.is_member, pick(real, layout.members))
 
 
-def _bounds(layout: Layout, kind: str, dtype: Any) -> tuple[Array, Array]:
-    """Return the bounds of all elements of a kind; with their type spelled out, as `latents_at` does."""
-    ends = []
-    for end in ("low", "high"):
-        parts = [np.broadcast_to(getattr(site, end), site.shape).ravel() for site in layout.of(kind)]
-        ends.append(jnp.asarray(np.concatenate([np.zeros(0), *parts]), dtype))
-    return ends[0], ends[1]
+def _bounds(layout: Layout, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of all elements of a kind."""
+    low, high = (
+        np.concatenate([np.broadcast_to(getattr(site, end), site.shape).ravel() for site in layout.of(kind)])
+        for end in ("low", "high")
+    )
+    return low, high

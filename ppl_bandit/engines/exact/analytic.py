@@ -25,7 +25,8 @@ from ppl_bandit.program.places import Place, place_of
 
 __all__ = ["Obstacle", "interpret"]
 
-# The new intervals, or None where nothing is proved, and the words that blame the operation if the proof ends here.
+# The new intervals, or None where nothing is proved, and the words that blame the operation if the proof ends here; "" for one
+# at which it cannot.
 Step = tuple[list[Flow] | None, str]
 
 
@@ -80,6 +81,8 @@ def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle], stack: tuple[
     if outs is None:
         outs = [intervals.unproved(atom.aval.shape) for atom in eqn.outvars]
     outs = _sharpened(eqn, values, outs)
+    if not words:  # it keeps what its operands have
+        return outs
     came = jnp.array(True)
     for value in values:
         if isinstance(value, Flow):
@@ -139,9 +142,11 @@ def _structural(eqn: Any, values: list[Any]) -> Step:
         arrays = [value if i in fixed else getattr(value, field).astype(float) for i, value in enumerate(flows)]
         return bind(eqn, arrays)
 
-    is_inside = _is_in_range(eqn, values)
-    proved = [(array > 0.5) & is_inside for array in moved("is_analytic")]
-    return [Flow(*parts) for parts in zip(moved("low"), moved("high"), proved, strict=True)], "an index out of range"
+    proved, words = [array > 0.5 for array in moved("is_analytic")], ""
+    if name in ("gather", "dynamic_slice"):
+        is_inside = _is_in_range(eqn, values)
+        proved, words = [flags & is_inside for flags in proved], "an index out of range"
+    return [Flow(*parts) for parts in zip(moved("low"), moved("high"), proved, strict=True)], words
 
 
 def _is_in_range(eqn: Any, values: list[Any]) -> Array:
@@ -149,10 +154,8 @@ def _is_in_range(eqn: Any, values: list[Any]) -> Array:
     shape, inside = eqn.invars[0].aval.shape, jnp.array(True)
     if eqn.primitive.name == "gather":
         starts = {axis: values[1][..., i] for i, axis in enumerate(eqn.params["dimension_numbers"].start_index_map)}
-    elif eqn.primitive.name == "dynamic_slice":
-        starts = dict(enumerate(values[1:]))
     else:
-        return inside
+        starts = dict(enumerate(values[1:]))
     for axis, start in starts.items():
         inside &= jnp.all((start >= 0) & (start <= shape[axis] - eqn.params["slice_sizes"][axis]))
     return inside

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.affine import Region, affine_change, magnitude_of, recentre, region_around
@@ -24,6 +25,7 @@ from ppl_bandit.engines.exact.families import (
     coordinates_at,
     derive,
     latents_at,
+    map_blocks,
 )
 from ppl_bandit.engines.exact.points import make_offsets, offsets_at_home, typical_point
 from ppl_bandit.program.reward_model import RewardModel
@@ -36,6 +38,7 @@ __all__ = [
     "Residual",
     "excess_of",
     "is_affine",
+    "joined",
     "log_likelihoods",
     "places_for",
     "read_row",
@@ -109,28 +112,37 @@ def places_for(
     after: Posterior,
     num_points: int,
     num_at_home: int,
-    stretch: Any = 1.0,
+    stretch: Array | None = None,
     centre: Coordinates | None = None,
 ) -> Places:
     """Return where to compare densities that were read at the means of `before` and lead to `after`.
 
     Args:
-        stretch: what the displacements from the first centre are multiplied by.
+        stretch: what the displacements from the first centre are multiplied by, if anything.
         centre: where the densities were read, if not at these means.
     """
     centre = coordinates_at(layout, before) if centre is None else centre
     home = typical_point(layout, after)
-    offsets = jax.tree.map(lambda leaf: stretch * leaf, make_offsets(layout, num_points, before))
+    offsets = make_offsets(layout, num_points, before)
+    if stretch is not None:
+        offsets = jax.tree.map(lambda leaf: stretch * leaf if leaf.size else leaf, offsets)
     return Places(_around(layout, centre, offsets), _around(layout, home, offsets_at_home(layout, num_at_home, after)))
 
 
 def _around(layout: Layout, centre: Coordinates, offsets: Coordinates) -> Region:
-    points = jax.tree.map(
-        lambda middle, offset: middle + jnp.concatenate([jnp.zeros_like(offset[:1]), offset]).astype(middle.dtype),
-        centre,
-        offsets,
-    )
-    return region_around(layout, points)
+    def moved(middle: Array, offset: Array) -> Array:
+        if not middle.size:
+            return np.zeros((len(offset) + 1, *middle.shape), middle.dtype)
+        return jnp.concatenate([middle[None], middle + offset.astype(middle.dtype)])
+
+    return region_around(layout, jax.tree.map(moved, centre, offsets))
+
+
+def joined(*parts: Array) -> Array:
+    """Concatenate along the leading axis; for a block without elements nothing is traced."""
+    if parts[0].size:
+        return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+    return np.zeros((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
 
 
 def log_likelihoods(
@@ -158,7 +170,7 @@ def read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Inter
     """Derive the natural parameters of one row's likelihood, (1,) each; with a leading axis over groups of outcomes."""
     evaluate, num_groups = log_likelihoods(model, layout, row), len(model.outcome_groups)
     if num_groups == 1:
-        return jax.tree.map(lambda leaf: leaf[None], derive(layout, lambda point: evaluate(point)[0], centre))
+        return map_blocks(lambda leaf: leaf[None], derive(layout, lambda point: evaluate(point)[0], centre))
     return jax.vmap(lambda one: derive(layout, lambda point: one @ evaluate(point), centre))(jnp.eye(num_groups))
 
 
@@ -176,18 +188,18 @@ def residual_of(
         places: regions, the first of two around `centre` itself; the last is where the posterior is.
     """
     # All points go through one evaluation of the program, compiled once.
-    points = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(region.points for region in places))
+    points = jax.tree.map(joined, *(region.points for region in places))
     values = jax.vmap(log_densities)(points)
     home = places[-1]
 
     def one(natural: Natural, values: Float[Array, " P"]) -> Residual:
-        own = recentre(layout, natural, centre, jax.tree.map(lambda leaf: leaf[0], home.points))
+        own = recentre(layout, natural, centre, map_blocks(lambda leaf: leaf[0], home.points))
         found = [_compare(*own, home, values[values.size - home.points.real.shape[0] :])]
         rounding = found[0][1][1]  # one standard deviation from the middle
         if len(places) == 2:
             size = magnitude_of(layout, natural, centre)
             found.append(_compare(natural, size, places[0], values[: places[0].points.real.shape[0]]))
-        nats, tolerances = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
+        nats, tolerances = (joined(*parts) for parts in zip(*found, strict=True))
         # A point that tells nothing, because rounding there is large, is passed over unless it tells against the form.
         is_telling = (tolerances <= resolution(tolerances.dtype)) | ~(nats <= tolerances)
         worst = jnp.argmax(jnp.where(is_telling, nats / tolerances, -1.0))
@@ -198,7 +210,7 @@ def residual_of(
 
 def worst_of(residuals: Residual) -> Residual:
     """Return the residual that comes closest to failing, along the leading axis, with the largest rounding of all."""
-    worst = jnp.argmax(residuals.nats / residuals.tolerance)
+    worst = (residuals.nats / residuals.tolerance).argmax()
     return Residual(residuals.nats[worst], residuals.tolerance[worst], residuals.rounding.max())
 
 

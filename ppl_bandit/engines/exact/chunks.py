@@ -1,17 +1,20 @@
 """Cut rows into chunks of equal size, so that memory is bounded and shapes are fixed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-__all__ = ["join_chunks", "split_chunks"]
+__all__ = ["for_each", "join_chunks", "over_chunks", "split_chunks"]
 
 
 def split_chunks(rows: Any, num_rows: int, size: int) -> tuple[Any, Array]:
-    """Return rows as (chunks, size, ...), the last chunk filled up with copies of the first row, and which rows are real."""
+    """Return rows as (chunks, size, ...), the size at most their number, the last chunk filled up with copies of the first row, and which rows are real."""
     num_chunks = -(-num_rows // size)
+    if num_chunks == 1:
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], rows), jnp.ones((1, num_rows), bool)
     index = jnp.arange(num_chunks * size)
     is_real = index < num_rows
 
@@ -20,6 +23,21 @@ def split_chunks(rows: Any, num_rows: int, size: int) -> tuple[Any, Array]:
         return leaf[jnp.where(is_real, index, 0)].reshape((num_chunks, size, *leaf.shape[1:]))
 
     return jax.tree.map(cut, rows), is_real.reshape(num_chunks, size)
+
+
+def for_each(function: Callable, *rows: Any) -> Any:
+    """Apply a function to each row; as a plain call where there is one alone, which is traced in half the time."""
+    if jax.tree.leaves(rows)[0].shape[0] > 1:
+        return jax.vmap(function)(*rows)
+    return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], rows)))
+
+
+def over_chunks(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:
+    """Scan over chunks; without a loop where there is one alone."""
+    if jax.tree.leaves(chunks)[0].shape[0] > 1:
+        return jax.lax.scan(step, carry, chunks)
+    carry, found = step(carry, jax.tree.map(lambda leaf: leaf[0], chunks))
+    return carry, jax.tree.map(lambda leaf: leaf[None], found)
 
 
 def join_chunks(chunks: Any, num_rows: int) -> Any:

@@ -17,13 +17,14 @@ from ppl_bandit.engines.exact.certificate import (
     Places,
     Residual,
     is_affine,
+    joined,
     log_likelihoods,
     places_for,
     read_row,
     residual_of,
     worst_of,
 )
-from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
+from ppl_bandit.engines.exact.chunks import for_each, join_chunks, over_chunks, split_chunks
 from ppl_bandit.engines.exact.examination import examine
 from ppl_bandit.engines.exact.expectation import watch_means
 from ppl_bandit.engines.exact.families import (
@@ -37,8 +38,10 @@ from ppl_bandit.engines.exact.families import (
     is_proper,
     is_resolved,
     latents_at,
+    map_blocks,
     sample,
     total_of,
+    where,
 )
 from ppl_bandit.engines.exact.marginals import marginals_of
 from ppl_bandit.engines.exact.proof import analyticity
@@ -145,8 +148,8 @@ def _update(
         posterior: Posterior, rows: Any
     ) -> tuple[Posterior, tuple[Residual, Bool[Array, " 2"], Float[Array, ""]]]:
         centre = coordinates_at(layout, posterior)
-        by_outcome, is_sound = jax.vmap(lambda row: _read_row(model, layout, centre, row))(rows)
-        naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), by_outcome)
+        by_outcome, is_sound = for_each(lambda row: _read_row(model, layout, centre, row), rows)
+        naturals = map_blocks(lambda leaf: leaf.sum(axis=1), by_outcome)
         num_new = jnp.sum(rows.mask)
         if discount < 1.0:
             num_later = num_new - jnp.cumsum(rows.mask)
@@ -160,13 +163,13 @@ def _update(
         after = absorb(layout, kept, total, num_new)
         # Nothing is asked of places that an improper posterior would name.
         is_fine = is_proper(after)
-        home = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, posterior)
+        home = where(is_fine, after, posterior)
         places = places_for(layout, posterior, home, _NUM_POINTS, _NUM_AT_HOME)
         of_prior = recentre(layout, prior_natural, prior_centre, centre)[0]
-        found = jax.vmap(lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row))(
-            rows, by_outcome
+        found = for_each(
+            lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row), rows, by_outcome
         )
-        residuals = jax.vmap(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)))(found)
+        residuals = for_each(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)), found)
         residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
         residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))
         of_prior_there = jax.tree.map(lambda leaf: leaf[0, 0], found)
@@ -175,12 +178,12 @@ def _update(
         is_held = is_fine & is_resolved(layout, kept, after, total, steps)
         return after, (residuals, jnp.stack([is_prior_affine, is_held]), of_prior_there.rounding)
 
-    after, (residuals, verdicts, prior_roundings) = jax.lax.scan(absorb_chunk, state, chunks)
+    after, (residuals, verdicts, prior_roundings) = over_chunks(absorb_chunk, state, chunks)
     residuals = join_chunks(residuals, num_rows)
     is_certified = is_affine(residuals)
     is_prior_certified, is_held = jnp.all(verdicts, axis=0)
     is_sound = jnp.all(is_certified) & is_prior_certified & is_held
-    kept = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state)
+    kept = where(is_sound, after, state)
     evidence = residuals.nats, residuals.tolerance, residuals.rounding
     return kept, Certificates(is_sound, is_certified, *evidence, is_prior_certified, jnp.max(prior_roundings), is_held)
 
@@ -202,8 +205,10 @@ def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any)
     for obstacle in obstacles:
         is_sound &= ~obstacle.happened
     for leaf in jax.tree.leaves(natural):
-        is_sound &= jnp.all(jnp.isfinite(leaf))
-    return jax.tree.map(lambda leaf: jnp.where(row.mask & is_sound, leaf, 0.0), natural), is_sound
+        if leaf.size:
+            is_sound &= jnp.all(jnp.isfinite(leaf))
+    is_read = row.mask & is_sound
+    return jax.tree.map(lambda leaf: jnp.where(is_read, leaf, 0.0) if leaf.size else leaf, natural), is_sound
 
 
 def _check_row(
@@ -216,7 +221,7 @@ def _check_row(
     row: Any,
 ) -> Residual:
     """Compare the prior and a row's likelihood with their affine forms, in this order, each group of outcomes by itself."""
-    naturals = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, by_outcome)
+    naturals = jax.tree.map(lambda first, rest: joined(first[None], rest), prior, by_outcome)
     single = jax.tree.map(lambda leaf: leaf[None], row)
     return residual_of(layout, log_likelihoods(model, layout, single, with_prior=True), naturals, centre, places)
 

@@ -23,7 +23,7 @@ from ppl_bandit.engines.exact.certificate import (
     residual_of,
     worst_of,
 )
-from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
+from ppl_bandit.engines.exact.chunks import join_chunks, over_chunks, split_chunks
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
@@ -35,7 +35,10 @@ from ppl_bandit.engines.exact.families import (
     derive,
     is_proper,
     latents_at,
+    map_blocks,
     posterior_of,
+    total_of,
+    where,
 )
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
@@ -49,7 +52,7 @@ __all__ = ["Findings", "examine", "judge", "measure"]
 _NUM_POINTS = 16
 _NUM_AT_HOME = 8
 _MAX_ROWS = 2048
-_ROWS_AT_ONCE = 64
+_ROWS_AT_ONCE = 128
 
 
 class Findings(NamedTuple):
@@ -151,7 +154,7 @@ def measure(model: RewardModel, layout: Layout, words: list[Obstacle]) -> Findin
     def read(row: Interaction, stretch: Array) -> tuple[Natural, Residual, Array, list[Array]]:
         single = jax.tree.map(lambda leaf: leaf[None], row)
         by_outcome = read_row(model, layout, centre, single)
-        natural = jax.tree.map(lambda leaf: leaf.sum(axis=0), by_outcome)
+        natural = total_of(by_outcome)
         places = _places(layout, prior, absorb(layout, prior, natural, 1), stretch)
         evaluate = log_likelihoods(model, layout, single)
         residual = worst_of(residual_of(layout, evaluate, by_outcome, centre, places))
@@ -163,7 +166,7 @@ def measure(model: RewardModel, layout: Layout, words: list[Obstacle]) -> Findin
     rng = np.random.default_rng(13)
     stretch = jnp.asarray(rng.choice([-1.0, 1.0], size=num_rows) * rng.uniform(0.5, 1.2, size=num_rows))
     chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _ROWS_AT_ONCE))
-    found = jax.lax.map(lambda chunk: jax.vmap(read)(*chunk), chunks)
+    _, found = over_chunks(lambda _, chunk: (None, jax.vmap(read)(*chunk)), None, chunks)
     naturals, residuals, is_finite, in_rows = join_chunks(found, num_rows)
     words[:] = said[True] + said[False]
     return Findings(
@@ -177,10 +180,9 @@ def measure(model: RewardModel, layout: Layout, words: list[Obstacle]) -> Findin
     )
 
 
-def _places(layout: Layout, prior: Posterior, after: Posterior, stretch: Array | float, num_more: int = 0) -> Places:
-    is_fine = is_proper(after)  # a density that is not affine may lead nowhere
-    home = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, prior)
-    return places_for(layout, prior, home, _NUM_POINTS + num_more, _NUM_AT_HOME, stretch)
+def _places(layout: Layout, prior: Posterior, after: Posterior, stretch: Array) -> Places:
+    home = where(is_proper(after), after, prior)  # a density that is not affine may lead nowhere
+    return places_for(layout, prior, home, _NUM_POINTS, _NUM_AT_HOME, stretch)
 
 
 def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]:
@@ -193,14 +195,16 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual
         natural = derive(layout, log_prior, centre)
         better = coordinates_at(layout, posterior_of(layout, natural, centre))
         # A prior that came out improper is reported later; here it must only not break the reading.
-        kept = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(new), new, old), better, centre)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(jnp.isfinite(new), new, old) if new.size else new, better, centre
+        )
         return kept, (centre, natural)
 
     _, readings = jax.lax.scan(improve, start_point(layout), None, length=2)
-    centre, natural = jax.tree.map(lambda leaf: leaf[1], readings)
+    centre, natural = map_blocks(lambda leaf: leaf[1], readings)
     prior = posterior_of(layout, natural, centre)
-    natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
-    places = _places(layout, prior, prior, 1.0, 4 * len(layout.sites))
+    natural = map_blocks(lambda leaf: leaf[None], natural_of(layout, prior))
+    places = places_for(layout, prior, prior, _NUM_POINTS + 4 * len(layout.sites), _NUM_AT_HOME)
     residual = residual_of(layout, lambda point: log_prior(point)[None], natural, coordinates_at(layout, prior), places)
     return prior, worst_of(residual)
 
@@ -280,7 +284,7 @@ def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_p
     def by_site() -> list[Array]:
         natural = natural_of(layout, prior) if row is None else derive(layout, log_density, centre)
         one = jax.tree.map(lambda leaf: leaf[None], natural)
-        places = _places(layout, prior, prior, 1.0, 3 * _NUM_POINTS)
+        places = places_for(layout, prior, prior, 4 * _NUM_POINTS, _NUM_AT_HOME)
         return [
             is_affine(
                 residual_of(layout, lambda point: log_density(point)[None], one, centre, _only(layout, places, site))

@@ -39,9 +39,8 @@ def watch_means(
     posterior of the moment.
     """
 
-    def both() -> tuple[Array, Array]:
-        start = jax.tree.map(jnp.asarray, prior)
-        return has_infinite_mean(model, layout, start), has_infinite_mean(model, layout, start, num_more=_ANY_NUMBER)
+    def both() -> Bool[Array, "2 A"]:
+        return has_infinite_mean(model, layout, jax.tree.map(jnp.asarray, prior), num_more=np.array([0.0, _ANY_NUMBER]))
 
     first, for_ever = run_once(both)
     if not first.any():
@@ -58,17 +57,17 @@ def watch_means(
 
 
 def has_infinite_mean(
-    model: RewardModel, layout: Layout, posterior: Posterior, context: Any = None, num_more: float = 0.0
-) -> Bool[Array, " A"]:
+    model: RewardModel, layout: Layout, posterior: Posterior, context: Any = None, num_more: Any = 0.0
+) -> Bool[Array, "*more A"]:
     """Tell, per arm, whether the expectation of its expected reward is infinite, along some latent's tail.
 
     Args:
         context: of the decision, without a leading axis; the example by default.
-        num_more: rewards by which every tail may become lighter than it is.
+        num_more: rewards by which every tail may become lighter than it is; one number, or several.
     """
     middle = typical_point(layout, posterior)
     here = _rewards(model, layout, jax.tree.map(lambda leaf: leaf[None], middle), context)
-    found = jnp.zeros(model.num_arms, bool)
+    found: Any = np.zeros((*np.shape(num_more), model.num_arms), bool)
     for kind, direction, rates in _tails(layout, posterior):
         if rates.size:
             near, far = (
@@ -76,9 +75,10 @@ def has_infinite_mean(
                 for step in (_NEAR, _FAR)
             )
             gain = jnp.log(jnp.abs(far)) - jnp.log(jnp.abs(near))
-            grows = (far != 0) & ~(gain < (rates[:, None] + num_more) * (_FAR - _NEAR) * (1.0 - 1e-6))
-            found |= jnp.any(grows | ~jnp.isfinite(far), axis=0)
-    return found
+            allowed = (rates + np.asarray(num_more)[..., None]) * (_FAR - _NEAR) * (1.0 - 1e-6)
+            grows = (far != 0) & ~(gain < allowed[..., None])
+            found = found | jnp.any(grows | ~jnp.isfinite(far), axis=-2)
+    return jnp.asarray(found)
 
 
 def _tails(layout: Layout, posterior: Posterior) -> list[tuple[str, float, Float[Array, " E"]]]:

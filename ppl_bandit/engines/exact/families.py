@@ -39,9 +39,14 @@ __all__ = [
     "is_proper",
     "is_resolved",
     "latents_at",
+    "map_blocks",
+    "pick",
     "posterior_of",
+    "reals_of",
     "sample",
     "total_of",
+    "where",
+    "where_member",
 ]
 
 UNIT, POSITIVE, SIMPLEX, REAL = "unit", "positive", "simplex", "real"
@@ -148,13 +153,13 @@ def latents_at(layout: Layout, point: Coordinates) -> dict[str, Array]:
     latents: dict[str, Array] = {}
     for site in layout.sites:
         span = slice(site.start, site.start + site.size)
-        # With its type spelled out: jax may remember a NumPy constant across a change of its precision.
-        low, high = (jnp.asarray(bound, point.unit.dtype) for bound in (site.low, site.high))
+        # With their type spelled out: jax may remember a NumPy constant across a change of its precision.
+        low, high = (np.asarray(bound, point.unit.dtype) for bound in (site.low, site.high))
         if site.kind == UNIT:
-            latents[site.name] = low + (high - low) * jax.nn.sigmoid(point.unit[span].reshape(site.shape))
+            latents[site.name] = _within(low, high - low, jax.nn.sigmoid(point.unit[span].reshape(site.shape)))
         elif site.kind == POSITIVE:
-            log_z = point.positive[span] / jnp.asarray(layout.power[span])
-            latents[site.name] = low + jnp.exp(log_z.reshape(site.shape))
+            log_z = point.positive[span] / np.asarray(layout.power[span], point.positive.dtype)
+            latents[site.name] = _within(low, np.ones_like(low), jnp.exp(log_z.reshape(site.shape)))
         elif site.kind == SIMPLEX:
             latents[site.name] = jax.nn.softmax(point.simplex[site.start], axis=-1).reshape(site.shape)
         else:
@@ -162,22 +167,61 @@ def latents_at(layout: Layout, point: Coordinates) -> dict[str, Array]:
     return latents
 
 
+def _within(low: np.ndarray, width: np.ndarray, share: Array) -> Array:
+    """Return low + width share, without what adds and multiplies nothing."""
+    scaled = share if np.all(width == 1) else width * share
+    return scaled if np.all(low == 0) else low + scaled
+
+
 def coordinates_at(layout: Layout, posterior: Posterior) -> Coordinates:
     """Return the point at which likelihoods are differentiated: current means of reals and precisions, fixed elsewhere."""
-    real = jnp.zeros(layout.count(REAL), posterior.mean.dtype)
-    real = real.at[layout.free].set(posterior.mean)
-    if layout.members.size:
-        real = real.at[layout.members[layout.is_member]].set(posterior.scaled_mean[layout.is_member])
     return Coordinates(
         jnp.full(posterior.beta.shape[:1], _UNIT_POINT),
-        jnp.log(posterior.shape / posterior.rate),
+        jnp.log(posterior.shape / posterior.rate) if posterior.shape.size else posterior.shape,
         tuple(_uneven_logits(rows.shape) for rows in posterior.dirichlet),
-        real,
+        reals_of(layout, posterior.mean, posterior.scaled_mean),
     )
 
 
 def _uneven_logits(shape: tuple[int, ...]) -> Array:
     return jnp.broadcast_to(jnp.linspace(-0.3, 0.4, shape[-1]), shape)
+
+
+def reals_of(
+    layout: Layout, free: Float[Array, "*batch F"], scaled: Float[Array, "*batch G S"]
+) -> Float[Array, "*batch D"]:
+    """Put the real elements that nothing scales and those that are scaled into their places."""
+    if not layout.members.size:
+        return pick(free, np.argsort(layout.free))
+    own = scaled.reshape(*scaled.shape[:-2], -1)
+    given = np.concatenate([layout.free, layout.members[layout.is_member]])
+    kept = np.concatenate([np.arange(layout.free.size), layout.free.size + np.flatnonzero(layout.is_member.ravel())])
+    everything = jnp.concatenate([free, own], axis=-1) if layout.free.size else own
+    return pick(everything, kept[np.argsort(given)])
+
+
+def pick(array: Float[Array, "*batch D"], index: np.ndarray) -> Array:
+    """Return array[..., index], for indices that are known: as a reshape, where they go through all elements in order."""
+    if not index.size:
+        return np.zeros((*array.shape[:-1], *index.shape), array.dtype)
+    if np.array_equal(index.ravel(), np.arange(array.shape[-1])):
+        return array.reshape(*array.shape[:-1], *index.shape)
+    return array.at[..., index].get(mode="promise_in_bounds")
+
+
+def map_blocks(function: Callable[..., Any], *trees: Any) -> Any:
+    """Apply a function leaf by leaf, on NumPy arrays where a block has no elements, so that nothing is traced for it.
+
+    Args:
+        function: of arrays of either kind, written with operators and methods that both have.
+    """
+
+    def apply(*leaves: Any) -> Any:
+        if leaves[0].size:
+            return function(*leaves)
+        return function(*(np.zeros(leaf.shape, leaf.dtype) for leaf in leaves))
+
+    return jax.tree.map(apply, *trees)
 
 
 def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: Coordinates) -> Natural:
@@ -190,48 +234,76 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
     gradient_of = jax.grad(log_density)
     gradient, pull = jax.linearize(gradient_of, point)
     zeros = jax.tree.map(jnp.zeros_like, point)
-    first = tuple(jnp.zeros_like(rows).at[..., 0].set(1.0) for rows in point.simplex)
-    curve = pull(zeros._replace(unit=jnp.ones_like(point.unit), positive=jnp.ones_like(point.positive), simplex=first))
-
-    w = jax.nn.sigmoid(point.unit)
-    both = -curve.unit / (w * (1.0 - w))
-    success = gradient.unit + w * both
-    simplex = []
-    for logits, slope, bend in zip(point.simplex, gradient.simplex, curve.simplex, strict=True):
+    unit, simplex = np.zeros((0, 2), point.unit.dtype), []
+    log_scale = scale = u = np.zeros(0, point.positive.dtype)
+    if point.unit.size or point.positive.size or point.simplex:
+        first = tuple(jnp.zeros_like(rows).at[..., 0].set(1.0) for rows in point.simplex)
+        ones = zeros._replace(unit=jnp.ones_like(point.unit), positive=jnp.ones_like(point.positive), simplex=first)
+        curve = pull(ones)
+    if point.unit.size:
+        w = jax.nn.sigmoid(point.unit)
+        both = -curve.unit / (w * (1.0 - w))
+        success = gradient.unit + w * both
+        unit = jnp.stack([success, both - success], axis=-1)
+    for logits, slope, bend in zip(
+        point.simplex, gradient.simplex, curve.simplex if point.simplex else (), strict=True
+    ):
         p = jax.nn.softmax(logits, axis=-1)
         total = -bend[..., 0] / (p[..., 0] * (1.0 - p[..., 0]))
         simplex.append(slope + total[..., None] * p)
+    if point.positive.size:
+        # Along log u the density is a log u + b u: where b u is large the slope a + b u has lost the digits of a, so a is read
+        # where b u is at most 1.
+        shift = jnp.log1p(jnp.abs(curve.positive))
+        slope_there = gradient_of(point._replace(positive=point.positive - shift)).positive
+        log_scale = slope_there - curve.positive * jnp.exp(-shift)
+        u = jnp.exp(point.positive)
+        scale = curve.positive / u
+    return Natural(unit, tuple(simplex), log_scale, scale, *_derive_reals(layout, gradient.real, pull, zeros, u))
 
-    # Along log u the density is a log u + b u: where b u is large the slope a + b u has lost the digits of a, so a is read
-    # where b u is at most 1.
-    shift = jnp.log1p(jnp.abs(curve.positive))
-    slope_there = gradient_of(point._replace(positive=point.positive - shift)).positive
-    log_scale = slope_there - curve.positive * jnp.exp(-shift)
-    u = jnp.exp(point.positive)
+
+def _derive_reals(
+    layout: Layout, gradient: Float[Array, " D"], pull: Callable, zeros: Coordinates, u: Float[Array, " G"]
+) -> tuple[Array, Array, Array, Array]:
+    """Read the linear and quadratic coefficients of the scaled reals, and of the free ones."""
     num_free, num_scaled = layout.free.size, layout.members.shape[1]
-    directions = np.zeros((max(num_free, num_scaled), layout.count(REAL)))
+    if not gradient.size:
+        shapes = (layout.members.shape, (*layout.members.shape, num_scaled), (0,), (0, 0))
+        none: Any = tuple(np.zeros(shape, gradient.dtype) for shape in shapes)
+        return none
+    directions = np.zeros((max(num_free, num_scaled), gradient.size))
     for slot in range(num_scaled):
         directions[slot, layout.members[layout.is_member[:, slot], slot]] = 1.0
     for slot, index in enumerate(layout.free):
         directions[slot, index] = 1.0
-    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(jnp.asarray(directions, point.real.dtype))  # (C, D)
+    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(jnp.asarray(directions, gradient.dtype))  # (C, D)
+    linear, quadratic = pick(gradient, layout.free), -pick(bends[:num_free], layout.free)
+    if not num_scaled:
+        shape = layout.members.shape
+        return np.zeros(shape, gradient.dtype), np.zeros((*shape, 0), gradient.dtype), linear, quadratic
     pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
-    scaled_bends = bends[:num_scaled][:, layout.members]  # (S, G, S)
-    return Natural(
-        jnp.stack([success, both - success], axis=-1),
-        tuple(simplex),
-        log_scale,
-        curve.positive / u,
-        jnp.where(layout.is_member, gradient.real[layout.members], 0.0) / u[:, None],
-        -jnp.where(pairs, jnp.moveaxis(scaled_bends, 0, 1), 0.0) / u[:, None, None],
-        gradient.real[layout.free],
-        -bends[:num_free][:, layout.free],
+    scaled_bends = jnp.moveaxis(pick(bends[:num_scaled], layout.members), 0, 1)  # (G, S, S)
+    return (
+        where_member(layout.is_member, pick(gradient, layout.members)) / u[:, None],
+        -where_member(pairs, scaled_bends) / u[:, None, None],
+        linear,
+        quadratic,
     )
+
+
+def where_member(is_member: np.ndarray, values: Array) -> Array:
+    """Put 0 where the members of blocks are filled up."""
+    return values if is_member.all() else jnp.where(is_member, values, 0.0)
+
+
+def where(condition: Bool[Array, ""], chosen: Posterior, otherwise: Posterior) -> Posterior:
+    """Return one posterior or another."""
+    return jax.tree.map(lambda new, old: jnp.where(condition, new, old) if new.size else new, chosen, otherwise)
 
 
 def total_of(naturals: Natural) -> Natural:
     """Sum the natural parameters of rows along their leading axis; all have the same centre."""
-    return jax.tree.map(lambda leaf: leaf.sum(0), naturals)
+    return map_blocks(lambda leaf: leaf.sum(0), naturals)
 
 
 def forget(posterior: Posterior, prior: Posterior, keep: Float[Array, ""]) -> tuple[Posterior, Natural]:
@@ -269,27 +341,32 @@ def absorb(layout: Layout, posterior: Posterior, natural: Natural, num_rows: Int
     For a Gaussian block: precision' = precision + quadratic and mean' = mean + inverse(precision') linear; completing the
     square moves linear' inverse(precision') linear / 2 from the rate of u, to which `-scale` was added.
     """
-    scaled_precision = posterior.scaled_precision + natural.scaled_quadratic
-    scaled_shift = _solve(scaled_precision, natural.scaled_linear)
-    precision = posterior.precision + natural.quadratic
-    return Posterior(
-        posterior.beta + natural.unit,
-        tuple(a + b for a, b in zip(posterior.dirichlet, natural.simplex, strict=True)),
-        posterior.shape + natural.log_scale,
-        posterior.rate - natural.scale - 0.5 * jnp.sum(natural.scaled_linear * scaled_shift, axis=-1),
-        posterior.scaled_mean + scaled_shift,
-        scaled_precision,
-        posterior.mean + _solve(precision, natural.linear),
-        precision,
-        posterior.num_rows + num_rows,
+    counts = posterior.beta, posterior.dirichlet, posterior.shape, posterior.rate
+    beta, dirichlet, shape, rate = map_blocks(
+        lambda old, new: old + new, counts, (natural.unit, natural.simplex, natural.log_scale, -natural.scale)
     )
+    scaled_mean, scaled_precision = posterior.scaled_mean, posterior.scaled_precision
+    if layout.members.size:
+        scaled_precision = scaled_precision + natural.scaled_quadratic
+        shift = _solve(scaled_precision, natural.scaled_linear)
+        scaled_mean = scaled_mean + shift
+        rate = rate - 0.5 * jnp.sum(natural.scaled_linear * shift, axis=-1)
+    mean, precision = posterior.mean, posterior.precision
+    if layout.free.size:
+        precision = precision + natural.quadratic
+        mean = mean + _solve(precision, natural.linear)
+    num_rows = posterior.num_rows + num_rows
+    return Posterior(beta, dirichlet, shape, rate, scaled_mean, scaled_precision, mean, precision, num_rows)
 
 
 def is_proper(posterior: Posterior) -> Bool[Array, ""]:
     """Tell whether all parameters are finite and inside their domains: a precision too ill-conditioned for its dtype is not."""
-    is_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(posterior)]
+    reals = (posterior.scaled_mean, posterior.scaled_precision, posterior.mean, posterior.precision)
     positive = (posterior.beta, *posterior.dirichlet, posterior.shape, posterior.rate)
-    return jnp.all(jnp.stack(is_finite + [jnp.all(leaf > 0) for leaf in positive]))
+    # Finite, and not nan, is what lies strictly below infinity.
+    is_fine = [jnp.all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size]
+    is_fine += [jnp.all((leaf > 0) & (leaf < jnp.inf)) for leaf in positive if leaf.size]
+    return jnp.all(jnp.stack(is_fine))
 
 
 def is_resolved(
@@ -309,24 +386,27 @@ def is_resolved(
         (before.shape, after.shape, natural.log_scale),
         *zip(before.dirichlet, after.dirichlet, natural.simplex, strict=True),
     ]
-    lost = [jnp.max(jnp.abs(new - old - add) - 0.1 * jnp.abs(add), initial=0.0) for old, new, add in counts]
-    x, y = jnp.abs(jnp.where(layout.is_member, steps[:, layout.members], 0.0)), jnp.abs(steps[:, layout.free])
-    spans = [
-        after.shape / after.rate * jnp.einsum("pgs,gst,pgt->g", x, jnp.abs(after.scaled_precision), x),
-        jnp.sum(y @ jnp.abs(after.precision) * y),
-    ]
-    sizes = [jnp.asarray(1.0 + layout.is_member.sum(axis=1), x.dtype), jnp.asarray(1.0 + layout.free.size)]
+    is_held = [jnp.all(jnp.abs(new - old - add) - 0.1 * jnp.abs(add) <= 1e-6) for old, new, add in counts if old.size]
     roundings = jnp.finfo(after.mean.dtype).eps * jnp.sqrt(1.0 + after.num_rows)
-    is_held = [jnp.all(roundings * span <= 0.2 * len(steps) * size) for span, size in zip(spans, sizes, strict=True)]
+    if layout.members.size:
+        x = jnp.abs(where_member(layout.is_member, pick(steps, layout.members)))
+        span = after.shape / after.rate * jnp.einsum("pgs,gst,pgt->g", x, jnp.abs(after.scaled_precision), x)
+        is_held.append(jnp.all(roundings * span <= 0.2 * len(steps) * (1.0 + layout.is_member.sum(axis=1))))
+    if layout.free.size:
+        y = jnp.abs(pick(steps, layout.free))
+        span = jnp.sum(y @ jnp.abs(after.precision) * y)
+        is_held.append(roundings * span <= 0.2 * len(steps) * (1.0 + layout.free.size))
     for old, new, add in (
         (before.precision, after.precision, natural.quadratic),
         (before.scaled_precision, after.scaled_precision, natural.scaled_quadratic),
     ):
-        gap, grown, typical = (
-            jnp.diagonal(matrix, axis1=-2, axis2=-1) for matrix in (new - old - add, add, new / (1.0 + after.num_rows))
-        )
-        is_held.append(jnp.all(jnp.abs(gap) <= 0.1 * (jnp.abs(grown) + typical)))
-    return jnp.all(jnp.stack([*is_held, *(most <= 1e-6 for most in lost)]))
+        if old.size:
+            gap, grown, typical = (
+                jnp.diagonal(matrix, axis1=-2, axis2=-1)
+                for matrix in (new - old - add, add, new / (1.0 + after.num_rows))
+            )
+            is_held.append(jnp.all(jnp.abs(gap) <= 0.1 * (jnp.abs(grown) + typical)))
+    return jnp.all(jnp.stack(is_held))
 
 
 def _solve(precision: Array, rhs: Array) -> Array:
@@ -376,16 +456,18 @@ def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> 
 
 def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
     """Return the law whose log density is <natural, T(theta)>, with reals relative to `centre`, as parameters."""
+    dtype = centre.real.dtype
+    identity = np.eye(layout.members.shape[1], dtype=dtype)
     empty = Posterior(
-        jnp.ones_like(natural.unit),
-        tuple(jnp.ones_like(rows) for rows in natural.simplex),
+        np.ones(natural.unit.shape, dtype),
+        tuple(np.ones(rows.shape, dtype) for rows in natural.simplex),
         # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
-        jnp.asarray(1.0 / layout.power - 0.5 * layout.is_member.sum(axis=1), natural.scale.dtype),
-        jnp.zeros_like(natural.scale),
-        jnp.where(layout.is_member, centre.real[layout.members], 0.0),
-        jnp.eye(layout.members.shape[1]) * (~layout.is_member[:, :, None]).astype(float),
-        centre.real[layout.free],
-        jnp.zeros_like(natural.quadratic),
+        np.asarray(1.0 / layout.power - 0.5 * layout.is_member.sum(axis=1), dtype),
+        np.zeros(natural.scale.shape, dtype),
+        where_member(layout.is_member, pick(centre.real, layout.members)),
+        identity * ~layout.is_member[:, :, None],
+        pick(centre.real, layout.free),
+        np.zeros(natural.quadratic.shape, dtype),
         jnp.zeros((), int),
     )
     return absorb(layout, empty, natural, 0)

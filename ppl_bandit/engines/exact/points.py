@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Posterior, coordinates_at
+from ppl_bandit.engines.exact.families import (
+    Coordinates,
+    Layout,
+    Posterior,
+    coordinates_at,
+    map_blocks,
+    reals_of,
+)
 
 __all__ = ["make_offsets", "offsets_at_home", "typical_point"]
 
@@ -51,15 +58,16 @@ def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = 
             block[rests, site.start : site.start + site.size] = 0.0
     # With its type spelled out: jax may remember a NumPy constant across a change of its precision.
     dtype = jnp.zeros(()).dtype if posterior is None else posterior.mean.dtype
-    steps = jnp.asarray(real, dtype) if posterior is None else _whitened(layout, posterior, real)
+    real = real.astype(dtype)
+    steps = real if posterior is None else _whitened(layout, posterior, real)
     return Coordinates(
-        jnp.asarray(unit, dtype),
-        jnp.asarray(positive, dtype),
+        unit.astype(dtype),
+        positive.astype(dtype),
         tuple(
-            jnp.asarray(offset.reshape(num_points, -1, site.shape[-1]), dtype)
+            offset.reshape(num_points, -1, site.shape[-1]).astype(dtype)
             for offset, site in zip(simplex, layout.of("simplex"), strict=True)
         ),
-        jnp.where(is_unscaled, jnp.asarray(real, dtype), steps),
+        jnp.where(is_unscaled, real, steps) if real.size else real,
     )
 
 
@@ -68,10 +76,14 @@ def typical_point(layout: Layout, posterior: Posterior) -> Coordinates:
     at = coordinates_at(layout, posterior)
     logs = [jnp.log(rows) for rows in posterior.dirichlet]
     own = at._replace(
-        unit=jnp.log(posterior.beta[:, 0] / posterior.beta[:, 1]),
+        unit=jnp.log(posterior.beta[:, 0] / posterior.beta[:, 1]) if at.unit.size else at.unit,
         simplex=tuple(rows - rows.mean(axis=-1, keepdims=True) for rows in logs),
     )
-    return jax.tree.map(lambda here, other: jnp.where(jnp.isfinite(here), here, other), own, at)
+    return jax.tree.map(_where_finite, own, at)
+
+
+def _where_finite(values: Array, otherwise: Array) -> Array:
+    return jnp.where(jnp.isfinite(values), values, otherwise) if values.size else values
 
 
 def offsets_at_home(layout: Layout, num_points: int, posterior: Posterior) -> Coordinates:
@@ -82,30 +94,33 @@ def offsets_at_home(layout: Layout, num_points: int, posterior: Posterior) -> Co
     def spread(size: int) -> np.ndarray:
         return reach * rng.standard_normal((num_points, size))
 
-    def scaled(sd: Array, largest: float) -> Array:
+    def scaled(variance: Array, largest: float) -> Array:
+        steps = spread(variance.size).reshape(num_points, *variance.shape).astype(variance.dtype)
+        if not steps.size:
+            return steps
         # Where counts are small, or not those of a proper posterior, the family is wider than it is Gaussian.
-        own = jnp.where(jnp.isfinite(sd), jnp.minimum(sd, largest), largest)
-        return own * jnp.asarray(spread(sd.size).reshape(num_points, *sd.shape), sd.dtype)
+        sd = jnp.sqrt(variance)
+        return jnp.where(jnp.isfinite(sd), jnp.minimum(sd, largest), largest) * steps
 
     return Coordinates(
-        scaled(jnp.sqrt(jnp.sum(1.0 / posterior.beta, axis=-1)), 2.0),
-        scaled(1.0 / jnp.sqrt(posterior.shape), 1.2),
-        tuple(scaled(1.0 / jnp.sqrt(rows), 1.5) for rows in posterior.dirichlet),
-        _whitened(layout, posterior, spread(layout.count("real"))),
+        scaled(map_blocks(lambda counts: (1.0 / counts).sum(axis=-1), posterior.beta), 2.0),
+        scaled(map_blocks(lambda shape: 1.0 / shape, posterior.shape), 1.2),
+        tuple(scaled(1.0 / rows, 1.5) for rows in posterior.dirichlet),
+        _whitened(layout, posterior, spread(layout.count("real")).astype(posterior.mean.dtype)),
     )
 
 
 def _whitened(layout: Layout, posterior: Posterior, steps: np.ndarray) -> Float[Array, "P D"]:
     """Turn independent steps of size 1 into steps of the reals' joint law."""
-    real = jnp.asarray(steps, posterior.mean.dtype)
-    moved = real
-    if layout.free.size:
-        moved = moved.at[:, layout.free].set(_along(posterior.precision, real[:, layout.free]))
-    if layout.members.size:
-        own = jax.vmap(_along, in_axes=(0, 1), out_axes=1)(posterior.scaled_precision, real[:, layout.members])
-        own = own * jnp.sqrt(posterior.rate / posterior.shape)[:, None]
-        moved = moved.at[:, layout.members[layout.is_member]].set(own[:, layout.is_member])
-    return jnp.where(jnp.isfinite(moved), moved, real)  # an improper prior is refused elsewhere, as such
+    if not steps.size:
+        return steps
+    free, scaled = steps[:, layout.free], steps[:, layout.members]
+    if free.size:
+        free = _along(posterior.precision, free)
+    if scaled.size:
+        scaled = jax.vmap(_along, in_axes=(0, 1), out_axes=1)(posterior.scaled_precision, scaled)
+        scaled = scaled * jnp.sqrt(posterior.rate / posterior.shape)[:, None]
+    return _where_finite(reals_of(layout, free, scaled), steps)  # an improper prior is refused elsewhere, as such
 
 
 def _along(precision: Float[Array, "S S"], steps: Float[Array, "P S"]) -> Float[Array, "P S"]:

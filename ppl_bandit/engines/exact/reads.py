@@ -52,7 +52,7 @@ class _Affine(NamedTuple):
 
 def reads_of_rewards(model: RewardModel, layout: Layout) -> tuple[np.ndarray, int]:
     """Return which elements each arm's expected reward reads, (A, E), in the order of the layout's sites, and its power."""
-    shapes = {site.name: jax.ShapeDtypeStruct(site.shape, jnp.zeros(()).dtype) for site in layout.sites}
+    shapes = {site.name: jax.ShapeDtypeStruct(site.shape, jnp.result_type(float)) for site in layout.sites}
 
     def rewards(latents: dict[str, Array], context: Any) -> Array:
         return model.expected_rewards({name: value[None] for name, value in latents.items()}, context)[0]

@@ -6,8 +6,8 @@ before it, so that an edited, removed or inserted event shows.
 
 import hashlib
 import json
+import os
 import time
-import uuid
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -67,7 +67,7 @@ class Event(NamedTuple):
 
 def new_id() -> str:
     """Return an id that no other call, process or machine returns."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def new_event(

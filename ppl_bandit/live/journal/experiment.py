@@ -175,11 +175,13 @@ class Experiment:
         return self._num_played.copy()
 
     def _playable(self, standing: Standing, allowed: np.ndarray) -> np.ndarray:
-        mask = allowed.copy()
-        mask[list(standing.retired)] = False
-        if not mask.any():
-            names = [standing.task.arms.names[i] for i in sorted(standing.retired)]
-            raise ValueError(f"allowed leaves no arm to play: {names} are retired; allow another")
+        mask = allowed
+        if standing.retired:
+            mask = allowed.copy()
+            mask[list(standing.retired)] = False
+            if not mask.any():
+                names = [standing.task.arms.names[i] for i in sorted(standing.retired)]
+                raise ValueError(f"allowed leaves no arm to play: {names} are retired; allow another")
         if self.burn_in:
             fresh = mask & (self._num_played[: mask.size] < self.burn_in)
             mask = fresh if fresh.any() else mask
