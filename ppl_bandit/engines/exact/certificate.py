@@ -180,10 +180,12 @@ def residual_of(
     naturals: Natural,
     centre: Coordinates,
     places: Sequence[Region],
+    num_rows: int = 1,
 ) -> Residual:
     """Return how far log densities are from being affine with the given coefficients, each of them.
 
     Args:
+        num_rows: rows of data of which each density is a sum.
         naturals: with a leading axis over the densities, relative to `centre`.
         places: regions, the first of two around `centre` itself; the last is where the posterior is.
     """
@@ -194,11 +196,11 @@ def residual_of(
 
     def one(natural: Natural, values: Float[Array, " P"]) -> Residual:
         own = recentre(layout, natural, centre, map_blocks(lambda leaf: leaf[0], home.points))
-        found = [_compare(*own, home, values[values.size - home.points.real.shape[0] :])]
+        found = [_compare(*own, home, values[values.size - home.points.real.shape[0] :], num_rows)]
         rounding = found[0][1][1]  # one standard deviation from the middle
         if len(places) == 2:
             size = magnitude_of(layout, natural, centre)
-            found.append(_compare(natural, size, places[0], values[: places[0].points.real.shape[0]]))
+            found.append(_compare(natural, size, places[0], values[: places[0].points.real.shape[0]], num_rows))
         nats, tolerances = (joined(*parts) for parts in zip(*found, strict=True))
         # A point that tells nothing, because rounding there is large, is passed over unless it tells against the form.
         is_telling = (tolerances <= resolution(tolerances.dtype)) | ~(nats <= tolerances)
@@ -215,12 +217,12 @@ def worst_of(residuals: Residual) -> Residual:
 
 
 def _compare(
-    natural: Natural, size: Natural, region: Region, values: Float[Array, " P"]
+    natural: Natural, size: Natural, region: Region, values: Float[Array, " P"], num_rows: int
 ) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
     """Return the deviations from affine, relative to the first point, and what rounding explains of each."""
     changes, sizes = affine_change(natural, size, region)
     sizes = sizes + jnp.abs(values)
-    tolerances = jnp.finfo(values.dtype).eps * (_UNSEEN + _ROUNDINGS * (sizes + sizes[0]))
+    tolerances = jnp.finfo(values.dtype).eps * (num_rows * _UNSEEN + _ROUNDINGS * (sizes + sizes[0]))
     nats = jnp.abs(values - values[0] - changes)
     is_finite = jnp.isfinite(nats) & jnp.isfinite(tolerances)
     return jnp.where(is_finite, nats, jnp.inf), jnp.where(is_finite, tolerances, 1.0)

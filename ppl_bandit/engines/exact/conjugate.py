@@ -4,7 +4,7 @@ There is no table of likelihoods. A likelihood is conjugate to a prior exactly w
 sufficient statistics, which can be proved (`proof`), derived (`families`) and certified (`certificate`) for any program.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ from ppl_bandit.engines.exact.families import (
 )
 from ppl_bandit.engines.exact.marginals import marginals_of
 from ppl_bandit.engines.exact.proof import analyticity
+from ppl_bandit.engines.exact.together import check_together, read_together
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
@@ -54,6 +55,10 @@ __all__ = ["Certificates", "conjugate"]
 _NUM_POINTS = 6
 _NUM_AT_HOME = 4
 _CHUNK_ELEMENTS = 1 << 20  # second derivatives of rows held at once
+_FEWEST_TOGETHER = 64  # rows whose sum is certified: for fewer it costs more to compile than to run
+
+
+_Absorbed: TypeAlias = tuple[Posterior, tuple[Residual, Bool[Array, " 2"], Float[Array, ""]]]
 
 
 class Certificates(NamedTuple):
@@ -144,41 +149,59 @@ def _update(
     chunks = chunks._replace(mask=chunks.mask & is_row)
     prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
 
-    def absorb_chunk(
-        posterior: Posterior, rows: Any
-    ) -> tuple[Posterior, tuple[Residual, Bool[Array, " 2"], Float[Array, ""]]]:
+    def settle(posterior: Posterior, total: Natural, num_new: Array) -> _Settled:
+        """Add the natural parameters of a chunk, and say where they are to be certified."""
+        kept = posterior
+        if discount < 1.0:
+            kept, share = forget(posterior, prior, discount**num_new)
+            total = jax.tree.map(jnp.add, total, share)
+        after = absorb(layout, kept, total, num_new)
+        # Nothing is asked of places that an improper posterior would name.
+        is_fine = is_proper(after)
+        places = places_for(layout, posterior, where(is_fine, after, posterior), _NUM_POINTS, _NUM_AT_HOME)
+        steps = places.at_home.points.real[1:] - places.at_home.points.real[0]
+        is_held = is_fine & is_resolved(layout, kept, after, total, steps)
         centre = coordinates_at(layout, posterior)
-        by_outcome, is_sound = for_each(lambda row: _read_row(model, layout, centre, row), rows)
-        naturals = map_blocks(lambda leaf: leaf.sum(axis=1), by_outcome)
-        num_new = jnp.sum(rows.mask)
+        return _Settled(after, is_held, places, recentre(layout, prior_natural, prior_centre, centre)[0])
+
+    def absorb_chunk(posterior: Posterior, rows: Any) -> _Absorbed:
+        """Read and certify every row by itself."""
+        centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
+        by_group, is_sound = for_each(lambda row: _read_row(model, layout, centre, row), rows)
+        naturals = map_blocks(lambda leaf: leaf.sum(axis=1), by_group)
         if discount < 1.0:
             num_later = num_new - jnp.cumsum(rows.mask)
             naturals = jax.vmap(lambda natural, age: jax.tree.map(lambda leaf: discount**age * leaf, natural))(
                 naturals, num_later
             )
-            kept, share = forget(posterior, prior, discount**num_new)
-            total = jax.tree.map(jnp.add, total_of(naturals), share)
-        else:
-            kept, total = posterior, total_of(naturals)
-        after = absorb(layout, kept, total, num_new)
-        # Nothing is asked of places that an improper posterior would name.
-        is_fine = is_proper(after)
-        home = where(is_fine, after, posterior)
-        places = places_for(layout, posterior, home, _NUM_POINTS, _NUM_AT_HOME)
-        of_prior = recentre(layout, prior_natural, prior_centre, centre)[0]
+        settled = settle(posterior, total_of(naturals), num_new)
         found = for_each(
-            lambda row, own: _check_row(model, layout, of_prior, own, centre, places, row), rows, by_outcome
+            lambda row, own: _check_row(model, layout, settled.of_prior, own, centre, settled.places, row),
+            rows,
+            by_group,
         )
         residuals = for_each(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)), found)
         residuals = _where(is_sound, residuals, Residual(*(jnp.array(x) for x in (jnp.inf, 0.0, jnp.inf))))
         residuals = _where(rows.mask, residuals, Residual(*(jnp.zeros(()),) * 3))
-        of_prior_there = jax.tree.map(lambda leaf: leaf[0, 0], found)
-        is_prior_affine = is_affine(of_prior_there)
-        steps = places.at_home.points.real[1:] - places.at_home.points.real[0]
-        is_held = is_fine & is_resolved(layout, kept, after, total, steps)
-        return after, (residuals, jnp.stack([is_prior_affine, is_held]), of_prior_there.rounding)
+        return _absorbed(settled, residuals, jax.tree.map(lambda leaf: leaf[0, 0], found))
 
-    after, (residuals, verdicts, prior_roundings) = over_chunks(absorb_chunk, state, chunks)
+    def absorb_together(posterior: Posterior, rows: Any) -> _Absorbed:
+        """Read and certify the sum of all rows; where it fails, each by itself, to know which."""
+        centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
+        weights = rows.mask * discount ** (num_new - jnp.cumsum(rows.mask))
+        by_group, is_sound = read_together(model, layout, centre, rows, weights)
+        settled = settle(posterior, total_of(by_group), num_new)
+        found = check_together(model, layout, settled.of_prior, by_group, centre, settled.places, rows, weights)
+        worst = worst_of(jax.tree.map(lambda leaf: leaf[1:], found))
+        residuals = jax.tree.map(lambda leaf: jnp.where(rows.mask, leaf, 0.0), worst)
+        whole = _absorbed(settled, residuals, jax.tree.map(lambda leaf: leaf[0], found))
+        is_fine = is_sound & is_affine(worst) & jnp.all(whole[1][1])
+        return jax.lax.cond(is_fine, lambda: whole, lambda: absorb_chunk(posterior, rows))
+
+    is_long = num_chunk >= _FEWEST_TOGETHER and state.mean.dtype == jnp.float64
+    after, (residuals, verdicts, prior_roundings) = over_chunks(
+        absorb_together if is_long else absorb_chunk, state, chunks
+    )
     residuals = join_chunks(residuals, num_rows)
     is_certified = is_affine(residuals)
     is_prior_certified, is_held = jnp.all(verdicts, axis=0)
@@ -186,6 +209,27 @@ def _update(
     kept = where(is_sound, after, state)
     evidence = residuals.nats, residuals.tolerance, residuals.rounding
     return kept, Certificates(is_sound, is_certified, *evidence, is_prior_certified, jnp.max(prior_roundings), is_held)
+
+
+class _Settled(NamedTuple):
+    """A posterior with a chunk of rows, before it is certified.
+
+    Attributes:
+        is_held: whether jax's precision holds it.
+        places: where its densities are compared with their affine forms.
+        of_prior: the prior's natural parameters, relative to the means before these rows.
+    """
+
+    posterior: Posterior
+    is_held: Bool[Array, ""]
+    places: Places
+    of_prior: Natural
+
+
+def _absorbed(settled: _Settled, residuals: Residual, of_prior: Residual) -> _Absorbed:
+    """Return the posterior, and the residuals of its rows, the verdicts on prior and precision, and the prior's rounding."""
+    verdicts = jnp.stack([is_affine(of_prior), settled.is_held])
+    return settled.posterior, (residuals, verdicts, of_prior.rounding)
 
 
 def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any) -> tuple[Natural, Bool[Array, ""]]:
@@ -215,13 +259,13 @@ def _check_row(
     model: RewardModel,
     layout: Layout,
     prior: Natural,
-    by_outcome: Natural,
+    by_group: Natural,
     centre: Coordinates,
     places: Places,
     row: Any,
 ) -> Residual:
     """Compare the prior and a row's likelihood with their affine forms, in this order, each group of outcomes by itself."""
-    naturals = jax.tree.map(lambda first, rest: joined(first[None], rest), prior, by_outcome)
+    naturals = jax.tree.map(lambda first, rest: joined(first[None], rest), prior, by_group)
     single = jax.tree.map(lambda leaf: leaf[None], row)
     return residual_of(layout, log_likelihoods(model, layout, single, with_prior=True), naturals, centre, places)
 

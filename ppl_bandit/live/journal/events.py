@@ -88,7 +88,7 @@ def new_event(
 
 def encode(body: dict[str, Any]) -> str:
     """Write a body as JSON; floats come back as they were, to the last bit."""
-    return json.dumps(body, separators=(",", ":"), allow_nan=False)
+    return json.dumps(body, separators=(",", ":"), allow_nan=False, default=lambda array: array.tolist())
 
 
 def decode(text: str) -> dict[str, Any]:

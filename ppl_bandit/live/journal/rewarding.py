@@ -7,11 +7,13 @@ row is learnt when the last is known.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from ppl_bandit.live.journal.events import CORRECTED, DISCARDED, IMPORTED, REWARDED, Event, new_event, new_id
 from ppl_bandit.live.journal.experiment import Experiment
 from ppl_bandit.live.journal.lessons import Standing
 from ppl_bandit.live.journal.records import DISCARDED_STATUS, PENDING_STATUS, REWARDED_STATUS, Record, record_of
-from ppl_bandit.live.journal.rows import context_to_json
 from ppl_bandit.live.learning import Rows
 
 __all__ = ["discarding", "expiring", "importing", "rewarding"]
@@ -33,10 +35,10 @@ def rewarding(experiment: Experiment, given: Mapping[str, Mapping[str, float]], 
 
 def importing(rows: Rows) -> Make:
     """Return what makes the event of rows that were decided elsewhere."""
-    body = {
-        "arms": rows.arms.tolist(),
-        "rewards": {name: values.tolist() for name, values in rows.rewards.items()},
-        "contexts": context_to_json(rows.contexts),
+    body = {  # arrays, which become lists where they are written: a million rows need not
+        "arms": np.array(rows.arms),
+        "rewards": {name: np.array(values) for name, values in rows.rewards.items()},
+        "contexts": None if rows.contexts is None else [np.array(leaf) for leaf in jax.tree.leaves(rows.contexts)],
     }
     return lambda standing: [new_event(IMPORTED, body)]
 
