@@ -74,7 +74,7 @@ def compiled_functions(
     return _compiled_functions(model, *engine[:3], engine.marginals, selector, num_samples, draws, is_large)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)  # each holds some 30 MB of compiled programs
 def _compiled_functions(
     model: RewardModel,
     init: Callable,

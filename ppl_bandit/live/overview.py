@@ -80,7 +80,7 @@ def overview(
     )
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)
 def _tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any], Any]:
     def read(draws: Any, contexts: Any) -> Any:
         if not has_context:
