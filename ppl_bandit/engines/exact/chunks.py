@@ -11,7 +11,11 @@ __all__ = ["for_each", "join_chunks", "over_chunks", "split_chunks"]
 
 
 def split_chunks(rows: Any, num_rows: int, size: int) -> tuple[Any, Array]:
-    """Return rows as (chunks, size, ...), the size at most their number, the last chunk filled up with copies of the first row, and which rows are real."""
+    """Return rows as (chunks, size, ...), the last chunk filled up with copies of the first row, and which rows are real.
+
+    Args:
+        size: at most the number of rows.
+    """
     num_chunks = -(-num_rows // size)
     if num_chunks == 1:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], rows), jnp.ones((1, num_rows), bool)

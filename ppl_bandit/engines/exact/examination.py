@@ -12,6 +12,7 @@ from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import Region, natural_of, region_around
 from ppl_bandit.engines.exact.analytic import Obstacle
 from ppl_bandit.engines.exact.assignment import find_scales, read_supports, start_point
+from ppl_bandit.engines.exact.blocks import map_blocks, where
 from ppl_bandit.engines.exact.certificate import (
     Evidence,
     Places,
@@ -35,10 +36,8 @@ from ppl_bandit.engines.exact.families import (
     derive,
     is_proper,
     latents_at,
-    map_blocks,
     posterior_of,
     total_of,
-    where,
 )
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
@@ -189,7 +188,9 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual
         natural = derive(layout, log_prior, centre)
         better = coordinates_at(layout, posterior_of(layout, natural, centre))
         # A prior that came out improper is reported later; here it must only not break the reading.
-        kept = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(new), new, old) if new.size else new, better, centre)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(jnp.isfinite(new), new, old) if new.size else new, better, centre
+        )
         return kept, (centre, natural)
 
     _, readings = jax.lax.scan(improve, start_point(layout), None, length=2)
