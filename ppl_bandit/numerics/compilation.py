@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -117,12 +118,14 @@ def _signature(args: Any) -> tuple[Any, Any]:
 
 
 def quick_options() -> dict[str, Any]:
-    """Return options under which XLA compiles quickly, without those that this XLA does not know."""
+    """Return options under which XLA compiles quickly."""
     return _known(_QUICK)
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the options that this XLA does not know."""
+    """Leave out the options that this XLA does not know, and those that the user's XLA_FLAGS set."""
+    said = os.environ.get("XLA_FLAGS", "")
+    options = {name: value for name, value in options.items() if f"--{name}=" not in said}
     if _are_known(**options):
         return options
     return {name: value for name, value in options.items() if _are_known(**{name: value})}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ppl_bandit.engines.exact.blocks import map_blocks, nothing, pick, where_member
 from ppl_bandit.engines.exact.families import (
     POSITIVE,
     UNIT,
@@ -19,9 +20,6 @@ from ppl_bandit.engines.exact.families import (
     Layout,
     Natural,
     Posterior,
-    map_blocks,
-    pick,
-    where_member,
 )
 
 __all__ = ["Region", "affine_change", "magnitude_of", "natural_of", "recentre", "region_around"]
@@ -54,9 +52,9 @@ def natural_of(layout: Layout, posterior: Posterior) -> Natural:
         dirichlet,
         map_blocks(lambda leaf: leaf + offset, posterior.shape),
         map_blocks(lambda leaf: -leaf, posterior.rate),
-        np.zeros(layout.members.shape, posterior.mean.dtype),
+        nothing(layout.members.shape, posterior.mean.dtype),
         where_member(pairs, posterior.scaled_precision),
-        np.zeros(layout.free.shape, posterior.mean.dtype),
+        nothing(layout.free.shape, posterior.mean.dtype),
         posterior.precision,
     )
 
@@ -104,25 +102,22 @@ def region_around(layout: Layout, points: Coordinates) -> Region:
     y, at = pick(away, layout.free), abs(pick(points.real, layout.free))
     unit, sizes_of_unit = _around_units(layout, points.unit)
     logs = tuple(jax.nn.log_softmax(rows, axis=-1) for rows in points.simplex)
-    kept = (unit, logs, *scaled[:2])
+    kept: tuple[Any, ...] = (unit, logs, *scaled[:2])
     free = (y, -0.5 * y[..., :, None] * y[..., None, :])
-    changes = Natural(*kept, *scaled[2:], *free)
+    changes = Natural._make([*kept, *scaled[2:], *free])
     # The latents of a point are rounded at their own size: 1 - z near 1, a distant location times the slope there.
     rounded = (sizes_of_unit, tuple(1.0 + jnp.abs(rows) for rows in points.simplex), *sizes_of_scaled[:2])
     y = abs(y)
-    sizes = Natural(
-        *map_blocks(lambda own, leaf: own + abs(leaf) + abs(leaf[:1]), rounded, kept),
-        *sizes_of_scaled[2:],
-        y,
-        (0.5 * y[..., :, None] + at[..., :, None]) * y[..., None, :],
-    )
+    free = (y, (0.5 * y[..., :, None] + at[..., :, None]) * y[..., None, :])
+    rounded = map_blocks(lambda own, leaf: own + abs(leaf) + abs(leaf[:1]), rounded, kept)
+    sizes = Natural._make([*rounded, *sizes_of_scaled[2:], *free])
     return Region(points, map_blocks(lambda leaf: leaf - leaf[:1], changes), sizes, scaled_at, at)
 
 
 def _around_units(layout: Layout, logits: Float[Array, "P U"]) -> tuple[Any, Any]:
     """Return the statistics of the unit elements at some points, and the sizes at which they are rounded."""
     if not logits.size:
-        return (np.zeros((*logits.shape, 2), logits.dtype),) * 2
+        return (nothing((*logits.shape, 2), logits.dtype),) * 2
     low, high = _bounds(layout, UNIT)
     offset = np.asarray(low / np.where(high == low, 1.0, high - low), logits.dtype)
     both = jnp.stack([logits, -logits], axis=-1)
@@ -136,11 +131,11 @@ def _around_scaled(layout: Layout, points: Coordinates, away: Float[Array, "P D"
     """Return the statistics of the positive elements and of the reals that they scale, their sizes, and the reals' own."""
     log_u, dtype = points.positive, points.positive.dtype
     shape = (log_u.shape[0], *layout.members.shape)
-    none = np.zeros(shape, dtype)
+    none = nothing(shape, dtype)
     if not log_u.size:
         return (
-            (log_u, log_u, none, np.zeros((*shape, 0), dtype)),
-            (log_u, log_u, none, np.zeros((*shape, 0), dtype)),
+            (log_u, log_u, none, nothing((*shape, 0), dtype)),
+            (log_u, log_u, none, nothing((*shape, 0), dtype)),
             none,
         )
     power, (floor, _) = np.asarray(layout.power, dtype), _bounds(layout, POSITIVE)
@@ -149,7 +144,7 @@ def _around_scaled(layout: Layout, points: Coordinates, away: Float[Array, "P D"
     stretch = 1.0 + abs(power) * (1.0 + far)
     weight = stretch * u
     if not layout.members.size:
-        empty = none, np.zeros((*shape, shape[-1]), dtype)
+        empty = none, nothing((*shape, shape[-1]), dtype)
         return (log_u, u, *empty), (stretch, weight, *empty), none
     x, at = (where_member(layout.is_member, pick(real, layout.members)) for real in (away, points.real))
     changes = u[..., None] * x

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.affine import Region, affine_change, magnitude_of, recentre, region_around
+from ppl_bandit.engines.exact.blocks import map_blocks, nothing
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
@@ -25,7 +25,6 @@ from ppl_bandit.engines.exact.families import (
     coordinates_at,
     derive,
     latents_at,
-    map_blocks,
 )
 from ppl_bandit.engines.exact.points import make_offsets, offsets_at_home, typical_point
 from ppl_bandit.program.reward_model import RewardModel
@@ -92,7 +91,7 @@ class Evidence(NamedTuple):
 
 def resolution(dtype: Any = None) -> float:
     """Return the most that rounding may hide from a certificate, in nats, in a precision, jax's current one by default."""
-    return 1e-3 if jnp.dtype(jnp.zeros(()).dtype if dtype is None else dtype) == jnp.float64 else 0.1
+    return 1e-3 if jnp.dtype(jnp.result_type(float) if dtype is None else dtype) == jnp.float64 else 0.1
 
 
 def is_affine(residual: Residual) -> Bool[Array, "..."]:
@@ -132,7 +131,7 @@ def places_for(
 def _around(layout: Layout, centre: Coordinates, offsets: Coordinates) -> Region:
     def moved(middle: Array, offset: Array) -> Array:
         if not middle.size:
-            return np.zeros((len(offset) + 1, *middle.shape), middle.dtype)
+            return nothing((len(offset) + 1, *middle.shape), middle.dtype)
         return jnp.concatenate([middle[None], middle + offset.astype(middle.dtype)])
 
     return region_around(layout, jax.tree.map(moved, centre, offsets))
@@ -142,7 +141,7 @@ def joined(*parts: Array) -> Array:
     """Concatenate along the leading axis; for a block without elements nothing is traced."""
     if parts[0].size:
         return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
-    return np.zeros((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
+    return nothing((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
 
 
 def log_likelihoods(

@@ -14,7 +14,7 @@ def split_chunks(rows: Any, num_rows: int, size: int) -> tuple[Any, Array]:
     """Return rows as (chunks, size, ...), the last chunk filled up with copies of the first row, and which rows are real.
 
     Args:
-        size: of a chunk, at most `num_rows`.
+        size: at most the number of rows.
     """
     num_chunks = -(-num_rows // size)
     if num_chunks == 1:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import natural_of, recentre
+from ppl_bandit.engines.exact.blocks import map_blocks, where
 from ppl_bandit.engines.exact.certificate import (
     Places,
     Residual,
@@ -38,10 +39,8 @@ from ppl_bandit.engines.exact.families import (
     is_proper,
     is_resolved,
     latents_at,
-    map_blocks,
     sample,
     total_of,
-    where,
 )
 from ppl_bandit.engines.exact.marginals import marginals_of
 from ppl_bandit.engines.exact.proof import analyticity

@@ -12,6 +12,7 @@ from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import Region, natural_of, region_around
 from ppl_bandit.engines.exact.analytic import Obstacle
 from ppl_bandit.engines.exact.assignment import find_scales, read_supports, start_point
+from ppl_bandit.engines.exact.blocks import map_blocks, where
 from ppl_bandit.engines.exact.certificate import (
     Evidence,
     Places,
@@ -35,10 +36,8 @@ from ppl_bandit.engines.exact.families import (
     derive,
     is_proper,
     latents_at,
-    map_blocks,
     posterior_of,
     total_of,
-    where,
 )
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP

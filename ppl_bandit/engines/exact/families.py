@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.exact.blocks import map_blocks, nothing, pick, where_member
 from ppl_bandit.numerics import sampling
 from ppl_bandit.types import Draws, Key
 
@@ -39,14 +40,10 @@ __all__ = [
     "is_proper",
     "is_resolved",
     "latents_at",
-    "map_blocks",
-    "pick",
     "posterior_of",
     "reals_of",
     "sample",
     "total_of",
-    "where",
-    "where_member",
 ]
 
 UNIT, POSITIVE, SIMPLEX, REAL = "unit", "positive", "simplex", "real"
@@ -167,7 +164,7 @@ def latents_at(layout: Layout, point: Coordinates) -> dict[str, Array]:
     return latents
 
 
-def _within(low: np.ndarray, width: np.ndarray, share: Array) -> Array:
+def _within(low: Any, width: Any, share: Array) -> Array:
     """Return low + width share, without what adds and multiplies nothing."""
     scaled = share if np.all(width == 1) else width * share
     return scaled if np.all(low == 0) else low + scaled
@@ -200,30 +197,6 @@ def reals_of(
     return pick(everything, kept[np.argsort(given)])
 
 
-def pick(array: Float[Array, "*batch D"], index: np.ndarray) -> Array:
-    """Return array[..., index], for indices that are known: as a reshape, where they go through all elements in order."""
-    if not index.size:
-        return np.zeros((*array.shape[:-1], *index.shape), array.dtype)
-    if np.array_equal(index.ravel(), np.arange(array.shape[-1])):
-        return array.reshape(*array.shape[:-1], *index.shape)
-    return array.at[..., index].get(mode="promise_in_bounds")
-
-
-def map_blocks(function: Callable[..., Any], *trees: Any) -> Any:
-    """Apply a function leaf by leaf, on NumPy arrays where a block has no elements, so that nothing is traced for it.
-
-    Args:
-        function: of arrays of either kind, written with operators and methods that both have.
-    """
-
-    def apply(*leaves: Any) -> Any:
-        if leaves[0].size:
-            return function(*leaves)
-        return function(*(np.zeros(leaf.shape, leaf.dtype) for leaf in leaves))
-
-    return jax.tree.map(apply, *trees)
-
-
 def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: Coordinates) -> Natural:
     """Read the natural parameters of a log density off its derivatives at a point, which is the centre of its reals.
 
@@ -234,8 +207,8 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
     gradient_of = jax.grad(log_density)
     gradient, pull = jax.linearize(gradient_of, point)
     zeros = jax.tree.map(jnp.zeros_like, point)
-    unit, simplex = np.zeros((0, 2), point.unit.dtype), []
-    log_scale = scale = u = np.zeros(0, point.positive.dtype)
+    unit, simplex = nothing((0, 2), point.unit.dtype), list[Array]()
+    log_scale = scale = u = nothing((0,), point.positive.dtype)
     if point.unit.size or point.positive.size or point.simplex:
         first = tuple(jnp.zeros_like(rows).at[..., 0].set(1.0) for rows in point.simplex)
         ones = zeros._replace(unit=jnp.ones_like(point.unit), positive=jnp.ones_like(point.positive), simplex=first)
@@ -269,8 +242,8 @@ def _derive_reals(
     num_free, num_scaled = layout.free.size, layout.members.shape[1]
     if not gradient.size:
         shapes = (layout.members.shape, (*layout.members.shape, num_scaled), (0,), (0, 0))
-        none: Any = tuple(np.zeros(shape, gradient.dtype) for shape in shapes)
-        return none
+        scaled_linear, scaled_quadratic, linear, quadratic = (nothing(shape, gradient.dtype) for shape in shapes)
+        return scaled_linear, scaled_quadratic, linear, quadratic
     directions = np.zeros((max(num_free, num_scaled), gradient.size))
     for slot in range(num_scaled):
         directions[slot, layout.members[layout.is_member[:, slot], slot]] = 1.0
@@ -280,7 +253,7 @@ def _derive_reals(
     linear, quadratic = pick(gradient, layout.free), -pick(bends[:num_free], layout.free)
     if not num_scaled:
         shape = layout.members.shape
-        return np.zeros(shape, gradient.dtype), np.zeros((*shape, 0), gradient.dtype), linear, quadratic
+        return nothing(shape, gradient.dtype), nothing((*shape, 0), gradient.dtype), linear, quadratic
     pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
     scaled_bends = jnp.moveaxis(pick(bends[:num_scaled], layout.members), 0, 1)  # (G, S, S)
     return (
@@ -289,16 +262,6 @@ def _derive_reals(
         linear,
         quadratic,
     )
-
-
-def where_member(is_member: np.ndarray, values: Array) -> Array:
-    """Put 0 where the members of blocks are filled up."""
-    return values if is_member.all() else jnp.where(is_member, values, 0.0)
-
-
-def where(condition: Bool[Array, ""], chosen: Posterior, otherwise: Posterior) -> Posterior:
-    """Return one posterior or another."""
-    return jax.tree.map(lambda new, old: jnp.where(condition, new, old) if new.size else new, chosen, otherwise)
 
 
 def total_of(naturals: Natural) -> Natural:
@@ -459,15 +422,15 @@ def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Poste
     dtype = centre.real.dtype
     identity = np.eye(layout.members.shape[1], dtype=dtype)
     empty = Posterior(
-        np.ones(natural.unit.shape, dtype),
-        tuple(np.ones(rows.shape, dtype) for rows in natural.simplex),
+        nothing(natural.unit.shape, dtype) + 1.0,
+        tuple(nothing(rows.shape, dtype) + 1.0 for rows in natural.simplex),
         # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
-        np.asarray(1.0 / layout.power - 0.5 * layout.is_member.sum(axis=1), dtype),
-        np.zeros(natural.scale.shape, dtype),
+        nothing(natural.scale.shape, dtype) + (1.0 / layout.power - 0.5 * layout.is_member.sum(axis=1)).astype(dtype),
+        nothing(natural.scale.shape, dtype),
         where_member(layout.is_member, pick(centre.real, layout.members)),
         identity * ~layout.is_member[:, :, None],
         pick(centre.real, layout.free),
-        np.zeros(natural.quadratic.shape, dtype),
+        nothing(natural.quadratic.shape, dtype),
         jnp.zeros((), int),
     )
     return absorb(layout, empty, natural, 0)

@@ -5,17 +5,19 @@ standard deviations would move a child away from its parent by many of the child
 of magnitude, and a deviation of several nats hides in their rounding.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ppl_bandit.engines.exact.blocks import map_blocks
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
     Posterior,
     coordinates_at,
-    map_blocks,
     reals_of,
 )
 
@@ -37,7 +39,7 @@ def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = 
     is_far, is_single, is_unscaled = (point % 4 >= 2)[:, None], point % 2 == 1, (point // 4 % 2 == 1)[:, None]
     mover = (point // 2) % len(layout.sites)
 
-    def spread(size: int, near: float, far: tuple[float, float]) -> np.ndarray:
+    def spread(size: int, near: float, far: tuple[float, float]) -> Any:
         """Normal with standard deviation `near`, or of a size uniform in `far` with a random sign."""
         sign = rng.choice([-1.0, 1.0], size=(num_points, size))
         distant = sign * rng.uniform(*far, size=(num_points, size))
@@ -48,7 +50,7 @@ def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = 
     positive = spread(layout.count("positive"), 1.2, (2.0, 6.0))
     simplex = [spread(site.size, 1.5, (2.0, 5.0)) for site in layout.of("simplex")]
     reach = 10.0 ** np.where(is_far, rng.uniform(0.0, 1.5, (num_points, 1)), rng.uniform(-1.5, 0.5, (num_points, 1)))
-    real = reach * rng.standard_normal((num_points, layout.count("real")))
+    real: Any = reach * rng.standard_normal((num_points, layout.count("real")))
     for position, site in enumerate(layout.sites):
         rests = is_single & (mover != position)
         block = {"unit": unit, "positive": positive, "real": real}.get(site.kind)
@@ -91,7 +93,7 @@ def offsets_at_home(layout: Layout, num_points: int, posterior: Posterior) -> Co
     rng = np.random.default_rng(_SEED + 1)
     reach = np.resize([1.0, 2.0, 0.5, 3.0], num_points)[:, None]
 
-    def spread(size: int) -> np.ndarray:
+    def spread(size: int) -> Any:
         return reach * rng.standard_normal((num_points, size))
 
     def scaled(variance: Array, largest: float) -> Array:
@@ -110,7 +112,7 @@ def offsets_at_home(layout: Layout, num_points: int, posterior: Posterior) -> Co
     )
 
 
-def _whitened(layout: Layout, posterior: Posterior, steps: np.ndarray) -> Float[Array, "P D"]:
+def _whitened(layout: Layout, posterior: Posterior, steps: Any) -> Float[Array, "P D"]:
     """Turn independent steps of size 1 into steps of the reals' joint law."""
     if not steps.size:
         return steps
