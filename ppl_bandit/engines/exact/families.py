@@ -327,7 +327,7 @@ def is_proper(posterior: Posterior) -> Bool[Array, ""]:
     reals = (posterior.scaled_mean, posterior.scaled_precision, posterior.mean, posterior.precision)
     positive = (posterior.beta, *posterior.dirichlet, posterior.shape, posterior.rate)
     # Finite, and not nan, is what lies strictly below infinity.
-    is_fine = [jnp.all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size]
+    is_fine = [posterior.num_rows >= 0, *(jnp.all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size)]
     is_fine += [jnp.all((leaf > 0) & (leaf < jnp.inf)) for leaf in positive if leaf.size]
     return jnp.all(jnp.stack(is_fine))
 
@@ -349,8 +349,9 @@ def is_resolved(
         (before.shape, after.shape, natural.log_scale),
         *zip(before.dirichlet, after.dirichlet, natural.simplex, strict=True),
     ]
-    is_held = [jnp.all(jnp.abs(new - old - add) - 0.1 * jnp.abs(add) <= 1e-6) for old, new, add in counts if old.size]
     roundings = jnp.finfo(after.mean.dtype).eps * jnp.sqrt(1.0 + after.num_rows)
+    is_held = [roundings < 1.0]
+    is_held += [jnp.all(jnp.abs(new - old - add) - 0.1 * jnp.abs(add) <= 1e-6) for old, new, add in counts if old.size]
     if layout.members.size:
         x = jnp.abs(where_member(layout.is_member, pick(steps, layout.members)))
         span = after.shape / after.rate * jnp.einsum("pgs,gst,pgt->g", x, jnp.abs(after.scaled_precision), x)

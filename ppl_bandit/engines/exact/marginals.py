@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact import pseudo_counts as counting
-from ppl_bandit.engines.exact.families import Layout, Posterior
+from ppl_bandit.engines.exact.families import Layout, Posterior, reals_of
 from ppl_bandit.engines.exact.reads import NotAffine, reads_of_rewards
 from ppl_bandit.numerics import laws, sampling
 from ppl_bandit.numerics.compilation import run_once
@@ -169,7 +169,7 @@ def _joint_student_t(
 
     Each reads one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate).
     """
-    loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
+    loc, weights = _linear_form(model, layout, reals_of(layout, state.mean, state.scaled_mean), context)
     own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
     halves = jnp.einsum("ast,at->as", _inverse_root(state.scaled_precision)[groups], own, precision=_HIGHEST)
     shape, rate = state.shape[groups], state.rate[groups]
@@ -189,7 +189,7 @@ def _joint_student_t(
 
 def _joint_normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> tuple[laws.Law, Table]:
     """Return the law of linear forms of the free Gaussian block, and a way to draw them together."""
-    loc, weights = _linear_form(model, layout, _real_mean(layout, state), context)
+    loc, weights = _linear_form(model, layout, reals_of(layout, state.mean, state.scaled_mean), context)
     halves = jnp.einsum("st,at->as", _inverse_root(state.precision), weights[:, layout.free], precision=_HIGHEST)
     law = laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(jnp.sum(halves**2, axis=1)))
 
@@ -225,13 +225,6 @@ def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch
         return 1.0 / jnp.sqrt(precision)
     identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
     return jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
-
-
-def _real_mean(layout: Layout, state: Posterior) -> Array:
-    real = jnp.zeros(layout.count("real"), state.mean.dtype).at[layout.free].set(state.mean)
-    if layout.members.size:
-        real = real.at[layout.members[layout.is_member]].set(state.scaled_mean[layout.is_member])
-    return real
 
 
 def _linear_form(model: RewardModel, layout: Layout, centre: Array, context: Any) -> tuple[Array, Array]:
