@@ -11,7 +11,7 @@ from numpyro.distributions import biject_to
 
 from ppl_bandit.program.tracing import Site, possible, repeat_rows, run_program
 
-__all__ = ["CANDIDATE_REWARDS", "NUMBERS", "feasible_latents", "feasible_rewards"]
+__all__ = ["CANDIDATE_REWARDS", "NUMBERS", "feasible_latents", "feasible_rewards", "varied_contexts"]
 
 NUMBERS = {"i": int, "f": float}  # an outcome's kind of number -> its dtype
 
@@ -72,6 +72,25 @@ def feasible_rewards(
         values[name] = jnp.take_along_axis(candidates, chosen[None], axis=0)[0].astype(NUMBERS[kind])
         is_possible &= count > 0
     return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible
+
+
+def varied_contexts(context: Any, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
+    """Return contexts about the given ones, rows of the example: smaller ones, and others where it is 0.
+
+    What is 0 would hide whatever it multiplies: a logistic regression at features of 0 does not depend on its weights.
+
+    Args:
+        is_kept: which rows stay as they are.
+    """
+
+    def varied(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        share = rng.uniform(0.25, 1.0, size=leaf.shape)
+        stays = is_kept.reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.where(stays, leaf, jnp.where(leaf == 0, share, leaf * share))
+
+    return None if context is None else jax.tree.map(varied, context)
 
 
 def _candidates(fn: Any, kind: str) -> Float[Array, "candidates N"]:

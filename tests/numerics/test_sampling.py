@@ -60,6 +60,7 @@ def test_log_gamma_draws_of_all_shapes_in_one_call_follow_their_laws(dtype):
             assert_follows(column, log_gamma_cdf(concentration), f"log Gamma({concentration})")
 
 
+@pytest.mark.slow
 def test_a_million_log_gamma_draws_have_their_exact_mean_and_variance():
     # Enough draws to see one wrong decision in a hundred to accept a proposal.
     concentrations, num_draws = np.array([0.05, 0.3, 1.0, 2.0, 10.0]), 1_000_000

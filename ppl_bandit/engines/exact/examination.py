@@ -42,7 +42,7 @@ from ppl_bandit.engines.exact.families import (
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
 from ppl_bandit.numerics.compilation import run_once
-from ppl_bandit.program.probing import feasible_rewards
+from ppl_bandit.program.probing import feasible_rewards, varied_contexts
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 
@@ -209,7 +209,7 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual
 
 
 def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Interaction, Array]:
-    """Return rows that put many different rewards on every arm, in the example context and in smaller ones."""
+    """Return rows that put many different rewards on every arm, in the example context and in others about it."""
     per_arm = int(np.clip(_MAX_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
     rng = np.random.default_rng(11)
     arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
@@ -217,16 +217,7 @@ def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Inter
     picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
     picks[:, 0] = repeat + np.tile(np.arange(model.num_arms), per_arm)
 
-    def varied(leaf: Array) -> Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        shrink = rng.uniform(0.25, 1.0, size=leaf.shape)
-        shrink[repeat % 3 == 0] = 1.0
-        return leaf * shrink
-
-    context = model.context_rows(arm.size)
-    if context is not None:
-        context = jax.tree.map(varied, context)
+    context = varied_contexts(model.context_rows(arm.size), rng, repeat % 3 == 0)
     reward, is_possible = feasible_rewards(
         model.program, latents, arm, context, model.outcome_kinds, jnp.asarray(picks)
     )

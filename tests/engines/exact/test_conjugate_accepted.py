@@ -156,7 +156,7 @@ def bernoulli_by_one_hot_product():
     return Case(program, CLICKS, {"rate": beta(CLICKED, NOT_CLICKED, (1.0, 2.0))})
 
 
-@case
+@slow_case
 def bernoulli_by_where_over_separate_sites():
     def program(arm):
         rates = [numpyro.sample(f"rate_{a}", dist.Beta(1.0 + a, 1.0)) for a in range(A)]
@@ -275,7 +275,7 @@ def poisson_under_an_exponential_prior_shared_by_arms():
     return Case(program, COUNTS, {"rate": gamma(1.0 + COUNTS.sum(), 0.5 + (1.0 + ARM).sum(), 1.0)})
 
 
-@case
+@slow_case
 def poisson_of_a_power_of_a_weibull():
     def program(arm):
         z = numpyro.sample("z", dist.Weibull(2.0, 3.0).expand([A]))
@@ -334,7 +334,7 @@ def pareto_with_a_latent_tail():
     return Case(program, AMOUNTS, {"tail": gamma(2.0 + per_arm(1.0), 1.0 + per_arm(np.log(AMOUNTS / 0.25)), 1.0)})
 
 
-@case
+@slow_case
 def laplace_with_a_latent_scale():
     def program(arm):
         scale = numpyro.sample("scale", dist.InverseGamma(3.0, 2.0).expand([A]))
@@ -384,7 +384,7 @@ def normal_with_known_noise():
     return Case(program, REALS, {"mean": {"mean": m, "covariance": v}})
 
 
-@case
+@slow_case
 def normal_with_a_shared_level_and_an_offset_per_arm():
     def program(arm):
         level = numpyro.sample("level", dist.Normal(1.0, 2.0))
@@ -482,7 +482,7 @@ def regression_case(**spread: Any) -> Case:
     return Case(program, REALS, {"weight": {"mean": m, "covariance": v}}, FEATURES)
 
 
-@case
+@slow_case
 def regression_with_a_prior_covariance():
     return regression_case(covariance_matrix=LOADING)
 
@@ -567,7 +567,7 @@ def normal_with_unknown_precision_per_arm():
     return Case(program, REALS, expected)
 
 
-@case
+@slow_case
 def normal_with_unknown_standard_deviation_per_arm():
     def program(arm):
         variance = dist.InverseGamma(2.0, 1.5).expand([A])
@@ -606,7 +606,7 @@ def normal_with_a_variance_shared_by_arms():
     return Case(program, REALS, expected)
 
 
-@case
+@slow_case
 def normal_with_known_mean_and_unknown_variance():
     def program(arm):
         variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5).expand([A]))
@@ -731,7 +731,7 @@ def a_factor_in_the_prior_counts_once():
     return Case(program, CLICKS, expected)
 
 
-@case
+@slow_case
 def a_pilot_study_inside_the_program_counts_once():
     def program(arm):
         rate = numpyro.sample("rate", dist.Gamma(2.0, 1.5).expand([A]))
@@ -785,7 +785,7 @@ def a_branch_on_the_context():
     return Case(program, REALS, expected, EXPOSURE)
 
 
-@case
+@slow_case
 def an_integer_context_that_indexes_a_plate():
     segment = np.array([0, 1, 1, 0, 1, 0, 1])
 
@@ -844,7 +844,7 @@ class Zipf(dist.Distribution):
         return value * jnp.log(1.0 - self.odds) + jnp.log(self.odds)
 
 
-@case
+@slow_case
 def a_distribution_of_the_users_own():
     def program(arm):
         odds = numpyro.sample("odds", dist.Beta(2.0, 1.0).expand([A]))

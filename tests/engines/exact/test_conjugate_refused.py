@@ -746,6 +746,20 @@ def a_prior_that_follows_the_arm(arm):
     normal(mean + 0.0 * arm)
 
 
+# What an example context of zeros would hide
+
+
+@near_miss("sigmoid|not affine|prove", context=np.zeros(2))
+def a_logistic_regression_at_an_example_of_zeros(arm, context):
+    weights = numpyro.sample("weights", dist.Normal(jnp.zeros((A, 2)), 1.0).to_event(2))
+    numpyro.sample("reward", dist.Bernoulli(logits=jnp.sum(weights[arm] * context, axis=-1)))
+
+
+@near_miss("an exponential", context=np.array([1.0, 0.0]), is_slow=True)
+def an_exponential_that_the_example_multiplies_by_zero(arm, context):
+    normal(reals("a")[arm] * context[:, 0] + jnp.exp(reals("b")[arm]) * context[:, 1])
+
+
 # Chains of outcomes: only the right share of what is left adds up to a conjugate form
 
 
