@@ -15,8 +15,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not i
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ.setdefault("MPLBACKEND", "agg")
-# Tests compile far more than they compute: compile without the expensive passes. A flag that XLA does not know ends the process,
-# and the last of these is on its way out.
+# Tests compile far more than they compute: compile without the expensive passes. A flag that XLA does not know ends the
+# process, and the last of these is on its way out.
 flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
     flags += " --xla_cpu_use_fusion_emitters=false"
