@@ -74,23 +74,29 @@ def feasible_rewards(
     return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible
 
 
-def varied_contexts(context: Any, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
-    """Return contexts about the given ones, rows of the example: smaller ones, and others where it is 0.
+def varied_contexts(context: Any, largest: Any, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
+    """Return contexts about the given ones, rows of the example: smaller numbers, others where it is 0, and both booleans.
 
     What is 0 would hide whatever it multiplies: a logistic regression at features of 0 does not depend on its weights.
 
     Args:
+        largest: the largest integer that may stand for a 0, per leaf; integers may be indices, and 0 keeps them all.
         is_kept: which rows stay as they are.
     """
 
-    def varied(leaf: Array) -> Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    def varied(leaf: Array, largest: int) -> Array:
+        if leaf.dtype == bool:
+            other = leaf ^ (rng.integers(0, 2, size=leaf.shape).astype(bool) | (leaf.ndim == 1))
+        elif jnp.issubdtype(leaf.dtype, jnp.floating):
+            share = rng.uniform(0.25, 1.0, size=leaf.shape)
+            other = jnp.where(leaf == 0, share, leaf * share)
+        elif largest:
+            other = jnp.where(leaf == 0, rng.integers(1, largest + 1, size=leaf.shape), leaf).astype(leaf.dtype)
+        else:
             return leaf
-        share = rng.uniform(0.25, 1.0, size=leaf.shape)
-        stays = is_kept.reshape(-1, *[1] * (leaf.ndim - 1))
-        return jnp.where(stays, leaf, jnp.where(leaf == 0, share, leaf * share))
+        return jnp.where(is_kept.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, other)
 
-    return None if context is None else jax.tree.map(varied, context)
+    return jax.tree.map(varied, context, largest)
 
 
 def _candidates(fn: Any, kind: str) -> Float[Array, "candidates N"]:

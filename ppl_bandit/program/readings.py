@@ -4,7 +4,8 @@ On the jaxpr: what flows into which of them, and which entries of an array the a
 itself, and which way to an outcome's mean is open.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.extend.core import Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxtyping import Array
 
 from ppl_bandit.numerics.compilation import run_once
@@ -28,6 +29,7 @@ from ppl_bandit.types import InvalidProgram
 __all__ = ["Reading", "check_flow", "check_rows", "find_mean", "support_moves"]
 
 _NUM_POINTS = 4
+_MAX_INTEGER = 3
 _CLOSED = (NotImplementedError, AttributeError, TypeError)  # how a distribution says that a way to its mean is closed
 
 
@@ -63,11 +65,12 @@ class Reading(NamedTuple):
 
 def check_flow(
     reading: Reading, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool
-) -> tuple[tuple[str, ...], ...]:
+) -> tuple[tuple[tuple[str, ...], ...], Any]:
     """Check on the jaxpr what flows into the prior and the expected reward, and that arm indices stay in range.
 
     Returns:
-        The outcomes in groups: the density of each depends on the values of no outcome outside of its own group.
+        The outcomes in groups: the density of each depends on the values of no outcome outside of its own group. And for
+        every leaf of the context how large an integer may be in place of a 0 in the example.
     """
     arm, context = reading.arms()
     outcomes: dict[str, Any] = {name: np.zeros(reading.num_arms, NUMBERS[kind]) for name, kind in reading.kinds.items()}
@@ -109,25 +112,54 @@ def check_flow(
         raise InvalidProgram(
             "expected_reward depends on the drawn value of an outcome: write it with the parameters alone, it is a mean"
         )
-    known = [UNKNOWN if label != frozenset(["arm"]) else arm for label in labels]
-    sizes: list[int] = []
-
-    def ranges() -> list[tuple[Array, Array]]:
-        found = read_indices(closed.jaxpr, closed.consts, known)
-        sizes.extend(index.size for index in found)
-        return [(index.lowest, index.highest) for index in found]
-
-    extremes = run_once(ranges)
-    for (lowest, highest), size in zip(extremes, sizes, strict=True):
+    leaves = jax.tree.leaves(args)
+    first = labels.index(frozenset(["arm"]))
+    known = [leaf if index == first else UNKNOWN for index, leaf in enumerate(leaves)]
+    (extremes,) = _index_ranges(closed, [known])
+    for lowest, highest, size in extremes:
         if lowest < 0 or highest >= size:
             raise InvalidProgram(
                 f"with num_arms={reading.num_arms} the program reads entries {int(lowest)} to {int(highest)} of an axis with "
                 f"{size} entries: jax would silently read the nearest one; give every arm its own entry or correct num_arms"
             )
+    span = range(first + 1, first + 1 + len(jax.tree.leaves(context)))
+    largest = jax.tree.unflatten(jax.tree.structure(context), _largest_integers(closed, leaves, span, first))
     own: list[frozenset] = [frozenset()] * (len(labels) - len(outcomes)) + [
         frozenset([name]) for name in sorted(outcomes)
     ]
-    return _groups(dict(zip(reading.outcomes, dependencies(closed.jaxpr, own)[num_prior + 1 :], strict=True)))
+    reached = dependencies(closed.jaxpr, own)[num_prior + 1 :]
+    return _groups(dict(zip(reading.outcomes, reached, strict=True))), largest
+
+
+def _index_ranges(closed: ClosedJaxpr, cases: Sequence[Sequence[Any]]) -> list[list[tuple[int, int, int]]]:
+    """Return, for each case of known inputs, the lowest and the highest of each index and the size of its axis."""
+    sizes: list[list[int]] = []
+
+    def ranges() -> list[list[tuple[Array, Array]]]:
+        found = [read_indices(closed.jaxpr, closed.consts, known) for known in cases]
+        sizes[:] = [[index.size for index in of_case] for of_case in found]
+        return [[(index.lowest, index.highest) for index in of_case] for of_case in found]
+
+    return [
+        [(int(lowest), int(highest), size) for (lowest, highest), size in zip(of_case, own, strict=True)]
+        for of_case, own in zip(run_once(ranges), sizes, strict=True)
+    ]
+
+
+def _largest_integers(closed: ClosedJaxpr, leaves: Sequence[Any], span: range, arm: int) -> list[int]:
+    """Return, for each leaf of the context, the largest integer that may stand for its zeros: no index leaves its axis."""
+    asked = [index for index in span if leaves[index].dtype.kind in "iu" and not np.all(leaves[index])]
+    cases = []
+    for index, value in itertools.product(asked, range(1, _MAX_INTEGER + 1)):
+        known = [leaf if place == arm or place in span else UNKNOWN for place, leaf in enumerate(leaves)]
+        known[index] = np.where(leaves[index] == 0, value, leaves[index]).astype(leaves[index].dtype)
+        cases.append(known)
+    largest = dict.fromkeys(span, 0)
+    if cases:
+        fits = [all(0 <= low and high < size for low, high, size in found) for found in _index_ranges(closed, cases)]
+        for index, own in zip(asked, np.reshape(fits, (len(asked), -1)), strict=True):
+            largest[index] = int(np.cumprod(own).sum())
+    return list(largest.values())
 
 
 def _groups(reads: Mapping[str, frozenset[str]]) -> tuple[tuple[str, ...], ...]:

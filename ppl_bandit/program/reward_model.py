@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program import means
-from ppl_bandit.program.probing import NUMBERS
+from ppl_bandit.program.probing import NUMBERS, varied_contexts
 from ppl_bandit.program.supports import extreme_latents
 from ppl_bandit.program.tracing import Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
 from ppl_bandit.program.validation import validate
@@ -54,6 +55,7 @@ class RewardModel:
         self._mean_way = facts.mean_way
         self._has_moving_support = facts.has_moving_support
         self._outcome_groups = facts.outcome_groups
+        self._largest_integers = facts.largest_integers
 
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", "program")
@@ -168,6 +170,11 @@ class RewardModel:
     def context_rows(self, num_rows: int, context: Any = None) -> Any:
         """Repeat a context, the example by default, over rows."""
         return repeat_rows(self.context if context is None else context, num_rows)
+
+    def varied_context_rows(self, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
+        """Return contexts about the example: it in the rows that keep it, in the others nothing stays 0 that may be more."""
+        rows = self.context_rows(len(is_kept))
+        return None if rows is None else varied_contexts(rows, self._largest_integers, rng, is_kept)
 
     def _by_outcome(self, reward: Any) -> Mapping[str, Array]:
         return reward if isinstance(reward, Mapping) else {self.outcomes[0]: reward}

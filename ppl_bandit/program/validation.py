@@ -27,6 +27,7 @@ class Facts(NamedTuple):
     expected_reward_way: str
     has_moving_support: bool
     outcome_groups: tuple[tuple[str, ...], ...]
+    largest_integers: Any
 
 
 def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> Facts:
@@ -51,7 +52,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
     reading = Reading(program, int(num_arms), context, outcomes, tuple(latents), kinds)
     with jax.enable_x64(True):
         moves = support_moves(reading, shapes)
-        groups = check_flow(reading, shapes, has_expected_reward)
+        groups, largest = check_flow(reading, shapes, has_expected_reward)
         mean_way = None if has_expected_reward else find_mean(reading)
         if mean_way is not means.WAYS[0]:
             check_rows(reading, mean_way)
@@ -59,7 +60,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
         words = "the program's own expected_reward site"
     else:
         words = f"the mean of '{outcomes[0]}', from {mean_way.words}"
-    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups)
+    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups, largest)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

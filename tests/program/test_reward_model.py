@@ -187,3 +187,23 @@ def test_a_single_precision_example_context_costs_no_accuracy():
         rows = Interaction(jnp.array([0]), jnp.array([3]), model.context_rows(1))
         found = model.log_likelihood({"rate": jnp.array([0.7, 0.1])}, rows)
         np.testing.assert_allclose(found, st.poisson(0.7 * 1.5).logpmf([3]), rtol=1e-12)
+
+
+def test_contexts_about_an_example_of_zeros_stay_within_what_they_index():
+    def program(arm, context):
+        by_kind = numpyro.sample("by_kind", dist.Normal(0.0, 1.0).expand([2]))
+        alone = numpyro.sample("alone", dist.Normal(0.0, 1.0).expand([1]))
+        mean = by_kind[context["kind"]] + alone[context["alone"]] * context["count"].sum(-1) + context["flag"] * arm
+        numpyro.sample("reward", dist.Normal(mean, 1.0))
+
+    example = {"kind": 0, "alone": 0, "count": np.array([0, 7], np.uint8), "flag": False}
+    model = RewardModel(program, 2, jax.tree.map(np.asarray, example))
+    is_kept = np.arange(60) < 10
+    rows = jax.device_get(model.varied_context_rows(np.random.default_rng(0), is_kept))
+    assert set(rows["kind"][~is_kept]) == {1}
+    assert set(rows["alone"]) == {0}  # its axis has one entry
+    assert set(rows["count"][~is_kept, 0]) == {1, 2, 3} and set(rows["count"][:, 1]) == {7}
+    assert rows["count"].dtype == np.uint8
+    assert rows["flag"][~is_kept].all()
+    for name, value in example.items():
+        np.testing.assert_array_equal(rows[name][is_kept], np.broadcast_to(value, rows[name][is_kept].shape))

@@ -46,7 +46,7 @@ from ppl_bandit.engines.exact.families import (
 )
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.numerics.compilation import run_once
-from ppl_bandit.program.probing import feasible_rewards, varied_contexts
+from ppl_bandit.program.probing import feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -164,7 +164,7 @@ def trial_rows(
     arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
     picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
 
-    context = varied_contexts(model.context_rows(arm.size), rng, np.zeros(arm.size, bool))
+    context = model.varied_context_rows(rng, np.zeros(arm.size, bool))
     reward, is_possible = feasible_rewards(
         model.program, dict(values), arm, context, model.outcome_kinds, jnp.asarray(picks)
     )

@@ -42,7 +42,7 @@ from ppl_bandit.engines.exact.families import (
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
 from ppl_bandit.numerics.compilation import run_once
-from ppl_bandit.program.probing import feasible_rewards, varied_contexts
+from ppl_bandit.program.probing import feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, NotConjugate
 
@@ -217,7 +217,7 @@ def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Inter
     picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
     picks[:, 0] = repeat + np.tile(np.arange(model.num_arms), per_arm)
 
-    context = varied_contexts(model.context_rows(arm.size), rng, repeat % 3 == 0)
+    context = model.varied_context_rows(rng, repeat % 3 == 0)
     reward, is_possible = feasible_rewards(
         model.program, latents, arm, context, model.outcome_kinds, jnp.asarray(picks)
     )

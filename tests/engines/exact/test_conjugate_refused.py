@@ -760,6 +760,28 @@ def an_exponential_that_the_example_multiplies_by_zero(arm, context):
     normal(reals("a")[arm] * context[:, 0] + jnp.exp(reals("b")[arm]) * context[:, 1])
 
 
+@near_miss("sigmoid|not affine|prove", context=np.array(0))
+def a_logistic_slope_at_an_integer_zero(arm, context):
+    numpyro.sample("reward", dist.Bernoulli(logits=reals("slope")[arm] * context))
+
+
+@near_miss("sigmoid|not affine|prove", context=np.array(False), is_slow=True)
+def a_logistic_shift_at_an_example_of_false(arm, context):
+    numpyro.sample("reward", dist.Bernoulli(logits=reals("shift")[arm] * context))
+
+
+@near_miss("an exponential", context=np.array(False), is_slow=True)
+def an_exponential_that_the_example_does_not_choose(arm, context):
+    mean = reals("a")[arm]
+    normal(jnp.where(context, jnp.exp(mean), mean))
+
+
+@near_miss("an exponential", context={"kind": np.array(0), "count": np.zeros(2, np.uint8)}, is_slow=True)
+def an_exponential_times_a_count_beside_an_index(arm, context):
+    by_kind = numpyro.sample("by_kind", dist.Normal(0.0, 1.0).expand([2]))[context["kind"]]
+    normal(reals("a")[arm] + by_kind + jnp.exp(reals("b")[arm]) * context["count"][:, 1])
+
+
 # Chains of outcomes: only the right share of what is left adds up to a conjugate form
 
 
