@@ -31,6 +31,7 @@ from ppl_bandit.live.journal.rewarding import discarding, expiring, importing, r
 from ppl_bandit.live.learning import Learner, Rows, Task, start
 from ppl_bandit.live.numbers import check_count, seconds
 from ppl_bandit.live.views import ReadableBandit
+from ppl_bandit.numerics.compilation import uncollected
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 
@@ -109,6 +110,7 @@ class Bandit(ReadableBandit):
         else:
             self._program = program
             self._given = RewardModel(grown(program, len(given)), len(given), context, outcomes)
+        self._context_form: Any = jax.tree.structure(self._given.context)
         task, prior = self._build(list(given.names))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
         store = MemoryStore() if self._journal is None else self._journal.store
@@ -133,7 +135,7 @@ class Bandit(ReadableBandit):
         context = check_contexts(standing.task.model, context, None, "context")
         mask = standing.task.arms.mask(allowed)
         (event,) = self._experiment.decide(standing, mask, context, None)
-        return self._decision(event, context)
+        return self._decision(event)
 
     def select_many(
         self, contexts: Any = None, *, num_decisions: int | None = None, allowed: Any = None
@@ -158,11 +160,9 @@ class Bandit(ReadableBandit):
                 raise ValueError("contexts must have a leading axis with one row per decision")
         contexts = check_contexts(model, contexts, num_rows, "contexts")
         mask = standing.task.arms.mask(allowed)
-        events = self._experiment.decide(standing, mask, contexts, num_rows)
-        return [
-            self._decision(event, None if contexts is None else jax.tree.map(lambda leaf, i=i: leaf[i], contexts))
-            for i, event in enumerate(events)
-        ]
+        with uncollected():  # thousands of records at once, which all stay
+            events = self._experiment.decide(standing, mask, contexts, num_rows)
+            return [self._decision(event) for event in events]
 
     def update(
         self,
@@ -394,13 +394,14 @@ class Bandit(ReadableBandit):
             warnings.warn(note, stacklevel=3)
         return info
 
-    def _decision(self, event: Event, context: Any) -> Decision:
+    def _decision(self, event: Event) -> Decision:
         body = event.body
-        propensities = np.asarray(body["propensities"])
+        context = self._context_form.unflatten(body["context"] or ())
+        propensities = body["propensities"]
         return Decision(
             str(event.decision),
             body["name"],
-            np.asarray(body["best_arm_probs"]),
+            body["best_arm_probs"],
             body["num_candidates"],
             float(propensities[event.arm]),
             propensities,

@@ -50,8 +50,8 @@ class Compiled(NamedTuple):
         init: seed -> state.
         select: (seed, state, number, context, allowed) -> a packed `Selection`, of the decision of that number, from 0.
         select_many: (seed, state, numbers, contexts, allowed) -> packed selections, one per row.
-        learn: (seed, state, numbers, contexts) -> (state, packed `Verdict`), with `row_numbers`: one transfer for all of them.
-        unpack: number of rows -> what unpacks their verdict, once `learn` is compiled for as many.
+        learn: (seed, state, numbers, contexts) -> what `finish` takes, with `row_numbers`: one transfer for all of them.
+        finish: number of rows -> what turns the state before and that into (state, `Verdict`), once `learn` is compiled.
         draw: (seed, state, M) -> draws for reading.
         expected: (seed, state, context, M) -> (M, A) expected rewards for reading.
     """
@@ -60,7 +60,7 @@ class Compiled(NamedTuple):
     select: Ahead
     select_many: Ahead
     learn: Ahead
-    unpack: dict[int, Callable[[np.ndarray], Verdict]]
+    finish: dict[int, Callable[[Any, Any], tuple[Any, Verdict]]]
     draw: Callable
     expected: Callable
 
@@ -99,30 +99,47 @@ def _compiled_functions(
     def select_many(seed: Array, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
         return jax.vmap(lambda number, context: select(seed, state, number, context, allowed))(numbers, contexts)
 
-    unpack: dict[int, Callable[[np.ndarray], Verdict]] = {}
+    finish: dict[int, Callable[[Any, Any], tuple[Any, Verdict]]] = {}
 
-    def learn(seed: Array, state: Any, numbers: Array, contexts: Any) -> tuple[Any, Array]:
+    def learn(seed: Array, state: Any, numbers: Array, contexts: Any) -> tuple[list[Array], Array]:
         num_seen, rows = _rows_of(model, numbers, contexts)
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
         after, info = update(_key(seed, _UPDATE, num_seen), state, rows)
         possible = model.in_support(latents, rows)
         is_possible = jnp.all(jnp.stack([jnp.all(fits) for fits in possible.values()]))
         verdict = Verdict(is_possible, possible, info)
-        # Noted while this is traced: what it returns is one row of numbers.
-        unpack[rows.arm.shape[0]] = unpacker(verdict)
-        return after, pack(verdict)
+        # Noted while this is traced: what it returns are the leaves that hold anything, and one row of numbers.
+        finish[rows.arm.shape[0]] = _finisher(after, verdict)
+        return [leaf for leaf in jax.tree.leaves(after) if leaf.size], pack(verdict)
 
     return Compiled(
         quick_jit(lambda seed: init(jr.key(seed))),  # it runs once
         Ahead(select),
         Ahead(select_many),
         Ahead(learn, is_large=is_large),
-        unpack,
+        finish,
         jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2),
         jax.jit(
             lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3
         ),
     )
+
+
+def _finisher(after: Any, verdict: Verdict) -> Callable[[Any, Any], tuple[Any, Verdict]]:
+    """Return what undoes how `learn` hands a state over: an array that holds nothing is taken from the state before."""
+    treedef: Any = jax.tree.structure(after)
+    empty = [i for i, leaf in enumerate(jax.tree.leaves(after)) if not leaf.size]
+    unpack = unpacker(verdict)
+
+    def finish(before: Any, returned: Any) -> tuple[Any, Verdict]:
+        leaves, row = returned
+        if empty:
+            known = jax.tree.leaves(before)
+            for i in empty:
+                leaves.insert(i, known[i])
+        return treedef.unflatten(leaves), unpack(np.asarray(row))
+
+    return finish
 
 
 def row_numbers(num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -3,22 +3,30 @@
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from ppl_bandit.live.learning import Learner, Task, pad_rows, pieces
 from ppl_bandit.selectors.contract import check_horizon
-from ppl_bandit.types import Selection
 
-__all__ = ["decide", "decide_many"]
+__all__ = ["Chosen", "decide", "decide_many"]
 
 _SIZES = (256, 16, 1)  # of the pieces of a batch, compiled once each; one row is a decision like any other
 
 
-def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Selection:
-    """Return the decision of a number, counted from 0, as NumPy values; nothing is changed.
+class Chosen(NamedTuple):
+    """Decisions in the order of their numbers: `Selection` by columns, in NumPy arrays that nobody may change."""
+
+    arms: list[int]
+    best_arm_probs: np.ndarray
+    num_candidates: list[int]
+    propensities: np.ndarray
+
+
+def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Chosen:
+    """Return the decision of a number, counted from 0; nothing is changed.
 
     Raises:
         ValueError: if the expected rewards are not finite, or the selector's horizon is passed.
@@ -27,12 +35,10 @@ def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.
     with jax.enable_x64(True):
         mask = _mask(allowed.tobytes())
         row = learner.run.select(learner.seed, learner.state, np.int64(number), context, mask)
-        return _unpacked(np.asarray(row))
+        return _chosen(np.asarray(row)[None])
 
 
-def decide_many(
-    task: Task, learner: Learner, numbers: np.ndarray, contexts: Any, allowed: np.ndarray
-) -> list[Selection]:
+def decide_many(task: Task, learner: Learner, numbers: np.ndarray, contexts: Any, allowed: np.ndarray) -> Chosen:
     """Return the decisions of several numbers, each with posterior draws of its own; nothing is changed.
 
     Args:
@@ -68,7 +74,7 @@ def decide_many(
     else:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             found = list(pool.map(rows, starts, sizes))
-    return [_unpacked(row) for row in np.concatenate(found)[: numbers.size]]
+    return _chosen(np.concatenate(found)[: numbers.size])
 
 
 @functools.lru_cache(maxsize=256)
@@ -77,12 +83,16 @@ def _mask(allowed: bytes) -> jax.Array:
     return jax.device_put(np.frombuffer(allowed, bool))
 
 
-def _unpacked(row: np.ndarray) -> Selection:
-    arm, num_arms = int(row[0]), (row.size - 2) // 2
-    if arm < 0:
+def _chosen(rows: np.ndarray) -> Chosen:
+    """Read packed selections, one per row."""
+    num_arms = (rows.shape[1] - 2) // 2
+    arms = rows[:, 0].astype(int).tolist()
+    if min(arms) < 0:
         raise ValueError(
             "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows or "
             "is undefined at this context or at draws from this posterior"
         )
+    rows.flags.writeable = False
+    counts = rows[:, 1 + num_arms].astype(int).tolist()
     # The order of the fields of `Selection`.
-    return Selection(arm, row[1 : 1 + num_arms], int(row[1 + num_arms]), row[2 + num_arms :])  # type: ignore[arg-type]
+    return Chosen(arms, rows[:, 1 : 1 + num_arms], counts, rows[:, 2 + num_arms :])

@@ -3,6 +3,7 @@
 Every error names the argument, what was given, what was expected and what to do instead; nothing here changes any state.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,6 +45,12 @@ class Arms:
     def __len__(self) -> int:
         return len(self.names)
 
+    @functools.cached_property
+    def _everything(self) -> np.ndarray:
+        mask = np.ones(len(self), bool)
+        mask.flags.writeable = False
+        return mask
+
     def index(self, arm: Any, argument: str = "arm") -> int:
         """Return an arm's index."""
         if isinstance(arm, np.generic):
@@ -75,7 +82,7 @@ class Arms:
     def mask(self, allowed: Any) -> np.ndarray:
         """Return which arms are allowed: all, or those of a mask of length A, or those of a list of arms."""
         if allowed is None:
-            return np.ones(len(self), bool)
+            return self._everything
         if isinstance(allowed, str | bytes | Mapping) or not hasattr(allowed, "__len__"):
             raise ValueError(f"allowed must be a list of arms or a mask of booleans, got {allowed!r}")
         values = np.asarray(list(allowed) if isinstance(allowed, set | frozenset) else allowed)

@@ -50,8 +50,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     state, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
         after = learner._replace(state=state)
-        before, now = (getattr(part, "num_refreshes", 0) for part in (learner.state, info))
-        if int(now) > int(before):
+        if hasattr(info, "num_refreshes") and int(info.num_refreshes) > int(learner.state.num_refreshes):
             _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
         prepare_growth(task, after, learner.state if len(history) else None)
         return after, info, []

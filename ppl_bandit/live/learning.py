@@ -123,8 +123,8 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
             piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
             num_piece = min(size, num_rows - done)
             numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
-            state, row = learner.run.learn(learner.seed, state, numbers, piece.contexts)
-            verdict = learner.run.unpack[size](np.asarray(row))
+            returned = learner.run.learn(learner.seed, state, numbers, piece.contexts)
+            state, verdict = learner.run.finish[size](state, returned)
             if not verdict.is_possible:  # rows that fill a piece up repeat its last one
                 raise _impossible(task, rows, verdict.possible, done)
             infos.append(verdict.info)
@@ -160,6 +160,8 @@ def _joined(infos: list[Any], num_rows: int) -> Any:
 
 def pieces(num_rows: int, sizes: Sequence[int]) -> list[int]:
     """Cut rows into pieces of fixed sizes, of which the last is 1; a fifth of a piece, at most, is filled up."""
+    if num_rows == 1:
+        return [1]
     found = []
     for size in sizes:
         while num_rows >= (0.8 * size if size > 1 else 1):

@@ -9,7 +9,7 @@ import numpy as np
 from ppl_bandit.live import snapshot
 from ppl_bandit.live.history import History
 from ppl_bandit.live.journal.checkpoints import learner_like
-from ppl_bandit.live.journal.events import Event
+from ppl_bandit.live.journal.events import Event, decode, encode
 from ppl_bandit.live.journal.experiment import Experiment
 from ppl_bandit.live.journal.identity import differences, identity_of, versions
 from ppl_bandit.live.journal.lessons import relearnt
@@ -94,7 +94,7 @@ def save(path: str | PathLike, experiment: Experiment) -> None:
             "position": standing.position,
             "next_number": experiment.num_decisions,
             "num_played": experiment.num_played().tolist(),
-            "decisions": [event for events in experiment.store.decisions(experiment.name) for event in events],
+            "decisions": [_plain(event) for events in experiment.store.decisions(experiment.name) for event in events],
         }
         trees = {
             "context": task.model.context,
@@ -126,3 +126,8 @@ def _history(model: Any, leaves: list[Any] | None) -> History:
         contexts = jax.tree.unflatten(jax.tree.structure(model.context), context_leaves)
     history.append(arms, rewards, contexts, positions)
     return history
+
+
+def _plain(event: Event) -> Event:
+    """Return an event of JSON values alone."""
+    return event._replace(body=decode(encode(event.body)))

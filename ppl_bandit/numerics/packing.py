@@ -18,20 +18,19 @@ def pack(tree: Any) -> Float[Array, " n"]:
 
 def unpacker(form: Any) -> Callable[[np.ndarray], Any]:
     """Return what undoes `pack`: a row -> NumPy arrays in the tree, shapes and types of `form`."""
-    leaves, treedef = jax.tree.flatten(form)
+    treedef: Any = jax.tree.structure(form)
     plan, end = [], 0
-    for leaf in leaves:
+    for leaf in jax.tree.leaves(form):
         start, end = end, end + leaf.size
-        plan.append((start, end, leaf.shape, np.dtype(leaf.dtype)))
+        where = start if not leaf.shape else slice(start, end)
+        plan.append((np.dtype(leaf.dtype), where, leaf.shape if len(leaf.shape) > 1 else None))
+    dtypes = {dtype for dtype, _, _ in plan}
 
     def unpack(row: np.ndarray) -> Any:
-        parts = []
-        for start, end, shape, dtype in plan:
-            if not shape:
-                parts.append(dtype.type(row[start]))
-            else:
-                part = row[start:end].astype(dtype)
-                parts.append(part if len(shape) == 1 else part.reshape(shape))
-        return jax.tree.unflatten(treedef, parts)
+        rows = {dtype: row.astype(dtype, copy=False) for dtype in dtypes}  # whole: a leaf is then a view
+        parts = [
+            rows[dtype][where] if shape is None else rows[dtype][where].reshape(shape) for dtype, where, shape in plan
+        ]
+        return treedef.unflatten(parts)
 
     return unpack

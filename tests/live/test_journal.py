@@ -154,7 +154,7 @@ def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
     lanes = []
     for lane in ("", "here", "there"):
         task, learner = in_lane(fresh.standing, lane)
-        lanes.append([float(decide(task, learner, i, None, np.ones(3, bool)).best_arm_probs[0]) for i in range(5)])
+        lanes.append([float(decide(task, learner, i, None, np.ones(3, bool)).best_arm_probs[0, 0]) for i in range(5)])
     assert lanes[0] != lanes[1] != lanes[2] != lanes[0]
     assert check_replay(first, "default").position is None
 

@@ -9,6 +9,7 @@ checked at, so every process folds the same events in the same order into the sa
 import functools
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.live.deciding import decide, decide_many
+from ppl_bandit.live.deciding import Chosen, decide, decide_many
 from ppl_bandit.live.history import History
 from ppl_bandit.live.journal.contract import Conflict, JournalError, NumberTaken, Store
 from ppl_bandit.live.journal.events import ARMS, CHANGED, DECIDED, OPENED, Event, new_event, new_id
 from ppl_bandit.live.journal.lessons import Learnt, Standing, learnt, lessons, relearnt
-from ppl_bandit.live.journal.rows import context_to_json, joined_rows
+from ppl_bandit.live.journal.rows import joined_rows
 from ppl_bandit.live.learning import Learner, Rows, Task
-from ppl_bandit.types import Selection
 
 __all__ = ["Experiment", "batches", "in_lane"]
 
@@ -83,27 +83,23 @@ class Experiment:
         while True:
             with self._counting:
                 mask = self._playable(standing, allowed)
-                numbers = np.arange(self._next_number, self._next_number + (num_rows or 1))
-                self._next_number = int(numbers[-1]) + 1
-                lane = self._lane
+                first, last = self._next_number, self._next_number + (num_rows or 1)
+                self._next_number, lane = last, self._lane
             task, learner = in_lane(standing, lane)
             try:
                 if num_rows is None:
-                    chosen = [decide(task, learner, int(numbers[0]), contexts, mask)]
+                    chosen = decide(task, learner, first, contexts, mask)
                 else:
-                    chosen = decide_many(task, learner, numbers, contexts, mask)
-                return self.store.append(
-                    self.name, self._decided(standing, chosen, numbers, lane, mask, contexts, num_rows)
-                )
+                    chosen = decide_many(task, learner, np.arange(first, last), contexts, mask)
+                events = _decided(standing, chosen, first, lane, mask, contexts, is_batch=num_rows is not None)
+                return self.store.append(self.name, events)
             except NumberTaken:  # another process decides too: from here on in a lane of our own
                 self._lane = self._lane or new_id()[:12]
                 standing = self.follow()
             except BaseException:
                 with self._counting:
-                    if (
-                        self._next_number == int(numbers[-1]) + 1
-                    ):  # nobody counted on: the next decision is this one again
-                        self._next_number = int(numbers[0])
+                    if self._next_number == last:  # nobody counted on: the next decision is this one again
+                        self._next_number = first
                 raise
 
     def learn(self, make_events: Callable[[Standing], list[Event]]) -> tuple[Any, list[str]]:
@@ -187,36 +183,6 @@ class Experiment:
             mask = fresh if fresh.any() else mask
         return mask
 
-    def _decided(
-        self,
-        standing: Standing,
-        chosen: Sequence[Selection],
-        numbers: np.ndarray,
-        lane: str,
-        mask: np.ndarray,
-        contexts: Any,
-        num_rows: int | None,
-    ) -> list[Event]:
-        batch, leaves = new_id(), context_to_json(contexts)
-        events = []
-        for row, (number, choice) in enumerate(zip(numbers, chosen, strict=True)):
-            body = {
-                "absorbed": standing.position,
-                "name": standing.task.arms.names[int(choice.arm)],
-                "best_arm_probs": np.asarray(choice.best_arm_probs).tolist(),
-                "num_candidates": int(choice.num_candidates),
-                "propensities": np.asarray(choice.propensities).tolist(),
-                "allowed": None if mask.all() else mask.tolist(),
-                "context": leaves if num_rows is None or leaves is None else [leaf[row] for leaf in leaves],
-            }
-            if num_rows is not None:
-                body["row"] = row
-            name = new_id()
-            events.append(
-                new_event(DECIDED, body, decision=name, batch=batch, number=int(number), lane=lane, arm=int(choice.arm))
-            )
-        return events
-
     def _catch_up(self, before: int | None = None) -> None:
         for batch in batches(self.store, self.name, self.standing.position, before):
             self.absorb(batch)
@@ -265,7 +231,8 @@ class Experiment:
         if edited is not None:
             self.history = edited
         if rows:
-            positions = np.concatenate([np.full(piece.arms.size, recorded[i].position) for i, piece in rows])
+            positions = np.array([recorded[i].position for i, _ in rows])
+            positions = positions.repeat([piece.arms.size for _, piece in rows])
             self.history.append(*joined_rows([piece for _, piece in rows]), positions)
 
     def _count(self, batch: Sequence[Event]) -> None:
@@ -287,6 +254,32 @@ class Experiment:
             more = len(standing.task.arms) - self._num_played.size
             self._num_played = np.concatenate([self._num_played, np.zeros(more, np.int64)])
             self.standing = standing
+
+
+def _decided(
+    standing: Standing, chosen: Chosen, first: int, lane: str, mask: np.ndarray, contexts: Any, *, is_batch: bool
+) -> list[Event]:
+    """Return the events of decisions that are numbered from `first` on; `contexts` as in `Experiment.decide`."""
+    batch, names, now = new_id(), standing.task.arms.names, time.time()
+    leaves = None if contexts is None else jax.tree.leaves(contexts)
+    for leaf in leaves or ():
+        leaf.flags.writeable = False  # the record and the caller's decision share it
+    allowed = None if np.count_nonzero(mask) == mask.size else mask.tolist()
+    events = []
+    for row, arm in enumerate(chosen.arms):
+        body = {
+            "absorbed": standing.position,
+            "name": names[arm],
+            "best_arm_probs": chosen.best_arm_probs[row],
+            "num_candidates": chosen.num_candidates[row],
+            "propensities": chosen.propensities[row],
+            "allowed": allowed,
+            "context": [leaf[row] for leaf in leaves] if is_batch and leaves is not None else leaves,
+        }
+        if is_batch:
+            body["row"] = row
+        events.append(Event(0, DECIDED, new_id(), batch, first + row, lane, arm, False, now, body))
+    return events
 
 
 def batches(

@@ -39,7 +39,7 @@ class MemoryStore:
         with self._lock:
             if after is not None and self._learnt_at > after:
                 raise Conflict
-            recorded = [event._replace(position=self._position + i) for i, event in enumerate(events, 1)]
+            recorded = [Event(self._position + i, *event[1:]) for i, event in enumerate(events, 1)]
             self._position += len(recorded)
             for event in recorded:
                 if event.kind != DECIDED:
@@ -59,6 +59,9 @@ class MemoryStore:
         whole: bool = False,
     ) -> list[Event]:
         """Return the events beyond a position, and let go of those up to it."""
+        if self._position <= after:  # the common case; what is recorded meanwhile is read the next time
+            self._unread.clear()
+            return []
         with self._lock:
             self._unread = [event for event in self._unread if event.position > after]
             found = [event for event in self._unread if before is None or event.position < before]
@@ -119,7 +122,7 @@ class MemoryStore:
         body = events[0].body
         if "propensities" in body:
             slim = {key: value for key, value in body.items() if key not in _BULKY}
-            events[0] = events[0]._replace(body=slim | {"propensity": body["propensities"][events[0].arm]})
+            events[0] = events[0]._replace(body=slim | {"propensity": float(body["propensities"][events[0].arm])})
         if event.kind == DISCARDED:
             self._keep_some(self._discarded, name, events)
         else:

@@ -37,17 +37,19 @@ class Record(NamedTuple):
 
 def record_of(events: Sequence[Event]) -> Record:
     """Fold the events of one decision, the decision first."""
-    found = Record(events[0], PENDING_STATUS, {}, None, None, 0)
+    status, reward, num_corrections = PENDING_STATUS, dict[str, float](), 0
+    row: int | None = None
+    settled: float | None = None
     for event in events[1:]:
-        if event.kind == REWARDED:
-            found = found._replace(reward=found.reward | event.body["reward"])
-        elif event.kind == CORRECTED:
-            found = found._replace(reward=event.body["reward"], num_corrections=found.num_corrections + 1)
-        elif event.kind == DISCARDED:
-            found = found._replace(status=DISCARDED_STATUS, row=None, settled=event.time)
+        if event.kind == DISCARDED:
+            status, row, settled = DISCARDED_STATUS, None, event.time
             continue
+        if event.kind == REWARDED:
+            reward = reward | event.body["reward"]
+        elif event.kind == CORRECTED:
+            reward, num_corrections = event.body["reward"], num_corrections + 1
         if event.settles:
             is_replaced = event.kind == CORRECTED and event.body["of"] is not None
             row = event.body["of"] if is_replaced else event.position
-            found = found._replace(status=REWARDED_STATUS, row=row, settled=event.time)
-    return found
+            status, settled = REWARDED_STATUS, event.time
+    return Record(events[0], status, reward, row, settled, num_corrections)

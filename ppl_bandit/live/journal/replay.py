@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.live.deciding import decide, decide_many
+from ppl_bandit.live.deciding import Chosen, decide, decide_many
 from ppl_bandit.live.journal.contract import Store
 from ppl_bandit.live.journal.events import DECIDED, Event
 from ppl_bandit.live.journal.experiment import Experiment, batches, in_lane
 from ppl_bandit.live.journal.lessons import Standing
 from ppl_bandit.live.journal.rows import context_from_json
 from ppl_bandit.live.learning import Learner, Task
-from ppl_bandit.types import Selection
 
 __all__ = ["Replay", "replay"]
 
@@ -109,22 +108,22 @@ def _difference(standing: Standing, batch: Sequence[Event]) -> tuple[int, str] |
         rows = None if contexts[0] is None else jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)
         again = decide_many(task, learner, numbers, rows, mask)
     else:
-        again = [decide(task, learner, int(numbers[0]), contexts[0], mask)]
-    for event, selection in zip(batch, again, strict=True):
-        words = _compared(task, event, selection)
+        again = decide(task, learner, int(numbers[0]), contexts[0], mask)
+    for row, event in enumerate(batch):
+        words = _compared(task, event, again, row)
         if words:
             return event.position, words
     return None
 
 
-def _compared(task: Task, event: Event, again: Selection) -> str:
-    body = event.body
-    if int(again.arm) != event.arm:
-        return f"it played {body['name']!r}, now it is {task.arms.names[int(again.arm)]!r}"
-    if int(again.num_candidates) != body["num_candidates"]:
-        return f"it drew {body['num_candidates']} candidates, now {int(again.num_candidates)}"
-    for name, values in (("best_arm_probs", again.best_arm_probs), ("propensities", again.propensities)):
-        gap = float(np.max(np.abs(np.asarray(values) - np.asarray(body[name]))))
+def _compared(task: Task, event: Event, again: Chosen, row: int) -> str:
+    body, arm, num_candidates = event.body, again.arms[row], again.num_candidates[row]
+    if arm != event.arm:
+        return f"it played {body['name']!r}, now it is {task.arms.names[arm]!r}"
+    if num_candidates != body["num_candidates"]:
+        return f"it drew {body['num_candidates']} candidates, now {num_candidates}"
+    for name, values in (("best_arm_probs", again.best_arm_probs[row]), ("propensities", again.propensities[row])):
+        gap = float(np.max(np.abs(values - np.asarray(body[name]))))
         if gap > _TOLERANCE:
             return f"its {name} differ by {gap:.2g}"
     return ""

@@ -1,4 +1,4 @@
-"""Between events and rows: contexts as plain JSON values, and the rows that an event brings."""
+"""From events to rows: contexts, and the rows that an event brings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,18 +10,13 @@ from ppl_bandit.live.journal.events import CORRECTED, IMPORTED, REWARDED, Event
 from ppl_bandit.live.learning import Rows
 from ppl_bandit.program.reward_model import RewardModel
 
-__all__ = ["context_from_json", "context_to_json", "joined_rows", "rows_of"]
+__all__ = ["context_from_json", "joined_rows", "rows_of"]
 
 _KINDS = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
 
 
-def context_to_json(context: Any) -> list[Any] | None:
-    """Return the leaves of a checked context, or of many, as lists."""
-    return None if context is None else [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(context)]
-
-
 def context_from_json(model: RewardModel, leaves: Sequence[Any] | None) -> Any:
-    """Return a context, or many, as `context_to_json` found it."""
+    """Return a context, or many, given its leaves: arrays, or lists where they were written and read again."""
     if leaves is None:
         return None
     examples, structure = jax.tree.flatten(model.context)
