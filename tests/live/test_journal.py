@@ -6,6 +6,7 @@ import pickle
 import sqlite3
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import jax
@@ -18,7 +19,7 @@ import pytest
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
 from ppl_bandit.live.deciding import decide
 from ppl_bandit.live.history import History
-from ppl_bandit.live.journal import memory
+from ppl_bandit.live.journal import experiment as experiment_module, memory
 from ppl_bandit.live.journal.contract import Conflict
 from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event, new_id
 from ppl_bandit.live.journal.experiment import in_lane
@@ -431,3 +432,28 @@ def test_a_history_edits_rows_by_position():
     assert len(edited) == arms.size == 598
     assert rewards["reward"][298] == -1.0 and edited.positions()[298] == 300
     assert len(history) == 599 and history.rows()[1]["reward"][299] == 300.0
+
+
+def test_decisions_do_not_wait_for_a_reward_that_is_being_learnt(parts, monkeypatch):
+    bandit, plain = make(parts), make(parts)
+    decision, same = bandit.select(), plain.select()
+    has_begun, may_end = threading.Event(), threading.Event()
+    learnt = experiment_module.learnt
+
+    def slow(*arguments):
+        has_begun.set()
+        assert may_end.wait(60)
+        return learnt(*arguments)
+
+    monkeypatch.setattr(experiment_module, "learnt", slow)
+    with ThreadPoolExecutor(1) as pool:
+        reward = pool.submit(bandit.update, decision, 1)
+        assert has_begun.wait(60)
+        meanwhile = [bandit.select() for _ in range(3)]
+        assert not reward.done()
+        may_end.set()
+        assert reward.result(60) is not None
+    # From what was known: as another bandit decides that has not heard of the reward.
+    assert [d.best_arm_probs.tolist() for d in meanwhile] == [plain.select().best_arm_probs.tolist() for _ in range(3)]
+    plain.update(same, 1)
+    np.testing.assert_array_equal(bandit.select().best_arm_probs, plain.select().best_arm_probs)

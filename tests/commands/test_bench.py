@@ -1,0 +1,59 @@
+"""`ppl-bandit bench` measures contestants that learn the same posterior, and writes what it found."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ppl_bandit import Bandit
+from ppl_bandit.commands.bench import BenchOptions, run_bench
+from ppl_bandit.commands.bench_peers import CASES, contestants, program_of
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "linear"])
+def test_the_loops_by_hand_play_by_the_posterior_of_the_library(name):
+    case, rng = CASES[name], np.random.default_rng(3)
+    program, example = program_of(case)
+    bandit = Bandit(program, case.num_arms, context=example, num_samples=4000)
+    select, update = next(player for player in contestants(case, 10) if player.name == "NumPy, 1 draw").make(case, 0)
+    num_rows = 12
+    arms = rng.integers(0, case.num_arms, num_rows)
+    contexts = rng.uniform(size=(num_rows, case.num_features)) if case.num_features else None
+    rewards = rng.integers(0, 2, num_rows).astype(float) if contexts is None else rng.normal(5.0, 1.0, num_rows)
+    for row in range(num_rows):
+        update(int(arms[row]), float(rewards[row]), None if contexts is None else contexts[row])
+    bandit.update_many(arms=arms, rewards=rewards, contexts=contexts)
+
+    here = None if contexts is None else contexts[0]
+    num_plays = 4000
+    counts = np.bincount([select(here) for _ in range(num_plays)], minlength=case.num_arms)
+    decision = bandit.select(here)
+    # Both are shares of 4,000 independent draws: their difference has a standard deviation of at most sqrt(2 / 4 / 4000).
+    np.testing.assert_allclose(counts / num_plays, decision.best_arm_probs, atol=4.5 * np.sqrt(0.5 / num_plays))
+    assert np.ptp(decision.best_arm_probs) > 0.1  # not the prior's, where every arm is as likely as another
+
+
+def test_a_small_run_writes_figures_of_every_contestant(tmp_path):
+    said = []
+    found = run_bench(BenchOptions(("bernoulli",), 20, 100, ("live",)), tmp_path, said.append)
+    names = [player.name for player in contestants(CASES["bernoulli"], 100)]
+    rows = found.live["bernoulli"]
+    assert [row["name"] for row in rows] == names and {"NumPy, 1 draw", "NumPy, 100 draws"} <= set(names)
+    assert all(0 < row["median_us"] <= row["p99_us"] <= row["worst_us"] for row in rows)
+    ours, other = rows[0], rows[2]
+    assert ours["relative_to_ppl_bandit"] == 1.0
+    np.testing.assert_allclose(
+        other["relative_to_ppl_bandit"], other["median_us"] / ours["median_us"], atol=0.01
+    )  # rounded to two digits
+    assert json.loads((tmp_path / "bench.json").read_text())["live"]["bernoulli"] == rows
+    assert all(f"| {name} |" in (tmp_path / "bench.md").read_text() for name in names)
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert said and found.memory > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"cases": ("bernouli",)}, "--cases"), ({"parts": ("life",)}, "--parts")]
+)
+def test_a_wrong_word_is_named_before_anything_runs(options, words):
+    with pytest.raises(ValueError, match=words):
+        run_bench(BenchOptions(**options), None, print)
