@@ -50,7 +50,9 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     state, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
         after = learner._replace(state=state)
-        if hasattr(info, "num_refreshes") and int(info.num_refreshes) > int(learner.state.num_refreshes):
+        num_refreshes = int(getattr(info, "num_refreshes", 0))
+        if num_refreshes > learner.num_refreshes:
+            after = after._replace(num_refreshes=num_refreshes)
             _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
         prepare_growth(task, after, learner.state if len(history) else None)
         return after, info, []

@@ -43,6 +43,7 @@ class Learner(NamedTuple):
         state: the engine's.
         seed: the bandit's, on the device.
         has_warned: whether its user knows that these draws lack evidence and that no engine is left to move to.
+        num_refreshes: how often its draws were renewed, as far as this process has seen.
     """
 
     engine: Engine
@@ -50,6 +51,7 @@ class Learner(NamedTuple):
     state: Any
     seed: Any
     has_warned: bool = False
+    num_refreshes: int = 0
 
 
 class Rows(NamedTuple):

@@ -463,6 +463,30 @@ def test_a_reward_beyond_a_moving_support_is_learnt_or_refused_with_nothing_chan
     np.testing.assert_array_equal(bandit.posterior(100)["top"], before)
 
 
+def test_a_live_bandit_that_is_not_exact_renews_its_draws_and_says_so_once(caplog):
+    def click(arm):
+        weight = numpyro.sample("weight", dist.Normal(0.0, 1.5))
+        numpyro.sample("reward", dist.Bernoulli(logits=weight * (1.0 + arm)))
+
+    bandit = Bandit(RewardModel(click, 2), engine=engines.reweight, num_samples=100)
+    rewards, arms = [1, 1, 0, 1, 1, 1, 1, 0, 1, 1], []
+    with caplog.at_level(logging.INFO, logger="ppl_bandit"):
+        for reward in rewards:
+            decision = bandit.select()
+            arms.append(decision.arm)
+            info = bandit.update(decision, reward)
+            assert bool(info.is_trusted)
+    assert sum("renewed" in record.getMessage() for record in caplog.records) == int(info.num_refreshes) > 0
+    grid = np.linspace(-8.0, 8.0, 4001)
+    logits = grid[:, None] * (1.0 + np.array(arms))
+    log_density = -0.5 * (grid / 1.5) ** 2 + (logits * rewards - np.logaddexp(0.0, logits)).sum(axis=1)
+    density = np.exp(log_density - log_density.max())
+    mean = (grid * density).sum() / density.sum()
+    sd = np.sqrt(((grid - mean) ** 2 * density).sum() / density.sum())
+    # An effective sample of at least half of the 1,000 particles, and as many draws of them: 5 standard errors.
+    assert abs(bandit.posterior(1000)["weight"].mean() - mean) < 5 * sd * np.sqrt(1 / 500 + 1 / 1000)
+
+
 @pytest.mark.slow
 def test_a_program_without_forward_mode_is_played():
     @jax.custom_vjp
