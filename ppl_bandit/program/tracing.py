@@ -1,5 +1,6 @@
 """Run a NumPyro program with some of its sites fixed, and read its sites."""
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,10 +13,14 @@ from numpyro import handlers
 
 from ppl_bandit.types import Key
 
-__all__ = ["Site", "Trace", "is_prior_term", "log_prob", "possible", "repeat_rows", "run_program"]
+__all__ = ["RUNNING", "Site", "Trace", "is_prior_term", "log_prob", "possible", "repeat_rows", "run_program"]
 
 Site = dict[str, Any]
 Trace = dict[str, Site]
+
+# Held by whoever runs a program: NumPyro keeps its handlers, and whether it validates, in one place for all threads. Only
+# tracing runs programs; compiled functions do not wait for it.
+RUNNING = threading.RLock()
 
 
 def run_program(
@@ -41,7 +46,7 @@ def run_program(
     seeded = handlers.seed(fixed, jr.key(0) if key is None else key)
     # As jax arrays, also where the library holds NumPy ones: a program may say `context.at[...]` or index in a loop.
     given = jax.tree.map(jnp.asarray, (arm,) if context is None else (arm, context))
-    with numpyro.validation_enabled(False):
+    with RUNNING, numpyro.validation_enabled(False):
         return handlers.trace(seeded).get_trace(*given)
 
 

@@ -1,5 +1,7 @@
 """The readings of one program agree with each other and with formulas written by hand."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -207,3 +209,27 @@ def test_contexts_about_an_example_of_zeros_stay_within_what_they_index():
     assert rows["flag"][~is_kept].all()
     for name, value in example.items():
         np.testing.assert_array_equal(rows[name][is_kept], np.broadcast_to(value, rows[name][is_kept].shape))
+
+
+def test_threads_that_read_programs_at_once_do_not_meet():
+    def program_of(number):
+        def program(arm):
+            with numpyro.plate("arms", 2 + number):
+                rate = numpyro.sample("rate", dist.Beta(1.0 + number, 1.0))
+            shift = numpyro.sample(f"shift{number}", dist.Normal(0.0, 1.0))
+            numpyro.sample("reward", dist.Normal(rate[arm] + shift, 1.0))
+
+        return program
+
+    def read(number):
+        model = RewardModel(program_of(number), 2 + number)
+        latents = {"rate": jnp.full(2 + number, 0.5), f"shift{number}": jnp.array(0.3)}
+        return model.latent_shapes, float(model.log_prior(latents))
+
+    numbers = range(6)
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        found = list(pool.map(read, numbers))
+    for number, (shapes, log_prior) in zip(numbers, found, strict=True):
+        assert shapes == {"rate": (2 + number,), f"shift{number}": ()}
+        expected = (2 + number) * st.beta.logpdf(0.5, 1 + number, 1) + st.norm.logpdf(0.3)
+        np.testing.assert_allclose(log_prior, expected, rtol=1e-5)  # float32

@@ -28,6 +28,7 @@ from ppl_bandit.engines.approximate.diagnostics import (
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.tracing import RUNNING
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["SviInfo", "SviState", "svi"]
@@ -135,7 +136,8 @@ def svi(
     blank = _surrogate(space.size, lambda position, target: jnp.zeros(()))
     auto = make(blank, init_loc_fn=init_to_feasible)
     starter = SVI(blank, auto, Adam(step_size), Trace_ELBO())
-    first_params = jax.device_get(starter.optim.get_params(starter.init(jr.key(0), None).optim_state))
+    with RUNNING:
+        first_params = jax.device_get(starter.optim.get_params(starter.init(jr.key(0), None).optim_state))
     constrain_params = starter.constrain_fn
     objective = Trace_ELBO(num_particles=num_particles)
 
@@ -152,7 +154,8 @@ def svi(
         def step(number: Array, carry: Any) -> Any:
             def loss(params: dict[str, Any]) -> tuple[Float[Array, ""], None]:
                 key_loss = jr.fold_in(key, number)
-                return objective.loss(key_loss, constrain_params(params), surrogate, auto, target), None
+                with RUNNING:
+                    return objective.loss(key_loss, constrain_params(params), surrogate, auto, target), None
 
             return optimiser.eval_and_stable_update(loss, carry)[1]
 
@@ -160,7 +163,8 @@ def svi(
         return optimiser.get_params(end)
 
     def draw(key: Key, params: dict[str, Any]) -> tuple[Float[Array, " K"], Float[Array, ""]]:
-        log_guide, trace = log_density(handlers.seed(auto, key), (None,), {}, constrain_params(params))
+        with RUNNING:
+            log_guide, trace = log_density(handlers.seed(auto, key), (None,), {}, constrain_params(params))
         return trace[_SITE]["value"], log_guide
 
     def weigh(
