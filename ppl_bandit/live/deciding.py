@@ -69,7 +69,7 @@ def decide_many(task: Task, learner: Learner, numbers: np.ndarray, contexts: Any
     for size in set(sizes) - {1}:  # traced here: other threads must not run the program
         run.select_many.prepare(*arguments(starts[sizes.index(size)], size))
     run.select_many.wait()
-    if len(sizes) == 1 or jax.default_backend() != "cpu":
+    if sum(size > 1 for size in sizes) <= 1 or jax.default_backend() != "cpu":
         found = list(map(rows, starts, sizes))
     else:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

@@ -1,6 +1,6 @@
 """All rows that a live bandit has learnt from, in order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,31 +12,36 @@ _BLOCK = 256  # pieces that are joined into one
 
 
 class History:
-    """Rows of (arms, {outcome: rewards}, contexts), kept in pieces as they came and joined when read.
+    """Rows of (arms, {outcome: rewards}, contexts), kept in pieces as they came and joined when read; a value.
 
     Each row also has the position of the event that brought it, by which it can be found again.
     """
 
     def __init__(self, outcomes: tuple[str, ...]):
         self._outcomes = outcomes
-        self._blocks: list[Any] = []
-        self._pieces: list[Any] = []
+        # Joined pieces, and a list of single ones of which so many are this history's: longer ones share it.
+        self._parts: tuple[tuple[Any, ...], list[Any], int] = ((), [], 0)
         self._num_rows = 0
 
     def __len__(self) -> int:
         return self._num_rows
 
-    def append(
+    def extended(
         self, arms: np.ndarray, rewards: dict[str, np.ndarray], contexts: Any, positions: np.ndarray | None = None
-    ) -> None:
-        """Add rows; without positions they cannot be found again."""
+    ) -> "History":
+        """Return a history with more rows; without positions they cannot be found again."""
+        blocks, pieces, num_pieces = self._parts
+        if len(pieces) > num_pieces:  # another history goes on from here, or would have if nothing had interrupted it
+            pieces = pieces[:num_pieces]
         positions = np.zeros(arms.size, np.int64) if positions is None else positions
-        self._pieces.append((arms, rewards, contexts, positions))
-        self._num_rows += arms.size
-        if len(self._pieces) >= _BLOCK:
-            self._blocks, self._pieces = [*self._blocks, _joined(self._pieces)], []
-        if len(self._blocks) >= _BLOCK:
-            self._blocks = [_joined(self._blocks)]
+        pieces.append((arms, rewards, contexts, positions))
+        if len(pieces) >= _BLOCK:
+            blocks, pieces = (*blocks, _joined(pieces)), []
+        if len(blocks) >= _BLOCK:
+            blocks = (_joined(blocks),)
+        longer = History(self._outcomes)
+        longer._parts, longer._num_rows = (blocks, pieces, len(pieces)), self._num_rows + arms.size
+        return longer
 
     def rows(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any]:
         """Return all rows, joined; contexts are None where there are no rows."""
@@ -60,19 +65,18 @@ class History:
                 values[name][row] = value
         kept = jax.tree.map(lambda leaf: leaf[is_kept], (arms, values, contexts, positions))
         other = History(self._outcomes)
-        if is_kept.any():
-            other.append(*kept)
-        return other
+        return other.extended(*kept) if is_kept.any() else other
 
     def _whole(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:
-        pieces = [*self._blocks, *self._pieces]
-        if not pieces:
+        blocks, pieces, num_pieces = self._parts
+        parts = [*blocks, *pieces[:num_pieces]]
+        if not parts:
             return np.zeros(0, int), {name: np.zeros(0) for name in self._outcomes}, None, np.zeros(0, np.int64)
-        if len(pieces) > 1:
-            self._blocks, self._pieces = [_joined(pieces)], []
-            return self._blocks[0]
-        return pieces[0]
+        if len(parts) > 1:
+            parts = [_joined(parts)]
+            self._parts = (parts[0],), [], 0  # the same rows, joined once
+        return parts[0]
 
 
-def _joined(pieces: list[Any]) -> Any:
+def _joined(pieces: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *pieces)

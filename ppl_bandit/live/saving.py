@@ -81,7 +81,7 @@ class Saved(NamedTuple):
 def save(path: str | PathLike, experiment: Experiment) -> None:
     """Write an experiment to a file."""
     with experiment.learning:
-        standing, history = experiment.standing, experiment.history
+        standing, history = experiment.standing, experiment.standing.history
         arms, rewards, contexts = history.rows()
         task, learner = standing.task, standing.learner
         header = {
@@ -93,7 +93,7 @@ def save(path: str | PathLike, experiment: Experiment) -> None:
             "has_warned": learner.has_warned,
             "position": standing.position,
             "next_number": experiment.num_decisions,
-            "num_played": experiment.num_played().tolist(),
+            "num_played": standing.num_played.tolist(),
             "decisions": [_plain(event) for events in experiment.store.decisions(experiment.name) for event in events],
         }
         trees = {
@@ -124,8 +124,7 @@ def _history(model: Any, leaves: list[Any] | None) -> History:
     contexts = None
     if model.context is not None:
         contexts = jax.tree.unflatten(jax.tree.structure(model.context), context_leaves)
-    history.append(arms, rewards, contexts, positions)
-    return history
+    return history.extended(arms, rewards, contexts, positions)
 
 
 def _plain(event: Event) -> Event:

@@ -426,7 +426,9 @@ def test_a_store_keeps_batches_together_and_in_order(tmp_path):
 def test_a_history_edits_rows_by_position():
     history = History(("reward",))
     for position in range(1, 600):
-        history.append(np.array([position % 3]), {"reward": np.array([float(position)])}, None, np.array([position]))
+        history = history.extended(
+            np.array([position % 3]), {"reward": np.array([float(position)])}, None, np.array([position])
+        )
     edited = history.edited({300: {"reward": -1.0}, 2: None})
     arms, rewards, _ = edited.rows()
     assert len(edited) == arms.size == 598

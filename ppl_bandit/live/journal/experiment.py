@@ -49,15 +49,18 @@ class Experiment:
         identity: Mapping[str, Any] | None = None,
     ):
         self.store, self.name, self.burn_in = store, name, burn_in
-        self.standing = standing
-        self.history = History(standing.task.model.outcomes)
+        self.standing = standing  # replaced whole: whatever interrupts, all of it is of one position
         self.identity = identity
         self.learning = threading.RLock()  # held by whoever moves `standing` on
         self._grow = grow
         self._counting = threading.Lock()
         self._next_number = 0
-        self._num_played = np.zeros(len(standing.task.arms), np.int64)
         self._lane = ""
+
+    @property
+    def history(self) -> History:
+        """All rows that were learnt."""
+        return self.standing.history
 
     @property
     def num_decisions(self) -> int:
@@ -118,7 +121,7 @@ class Experiment:
                 events = make_events(standing)
                 if not events:
                     return None, []
-                after = learnt(standing, self.history, events)
+                after = learnt(standing, events)
                 try:
                     recorded = self.store.append(self.name, events, after=standing.position)
                 except Conflict:
@@ -140,7 +143,9 @@ class Experiment:
                 except Conflict:
                     continue
                 self._catch_up(before=recorded[0].position)
-                self._arrange(standing._replace(position=recorded[0].position))
+                self.standing = standing._replace(
+                    position=recorded[0].position, num_played=_longer(self.standing.num_played, len(names))
+                )
                 return
 
     def resume(self, position: int, learner: Learner | None) -> None:
@@ -162,13 +167,10 @@ class Experiment:
 
     def restore(self, history: History, learner: Learner, position: int, next_number: int, num_played: Any) -> None:
         """Take over what a file holds."""
-        self.history, self._next_number = history, next_number
-        self._num_played = np.asarray(num_played, np.int64)
-        self.standing = self.standing._replace(learner=learner, position=position)
-
-    def num_played(self) -> np.ndarray:
-        """Return how many decisions each arm got."""
-        return self._num_played.copy()
+        self._next_number = next_number
+        self.standing = self.standing._replace(
+            learner=learner, position=position, history=history, num_played=np.asarray(num_played, np.int64)
+        )
 
     def _playable(self, standing: Standing, allowed: np.ndarray) -> np.ndarray:
         mask = allowed
@@ -179,7 +181,7 @@ class Experiment:
                 names = [standing.task.arms.names[i] for i in sorted(standing.retired)]
                 raise ValueError(f"allowed leaves no arm to play: {names} are retired; allow another")
         if self.burn_in:
-            fresh = mask & (self._num_played[: mask.size] < self.burn_in)
+            fresh = mask & (standing.num_played < self.burn_in)
             mask = fresh if fresh.any() else mask
         return mask
 
@@ -191,10 +193,9 @@ class Experiment:
         """Fold the events of one call."""
         kind, position = batch[0].kind, batch[-1].position
         if kind == DECIDED:
-            self._count(batch)
-            self.standing = self.standing._replace(position=position)
+            self.standing = self._counted(batch)
         elif kind == ARMS:
-            self._arrange(self._rearranged(self.standing, batch[0])._replace(position=position))
+            self.standing = self._rearranged(self.standing, batch[0])._replace(position=position)
         elif kind in (OPENED, CHANGED):
             if self.identity is not None and batch[0].body["identity"] != self.identity:
                 raise JournalError(
@@ -203,57 +204,60 @@ class Experiment:
                 )
             self.standing = self.standing._replace(position=position)
         else:
-            self._take(learnt(self.standing, self.history, batch), batch)
+            self._take(learnt(self.standing, batch), batch)
 
     def remember(self, batch: list[Event]) -> None:
         """Fold the events of one call into everything but the posterior."""
-        kind, position = batch[0].kind, batch[-1].position
+        kind, standing = batch[0].kind, self.standing
         if kind == DECIDED:
-            self._count(batch)
+            standing = self._counted(batch)
         elif kind == ARMS:
-            self.standing = self.standing._replace(retired=frozenset(batch[0].body["retired"]))
+            standing = standing._replace(retired=frozenset(batch[0].body["retired"]))
         elif kind not in (OPENED, CHANGED):
-            edits, rows = lessons(self.standing.task, batch)
-            self._write(self.history.edited(edits) if edits else None, rows, batch)
-        self.standing = self.standing._replace(position=position)
+            edits, rows = lessons(standing.task, batch)
+            history = standing.history.edited(edits) if edits else standing.history
+            standing = standing._replace(history=_written(history, rows, batch))
+        self.standing = standing._replace(position=batch[-1].position)
 
     def settle(self, learner: Learner | None) -> None:
         """Take over what was learnt at this position; None learns it from the rows remembered."""
         if learner is None:
-            learner = relearnt(self.standing, self.history)[0]
+            learner = relearnt(self.standing, self.standing.history)[0]
         self.standing = self.standing._replace(learner=learner)
 
     def _take(self, after: Learnt, recorded: Sequence[Event]) -> None:
-        self._write(after.edited, after.rows, recorded)
-        self.standing = self.standing._replace(learner=after.learner, position=recorded[-1].position)
+        history = _written(after.history, after.rows, recorded)
+        self.standing = self.standing._replace(learner=after.learner, history=history, position=recorded[-1].position)
 
-    def _write(self, edited: History | None, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> None:
-        if edited is not None:
-            self.history = edited
-        if rows:
-            positions = np.array([recorded[i].position for i, _ in rows])
-            positions = positions.repeat([piece.arms.size for _, piece in rows])
-            self.history.append(*joined_rows([piece for _, piece in rows]), positions)
-
-    def _count(self, batch: Sequence[Event]) -> None:
+    def _counted(self, batch: Sequence[Event]) -> Standing:
+        """Return what is known after decisions, whose numbers are taken from here on."""
+        standing, num_played = self.standing, self.standing.num_played.copy()
+        for event in batch:
+            num_played[event.arm] += 1
         with self._counting:
             self._next_number = max(self._next_number, *(int(event.number or 0) + 1 for event in batch))
-            for event in batch:
-                self._num_played[event.arm] += 1
+        return standing._replace(position=batch[-1].position, num_played=num_played)
 
     def _rearranged(self, standing: Standing, event: Event) -> Standing:
         names = event.body["arms"]
         if len(names) > len(standing.task.arms):
             task, prior = self._grow(names)
             standing = standing._replace(task=task, prior=prior)
-            standing = standing._replace(learner=relearnt(standing, self.history)[0])
-        return standing._replace(retired=frozenset(event.body["retired"]))
+            standing = standing._replace(learner=relearnt(standing, standing.history)[0])
+        num_played = _longer(standing.num_played, len(standing.task.arms))
+        return standing._replace(retired=frozenset(event.body["retired"]), num_played=num_played)
 
-    def _arrange(self, standing: Standing) -> None:
-        with self._counting:
-            more = len(standing.task.arms) - self._num_played.size
-            self._num_played = np.concatenate([self._num_played, np.zeros(more, np.int64)])
-            self.standing = standing
+
+def _longer(num_played: np.ndarray, num_arms: int) -> np.ndarray:
+    return np.concatenate([num_played, np.zeros(num_arms - num_played.size, np.int64)])
+
+
+def _written(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:
+    """Return a history with the rows that events bring, by the positions at which those are recorded."""
+    if not rows:
+        return history
+    positions = np.array([recorded[i].position for i, _ in rows]).repeat([piece.arms.size for _, piece in rows])
+    return history.extended(*joined_rows([piece for _, piece in rows]), positions)
 
 
 def _decided(

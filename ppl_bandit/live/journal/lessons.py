@@ -11,7 +11,7 @@ from ppl_bandit.live.journal.rows import joined_rows, rows_of
 from ppl_bandit.live.ladder import NotCertified, learn
 from ppl_bandit.live.learning import Learner, Rows, Task
 
-__all__ = ["Learnt", "Standing", "learnt", "lessons", "relearnt"]
+__all__ = ["Learnt", "Standing", "before_all", "learnt", "lessons", "relearnt"]
 
 _HUGE = 1e75  # squares of what is larger overflow, or lose every digit of what was learnt before
 
@@ -21,6 +21,8 @@ class Standing(NamedTuple):
 
     Attributes:
         prior: the learner before any reward, from which what was learnt is learnt again after a correction.
+        history: all rows that were learnt.
+        num_played: decisions that each arm got.
         retired: indices of arms that are played no more.
     """
 
@@ -28,28 +30,35 @@ class Standing(NamedTuple):
     task: Task
     prior: Learner
     learner: Learner
+    history: History
+    num_played: np.ndarray
     retired: frozenset[int] = frozenset()
 
 
+def before_all(task: Task, prior: Learner) -> Standing:
+    """Return what is known before the first event."""
+    return Standing(0, task, prior, prior, History(task.model.outcomes), np.zeros(len(task.arms), np.int64))
+
+
 class Learnt(NamedTuple):
-    """What some events teach: the learner after them, the history if they edit it, the rows they add, evidence and notes."""
+    """What some events teach: the learner after them, the history they leave as it was, their rows, evidence and notes."""
 
     learner: Learner
-    edited: History | None
+    history: History
     rows: list[tuple[int, Rows]]  # with the index of the event that brought them
     info: Any
     notes: list[str]
 
 
-def learnt(standing: Standing, history: History, events: Sequence[Event]) -> Learnt:
-    """Return what events teach on top of a history; nothing is changed.
+def learnt(standing: Standing, events: Sequence[Event]) -> Learnt:
+    """Return what events teach on top of what is known; nothing is changed.
 
     A correction is learnt by learning all rows again, in one batch, as if the first reward had never been.
 
     Raises:
         ValueError: for a reward that the program cannot produce, or that is too large to learn from.
     """
-    task, learner = standing.task, standing.learner
+    task, learner, history = standing.task, standing.learner, standing.history
     edits, rows = lessons(task, events)
     if edits:
         edited = history.edited(edits)
@@ -57,7 +66,7 @@ def learnt(standing: Standing, history: History, events: Sequence[Event]) -> Lea
         learner, info, notes = relearnt(standing, edited, more)
         return Learnt(learner, edited, rows, info, notes)
     if not rows:
-        return Learnt(learner, None, rows, None, [])
+        return Learnt(learner, history, rows, None, [])
     joined = joined_rows([piece for _, piece in rows])
     try:
         after, info, notes = learn(task, learner, history, joined)
@@ -66,7 +75,7 @@ def learnt(standing: Standing, history: History, events: Sequence[Event]) -> Lea
         raise
     if learner.engine.explanation.is_exact and not after.engine.explanation.is_exact:
         _refuse_huge(joined)
-    return Learnt(after, None, rows, info, notes)
+    return Learnt(after, history, rows, info, notes)
 
 
 def relearnt(standing: Standing, history: History, more: Rows | None = None) -> tuple[Learner, Any, list[str]]:

@@ -12,7 +12,7 @@ from ppl_bandit.live.journal.contract import Conflict, JournalError, Store
 from ppl_bandit.live.journal.events import ARMS, CHANGED, OPENED, Event, new_event
 from ppl_bandit.live.journal.experiment import Experiment
 from ppl_bandit.live.journal.identity import differences, identity_of, versions
-from ppl_bandit.live.journal.lessons import Standing
+from ppl_bandit.live.journal.lessons import Standing, before_all
 from ppl_bandit.live.learning import Learner, Task
 from ppl_bandit.types import Engine, Selector
 
@@ -68,7 +68,7 @@ def open_experiment(
     Raises:
         JournalError: if the program or a setting differs from the recorded ones.
     """
-    standing = Standing(0, task, prior, prior)
+    standing = before_all(task, prior)
     if not store.is_durable:
         return Experiment(store, name, standing, grow, burn_in)
     facts = facts_of(store, name)
@@ -124,7 +124,7 @@ def _continue(
             )
     if len(facts.names) > len(names):
         task, prior = grow(facts.names)
-        standing = Standing(0, task, prior, prior)
+        standing = before_all(task, prior)
     elif len(facts.names) < len(names):
         raise JournalError(f"the experiment {name!r} has the arms {facts.names}, {names} were given: use add_arm")
     experiment = Experiment(store, name, standing, grow, burn_in, identity)

@@ -12,7 +12,7 @@ from ppl_bandit.live.deciding import Chosen, decide, decide_many
 from ppl_bandit.live.journal.contract import Store
 from ppl_bandit.live.journal.events import DECIDED, Event
 from ppl_bandit.live.journal.experiment import Experiment, batches, in_lane
-from ppl_bandit.live.journal.lessons import Standing
+from ppl_bandit.live.journal.lessons import Standing, before_all
 from ppl_bandit.live.journal.rows import context_from_json
 from ppl_bandit.live.learning import Learner, Task
 
@@ -53,7 +53,7 @@ def replay(
         task: with the arms at that position.
         report: called with every position that was reached.
     """
-    experiment = Experiment(store, name, Standing(0, task, prior, prior), grow)
+    experiment = Experiment(store, name, before_all(task, prior), grow)
     due, num_decisions = _late(store, name, after)
     late = {position for positions in due.values() for position in positions}
     num_checked, is_settled = 0, False

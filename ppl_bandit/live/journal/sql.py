@@ -57,6 +57,7 @@ class _Ticket:
 
     def __init__(self, experiment: str, events: Sequence[Event], after: int | None):
         self.experiment, self.events, self.after = experiment, events, after
+        self.is_tried = False
         self.recorded: list[Event] | None = None
         self.error: Exception | None = None
 
@@ -85,7 +86,8 @@ class SqlStore:
             if not ticket.is_done:
                 with self._queueing:
                     group, self._queue = self._queue, []
-                self._record(group)
+                # Not among them if a thread that took it to record it was interrupted.
+                self._record(group if ticket in group else [ticket, *group])
         if ticket.error is not None:
             raise ticket.error
         assert ticket.recorded is not None  # done without an error
@@ -207,8 +209,9 @@ class SqlStore:
         def work(execute: Execute, is_again: bool) -> None:
             outcomes.clear()
             for ticket in group:
+                may_be_there, ticket.is_tried = is_again or ticket.is_tried, True
                 try:
-                    outcomes.append(_insert(execute, ticket, is_again))
+                    outcomes.append(_insert(execute, ticket, may_be_there))
                 except (Conflict, NumberTaken) as error:
                     outcomes.append(error)
 
@@ -227,9 +230,9 @@ class SqlStore:
                 ticket.recorded = outcome
 
 
-def _insert(execute: Execute, ticket: _Ticket, is_again: bool) -> list[Event]:
+def _insert(execute: Execute, ticket: _Ticket, may_be_there: bool) -> list[Event]:
     experiment, events = ticket.experiment, ticket.events
-    if is_again:  # the connection broke on the way: the events may be there already
+    if may_be_there:  # the connection broke on the way, or a thread was interrupted
         batch = events[0].batch
         rows = execute(
             f"SELECT {_COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND batch = ? ORDER BY position",

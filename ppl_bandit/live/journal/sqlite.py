@@ -59,8 +59,12 @@ class SqliteBackend:
             try:
                 if not is_writer:
                     return work(execute, False)
-                connection.execute("BEGIN IMMEDIATE")
                 try:
+                    if (
+                        connection.in_transaction
+                    ):  # of a call that was interrupted, by Ctrl-C, before it could undo its work
+                        connection.execute("ROLLBACK")
+                    connection.execute("BEGIN IMMEDIATE")
                     result = work(execute, False)
                     connection.execute("COMMIT")
                     return result
