@@ -45,11 +45,13 @@ def rollout(
     num_steps: int,
     num_samples: int = 1000,
     draws: bool = False,
+    last: Int[Array, ""] | None = None,
 ) -> Rollout:
     """Simulate one realization; `vmap` over keys for more.
 
     Args:
         draws: whether to draw all latents and fill the table also where there is a shorter way (`engines.decide`).
+        last: the last step that is played, to learn what steps cost; what would follow is 0. None plays all.
     """
     key_init, key_steps = jr.split(key)
     environment = environment.world(jr.fold_in(key, 2))  # 0 and 1 would be the two keys above
@@ -82,7 +84,12 @@ def rollout(
             jnp.asarray(getattr(info, "is_trusted", True)),
         )
 
-    return jax.lax.scan(step, _start(key_init, engine, num_steps), jnp.arange(1, num_steps + 1))[1]
+    def step_or_stop(state: Any, number: Array) -> tuple[Any, Rollout]:
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(step, state, number)[1])
+        return jax.lax.cond(number <= jnp.asarray(last), step, lambda state, _: (state, nothing), state, number)
+
+    start = _start(key_init, engine, num_steps)
+    return jax.lax.scan(step if last is None else step_or_stop, start, jnp.arange(1, num_steps + 1))[1]
 
 
 def _start(key: Key, engine: Engine, num_steps: int) -> Any:

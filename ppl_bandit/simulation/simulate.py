@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["realize", "simulate"]
 
 _CACHE = 1 << 22  # bytes of a chunk's draws that stay close to a CPU
+_NUM_TIMED_STEPS = 20  # before a long run, to say what it costs
 _SECONDS_BETWEEN_LINES = 20.0
+_WORTH_SAYING = 5.0  # seconds
 _WORKING_COPIES = 6  # of a realization's draws, while they are drawn and compared
 
 
@@ -107,7 +109,7 @@ def simulate(
             try:
                 for name, select in named.items():
 
-                    def play(key: Key, number: Array, select: Selector = select) -> Any:
+                    def play(key: Key, number: Array, last: Array | None = None, select: Selector = select) -> Any:
                         return rollout(
                             jr.fold_in(key, number),
                             reward_model,
@@ -117,11 +119,13 @@ def simulate(
                             num_steps=int(num_steps),
                             num_samples=int(num_samples),
                             draws=draws,
+                            last=last,
                         )
 
                     reduce = records.reduced if summary else None
                     in_turn = not engine.explanation.is_exact
-                    options: dict[str, Any] = {"memory": memory, "mesh": mesh, "in_turn": in_turn, "begin": bar.resume}
+                    options: dict[str, Any] = {"memory": memory, "mesh": mesh, "begin": bar.resume}
+                    options["in_turn"] = int(num_steps) if in_turn else None
                     chunks = realize(play, key, num_realizations, reduce, **options)
                     for part, num_done in chunks:
                         parts[name].append(records.trimmed(part, num_done, summary))
@@ -137,24 +141,25 @@ def simulate(
 
 
 def realize(
-    play: Callable[[Key, Array], Any],
+    play: Callable[..., Any],
     key: Key,
     num_realizations: int,
     reduce: Callable[[Any, Bool[Array, " R"]], Any] | None = None,
     *,
     memory: int | None = None,
     mesh: Mesh | None = None,
-    in_turn: bool = False,
-    begin: Callable[[], None] | None = None,
+    in_turn: int | None = None,
+    begin: Callable[[float | None], None] | None = None,
 ) -> Iterator[tuple[Any, int]]:
     """Run numbered realizations in chunks; yield what is kept of each chunk, and how many of its first rows are real.
 
     Args:
         play: (key, number) -> what is kept of a realization. It makes its own key from the two.
         reduce: (chunk, which of its rows are real) -> what is kept of the chunk, with a leading axis; None keeps it all.
-        in_turn: whether the realizations of a chunk run one after another on a CPU. Vectorised ones walk in step: each
-            would pay for every other one's refresh.
-        begin: called when all is compiled and the first chunk begins.
+        in_turn: number of steps of a realization, where those of a chunk are to run one after another on a CPU: vectorised
+            ones walk in step, and each would pay for every other one's refresh. Then `play` takes a third argument, the
+            last step to play, and a few steps are timed before the first chunk.
+        begin: called when all is compiled and the first chunk begins, with the seconds that all will take if they are known.
     """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     is_double = jnp.zeros(()).dtype == jnp.float64
@@ -165,35 +170,37 @@ def realize(
         memory = (
             1 << 29 if platform == "cpu" else jax.local_devices()[0].memory_stats()["bytes_limit"] // 3 * num_devices
         )
+    is_single = in_turn is not None and platform == "cpu" and mesh is None
+    last = (jnp.asarray(in_turn),) if is_single else ()
     play = jax.jit(play)  # traced once, for its size and to be run
     num_each = _chunk_size(
-        play.trace(key, jnp.asarray(0)),
+        play.trace(key, jnp.asarray(0), *last),
         -(-num_realizations // (num_devices * num_workers)),
         memory // (num_workers * num_devices),
         platform,
     )
-    if in_turn and platform == "cpu":
+    if is_single:
         num_each = 1  # nothing is gained by more, and an interruption waits for none of them
     num_chunk = num_devices * num_each
 
-    def run(key: Key, start: Int[Array, ""]) -> Any:
+    def run(key: Key, start: Int[Array, ""], *last: Int[Array, ""]) -> Any:
         position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
         numbers = start + num_each * position + jnp.arange(num_each)
-        every = jax.lax.map if in_turn and platform == "cpu" else lambda function, rows: jax.vmap(function)(rows)
-        played = every(lambda number: records.compact(play(key, number)), numbers)
+        every = jax.lax.map if is_single else lambda function, rows: jax.vmap(function)(rows)
+        played = every(lambda number: records.compact(play(key, number, *last)), numbers)
         return played if reduce is None else reduce(played, numbers < num_realizations)
 
     if mesh is not None:
         each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
         run = jax.shard_map(run, mesh=mesh, in_specs=(same, same), out_specs=each, check_vma=False)
     starts = range(0, num_realizations, num_chunk)
-    compiled = jax.jit(run).lower(key, jnp.asarray(0)).compile()
+    compiled = jax.jit(run).lower(key, jnp.asarray(0), *last).compile()
     if begin is not None:
-        begin()
+        begin(_foreseen(compiled, key, in_turn, num_realizations / num_workers) if is_single and in_turn else None)
 
     def finish(start: int) -> tuple[Any, int]:
         with jax.enable_x64(is_double):
-            return _fetch(compiled(key, jnp.asarray(start))), min(num_chunk, num_realizations - start)
+            return _fetch(compiled(key, jnp.asarray(start), *last)), min(num_chunk, num_realizations - start)
 
     if platform != "cpu" or mesh is not None:
         yield from map(finish, starts)
@@ -207,6 +214,14 @@ def realize(
             waiting.popleft()
     finally:  # interrupted: what has not begun is dropped, and what has is not waited for
         pool.shutdown(wait=not waiting, cancel_futures=True)
+
+
+def _foreseen(compiled: Any, key: Key, num_steps: int, num_turns: float) -> float:
+    """Return the seconds that realizations will take, as a few steps of the first one do."""
+    num_timed = min(_NUM_TIMED_STEPS, num_steps)
+    began = time.monotonic()
+    jax.block_until_ready(compiled(key, jnp.asarray(0), jnp.asarray(num_timed)))
+    return (time.monotonic() - began) / num_timed * num_steps * math.ceil(num_turns)
 
 
 def _fetch(part: Any) -> Any:
@@ -257,8 +272,19 @@ class _Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def resume(self) -> None:
-        """Tell that realizations begin: what went before, such as compilation, says nothing about the time left."""
+    def resume(self, seconds: float | None = None) -> None:
+        """Tell that realizations begin: what went before, such as compilation, says nothing about the time left.
+
+        Args:
+            seconds: that those of this selector will take, if a few steps told.
+        """
+        if self._is_shown and seconds is not None and seconds > _WORTH_SAYING:
+            words = f"going by its first steps, this takes about {seconds:.0f} s; Ctrl-C keeps what is done"
+            if self._bar is None:
+                sys.stderr.write(words + "\n")
+                sys.stderr.flush()
+            else:
+                self._bar.write(words, file=sys.stderr)
         self._resumed = time.monotonic()
 
     def advance(self, num: int) -> None:

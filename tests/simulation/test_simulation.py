@@ -7,6 +7,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -15,6 +16,7 @@ import xarray
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.simulation.rollouts import rollout
 
 
 def two_arms(arm):
@@ -137,13 +139,25 @@ def two_outcomes(arm):
 
 
 @pytest.mark.slow
-def test_several_outcomes_and_an_approximate_engine_with_room_for_all_steps():
+def test_several_outcomes_and_an_approximate_engine_with_room_for_all_steps(monkeypatch, capsys):
+    monkeypatch.setattr(simulation, "_WORTH_SAYING", 0.0)
     model = RewardModel(two_outcomes, 2, outcomes=("bought", "spend"))
     world = Environment(model, {"rate": jnp.array([0.4, 0.8]), "mean": jnp.array([1.0, 2.0])})
     engine = engines.laplace(model, capacity=4)
-    found = simulate(0, model, engine, THOMPSON, world, num_steps=10, num_realizations=2, num_samples=10)
+    found = simulate(0, model, engine, THOMPSON, world, num_steps=10, num_realizations=2, num_samples=10, progress=True)
+    assert "going by its first steps, this takes about" in capsys.readouterr().err  # before the first of them
     assert found.bought.shape == found.spend.shape == (2, 10) and "reward" not in found
     assert bool(np.isfinite(found.best_arm_probs).all()) and found.attrs["engine"] == "laplace"
+
+
+def test_a_rollout_that_stops_early_is_the_beginning_of_the_whole():
+    def play(last=None):
+        return rollout(jr.key(1), MODEL, ENGINE, THOMPSON, WORLD, num_steps=8, num_samples=20, last=last)
+
+    whole, some = play(), jax.jit(play)(jnp.asarray(5))
+    np.testing.assert_array_equal(some.arm[:5], whole.arm[:5])
+    np.testing.assert_array_equal(some.reward[:5], whole.reward[:5])
+    assert not np.any(some.is_trusted[5:]) and np.all(some.is_trusted[:5]) and not np.any(some.best_arm_probs[5:])
 
 
 def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys):
