@@ -99,7 +99,7 @@ def _run(values: Float[Array, "A G"]) -> Float[Array, "A G"]:
 
 
 def _running_sums(num_nodes: int) -> np.ndarray:
-    """Return the matrix of running integrals, of sixth order: nothing is beyond the last node, a polynomial before the first."""
+    """Return the matrix of running integrals of sixth order: nothing is beyond the last node, a polynomial before the first."""
     before = np.array([5.0, -10.0, 10.0, -5.0, 1.0])
     padded = np.zeros((num_nodes + 4, num_nodes))
     padded[2:-2] = np.eye(num_nodes)
