@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit import engines, selectors as rules
+from ppl_bandit.numerics.compilation import large_options
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.simulation.environment import Environment
@@ -250,7 +251,8 @@ class Player:
                 return jax.lax.map(lambda key: one(key, numbers), keys)
             return jax.vmap(one, in_axes=(0, None))(keys, numbers)
 
-        return jax.jit(run).lower(jr.key(self.seed), jnp.asarray(0), jnp.asarray(kind.numbers))
+        options = large_options() if jax.default_backend() == "cpu" else None
+        return jax.jit(run, compiler_options=options).lower(jr.key(self.seed), jnp.asarray(0), jnp.asarray(kind.numbers))
 
 
 def _kind(selector: Selector) -> _Kind:
