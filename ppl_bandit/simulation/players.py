@@ -35,16 +35,17 @@ class _Kind(NamedTuple):
 
 
 class Player:
-    """Plays worlds of a program; may be asked to play with another seed.
+    """Plays worlds of a program, the same ones whoever plays them.
 
     Args:
         num_worlds: how many will be asked for at most: chunks are no larger.
         precision: "float64" or "float32".
+        num_truths: truths that each world is judged by, where draws from its posterior can stand for them; None is enough.
 
     Attributes:
-        seed: of the worlds, and of all that happens in them.
+        num_workers: threads that play.
         num_chunk: worlds that are played together.
-        num_truths: by how many truths each world is judged: one, its own, where the posterior is not that of its truth.
+        num_truths: truths that each world is judged by; 1 is its own.
     """
 
     def __init__(
@@ -57,14 +58,16 @@ class Player:
         seed: int,
         num_worlds: int,
         precision: str,
+        num_truths: int | None = None,
     ):
         self._parts = model, engine, environment, int(horizon), int(num_samples)
-        self.seed, self._is_double = seed, precision == "float64"
+        self._seed, self._is_double = seed, precision == "float64"
         is_cpu = jax.default_backend() == "cpu"
         self.num_workers = (os.cpu_count() or 1) if is_cpu else 1
         self._in_turn = is_cpu and not engine.explanation.is_exact
         self.num_chunk = max(1, min(_CPU_CHUNK if is_cpu else _ACCELERATOR_CHUNK, num_worlds))
-        self.num_truths = _NUM_TRUTHS if can_judge(model, engine, environment) else 1
+        most = _NUM_TRUTHS if can_judge(model, engine, environment) else 1
+        self.num_truths = most if num_truths is None else min(num_truths, most)
         self._compiled: dict[Any, Callable] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -99,7 +102,7 @@ class Player:
         """
         run, numbers = self._compiled[_identity(selector)], jnp.asarray(_kind(selector).numbers)
         starts = list(range(begin, end, self.num_chunk))
-        parts = self._map(lambda start: jax.device_get(run(jr.key(self.seed), jnp.asarray(start), numbers)), starts)
+        parts = self._map(lambda start: jax.device_get(run(jr.key(self._seed), jnp.asarray(start), numbers)), starts)
         regret, stuck = (np.concatenate(part)[: end - begin] for part in zip(*parts, strict=True))
         return regret.astype(float), stuck
 
@@ -132,7 +135,7 @@ class Player:
 
         options = large_options() if jax.default_backend() == "cpu" else None
         return jax.jit(run, compiler_options=options).lower(
-            jr.key(self.seed), jnp.asarray(0), jnp.asarray(kind.numbers)
+            jr.key(self._seed), jnp.asarray(0), jnp.asarray(kind.numbers)
         )
 
 

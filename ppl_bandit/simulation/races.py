@@ -12,7 +12,6 @@ __all__ = ["Lane", "Standing", "Tuned", "finish", "is_settled", "still_racing"]
 
 _BEHIND = 2.5  # standard errors of the difference to the leader: who is behind by more is dropped
 _NO_RIVAL = 2.0  # who is behind by more will not be chosen, and is not waited for
-_CLOSE = 0.05  # of the leader's regret: a rival whose difference is known to so little is known well enough
 _NUM_RESAMPLES = 200
 _HARDEST = 0.1
 
@@ -121,10 +120,10 @@ def still_racing(lanes: list[Lane], criterion: str | float) -> list[str]:
     return kept
 
 
-def is_settled(lanes: list[Lane], criterion: str | float) -> bool:
-    """Tell whether the differences between the leader and those that may yet be chosen are a small part of its regret."""
+def is_settled(lanes: list[Lane], criterion: str | float, tolerance: float) -> bool:
+    """Tell whether the leader's lead over all that may yet be chosen is known to a small part of its regret."""
     leader = _leader(lanes, criterion)
-    close = _CLOSE * _value(leader.regret, criterion)
+    close = tolerance * _value(leader.regret, criterion)
     found = [_behind(lane.regret, leader.regret, criterion) for lane in lanes if lane is not leader]
     return all(behind > _NO_RIVAL * error or error <= close for behind, error in found)
 

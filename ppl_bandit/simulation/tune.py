@@ -38,6 +38,7 @@ def tune(
     contexts: Callable[[Key], Any] | None = None,
     engine: Engine | Callable[[RewardModel], Engine] | None = None,
     num_worlds: int = 512,
+    tolerance: float = 0.06,
     num_samples: int = 1000,
     precision: str = "float64",
     seed: int = 0,
@@ -46,8 +47,8 @@ def tune(
     """Find the selector with the least regret over a horizon, in worlds that the program itself thinks likely.
 
     Every candidate plays the same 32 worlds, then twice as many, and so on; one that is behind the leader by more than 2.5
-    standard errors of the difference is dropped. It ends when the differences that are left are known to 5% of the leader's
-    regret, or after `num_worlds`. Among those within one standard error of the leader, the one with the lowest 99th percentile
+    standard errors of the difference is dropped. It ends when the differences that are left are known to `tolerance`,
+    or after `num_worlds`. Among those within one standard error of the leader, the one with the lowest 99th percentile
     is taken. What the answer says about the experiment to come is as good as the prior: give `environment` to see how it fares
     when that is wrong.
 
@@ -63,6 +64,8 @@ def tune(
         contexts: key -> one context, for a program that takes one.
         engine: an engine of the reward model or its factory; None is `engines.choose`.
         num_worlds: worlds of the last round, at most.
+        tolerance: standard error of the differences that are left, relative to the leader's regret, at which it ends; 0 plays
+            all `num_worlds`.
         num_samples: posterior draws M behind a decision, where any are drawn.
         precision: "float64", or "float32", several times faster on a GPU.
         seed: of all random numbers.
@@ -74,7 +77,7 @@ def tune(
     Raises:
         ValueError: for arguments that cannot be used.
     """
-    _check(horizon, criterion, num_worlds, num_samples, precision)
+    _check(horizon, criterion, num_worlds, tolerance, num_samples, precision)
     if environment is not None and contexts is not None:
         raise ValueError("contexts was given beside environment, which draws its own: leave one of them out")
     environment = Environment.from_prior(reward_model, contexts) if environment is None else environment
@@ -87,19 +90,24 @@ def tune(
             named = {name: as_selector(rule) for name, rule in _named(selectors).items()}
         begun = time.perf_counter()
         play = Player(reward_model, built, environment, horizon, num_samples, seed, num_worlds, precision)
-        lanes = race(play, named, criterion, num_worlds, say)
+        lanes = race(play, named, criterion, num_worlds, tolerance, say)
         return finish(lanes, criterion, horizon, time.perf_counter() - begun)
 
 
 def race(
-    play: Player, named: Mapping[str, Selector], criterion: str | float, num_worlds: int, say: Callable[[str], None]
+    play: Player,
+    named: Mapping[str, Selector],
+    criterion: str | float,
+    num_worlds: int,
+    tolerance: float,
+    say: Callable[[str], None],
 ) -> dict[str, Lane]:
     """Let candidates play worlds in rounds, each twice as long as the last, and drop those that are clearly behind."""
     with play.working():
         _say_the_cost(play, named, num_worlds, say)
         play.prepare(named)
         lanes: dict[str, Lane] = {}
-        racing, num_done, size = list(named), 0, min(_FIRST_ROUND, num_worlds)
+        racing, num_done, size = list(named), 0, _first_round(play, num_worlds)
         while True:
             for name in racing:
                 found = play.worlds(named[name], num_done, size)
@@ -108,7 +116,7 @@ def race(
             racing = still_racing([lanes[name] for name in racing], criterion)
             say(f"after {num_done} worlds: {', '.join(racing)}")
             left = [lanes[name] for name in racing]
-            if num_done >= num_worlds or num_done >= _FEWEST and is_settled(left, criterion):
+            if num_done >= num_worlds or num_done >= _FEWEST and is_settled(left, criterion, tolerance):
                 return lanes
             size = min(2 * num_done, num_worlds)
 
@@ -123,13 +131,18 @@ def _say_the_cost(play: Player, named: Mapping[str, Selector], num_worlds: int, 
     each = (time.perf_counter() - compiled) / play.num_chunk / play.num_workers
     num_kinds = play.num_kinds(named)
     to_compile = (num_kinds - 1) * (compiled - begun) / play.num_workers
-    first, few = min(_FIRST_ROUND, num_worlds), min(_FEWEST, num_worlds)
+    first = _first_round(play, num_worlds)
+    few = max(first, min(_FEWEST, num_worlds))
     soonest = to_compile + each * (len(named) * first + min(len(named), _NUM_LEFT) * (few - first))
     longest = soonest + each * min(len(named), _NUM_LEFT) * (num_worlds - few)
     say(
         f"about {soonest:.0f} s more, {to_compile:.0f} s of them to compile {num_kinds} functions for {len(named)} candidates; "
         f"up to {longest:.0f} s where they are close"
     )
+
+
+def _first_round(play: Player, num_worlds: int) -> int:
+    return min(max(_FIRST_ROUND, play.num_chunk), num_worlds)  # no less than what is played together anyway
 
 
 def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[str, Selector]:
@@ -182,12 +195,14 @@ def _named(selectors: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, 
     return named
 
 
-def _check(horizon: Any, criterion: Any, num_worlds: Any, num_samples: Any, precision: Any) -> None:
+def _check(horizon: Any, criterion: Any, num_worlds: Any, tolerance: Any, num_samples: Any, precision: Any) -> None:
     for name, value in {"horizon": horizon, "num_worlds": num_worlds, "num_samples": num_samples}.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
     is_quantile = isinstance(criterion, float) and 0.0 < criterion < 1.0
     if criterion != "mean" and not is_quantile:
         raise ValueError(f'criterion must be "mean" or a quantile strictly inside (0, 1), got {criterion!r}')
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0.0 <= tolerance < 1.0:
+        raise ValueError(f"tolerance must be a number in [0, 1), got {tolerance!r}; 0 plays all num_worlds")
     if precision not in ("float64", "float32"):
         raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
