@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _NUM_NODES = 128
-_AVERAGE_NODES = 32  # whole sums converge exponentially
+_AVERAGE_NODES = 20  # whole sums converge exponentially
 _QUANTILE_NODES = 192
 LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more

@@ -1,9 +1,10 @@
 """Playing worlds, a chunk at a time: each kind of selector is compiled once, beside the others, and played on every core."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,19 +20,24 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.hindsight import can_judge, judge
 from ppl_bandit.simulation.records import is_stuck
 from ppl_bandit.simulation.rollouts import rollout_to_end
-from ppl_bandit.types import Engine, Key, Selector
+from ppl_bandit.types import Engine, Key, Selection, Selector
 
-__all__ = ["Player"]
+__all__ = ["Player", "kinds_of"]
 
 _CPU_CHUNK, _ACCELERATOR_CHUNK = 16, 1 << 14
 _NUM_TRUTHS = 32
 
 
 class _Kind(NamedTuple):
-    """What must be compiled apart: selectors that differ in patience, or in a learning above 0, are one kind."""
+    """Selectors that are compiled as one function of two numbers.
 
-    rule: Callable[[Any], Selector]
-    numbers: tuple[float, float]
+    Attributes:
+        make: numbers -> selector.
+        numbers: {id of selector: its numbers}.
+    """
+
+    make: Callable[[Any], Selector]
+    numbers: dict[int, tuple[float, float]]
 
 
 class Player:
@@ -68,7 +74,8 @@ class Player:
         self.num_chunk = max(1, min(_CPU_CHUNK if is_cpu else _ACCELERATOR_CHUNK, num_worlds))
         most = _NUM_TRUTHS if can_judge(model, engine, environment) else 1
         self.num_truths = most if num_truths is None else min(num_truths, most)
-        self._compiled: dict[Any, Callable] = {}
+        self._compiled: dict[int, tuple[Callable, tuple[float, float]]] = {}
+        self._kept: list[Selector] = []
         self._pool: ThreadPoolExecutor | None = None
 
     @contextmanager
@@ -82,29 +89,35 @@ class Player:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def num_kinds(self, named: Mapping[str, Selector]) -> int:
-        """Return how many functions these candidates need."""
-        return len({_identity(rule) for rule in named.values()})
-
     def prepare(self, named: Mapping[str, Selector]) -> None:
-        """Compile all kinds that are not yet compiled, beside each other."""
-        kinds = {_identity(rule): _kind(rule) for rule in named.values() if _identity(rule) not in self._compiled}
+        """Compile all that is not yet compiled, beside each other."""
+        kinds = kinds_of([rule for rule in named.values() if id(rule) not in self._compiled])
         # Tracing stays in one thread, because NumPyro keeps its handlers in one stack; compiling needs no program.
         assert self._pool is not None  # inside `working`
-        compiling = {name: self._pool.submit(self._lower(kind).compile) for name, kind in kinds.items()}
-        self._compiled |= {name: future.result() for name, future in compiling.items()}
+        compiling = [(kind, self._pool.submit(self._lower(kind).compile)) for kind in kinds]
+        self._kept += list(named.values())  # an id is that of a living object
+        for kind, future in compiling:
+            self._compiled |= {own: (future.result(), numbers) for own, numbers in kind.numbers.items()}
 
-    def worlds(self, selector: Selector, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Play the worlds of these numbers.
+    def worlds(self, named: Mapping[str, Selector], begin: int, end: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Play the worlds of these numbers with each of the candidates.
 
         Returns:
-            Regret after the last step and whether it ended stuck, (worlds, truths).
+            {name: regret after the last step, and whether it ended stuck, (worlds, truths)}.
         """
-        run, numbers = self._compiled[_identity(selector)], jnp.asarray(_kind(selector).numbers)
-        starts = list(range(begin, end, self.num_chunk))
-        parts = self._map(lambda start: jax.device_get(run(jr.key(self._seed), jnp.asarray(start), numbers)), starts)
-        regret, stuck = (np.concatenate(part)[: end - begin] for part in zip(*parts, strict=True))
-        return regret.astype(float), stuck
+        starts = range(begin, end, self.num_chunk)
+        parts = self._map(self._chunk, [(rule, start) for rule in named.values() for start in starts])
+        found = {}
+        for number, name in enumerate(named):
+            own = parts[number * len(starts) : (number + 1) * len(starts)]
+            regret, stuck = (np.concatenate(part)[: end - begin] for part in zip(*own, strict=True))
+            found[name] = regret.astype(float), stuck
+        return found
+
+    def _chunk(self, rule_and_start: tuple[Selector, int]) -> Any:
+        rule, start = rule_and_start
+        run, numbers = self._compiled[id(rule)]
+        return jax.device_get(run(jr.key(self._seed), jnp.asarray(start), jnp.asarray(numbers)))
 
     def _map(self, function: Callable, items: list) -> list:
         assert self._pool is not None  # inside `working`
@@ -120,7 +133,7 @@ class Player:
 
         def one(key: Key, numbers: Float[Array, " 2"]) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:
             record, contexts, state = rollout_to_end(
-                key, model, engine, kind.rule(numbers), environment, num_steps=horizon, num_samples=num_samples
+                key, model, engine, kind.make(numbers), environment, num_steps=horizon, num_samples=num_samples
             )
             if self.num_truths == 1:
                 return jnp.sum(record.regret)[None], is_stuck(record.regret[None])
@@ -134,22 +147,52 @@ class Player:
             return jax.vmap(one, in_axes=(0, None))(keys, numbers)
 
         options = large_options() if jax.default_backend() == "cpu" else None
-        return jax.jit(run, compiler_options=options).lower(
-            jr.key(self._seed), jnp.asarray(0), jnp.asarray(kind.numbers)
-        )
+        return jax.jit(run, compiler_options=options).lower(jr.key(self._seed), jnp.asarray(0), jnp.zeros(2))
 
 
-def _kind(selector: Selector) -> _Kind:
-    settings = selector.settings
-    if selector.name != rules.optimistic_gittins.__name__:
-        return _Kind(lambda numbers: selector, (1.0, 0.0))
-    horizon, patience, learning = (settings[name] for name in ("horizon", "patience", "learning"))
-    if learning == 0:  # needs nothing that only some engines offer
-        return _Kind(lambda numbers: rules.optimistic_gittins(horizon, numbers[0]), (patience, 0.0))
-    return _Kind(lambda numbers: rules.optimistic_gittins(horizon, *numbers), (patience, learning))
+def kinds_of(candidates: Sequence[Selector]) -> list[_Kind]:
+    """Sort selectors by what must be compiled apart.
+
+    Those that differ in patience, or in a learning above 0, are one kind; so are all that look at p-hat alone, which is most of
+    their work.
+    """
+    kinds: dict[Any, _Kind] = {}
+    by_shares = [rule for rule in candidates if rule.from_shares is not None and not rule.uses_marginals]
+    for rule in candidates:
+        place: Any = id(rule)
+        make, numbers = partial(_itself, rule), (0.0, 0.0)
+        if rule.from_shares is not None and not rule.uses_marginals:
+            place, make = "shares", partial(_one_of, by_shares)
+            numbers = float([other is rule for other in by_shares].index(True)), 0.0
+        elif rule.name == rules.optimistic_gittins.__name__:
+            horizon, patience, learning = (rule.settings[name] for name in ("horizon", "patience", "learning"))
+            # A learning of 0 needs nothing that only some engines offer.
+            place, make = (horizon, learning > 0), partial(_gittins, horizon, learning > 0)
+            numbers = float(patience), float(learning)
+        kinds.setdefault(place, _Kind(make, {})).numbers[id(rule)] = numbers
+    return list(kinds.values())
 
 
-def _identity(selector: Selector) -> Any:
-    if selector.name != rules.optimistic_gittins.__name__:
-        return id(selector)
-    return selector.name, selector.settings["horizon"], selector.settings["learning"] > 0
+def _gittins(horizon: int, has_learning: bool, numbers: Float[Array, " 2"]) -> Selector:
+    return rules.optimistic_gittins(horizon, *(numbers if has_learning else numbers[:1]))
+
+
+def _itself(rule: Selector, numbers: Float[Array, " 2"]) -> Selector:
+    del numbers
+    return rule
+
+
+def _one_of(candidates: list[Selector], numbers: Float[Array, " 2"]) -> Selector:
+    """Return the selector of a number that is known when it runs."""
+
+    def choose(ways: list[Callable[..., Selection]], key: Key, given: Array, step: Any, allowed: Any) -> Selection:
+        calls = [lambda way=way: way(key, given, step, allowed=allowed) for way in ways]
+        return jax.lax.switch(numbers[0].astype(int), calls)
+
+    def select(key: Key, table: Array, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
+        return choose([rule.decide for rule in candidates], key, table, step, allowed)
+
+    def from_shares(key: Key, shares: Array, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
+        return choose([rule.from_shares for rule in candidates if rule.from_shares], key, shares, step, allowed)
+
+    return candidates[0] if len(candidates) == 1 else Selector("one_of", {}, select, from_shares)

@@ -16,7 +16,7 @@ from ppl_bandit import engines, selectors as rules
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.simulation.players import Player
+from ppl_bandit.simulation.players import Player, kinds_of
 from ppl_bandit.simulation.races import Lane, Tuned, finish, is_settled, still_racing
 from ppl_bandit.types import Engine, Key, Selector
 
@@ -109,8 +109,7 @@ def race(
         lanes: dict[str, Lane] = {}
         racing, num_done, size = list(named), 0, _first_round(play, num_worlds)
         while True:
-            for name in racing:
-                found = play.worlds(named[name], num_done, size)
+            for name, found in play.worlds({name: named[name] for name in racing}, num_done, size).items():
                 lanes[name] = lanes[name].extended(*found) if num_done else Lane(name, named[name], *found)
             num_done = size
             racing = still_racing([lanes[name] for name in racing], criterion)
@@ -123,13 +122,13 @@ def race(
 
 def _say_the_cost(play: Player, named: Mapping[str, Selector], num_worlds: int, say: Callable[[str], None]) -> None:
     """Compile and play a chunk of the last candidate, to say what all of them will take."""
-    name = list(named)[-1]
+    last = dict([list(named.items())[-1]])
     begun = time.perf_counter()
-    play.prepare({name: named[name]})
+    play.prepare(last)
     compiled = time.perf_counter()
-    play.worlds(named[name], 0, play.num_chunk)
+    play.worlds(last, 0, play.num_chunk)
     each = (time.perf_counter() - compiled) / play.num_chunk / play.num_workers
-    num_kinds = play.num_kinds(named)
+    num_kinds = len(kinds_of(list(named.values())))
     to_compile = (num_kinds - 1) * (compiled - begun) / play.num_workers
     first = _first_round(play, num_worlds)
     few = max(first, min(_FEWEST, num_worlds))

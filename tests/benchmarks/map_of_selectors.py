@@ -291,7 +291,8 @@ def run_prior(arguments, out):
         play = Player(model, engine, worlds, horizon, 1000, 1, num, "float32", num_truths=1)
         with play.working():
             play.prepare(named)
-            held = {rule: tuple(part[:, 0] for part in play.worlds(named[rule], 0, num)) for rule in named}
+            played = play.worlds(named, 0, num)
+            held = {rule: (regret[:, 0], stuck[:, 0]) for rule, (regret, stuck) in played.items()}
         for rule, (regret, stuck) in held.items():
             behind = regret - held[best][0]
             row = {"program": name, "horizon": horizon, "is_wide": is_wide, "rule": rule, "is_tuned": rule == best}

@@ -135,7 +135,7 @@ def test_hindsight_has_the_mean_of_the_truth_and_less_noise():
         play = Player(MODEL, ENGINE, Environment.from_prior(MODEL), 30, 1000, 0, 512, "float32", num_truths)
         with play.working():
             play.prepare({"": rule})
-            found[num_truths] = play.worlds(rule, 0, 512)
+            found[num_truths] = play.worlds({"": rule}, 0, 512)[""]
     (truth, is_stuck), (judged, are_stuck) = found[1], found[None]
     assert truth.shape == (512, 1) and judged.shape == (512, 32)
     difference = judged.mean(axis=1) - truth[:, 0]
