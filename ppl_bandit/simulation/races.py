@@ -172,7 +172,8 @@ def _standing(lane: Lane, best: Lane, lanes: list[Lane], criterion: str | float)
 
 
 def _value(regret: np.ndarray, criterion: str | float) -> float:
-    return float(regret.mean() if isinstance(criterion, str) else np.quantile(regret, criterion))
+    value = float(regret.mean() if isinstance(criterion, str) else np.quantile(regret, criterion))
+    return value if np.isfinite(value) else float("inf")  # a prior may draw a world beyond all numbers
 
 
 def _behind(regret: np.ndarray, other: np.ndarray, criterion: str | float) -> tuple[float, float]:

@@ -88,6 +88,12 @@ def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
     assert worse.hardest > 2 * worse.mean
 
 
+def test_a_candidate_whose_regret_is_beyond_all_numbers_does_not_lead():
+    lanes = [lane("lost", [1.0, np.nan, 1.0]), lane("found", [5.0, 6.0, 7.0])]
+    assert still_racing(lanes, "mean") == ["found"]
+    assert finish({one.name: one for one in lanes}, "mean", 10, 0.0).name == "found"
+
+
 def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for():
     rng = np.random.default_rng(1)
     calm = rng.uniform(9.0, 11.0, 400)
