@@ -47,15 +47,19 @@ class Interaction(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What a law's upper tail is worth, tabulated once.
+    """What each arm's upper tail is worth, tabulated.
 
     Attributes:
         mean: (A,), the posterior mean of each arm's expected reward.
-        excess: x (A,) -> (A,) and (A,): E max(theta_a - x_a, 0), and P(theta_a > x_a), how fast it falls.
+        nodes: (A, G), numbers that rise from about the mean, or below, to where nothing is left; G is at least 2.
+        excess: (A, G), E max(theta_a - node, 0).
+        above: (A, G), P(theta_a > node): how fast the excess falls.
     """
 
     mean: Float[Array, " A"]
-    excess: Callable[[Float[Array, " A"]], tuple[Float[Array, " A"], Float[Array, " A"]]]
+    nodes: Float[Array, "A G"]
+    excess: Float[Array, "A G"]
+    above: Float[Array, "A G"]
 
 
 class Marginals(NamedTuple):

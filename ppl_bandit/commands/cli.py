@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     tuning.add_argument(
         "--engine", default="auto", help="auto, exact, collapsed, reweight, nuts, svi or laplace (%(default)s)"
     )
-    tuning.add_argument("--num-worlds", type=int, default=512, help="worlds of the last round (%(default)s)")
+    tuning.add_argument("--num-worlds", type=int, default=512, help="worlds of the last round, at most (%(default)s)")
     tuning.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
     tuning.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
     tuning.add_argument("--out", type=Path, default=Path("ppl-bandit-tune"), help="folder for files (%(default)s)")

@@ -14,7 +14,7 @@ from ppl_bandit.simulation.tune import tune
 __all__ = ["tune_model"]
 
 _HEAVY = 0.1  # share of all regret in one world, of hundreds, above which a mean says little
-_ENOUGH = 256
+_ENOUGH = 128
 
 
 def tune_model(

@@ -14,7 +14,7 @@ import jax
 
 from ppl_bandit.numerics.defaults import use_defaults
 
-__all__ = ["Ahead", "quick_jit", "quick_options", "run_once", "uncollected"]
+__all__ = ["Ahead", "large_options", "quick_jit", "quick_options", "run_once", "uncollected"]
 
 use_defaults()  # before anything is compiled
 
@@ -115,6 +115,11 @@ def _signature(args: Any) -> tuple[Any, Any]:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
     leaves, treedef = jax.tree.flatten(shapes)
     return shapes, (treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+def large_options() -> dict[str, Any]:
+    """Return options under which a simulation on a CPU compiles in half the time, and runs as fast."""
+    return _known(_LARGE)
 
 
 def quick_options() -> dict[str, Any]:

@@ -18,29 +18,32 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.types import Tail
-
 __all__ = [
+    "LOG",
+    "LOGIT",
+    "LOST",
+    "PLAIN",
     "Law",
     "average",
     "best_arm_probs",
     "beta_law",
     "cdf",
     "gamma_law",
+    "log_density",
     "node_values",
     "quantile",
     "student_t_law",
-    "tail",
 ]
 
 _NUM_NODES = 128
+_AVERAGE_NODES = 20  # whole sums converge exponentially
 _QUANTILE_NODES = 192
-_LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
+LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
 _MOST_NODES = 512  # of all arms together: they are dense where many arms have theirs
 _FEW_NODES = 64
 _LEAST = 1e-12  # the probability that the largest variable lies below all nodes that are kept
-_LOGIT, _LOG, _PLAIN = range(3)
+LOGIT, LOG, PLAIN = range(3)
 
 
 class Law(NamedTuple):
@@ -83,31 +86,31 @@ class _Nodes(NamedTuple):
 def beta_law(a: Float[Array, " A"], b: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0) -> Law:
     """Return the law of offset + slope w, w ~ Beta(a, b)."""
     information = a * b / (a + b)
-    return _law(_LOGIT, a, b, jnp.log(a / b), information, offset, slope, 1.0)
+    return _law(LOGIT, a, b, jnp.log(a / b), information, offset, slope, 1.0)
 
 
 def gamma_law(
     shape: Float[Array, " A"], rate: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0, power: Any = 1.0
 ) -> Law:
     """Return the law of offset + slope u^power, u ~ Gamma(shape, rate)."""
-    return _law(_LOG, shape, shape, jnp.log(shape / rate), shape, offset, slope, power)
+    return _law(LOG, shape, shape, jnp.log(shape / rate), shape, offset, slope, power)
 
 
 def student_t_law(df: Float[Array, " A"], loc: Float[Array, " A"], scale: Float[Array, " A"]) -> Law:
     """Return the law of a Student-t variable; with infinite degrees of freedom, of a Normal one."""
     one, is_normal = jnp.ones_like(loc), jnp.isinf(df)
     finite = jnp.where(is_normal, 1.0, df)
-    exponent = jnp.minimum(_LOST / finite, _WIDEST)
-    furthest = jnp.where(is_normal, jnp.sqrt(2.0 * _LOST), jnp.sqrt(finite * jnp.expm1(2.0 * exponent)))
+    exponent = jnp.minimum(LOST / finite, _WIDEST)
+    furthest = jnp.where(is_normal, jnp.sqrt(2.0 * LOST), jnp.sqrt(finite * jnp.expm1(2.0 * exponent)))
     reach = jnp.minimum(jnp.arcsinh(furthest), _WIDEST)
-    return Law(_PLAIN, True, jnp.broadcast_to(df, loc.shape), one, loc, scale, 0.0 * one, one, one, reach)
+    return Law(PLAIN, True, jnp.broadcast_to(df, loc.shape), one, loc, scale, 0.0 * one, one, one, reach)
 
 
 def _law(kind: int, first: Any, second: Any, centre: Any, information: Any, offset: Any, slope: Any, power: Any) -> Law:
     # Both log densities are concave with a third derivative no larger than the second, so that they fall at a distance d
     # by at least information (exp(-d) - 1 + d): by d^2 / 3 of it up to d = 1, and by d - 1 of it beyond.
-    near = jnp.sqrt(3.0 * _LOST / information)
-    furthest = jnp.where(near <= 1.0, near, 1.0 + _LOST / information)
+    near = jnp.sqrt(3.0 * LOST / information)
+    furthest = jnp.where(near <= 1.0, near, 1.0 + LOST / information)
     width = 1.0 / jnp.sqrt(information)
     is_common = all(_is_same(value) for value in (offset, slope, power)) and bool(np.all(np.multiply(slope, power) > 0))
     offset, slope, power = (jnp.broadcast_to(value, first.shape) for value in (offset, slope, power))
@@ -226,45 +229,9 @@ def quantile(law: Law, order: Float[Array, ""]) -> Float[Array, " A"]:
     return _to_x(law, (position * nodes.step - law.reach)[:, None])[:, 0]
 
 
-def tail(law: Law) -> Tail:
-    """Tabulate the mean excess of each arm's variable over any x, and its mean.
-
-    E max(x - at, 0) is the integral of the probability above, so that its sums have no term of the wrong sign and keep
-    their digits far out. A law without a mean gets the finite one of where its density is above 1e-10 of the largest.
-    """
-    nodes = _nodes(law, _QUANTILE_NODES)
-    rises = (law.slope * law.power > 0)[:, None]
-    ends = nodes.v[:, :1] - nodes.step[:, None], nodes.v[:, -1:] + nodes.step[:, None]
-    speed = jnp.abs(_speed(law, jnp.concatenate([ends[0], nodes.v, ends[1]], axis=1)))
-    above = jnp.where(rises, nodes.above, nodes.below)
-    none, all_ = jnp.zeros_like(above[:, :1]), jnp.ones_like(above[:, :1])
-    beyond = jnp.concatenate([jnp.where(rises, all_, none), above, jnp.where(rises, none, all_)], axis=1)
-    # Where nothing is left the variable itself may have overflown.
-    fall = nodes.step[:, None] * jnp.where(beyond > 0, beyond * speed, 0.0)
-    pieces = (13.0 * (fall[:, 1:-2] + fall[:, 2:-1]) - fall[:, :-3] - fall[:, 3:]) / 24.0
-    upwards = jnp.concatenate([none, jnp.cumsum(pieces, axis=1)], axis=1)
-    downwards = jnp.concatenate([jnp.cumsum(pieces[:, ::-1], axis=1)[:, ::-1], none], axis=1)
-    excesses, slopes = jnp.where(rises, downwards, upwards), jnp.where(rises, -fall, fall)[:, 1:-1]
-    x = _to_x(law, nodes.v)
-    mean = _weighted(nodes.mass, x)
-    lowest = jnp.minimum(x[:, 0], x[:, -1])
-
-    def excess(at: Float[Array, " A"]) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
-        index, part = _position(law, nodes, at, is_x=True)
-
-        def value(values: Float[Array, "A G"], shift: int) -> Float[Array, " A"]:
-            return jnp.take_along_axis(values, (index + shift)[:, None], axis=1, mode="promise_in_bounds")[:, 0]
-
-        inside = _cubic(part, value(excesses, 0), value(excesses, 1), value(slopes, 0), value(slopes, 1))
-        share = value(above, 0) + part * (value(above, 1) - value(above, 0))
-        return jnp.where(at <= lowest, mean - at, jnp.maximum(inside, 0.0)), share
-
-    return Tail(mean, excess)
-
-
 def average(law: Law, values: Float[Array, "G A"]) -> Float[Array, " A"]:
     """Average a function of each arm's variable, given at its nodes (`node_values`), over its law."""
-    return _weighted(_nodes(law, _NUM_NODES).mass, values.T)
+    return _weighted(_nodes(law, _AVERAGE_NODES).mass, values.T)
 
 
 def _weighted(mass: Float[Array, "A G"], values: Float[Array, "A G"]) -> Float[Array, " A"]:
@@ -273,14 +240,14 @@ def _weighted(mass: Float[Array, "A G"], values: Float[Array, "A G"]) -> Float[A
 
 def node_values(law: Law) -> Float[Array, "G A"]:
     """Return each arm's variable at the nodes over which `average` averages."""
-    return _to_x(law, _nodes(law, _NUM_NODES).v).T
+    return _to_x(law, _nodes(law, _AVERAGE_NODES).v).T
 
 
 def _nodes(law: Law, num_nodes: int) -> _Nodes:
     step = 2.0 * law.reach / (num_nodes - 1)
     v = step[:, None] * jnp.arange(num_nodes) - law.reach[:, None]
     rise, fall = jnp.exp(v), jnp.exp(-v)
-    density = jnp.exp(_log_density(law, 0.5 * (rise - fall))) * 0.5 * (rise + fall)
+    density = jnp.exp(log_density(law, 0.5 * (rise - fall))) * 0.5 * (rise + fall)
     padded = jnp.pad(density, ((0, 0), (1, 1)))
     inner = (13.0 * (density[:, :-1] + density[:, 1:]) - padded[:, :-3] - padded[:, 3:]) / 24.0
     total = jnp.sum(inner, axis=1, keepdims=True)
@@ -293,15 +260,15 @@ def _nodes(law: Law, num_nodes: int) -> _Nodes:
     return _Nodes(step, v, mass, below, above, cubics)
 
 
-def _log_density(law: Law, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
+def log_density(law: Law, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
     """Return the log density of s = centre + width z, less its largest value."""
     d = law.width[:, None] * z
     first, second = law.first[:, None], law.second[:, None]
-    if law.kind == _LOGIT:
+    if law.kind == LOGIT:
         # Towards either side the larger term is taken out of the logarithm, so that nothing overflows.
         total, towards = first + second, jnp.where(d > 0, second, first)
         return -towards * jnp.abs(d) - total * jnp.log1p((towards / total) * jnp.expm1(-jnp.abs(d)))
-    if law.kind == _LOG:
+    if law.kind == LOG:
         return first * (d - jnp.expm1(jnp.minimum(d, 700.0)))
     finite = jnp.where(jnp.isinf(first), 1.0, first)
     return jnp.where(jnp.isinf(first), -0.5 * z**2, -0.5 * (finite + 1.0) * jnp.log1p(z**2 / finite))
@@ -328,21 +295,13 @@ def _to_x(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     return law.offset[:, None] + law.slope[:, None] * image
 
 
-def _speed(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
-    """Return dx / dv."""
-    s, power = _to_s(law, v), law.power[:, None]
-    share = jax.nn.sigmoid(s)
-    image = (share * jax.nn.sigmoid(-s), power * jnp.exp(power * s), jnp.ones_like(s))[law.kind]
-    return law.slope[:, None] * law.width[:, None] * image * 0.5 * (jnp.exp(v) + jnp.exp(-v))
-
-
 def _from_x(law: Law, x: Array) -> Array:
     """Return s at x; the last axis runs over arms."""
     inner = (x - law.offset) / law.slope
-    if law.kind == _LOGIT:
+    if law.kind == LOGIT:
         s = jnp.log(inner) - jnp.log1p(-inner)
         return jnp.where(inner <= 0, -jnp.inf, jnp.where(inner >= 1, jnp.inf, s))
-    if law.kind == _LOG:
+    if law.kind == LOG:
         return jnp.where(inner > 0, jnp.log(jnp.where(inner > 0, inner, 1.0)), -jnp.inf) / law.power
     return inner
 

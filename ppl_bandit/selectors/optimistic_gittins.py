@@ -19,11 +19,12 @@ from jaxtyping import Array, Float, Int
 from ppl_bandit.numerics.tails import tail_excess
 from ppl_bandit.selectors.contract import Situation, make_selector
 from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
-from ppl_bandit.types import Key, Marginals, Selector
+from ppl_bandit.types import Key, Marginals, Selector, Tail
 
-__all__ = ["gittins_index", "optimistic_gittins"]
+__all__ = ["gittins_index", "gittins_index_of_draws", "optimistic_gittins"]
 
-_NUM_NEWTON = 16  # leaves 3e-6 of the distance from the mean at 1e6 decisions left, and nothing at 1e4
+_NUM_NEWTON = 16  # from the mean: leaves 3e-6 of the distance from it at 1e6 decisions left, and nothing at 1e4
+_NUM_BETWEEN = 5  # between two nodes a tenth of a deviation apart: leaves nothing
 _ROUNDING = 64.0  # equal columns may differ in the last place, and every step of the solver passes it on
 
 
@@ -72,7 +73,7 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
         if marginals.tail is None:
             return None
         tail = marginals.tail()
-        return gittins_index(tail.mean, tail.excess, decisions_left(step, marginals, tail.mean.dtype))
+        return gittins_index(tail, decisions_left(step, marginals, tail.mean.dtype))
 
     def rule(key: Key, situation: Situation):
         scores, dtype = situation.scores, situation.best_arm_probs.dtype
@@ -80,9 +81,7 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
             table = situation.table
             assert table is not None  # the contract: scores or a table
             left = decisions_left(situation.step, None, table.dtype)
-            scores = jax.vmap(lambda column: gittins_index(jnp.mean(column), tail_excess(column), left), in_axes=1)(
-                table
-            )
+            scores = jax.vmap(gittins_index_of_draws, in_axes=(1, None))(table, left)
         propensities = share_equally(is_largest(scores, situation.allowed, rounding=_ROUNDING), dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
@@ -90,26 +89,53 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
     return make_selector(rule, settings=settings, score=score, reads_table=False, horizon=horizon)
 
 
-def gittins_index(
-    mean: Float[Array, "*A"],
-    excess: Callable[[Float[Array, "*A"]], tuple[Float[Array, "*A"], Float[Array, "*A"]]],
-    left: Float[Array, "*#A"],
-) -> Float[Array, "*A"]:
-    """Solve lambda = mean + left E max(theta - lambda, 0).
-
-    The right side falls and is convex in lambda, so that Newton's method started at the mean climbs to the root and never
-    passes it.
+def gittins_index(tail: Tail, left: Float[Array, "*#A"]) -> Float[Array, " A"]:
+    """Solve lambda = mean + left E max(theta - lambda, 0) between the nodes of a tail, where the excess is a cubic.
 
     Args:
-        excess: x -> E max(theta - x, 0) and P(theta > x), elementwise.
         left: decisions that profit; 0 gives the mean.
     """
+    left = jnp.broadcast_to(left, tail.mean.shape)
+    is_below = tail.nodes < tail.mean[:, None] + left[:, None] * tail.excess
+    index = jnp.clip(jnp.sum(is_below, axis=1) - 1, 0, tail.nodes.shape[1] - 2)[:, None]
 
-    def climb(_: Any, index: Array) -> Array:
+    def ends(values: Float[Array, "A G"]) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
+        both = jnp.take_along_axis(
+            values, jnp.concatenate([index, index + 1], axis=1), axis=1, mode="promise_in_bounds"
+        )
+        return both[:, 0], both[:, 1]
+
+    (start, end), (value, last), (fall, last_fall) = ends(tail.nodes), ends(tail.excess), ends(tail.above)
+    width = jnp.where(end > start, end - start, 1.0)
+    rise, slope, last_slope = last - value, -fall * width, -last_fall * width
+    bend, twist = 3.0 * rise - 2.0 * slope - last_slope, slope + last_slope - 2.0 * rise
+
+    def excess(at: Float[Array, " A"]) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
+        part = jnp.clip((at - start) / width, 0.0, 1.0)
+        above = -(slope + part * (2.0 * bend + 3.0 * part * twist)) / width
+        inside = value + part * (slope + part * (bend + part * twist))
+        return inside - above * (at - (start + part * width)), above  # a line before the first node
+
+    return _climb(start, tail.mean, excess, left, _NUM_BETWEEN)
+
+
+def gittins_index_of_draws(draws: Float[Array, " M"], left: Float[Array, ""]) -> Float[Array, ""]:
+    """Solve the same equation for one column of the table, with a generalised Pareto tail beyond its draws."""
+    mean = jnp.mean(draws)
+    return _climb(mean, mean, tail_excess(draws), left, _NUM_NEWTON)
+
+
+def _climb(start: Array, mean: Array, excess: Callable[[Array], tuple[Array, Array]], left: Array, num: int) -> Array:
+    """Solve lambda = mean + left excess(lambda), from a start below the root.
+
+    The right side falls and is convex in lambda, so that Newton's method climbs to the root and never passes it.
+    """
+
+    def step(_: Any, index: Array) -> Array:
         value, above = excess(index)
         return index + (mean + left * value - index) / (1.0 + left * above)
 
-    return jax.lax.fori_loop(0, _NUM_NEWTON, climb, mean)
+    return jax.lax.fori_loop(0, num, step, start, unroll=num <= _NUM_BETWEEN)
 
 
 def _check_positive(patience: Any, learning: Any) -> None:

@@ -8,20 +8,25 @@ import numpy as np
 
 from ppl_bandit.types import Selector
 
-__all__ = ["Lane", "Standing", "Tuned", "finish", "still_racing"]
+__all__ = ["Lane", "Standing", "Tuned", "finish", "is_settled", "still_racing"]
 
-_BEHIND = 3.0  # standard errors of the difference to the leader
-_NUM_RESAMPLES = 400
+_BEHIND = 2.5  # standard errors of the difference to the leader: who is behind by more is dropped
+_NO_RIVAL = 2.0  # who is behind by more will not be chosen, and is not waited for
+_NUM_RESAMPLES = 200
 _HARDEST = 0.1
 
 
 class Lane(NamedTuple):
-    """What a candidate has played so far: worlds 0, 1, 2, ..."""
+    """What a candidate has played so far: worlds 0, 1, 2, ..., each judged by one truth or by several.
+
+    Attributes:
+        regret, is_stuck: (worlds, truths).
+    """
 
     name: str
     selector: Selector
-    regret: np.ndarray = np.empty(0)
-    is_stuck: np.ndarray = np.empty(0, bool)
+    regret: np.ndarray
+    is_stuck: np.ndarray
 
     def extended(self, regret: np.ndarray, is_stuck: np.ndarray) -> "Lane":
         """Return the lane with further worlds."""
@@ -37,7 +42,7 @@ class Standing(NamedTuple):
         name: of the candidate.
         num_worlds: how many worlds it played before it was dropped, or in all.
         mean, error: over worlds, with the standard error.
-        high, highest: 95th and 99th percentile over worlds.
+        high, highest: 95th and 99th percentile, over worlds and the truths that each was judged by.
         stuck: share of worlds in which every step of the last quarter had regret.
         hardest: mean over the tenth of its worlds that cost the candidates most on average.
         behind, behind_error: the criterion less the winner's, on the worlds that both played, with its standard error.
@@ -66,7 +71,8 @@ class Tuned:
         criterion: "mean" or the quantile that was compared.
         horizon: decisions in an experiment.
         seconds: what the answer cost.
-        regret: {name: (worlds,)}, every candidate's regret in every world that it played.
+        regret: {name: (worlds,)}, every candidate's regret in every world that it played, on average over the truths that it
+            was judged by (`ppl_bandit.simulation.hindsight`).
     """
 
     selector: Selector
@@ -105,8 +111,7 @@ class Tuned:
 
 def still_racing(lanes: list[Lane], criterion: str | float) -> list[str]:
     """Return the names of those that are not clearly behind the leader, on the worlds that all of them played."""
-    values = [_value(lane.regret, criterion) for lane in lanes]
-    leader = lanes[int(np.argmin(values))]
+    leader = _leader(lanes, criterion)
     kept = []
     for lane in lanes:
         behind, error = _behind(lane.regret, leader.regret, criterion)
@@ -115,28 +120,33 @@ def still_racing(lanes: list[Lane], criterion: str | float) -> list[str]:
     return kept
 
 
+def is_settled(lanes: list[Lane], criterion: str | float, tolerance: float) -> bool:
+    """Tell whether the leader's lead over all that may yet be chosen is known to a small part of its regret."""
+    leader = _leader(lanes, criterion)
+    close = tolerance * _value(leader.regret, criterion)
+    found = [_behind(lane.regret, leader.regret, criterion) for lane in lanes if lane is not leader]
+    return all(behind > _NO_RIVAL * error or error <= close for behind, error in found)
+
+
 def finish(lanes: Mapping[str, Lane], criterion: str | float, horizon: int, seconds: float) -> Tuned:
     """Rank the candidates and choose the best, of those that played every world.
 
     Of all within a standard error of the leader, the one with the lowest 99th percentile is chosen. Too little exploration
     shows in a few worlds that cost very much: worlds that a finite race sees too few of, so that means flatter the rash.
     """
-    num_worlds = max(lane.regret.size for lane in lanes.values())
-    whole = [lane for lane in lanes.values() if lane.regret.size == num_worlds]
-    leader = min(whole, key=lambda lane: _value(lane.regret, criterion))
+    num_worlds = max(len(lane.regret) for lane in lanes.values())
+    whole = [lane for lane in lanes.values() if len(lane.regret) == num_worlds]
+    leader = _leader(whole, criterion)
     level = [lane for lane in whole if lane is leader or _is_level(lane, leader, criterion)]
     best = min(level, key=lambda lane: float(np.quantile(lane.regret, 0.99)))
     standings = [_standing(lane, best, list(lanes.values()), criterion) for lane in lanes.values()]
     standings.sort(key=lambda s: (s.name != best.name, s.num_worlds < num_worlds, s.behind))
-    return Tuned(
-        best.selector,
-        best.name,
-        tuple(standings),
-        criterion,
-        horizon,
-        seconds,
-        {lane.name: lane.regret for lane in lanes.values()},
-    )
+    regret = {lane.name: lane.regret.mean(axis=1) for lane in lanes.values()}
+    return Tuned(best.selector, best.name, tuple(standings), criterion, horizon, seconds, regret)
+
+
+def _leader(lanes: list[Lane], criterion: str | float) -> Lane:
+    return min(lanes, key=lambda lane: _value(lane.regret, criterion))
 
 
 def _is_level(lane: Lane, leader: Lane, criterion: str | float) -> bool:
@@ -145,34 +155,35 @@ def _is_level(lane: Lane, leader: Lane, criterion: str | float) -> bool:
 
 
 def _standing(lane: Lane, best: Lane, lanes: list[Lane], criterion: str | float) -> Standing:
-    regret, count = lane.regret, lane.regret.size
-    difficulty = np.mean([other.regret[:count] for other in lanes if other.regret.size >= count], axis=0)
+    regret, count = lane.regret.mean(axis=1), len(lane.regret)
+    difficulty = np.mean([other.regret[:count].mean(axis=1) for other in lanes if len(other.regret) >= count], axis=0)
     hardest = np.argsort(-difficulty)[: max(1, int(np.ceil(_HARDEST * count)))]
     return Standing(
         lane.name,
         count,
         float(regret.mean()),
         _standard_error(regret),
-        float(np.quantile(regret, 0.95)),
-        float(np.quantile(regret, 0.99)),
+        float(np.quantile(lane.regret, 0.95)),
+        float(np.quantile(lane.regret, 0.99)),
         float(lane.is_stuck.mean()),
         float(regret[hardest].mean()),
-        *_behind(regret, best.regret[:count], criterion),
+        *_behind(lane.regret, best.regret[:count], criterion),
     )
 
 
 def _value(regret: np.ndarray, criterion: str | float) -> float:
-    return float(regret.mean() if isinstance(criterion, str) else np.quantile(regret, criterion))
+    value = float(regret.mean() if isinstance(criterion, str) else np.quantile(regret, criterion))
+    return value if np.isfinite(value) else float("inf")  # a prior may draw a world beyond all numbers
 
 
 def _behind(regret: np.ndarray, other: np.ndarray, criterion: str | float) -> tuple[float, float]:
     """Return the difference of the criterion on the same worlds, and its standard error (by resampling for a quantile)."""
     difference = _value(regret, criterion) - _value(other, criterion)
     if isinstance(criterion, str):  # "mean"
-        return difference, _standard_error(regret - other)
-    rows = np.random.default_rng(0).integers(0, regret.size, (_NUM_RESAMPLES, regret.size))
-    resampled = np.quantile(regret[rows], criterion, axis=1) - np.quantile(other[rows], criterion, axis=1)
-    return difference, float(resampled.std())
+        return difference, _standard_error((regret - other).mean(axis=1))
+    rows = np.random.default_rng(0).integers(0, len(regret), (_NUM_RESAMPLES, len(regret)))
+    resampled = [np.quantile(regret[chosen], criterion) - np.quantile(other[chosen], criterion) for chosen in rows]
+    return difference, float(np.std(resampled))
 
 
 def _standard_error(values: np.ndarray) -> float:

@@ -21,11 +21,11 @@ from ppl_bandit.types import Engine, Key
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["compact", "is_stuck", "joined", "provenance", "reduced", "stepwise", "summarised", "trimmed"]
+__all__ = ["LAST", "compact", "is_stuck", "joined", "provenance", "reduced", "stepwise", "summarised", "trimmed"]
 
 _NUM_CHECKPOINTS = 50
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-_LAST = 4  # a run is stuck if every step of its last quarter has regret
+LAST = 4  # a run is stuck if every step of its last quarter has regret
 
 
 class Moments(NamedTuple):
@@ -101,7 +101,7 @@ def reduced(runs: Rollout, is_real: Bool[Array, " R"]) -> Moments:
 
 def is_stuck(regret: Any) -> Any:
     """Tell of each realization, (R, T), whether every step of its last quarter had regret."""
-    last = regret[:, -max(1, regret.shape[1] // _LAST) :]
+    last = regret[:, -max(1, regret.shape[1] // LAST) :]
     return (last > 0).all(axis=1)
 
 

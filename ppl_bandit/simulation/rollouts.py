@@ -12,7 +12,7 @@ from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Engine, Interaction, Key, Selector
 
-__all__ = ["Rollout", "rollout"]
+__all__ = ["Rollout", "rollout", "rollout_to_end"]
 
 
 class Rollout(NamedTuple):
@@ -53,10 +53,27 @@ def rollout(
         draws: whether to draw all latents and fill the table also where there is a shorter way (`engines.decide`).
         last: the last step that is played, to learn what steps cost; what would follow is 0. None plays all.
     """
+    numbers: dict[str, Any] = {"num_steps": num_steps, "num_samples": num_samples, "draws": draws, "last": last}
+    return rollout_to_end(key, reward_model, engine, selector, environment, **numbers)[0]
+
+
+def rollout_to_end(
+    key: Key,
+    reward_model: RewardModel,
+    engine: Engine,
+    selector: Selector,
+    environment: Environment,
+    *,
+    num_steps: int,
+    num_samples: int,
+    draws: bool = False,
+    last: Int[Array, ""] | None = None,
+) -> tuple[Rollout, Any, Any]:
+    """Simulate one realization as `rollout` does, and also return its contexts (T, ...) and the engine's last state."""
     key_init, key_steps = jr.split(key)
     environment = environment.world(jr.fold_in(key, 2))  # 0 and 1 would be the two keys above
 
-    def step(state: Any, number: Array) -> tuple[Any, Rollout]:
+    def step(state: Any, number: Array) -> tuple[Any, tuple[Rollout, Any]]:
         key_context, key_draw, key_select, key_reward, key_update = jr.split(jr.fold_in(key_steps, number), 5)
         context = environment.draw_context(key_context)
         chosen = decide(
@@ -75,7 +92,7 @@ def rollout(
         rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (chosen.arm, reward, context))
         state, info = engine.update(key_update, state, Interaction(*rows))
         truth = environment.expected_rewards(context, number)
-        return state, Rollout(
+        record = Rollout(
             chosen.arm,
             reward,
             jnp.max(truth) - truth[chosen.arm],
@@ -83,13 +100,15 @@ def rollout(
             chosen.best_arm_probs,
             jnp.asarray(getattr(info, "is_trusted", True)),
         )
+        return state, (record, context)
 
-    def step_or_stop(state: Any, number: Array) -> tuple[Any, Rollout]:
+    def step_or_stop(state: Any, number: Array) -> tuple[Any, tuple[Rollout, Any]]:
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(step, state, number)[1])
         return jax.lax.cond(number <= jnp.asarray(last), step, lambda state, _: (state, nothing), state, number)
 
-    start = _start(key_init, engine, num_steps)
-    return jax.lax.scan(step if last is None else step_or_stop, start, jnp.arange(1, num_steps + 1))[1]
+    start, numbers = _start(key_init, engine, num_steps), jnp.arange(1, num_steps + 1)
+    state, (record, contexts) = jax.lax.scan(step if last is None else step_or_stop, start, numbers)
+    return record, contexts, state
 
 
 def _start(key: Key, engine: Engine, num_steps: int) -> Any:

@@ -46,7 +46,7 @@ def by_spread(p):
         tail, counts = marginals.tail(), marginals.pseudo_counts()
         width = jnp.mean(tail.mean * (1.0 - tail.mean) / (counts + 1.0))
         left = jnp.where(step < NUM_STEPS, p[0] * (NUM_STEPS - step + 1) / counts ** p[1], 0.0)
-        return gittins_index(tail.mean, tail.excess, left * width / (width + jnp.var(tail.mean)))
+        return gittins_index(tail, left * width / (width + jnp.var(tail.mean)))
 
     def rule(key, situation: Situation):
         shares = share_equally(is_largest(situation.scores, situation.allowed, rounding=64.0), jnp.float32)

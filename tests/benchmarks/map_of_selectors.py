@@ -26,9 +26,11 @@ import numpyro
 import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines, selectors
+from ppl_bandit.simulation.players import Player
+from ppl_bandit.simulation.races import finish
 from ppl_bandit.simulation.records import is_stuck
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.tune import Player, candidates
+from ppl_bandit.simulation.tune import candidates, race
 
 LEVELS = np.round(np.arange(1, 20) * 0.05, 2)
 NUM_STEPS = 1500
@@ -268,7 +270,7 @@ def wide_gaussian(arm):
 
 
 def run_prior(arguments, out):
-    """Tune on 512 worlds, and see how all candidates fare on held-out worlds."""
+    """Let `tune`'s own race choose, and see how all candidates fare on held-out worlds, judged by their truths alone."""
     rows, began, longest = [], time.time(), 0.0
     for name, horizon, is_wide in CASES:
         start, wanted = time.time(), arguments.programs.split(",")
@@ -282,26 +284,27 @@ def run_prior(arguments, out):
         named = candidates(model, engine, horizon)
         num = (1024 if "information-directed" in named else 4096) if is_exact else 512
         own = Environment.from_prior(model, contexts)
-        play = Player(model, engine, own, horizon, 1000, 0, num, "float32")
+        play = Player(model, engine, own, horizon, 1000, 0, 512, "float32")
+        tuned = finish(race(play, named, "mean", 512, 0.06, print), "mean", horizon, time.time() - start)
+        best, tuning = tuned.name, {s.name: s for s in tuned.standings}
+        worlds = Environment.from_prior(RewardModel(wide_gaussian, 3)) if is_wide else own
+        play = Player(model, engine, worlds, horizon, 1000, 1, num, "float32", num_truths=1)
         with play.working():
             play.prepare(named)
-            tuning = {rule: play.worlds(named[rule], 0, 512) for rule in named}
-        if is_wide:
-            worlds = Environment.from_prior(RewardModel(wide_gaussian, 3))
-            play = Player(model, engine, worlds, horizon, 1000, 1, num, "float32")
-        play.seed = 1
-        with play.working():
-            if is_wide:
-                play.prepare(named)
-            held = {rule: play.worlds(named[rule], 0, num) for rule in named}
-        best = min(named, key=lambda rule: tuning[rule][0].mean())
+            played = play.worlds(named, 0, num)
+            held = {rule: (regret[:, 0], stuck[:, 0]) for rule, (regret, stuck) in played.items()}
         for rule, (regret, stuck) in held.items():
             behind = regret - held[best][0]
             row = {"program": name, "horizon": horizon, "is_wide": is_wide, "rule": rule, "is_tuned": rule == best}
             row |= {"worlds": regret.size, "mean": regret.mean(), "error": regret.std() / regret.size**0.5}
             row |= {"behind": behind.mean(), "behind_error": behind.std() / regret.size**0.5}
             row |= {"high": np.quantile(regret, 0.95), "highest": np.quantile(regret, 0.99), "stuck": stuck.mean()}
-            rows.append(row | {"tuning": tuning[rule][0].mean(), "heaviest": regret.max() / regret.sum()})
+            row |= {
+                "tuning": tuning[rule].mean,
+                "tuning_error": tuning[rule].error,
+                "tuning_worlds": tuning[rule].num_worlds,
+            }
+            rows.append(row | {"heaviest": regret.max() / regret.sum()})
         (out / "prior.json").write_text(json.dumps(rows, indent=1, default=float))
         longest = max(longest, time.time() - start) if horizon < 5000 else longest
         print(f"prior: {name} {horizon} {is_wide}: {best}; {time.time() - start:.0f} s", flush=True)

@@ -9,7 +9,9 @@ import pytest
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate, tune
 from ppl_bandit.engines.exact.conjugate import conjugate
-from ppl_bandit.simulation.races import Lane, finish, still_racing
+from ppl_bandit.simulation.hindsight import can_judge, judge
+from ppl_bandit.simulation.players import Player
+from ppl_bandit.simulation.races import Lane, finish, is_settled, still_racing
 from ppl_bandit.simulation.tune import candidates
 
 
@@ -67,7 +69,7 @@ def test_only_a_truth_that_is_given_can_change():
 
 
 def lane(name, regret):
-    return Lane(name, selectors.thompson(), np.asarray(regret, float), np.zeros(len(regret), bool))
+    return Lane(name, selectors.thompson(), np.asarray(regret, float)[:, None], np.zeros((len(regret), 1), bool))
 
 
 def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
@@ -86,6 +88,12 @@ def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
     assert worse.hardest > 2 * worse.mean
 
 
+def test_a_candidate_whose_regret_is_beyond_all_numbers_does_not_lead():
+    lanes = [lane("lost", [1.0, np.nan, 1.0]), lane("found", [5.0, 6.0, 7.0])]
+    assert still_racing(lanes, "mean") == ["found"]
+    assert finish({one.name: one for one in lanes}, "mean", 10, 0.0).name == "found"
+
+
 def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for():
     rng = np.random.default_rng(1)
     calm = rng.uniform(9.0, 11.0, 400)
@@ -95,6 +103,62 @@ def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for()
     assert finish(lanes, "mean", 10, 0.0).name == "calm"
     assert finish(lanes, 0.5, 10, 0.0).name == "rash"
     assert still_racing(list(lanes.values()), 0.5) == ["rash"]
+
+
+def test_a_race_is_settled_when_the_lead_over_every_rival_is_known():
+    rng = np.random.default_rng(2)
+    leader = lane("leader", np.full(400, 10.0))
+    # The standard error of a difference of deviation 4 over 400 worlds is .2, 2% of the leader's regret.
+    rival, loser = lane("rival", rng.normal(10.1, 4.0, 400)), lane("loser", rng.normal(60.0, 100.0, 400))
+    assert is_settled([leader, rival], "mean", 0.03) and not is_settled([leader, rival], "mean", 0.01)
+    assert is_settled([leader, rival, loser], "mean", 0.03)  # it will not be chosen, however little is known
+    assert is_settled([leader], "mean", 0.0)
+
+
+def sloped(arm, context):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("reward", dist.Normal(slope[arm] * context, 1.0))
+
+
+def test_hindsight_adds_up_the_gaps_of_the_plays_under_each_truth():
+    rng = np.random.default_rng(3)
+    arms, contexts = rng.integers(0, 2, 12), rng.normal(size=12)
+    rates, slopes = rng.uniform(size=(5, 2)), rng.normal(size=(5, 2))
+    plain = rates[:, None, :] + np.zeros((5, 12, 1))
+    contextual = slopes[:, None, :] * contexts[:, None]
+    found = judge(MODEL, {"rate": jnp.asarray(rates)}, jnp.asarray(arms), None)
+    model = RewardModel(sloped, 2, jnp.array(0.5))
+    others = judge(model, {"slope": jnp.asarray(slopes)}, jnp.asarray(arms), jnp.asarray(contexts))
+    for (regret, is_stuck), rewards in ((found, plain), (others, contextual)):
+        gaps = rewards.max(axis=2) - np.take_along_axis(rewards, arms[None, :, None], axis=2)[..., 0]
+        np.testing.assert_allclose(regret, gaps.sum(axis=1), rtol=1e-5)
+        np.testing.assert_array_equal(is_stuck, (gaps[:, -3:] > 0).all(axis=1))
+
+
+def test_hindsight_has_the_mean_of_the_truth_and_less_noise():
+    rule, found = selectors.optimistic_gittins(30, 0.1), {}
+    for num_truths in (1, None):
+        play = Player(MODEL, ENGINE, Environment.from_prior(MODEL), 30, 1000, 0, 512, "float32", num_truths)
+        with play.working():
+            play.prepare({"": rule})
+            found[num_truths] = play.worlds({"": rule}, 0, 512)[""]
+    (truth, is_stuck), (judged, are_stuck) = found[1], found[None]
+    assert truth.shape == (512, 1) and judged.shape == (512, 32)
+    difference = judged.mean(axis=1) - truth[:, 0]
+    assert abs(difference.mean()) < 4 * difference.std() / 512**0.5
+    # Of a rash rule, most of the regret's variance is whether it was right.
+    assert judged.mean(axis=1).std() < 0.6 * truth.std()
+    # A share of 512 has a standard error of .022 at most.
+    assert abs(is_stuck.mean() - are_stuck.mean()) < 0.09
+    assert abs(np.quantile(truth, 0.9) - np.quantile(judged, 0.9)) < 0.25 * np.quantile(truth, 0.9)
+
+
+def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
+    own, other = Environment.from_prior(MODEL), Environment.from_prior(RewardModel(conversion, 2))
+    assert can_judge(MODEL, ENGINE, own) and not can_judge(MODEL, ENGINE, other)
+    assert not can_judge(MODEL, ENGINE, Environment(MODEL, {"rate": jnp.array([0.2, 0.3])}))
+    assert not can_judge(MODEL, engines.conjugate(MODEL, discount=0.99), own)
+    assert not can_judge(MODEL, ENGINE._replace(explanation=ENGINE.explanation._replace(is_exact=False)), own)
 
 
 def test_tune_returns_a_selector_that_a_bandit_can_use():
@@ -113,7 +177,8 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
     )
     assert tuned.name != "top-two" and tuned.code.startswith("selectors.optimistic_gittins(horizon=30")
     assert [s.num_worlds for s in tuned.standings if s.name != "top-two"] == [128, 128]
-    assert "compiling 2 functions for 3 candidates" in heard[0] and "s more" in heard[1]
+    assert "s of them to compile 2 functions for 3 candidates" in heard[0] and heard[1].startswith("after 32 worlds: ")
+    assert tuned.regret["patience 1"].shape == (128,)
     assert str(tuned).count("\n") == 4
     bandit = Bandit(MODEL, engine=lambda model: ENGINE, selector=selectors.optimistic_gittins(2))
     for _ in range(2):
@@ -137,6 +202,7 @@ def test_candidates_are_every_selector_and_a_ladder():
         (dict(criterion=2.0), r'criterion must be "mean" or a quantile strictly inside \(0, 1\), got 2.0'),
         (dict(selectors={}), "selectors is empty"),
         (dict(num_worlds=1.5), "num_worlds must be a positive integer, got 1.5"),
+        (dict(tolerance=-0.1), r"tolerance must be a number in \[0, 1\), got -0.1; 0 plays all num_worlds"),
         (dict(environment=Environment.from_prior(MODEL), contexts=lambda key: 0), "contexts was given beside"),
     ],
 )

@@ -19,6 +19,7 @@ from ppl_bandit.engines.exact.families import Layout, Posterior, reals_of
 from ppl_bandit.engines.exact.reads import NotAffine, reads_of_rewards
 from ppl_bandit.numerics import laws, sampling
 from ppl_bandit.numerics.compilation import run_once
+from ppl_bandit.numerics.excess import tail
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key, Marginals
 
@@ -141,7 +142,7 @@ def _offer(law: laws.Law, is_independent: bool, *, counts: Callable[[], Array | 
         lambda x: laws.cdf(law, x),
         lambda order: laws.quantile(law, order),
         probs if is_independent else None,
-        lambda: laws.tail(law),
+        lambda: tail(law),
         counts,
     )
 
