@@ -10,6 +10,8 @@ from jaxtyping import Array, Float
 
 __all__ = ["pack", "unpacker"]
 
+_FLOAT, _BOOL = np.dtype(float), np.dtype(bool)
+
 
 def pack(tree: Any) -> Float[Array, " n"]:
     """Return all leaves in one row of float64, which holds whole numbers up to 2^53 exactly."""
@@ -24,13 +26,13 @@ def unpacker(form: Any) -> Callable[[np.ndarray], Any]:
         start, end = end, end + leaf.size
         where = start if not leaf.shape else slice(start, end)
         plan.append((np.dtype(leaf.dtype), where, leaf.shape if len(leaf.shape) > 1 else None))
-    dtypes = {dtype for dtype, _, _ in plan}
 
     def unpack(row: np.ndarray) -> Any:
-        rows = {dtype: row.astype(dtype, copy=False) for dtype in dtypes}  # whole: a leaf is then a view
-        parts = [
-            rows[dtype][where] if shape is None else rows[dtype][where].reshape(shape) for dtype, where, shape in plan
-        ]
+        rows = {_FLOAT: row, _BOOL: row.astype(bool)}  # whole: a leaf of these is a view
+        parts = []
+        for dtype, where, shape in plan:
+            part = rows[dtype][where] if dtype in rows else row[where].astype(dtype)
+            parts.append(part if shape is None else part.reshape(shape))
         return treedef.unflatten(parts)
 
     return unpack
