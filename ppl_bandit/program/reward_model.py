@@ -134,6 +134,17 @@ class RewardModel:
 
         return jax.vmap(one)(jr.split(key, num_samples))
 
+    def terms_beside_draws(self) -> tuple[str, ...]:
+        """Return the names of factors and observed constants, which are part of the prior density and not of its draws."""
+        names: list[str] = []
+
+        def look() -> None:
+            trace = self.trace({}, jnp.zeros(1, int), self.context_rows(1))
+            names.extend(name for name, site in trace.items() if is_prior_term(name, site, self.outcomes))
+
+        jax.eval_shape(look)
+        return tuple(name for name in names if name not in self.latent_shapes)
+
     def in_support(self, latents: Mapping[str, Array], interaction: Interaction) -> dict[str, Bool[Array, " N"]]:
         """Tell, per outcome and row, whether the reward is a value that the program can produce.
 

@@ -22,9 +22,13 @@ __all__ = ["can_judge", "judge"]
 
 
 def can_judge(reward_model: RewardModel, engine: Engine, environment: Environment) -> bool:
-    """Tell whether an engine's draws have the law of the truth: an exact posterior, and worlds from its own prior."""
+    """Tell whether an engine's draws have the law of the truth: an exact posterior, and worlds from its own prior.
+
+    Worlds are drawn without the program's factors and observed constants, which the posterior counts.
+    """
     is_own = environment.truth is None and environment.reward_model is reward_model
-    return is_own and engine.explanation.is_exact and engine.settings.get("discount", 1.0) == 1.0
+    has_posterior = engine.explanation.is_exact and engine.settings.get("discount", 1.0) == 1.0
+    return is_own and has_posterior and not reward_model.terms_beside_draws()
 
 
 def judge(

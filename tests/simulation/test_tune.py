@@ -158,6 +158,15 @@ def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
     assert can_judge(MODEL, ENGINE, own) and not can_judge(MODEL, ENGINE, other)
     assert not can_judge(MODEL, ENGINE, Environment(MODEL, {"rate": jnp.array([0.2, 0.3])}))
     assert not can_judge(MODEL, engines.conjugate(MODEL, discount=0.99), own)
+
+    def believed(arm):  # worlds are drawn without the factor, and the posterior counts it
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+        numpyro.factor("belief", jnp.log(rate).sum())
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    model = RewardModel(believed, 2)
+    assert model.terms_beside_draws() == ("belief",) and not MODEL.terms_beside_draws()
+    assert not can_judge(model, engines.conjugate(model), Environment.from_prior(model))
     assert not can_judge(MODEL, ENGINE._replace(explanation=ENGINE.explanation._replace(is_exact=False)), own)
 
 

@@ -86,7 +86,7 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
     nothing = no_statistics(split.layout, centre)
     targets = jax.vmap(lambda x: posterior.log_target(centre, x, lambda _: nothing))(particles)
     generated = targets
-    extra = _terms_beside_the_draws(model)
+    extra = model.terms_beside_draws()
     if extra:  # particles come from the program without its factors and observed constants: weigh with those
         view = copy.copy(model)
         view.outcomes = (*model.outcomes, *extra)
@@ -112,19 +112,6 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
         zero + 1.0,
         jnp.zeros((), int),
     )
-
-
-def _terms_beside_the_draws(model: RewardModel) -> tuple[str, ...]:
-    """Return the names of factors and observed constants, which are part of the prior density and not of its draws."""
-    names: list[str] = []
-
-    def look() -> None:
-        trace = model.trace({}, jnp.zeros(1, int), model.context_rows(1))
-        known = {*model.latent_shapes, *model.outcomes}
-        names.extend(name for name, site in trace.items() if site["type"] == "sample" and name not in known)
-
-    jax.eval_shape(look)
-    return tuple(names)
 
 
 def law_of(posterior: Conditional, state: CollapsedState, which: Int[Array, ""]) -> tuple[dict[str, Array], Posterior]:
