@@ -74,9 +74,7 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         axis.errorbar(s.mean, place, xerr=1.96 * s.error, fmt="o", color=colour, capsize=3, markersize=5)
         axis.plot([s.high, s.highest], [place, place], linestyle="none", marker="|", markersize=11, color=colour)
     axis.set_yticks(places, [f"{s.name} ({s.num_worlds} worlds)" for s in standings])
-    axis.set(
-        xscale="log", xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile"
-    )
+    axis.set(xscale="log", xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile")
     finish(figure, f"Regret of {tuned.horizon} decisions in worlds from the prior", caption, out / "tune.png")
 
 
