@@ -110,12 +110,12 @@ class MemoryStore:
         """File what was recorded since; mostly nothing, or what was recorded just now."""
         if not self._unread or self._unread[-1].position <= self._filed:
             return
-        for event in self._unread:
-            if event.position > self._filed:
-                if event.kind != DECIDED:
-                    self._learnt_at = event.position
-                self._file(event)
-                self._filed = event.position
+        first = max(self._filed + 1 - self._unread[0].position, 0)  # positions have no gaps
+        for event in self._unread[first:]:
+            if event.kind != DECIDED:
+                self._learnt_at = event.position
+            self._file(event)
+            self._filed = event.position
 
     def _file(self, event: Event) -> None:
         """Keep an event under its decision; once, however often it is called."""
