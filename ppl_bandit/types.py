@@ -175,6 +175,8 @@ class Engine(NamedTuple):
         settings: what the factory was given, by argument, for whoever records or compares it.
         infinite_means: (state, context) -> (A,), the arms whose expected reward has itself an infinite expectation; None
             where none has one, or where that is not known.
+        is_recorded: whether `update` and `sample`, traced once, run no program when they are traced again for a state with
+            more room; they are then traced in the background.
     """
 
     init: Callable[[Key], State]
@@ -186,6 +188,7 @@ class Engine(NamedTuple):
     marginals: Callable[[State, Any], Marginals | None] | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
     infinite_means: Callable[[State, Any], Any] | None = None
+    is_recorded: bool = False
 
 
 class InvalidProgram(ValueError):

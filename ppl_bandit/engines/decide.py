@@ -8,13 +8,13 @@ What a selector needs is the law of its decision, not the draws themselves. In o
 3. Otherwise the latents are drawn, and the program turns each draw into a row of the table.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.counts import multinomial
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Engine, Key, Selection, Selector
+from ppl_bandit.types import Draws, Engine, Key, Selection, Selector
 
 __all__ = ["decide"]
 
@@ -22,7 +22,7 @@ __all__ = ["decide"]
 def decide(
     key_draw: Key,
     key_select: Key,
-    model: RewardModel,
+    expected_rewards: Callable[[Draws, Any], Float[Array, "M A"]],
     engine: Engine,
     selector: Selector,
     state: Any,
@@ -38,6 +38,7 @@ def decide(
     Args:
         key_draw: of the posterior draws.
         key_select: of the selector.
+        expected_rewards: (draws, context) -> the table, the reward model's own.
         step: counts from 1.
         num_samples: M.
         allowed: arms that may be played; None allows all.
@@ -53,7 +54,7 @@ def decide(
         if marginals.table is not None:
             table = marginals.table(key_draw, num_samples)
             return _from_table(key_select, selector, table, step, allowed, marginals)
-    table = model.expected_rewards(engine.sample(key_draw, state, num_samples), context)
+    table = expected_rewards(engine.sample(key_draw, state, num_samples), context)
     return _from_table(key_select, selector, table, step, allowed, marginals)
 
 

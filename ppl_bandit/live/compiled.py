@@ -21,6 +21,7 @@ from ppl_bandit.numerics.bits import fold_key
 from ppl_bandit.numerics.compilation import Ahead, quick_jit
 from ppl_bandit.numerics.packing import pack, unpacker
 from ppl_bandit.program.probing import feasible_latents
+from ppl_bandit.program.recording import recorded
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
@@ -88,13 +89,16 @@ def _compiled_functions(
 ) -> Compiled:
     engine: Any = Engine(init, update, sample, None, marginals=marginals)  # type: ignore[arg-type]
 
+    expected_rewards, in_support = recorded(model.expected_rewards), recorded(model.in_support)
+    some_latents = recorded(lambda: feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0))
+
     def expected(key: Array, state: Any, context: Any, num: int) -> Array:
-        return model.expected_rewards(sample(key, state, num), context)
+        return expected_rewards(sample(key, state, num), context)
 
     def select(seed: Array, state: Any, number: Array, context: Any, allowed: Array) -> Array:
         keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)
         options: dict[str, Any] = {"num_samples": num_samples, "allowed": allowed, "draws": draws}
-        return pack(decide(*keys, model, engine, selector, state, context, number + 1, **options))
+        return pack(decide(*keys, expected_rewards, engine, selector, state, context, number + 1, **options))
 
     def select_many(seed: Array, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
         return jax.vmap(lambda number, context: select(seed, state, number, context, allowed))(numbers, contexts)
@@ -103,9 +107,8 @@ def _compiled_functions(
 
     def learn(seed: Array, state: Any, numbers: Array, contexts: Any) -> tuple[list[Array], Array]:
         num_seen, rows = _rows_of(model, numbers, contexts)
-        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
         after, info = update(_key(seed, _UPDATE, num_seen), state, rows)
-        possible = model.in_support(latents, rows)
+        possible = in_support(some_latents(), rows)
         is_possible = jnp.all(jnp.stack([jnp.all(fits) for fits in possible.values()]))
         verdict = Verdict(is_possible, possible, info)
         # Noted while this is traced: what it returns are the leaves that hold anything, and one row of numbers.

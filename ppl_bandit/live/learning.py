@@ -9,6 +9,7 @@ import numpy as np
 from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
 from ppl_bandit.live.inputs import Arms
 from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.tracing import without_programs
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
@@ -87,17 +88,19 @@ def prepare_growth(task: Task, learner: Learner, before: Any) -> None:
         for power in range(_MOST_DOUBLINGS):
             larger = reserve(learner.state, 1 << power)
             if _shapes(larger) != _shapes(learner.state):
-                return _prepare(task, learner, larger)
+                return _prepare(task, learner, larger, without_programs if learner.engine.is_recorded else None)
 
 
-def _prepare(task: Task, learner: Learner, state: Any) -> None:
+def _prepare(task: Task, learner: Learner, state: Any, within: Callable | None = None) -> None:
     contexts = contexts_like(task.model, 1)
     context = None if contexts is None else jax.tree.map(lambda leaf: leaf[0], contexts)
     with jax.enable_x64(True):
-        learner.run.select.prepare(learner.seed, state, np.int64(0), context, np.ones(len(task.arms), bool))
+        learner.run.select.prepare(
+            learner.seed, state, np.int64(0), context, np.ones(len(task.arms), bool), within=within
+        )
         if learner.engine.reserve is not None:
             state = learner.engine.reserve(state, 1)
-        learner.run.learn.prepare(learner.seed, state, np.zeros(3 + len(task.model.outcomes)), contexts)
+        learner.run.learn.prepare(learner.seed, state, np.zeros(3 + len(task.model.outcomes)), contexts, within=within)
 
 
 def _shapes(state: Any) -> list[Any]:

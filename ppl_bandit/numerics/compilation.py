@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -53,23 +53,38 @@ class Ahead:
         self.num_waits = 0
         self.seconds = 0.0
 
-    def prepare(self, *args: Any) -> None:
+    def prepare(self, *args: Any, within: Callable[[], contextlib.AbstractContextManager] | None = None) -> None:
         """Trace for the shapes of these arguments, and start to compile in the background.
 
         Tracing stays in the caller's thread: the handlers of NumPyro are one stack for all threads.
+
+        Args:
+            within: makes a context inside of which it is traced in the background as well, for functions that run no program
+                by now. Where it turns out to be wrong, whoever calls the function traces it.
         """
         shapes, signature = _signature(args)
-        if signature not in self._promises:
+        if signature in self._promises:
+            return
+        if within is None:
             lowered = self._lower(shapes)
             with self._lock:
                 self._promises[signature] = _BACKGROUND.submit(self._compile, lowered)
                 self._lowered[signature] = lowered
+            return
+
+        def trace_and_compile() -> Callable:
+            with within():
+                lowered = self._lower(shapes)
+            return self._compile(lowered)
+
+        with self._lock:
+            self._promises[signature] = _BACKGROUND.submit(trace_and_compile)
 
     def wait(self) -> None:
         """Wait until all that was prepared is compiled."""
         for promise in list(self._promises.values()):
-            if not promise.cancelled():
-                promise.result()
+            with contextlib.suppress(CancelledError):
+                promise.exception()  # what went wrong is raised where it is called
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled function; compile it now if that was not prepared."""
@@ -82,17 +97,23 @@ class Ahead:
         shapes, signature = _signature(args)
         with self._lock:
             promise = self._promises.get(signature)
-            is_missing = promise is None or promise.cancel()  # one that still queues behind others is not waited for
+            # One that still queues behind others is not waited for, and what failed is tried again where it can be told.
+            is_missing = promise is None or promise.cancel() or (promise.done() and promise.exception() is not None)
             if promise is None or is_missing:
                 promise = self._promises[signature] = Future()
+                promise.set_running_or_notify_cancel()  # another thread may wait for it, and must not take it over
         self.num_waits += not promise.done()
         try:
             if is_missing:
                 lowered = self._lowered.get(signature) or self._lower(shapes)
                 promise.set_result(self._compile(lowered))
+            elif promise.exception() is not None:
+                return self._find(*args)
             self._latest = promise.result()
-        except BaseException:
+        except BaseException as error:
             self._promises.pop(signature, None)
+            if is_missing and not promise.done():
+                promise.set_exception(error)
             raise
         self._lowered.pop(signature, None)
         return self._latest(*args)

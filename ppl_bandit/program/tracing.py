@@ -1,7 +1,8 @@
 """Run a NumPyro program with some of its sites fixed, and read its sites."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,14 +14,48 @@ from numpyro import handlers
 
 from ppl_bandit.types import Key
 
-__all__ = ["RUNNING", "Site", "Trace", "is_prior_term", "log_prob", "possible", "repeat_rows", "run_program"]
+__all__ = [
+    "Site",
+    "Trace",
+    "is_prior_term",
+    "log_prob",
+    "possible",
+    "repeat_rows",
+    "run_program",
+    "running",
+    "without_programs",
+]
 
 Site = dict[str, Any]
 Trace = dict[str, Site]
 
-# Held by whoever runs a program: NumPyro keeps its handlers, and whether it validates, in one place for all threads. Only
-# tracing runs programs; compiled functions do not wait for it.
-RUNNING = threading.RLock()
+_TURN = threading.RLock()
+_THREAD = threading.local()
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Let this thread alone run programs: NumPyro keeps its handlers, and whether it validates, in one place for all threads.
+
+    Only tracing runs programs; compiled functions do not wait for it.
+
+    Raises:
+        RuntimeError: inside of `without_programs`.
+    """
+    if getattr(_THREAD, "is_barred", False):
+        raise RuntimeError("a program was to be run in a thread that runs beside those of the user")
+    with _TURN:
+        yield
+
+
+@contextlib.contextmanager
+def without_programs() -> Iterator[None]:
+    """Bar this thread from running programs: the user's threads may run some, whose handlers it would meet."""
+    _THREAD.is_barred = True
+    try:
+        yield
+    finally:
+        _THREAD.is_barred = False
 
 
 def run_program(
@@ -46,7 +81,7 @@ def run_program(
     seeded = handlers.seed(fixed, jr.key(0) if key is None else key)
     # As jax arrays, also where the library holds NumPy ones: a program may say `context.at[...]` or index in a loop.
     given = jax.tree.map(jnp.asarray, (arm,) if context is None else (arm, context))
-    with RUNNING, numpyro.validation_enabled(False):
+    with running(), numpyro.validation_enabled(False):
         return handlers.trace(seeded).get_trace(*given)
 
 

@@ -79,7 +79,7 @@ def rollout_to_end(
         chosen = decide(
             key_draw,
             key_select,
-            reward_model,
+            reward_model.expected_rewards,
             engine,
             selector,
             state,

@@ -51,7 +51,9 @@ def decisions(program, context, rewards, draws):
         def one(key):
             key_draw, key_select = jr.split(key)
             options = {"num_samples": NUM_SAMPLES, "draws": draws}
-            chosen = decide(key_draw, key_select, model, engine, DOUBLE, state, context, jnp.asarray(7), **options)
+            chosen = decide(
+                key_draw, key_select, model.expected_rewards, engine, DOUBLE, state, context, jnp.asarray(7), **options
+            )
             return chosen.best_arm_probs, chosen.arm, chosen.num_candidates
 
         found = jax.device_get(jax.jit(jax.vmap(one))(jr.split(jr.key(1 + draws), NUM_RUNS)))

@@ -464,12 +464,16 @@ def test_a_reward_beyond_a_moving_support_is_learnt_or_refused_with_nothing_chan
 
 
 def test_a_live_bandit_that_is_not_exact_renews_its_draws_and_says_so_once(caplog):
+    runs = []
+
     def click(arm):
+        runs.append(arm)
         weight = numpyro.sample("weight", dist.Normal(0.0, 1.5))
         numpyro.sample("reward", dist.Bernoulli(logits=weight * (1.0 + arm)))
 
     bandit = Bandit(RewardModel(click, 2), engine=engines.reweight, num_samples=100)
     rewards, arms = [1, 1, 0, 1, 1, 1, 1, 0, 1, 1], []
+    num_runs, learn = len(runs), bandit._learner.run.learn
     with caplog.at_level(logging.INFO, logger="ppl_bandit"):
         for reward in rewards:
             decision = bandit.select()
@@ -477,6 +481,9 @@ def test_a_live_bandit_that_is_not_exact_renews_its_draws_and_says_so_once(caplo
             info = bandit.update(decision, reward)
             assert bool(info.is_trusted)
     assert sum("renewed" in record.getMessage() for record in caplog.records) == int(info.num_refreshes) > 0
+    # For the data to come the update is traced and compiled beside these steps, from what the program has said before.
+    bandit.warm_up()
+    assert len(runs) == num_runs and [p.exception() for p in learn._promises.values()] == [None, None]
     grid = np.linspace(-8.0, 8.0, 4001)
     logits = grid[:, None] * (1.0 + np.array(arms))
     log_density = -0.5 * (grid / 1.5) ** 2 + (logits * rewards - np.logaddexp(0.0, logits)).sum(axis=1)

@@ -1,6 +1,8 @@
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 from typing import NamedTuple
 
 import jax
@@ -44,6 +46,49 @@ def test_an_error_while_tracing_is_raised_to_the_caller():
         for _ in range(2):
             with pytest.raises(TypeError, match="reshape"):
                 wrong(np.ones(3))
+
+
+def test_what_may_be_traced_beside_the_caller_is_and_what_may_not_is_traced_by_the_caller():
+    threads = []
+
+    def double(x):
+        threads.append(threading.current_thread().name)
+        if x.size == 4 and threads[-1] != "MainThread":
+            raise RuntimeError("not here")
+        return 2 * x
+
+    ahead = Ahead(double)
+    with jax.enable_x64(True):
+        for size in (3, 4):
+            ahead.prepare(np.zeros(size), within=contextlib.nullcontext)
+        ahead.wait()
+        assert len(threads) == 2 and "MainThread" not in threads
+        for size in (3, 4, 3, 4):
+            np.testing.assert_array_equal(ahead(np.ones(size)), 2 * np.ones(size))
+    assert threads[2:] == ["MainThread"]
+
+
+def test_threads_that_meet_at_a_function_that_is_not_compiled_all_get_its_value():
+    begun, found = threading.Barrier(4), []
+
+    def slow(x):
+        for _ in range(300):  # tracing takes long enough for the others to arrive
+            x = jnp.sin(x)
+        return x
+
+    ahead = Ahead(slow)
+
+    def call():
+        begun.wait()
+        with jax.enable_x64(True):
+            found.append(np.asarray(ahead(np.zeros(3))))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and not np.any(found)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
     blocks = one_block(model, space)
 
     def target_of(buffer: Buffer) -> Target:
-        return block_target(model, space, blocks, 0, buffer, jnp.zeros(space.size), discount)
+        return block_target(space, blocks, 0, buffer, jnp.zeros(space.size), discount)
 
     def init(key: Key) -> LaplaceState:
         del key  # the mode of the prior is not random
@@ -126,4 +126,4 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         ],
     )
     settings = {"capacity": capacity, "discount": discount}
-    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings, is_recorded=True)

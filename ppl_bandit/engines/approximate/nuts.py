@@ -98,7 +98,7 @@ def nuts(
         return NutsState(empty_buffer(model, capacity), clouds, reference, none, jnp.zeros((), int))
 
     def run(key: Key, state: NutsState, block: Array) -> NutsState:
-        target = block_target(model, space, blocks, block, state.buffer, state.reference, discount)
+        target = block_target(space, blocks, block, state.buffer, state.reference, discount)
         cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
         log_prior, log_likelihood = jax.vmap(target.parts)(cloud.positions)
         stale = cloud._replace(
@@ -168,4 +168,4 @@ def nuts(
         "refresh_every": refresh_every,
         "discount": discount,
     }
-    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings, is_recorded=True)

@@ -159,7 +159,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         assert is_counted is not None
         block = of_arm[row.arm]
         alone = jax.tree.map(lambda leaf: leaf[None], row)
-        both = jax.vmap(lambda one: model.log_likelihood(one, alone)[0])(latents)
+        both = jax.vmap(lambda one: space.log_likelihood(one, alone)[0])(latents)
         gained, of_scouts = both[:num_particles], both[num_particles:]
         if discount < 1.0:
             forgotten = jnp.where(is_counted, (discount - 1.0) * clouds.log_likelihood, 0.0)
@@ -184,7 +184,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         return state._replace(buffer=buffer, clouds=clouds, log_shares=log_shares), jnp.where(is_ahead, 0.0, ess)
 
     def renew(key: Key, state: ReweightState, block: Array) -> ReweightState:
-        target = block_target(model, space, blocks, block, state.buffer, state.reference, discount)
+        target = block_target(space, blocks, block, state.buffer, state.reference, discount)
         cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
         places, is_ahead = state.scouts[block], jnp.max(state.log_shares[block]) > max_log_share
         scouts = Scouts(places, jax.vmap(lambda own: target.parts(own)[1])(places), is_ahead)
@@ -273,7 +273,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         "capacity": capacity,
         "discount": discount,
     }
-    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
+    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings, is_recorded=True)
 
 
 def draw_prior_clouds(key: Key, space: Space, blocks: Blocks, num: int) -> tuple[Cloud, Float[Array, " K"]]:

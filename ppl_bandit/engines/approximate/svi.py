@@ -28,7 +28,7 @@ from ppl_bandit.engines.approximate.diagnostics import (
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.tracing import RUNNING
+from ppl_bandit.program.tracing import running
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["SviInfo", "SviState", "svi"]
@@ -136,7 +136,7 @@ def svi(
     blank = _surrogate(space.size, lambda position, target: jnp.zeros(()))
     auto = make(blank, init_loc_fn=init_to_feasible)
     starter = SVI(blank, auto, Adam(step_size), Trace_ELBO())
-    with RUNNING:
+    with running():
         first_params = jax.device_get(starter.optim.get_params(starter.init(jr.key(0), None).optim_state))
     constrain_params = starter.constrain_fn
     objective = Trace_ELBO(num_particles=num_particles)
@@ -154,7 +154,7 @@ def svi(
         def step(number: Array, carry: Any) -> Any:
             def loss(params: dict[str, Any]) -> tuple[Float[Array, ""], None]:
                 key_loss = jr.fold_in(key, number)
-                with RUNNING:
+                with running():
                     return objective.loss(key_loss, constrain_params(params), surrogate, auto, target), None
 
             return optimiser.eval_and_stable_update(loss, carry)[1]
@@ -163,7 +163,7 @@ def svi(
         return optimiser.get_params(end)
 
     def draw(key: Key, params: dict[str, Any]) -> tuple[Float[Array, " K"], Float[Array, ""]]:
-        with RUNNING:
+        with running():
             log_guide, trace = log_density(handlers.seed(auto, key), (None,), {}, constrain_params(params))
         return trace[_SITE]["value"], log_guide
 

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int
 from ppl_bandit.engines.approximate.blocks import Blocks
 from ppl_bandit.engines.approximate.buffer import Buffer, Data, read, take_rows
 from ppl_bandit.engines.approximate.unconstrained import Space
-from ppl_bandit.program.reward_model import RewardModel
 
 __all__ = ["Target", "block_target", "embed", "second_derivatives", "whiten"]
 
@@ -45,7 +44,6 @@ def embed(blocks: Blocks, number: Int[Array, ""] | int, own: Array, reference: F
 
 
 def block_target(
-    model: RewardModel,
     space: Space,
     blocks: Blocks,
     number: Int[Array, ""] | int,
@@ -74,7 +72,7 @@ def block_target(
     def log_likelihood(own: Array, chunk: Array) -> Array:
         rows, weights = _chunk(data, chunk, size)
         latents = space.constrain(embed(blocks, number, own, reference))
-        return weights @ model.log_likelihood(latents, rows)
+        return weights @ space.log_likelihood(latents, rows)
 
     def parts(own: Array) -> tuple[Array, Array]:
         prior = log_prior(own)

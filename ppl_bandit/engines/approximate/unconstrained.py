@@ -17,9 +17,10 @@ from numpyro.distributions import Distribution, Independent, MaskedDistribution,
 from numpyro.distributions.transforms import IndependentTransform
 
 from ppl_bandit.engines.approximate.buffer import Data
+from ppl_bandit.program.recording import recorded
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import Site, Trace, is_prior_term, run_program
-from ppl_bandit.types import Draws, Key
+from ppl_bandit.types import Draws, Interaction, Key
 
 __all__ = ["Space", "unconstrained_space"]
 
@@ -32,6 +33,7 @@ class Space(NamedTuple):
         constrain: (K,) -> {site: ...}, the program's own latents.
         unconstrain: the inverse of constrain.
         log_prior: (K,) -> (terms,), which add up to the log prior with its Jacobian.
+        log_likelihood: (latents, N rows) -> (N,), of the program's own latents.
         log_joint: ((K,), data) -> log prior + log likelihood.
         draw_prior: (key, M) -> (M, K) draws of the generative prior, and what the prior has beyond it, (M, terms): factors,
             observed constants, latents that are scaled or masked. Their sum is a draw's log weight.
@@ -41,6 +43,7 @@ class Space(NamedTuple):
     constrain: Callable[[Float[Array, " K"]], Draws]
     unconstrain: Callable[[Mapping[str, Array]], Float[Array, " K"]]
     log_prior: Callable[[Float[Array, " K"]], Float[Array, " terms"]]
+    log_likelihood: Callable[[Mapping[str, Array], Interaction], Float[Array, " N"]]
     log_joint: Callable[[Float[Array, " K"], Data], Float[Array, ""]]
     draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, "M terms"]]]
 
@@ -76,16 +79,20 @@ def unconstrained_space(model: RewardModel) -> Space:
     def prior_sites(trace: Trace) -> list[Site]:
         return [site for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
 
+    @recorded
     def constrain(flat: Float[Array, " K"]) -> Draws:
         trace, _ = run(flat)
         return {name: trace[name]["value"] for name in shapes}
 
+    @recorded
     def log_prior(flat: Float[Array, " K"]) -> Float[Array, " terms"]:
         trace, log_jacobians = run(flat)
         return jnp.concatenate([*map(_terms, prior_sites(trace)), *log_jacobians])
 
+    log_likelihood = recorded(model.log_likelihood)
+
     def log_joint(flat: Float[Array, " K"], data: Data) -> Float[Array, ""]:
-        return jnp.sum(log_prior(flat)) + data.weights @ model.log_likelihood(constrain(flat), data.rows)
+        return jnp.sum(log_prior(flat)) + data.weights @ log_likelihood(constrain(flat), data.rows)
 
     def unconstrain(latents: Mapping[str, Array]) -> Float[Array, " K"]:
         trace = run_program(model.program, *_one_row(model, latents))
@@ -111,7 +118,7 @@ def unconstrained_space(model: RewardModel) -> Space:
         latents = model.sample_prior(key, num_samples)
         return jax.vmap(unconstrain)(latents), jax.vmap(excess)(latents)
 
-    return Space(total, constrain, unconstrain, log_prior, log_joint, draw_prior)
+    return Space(total, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
 
 
 def _terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]:

@@ -23,7 +23,7 @@ from ppl_bandit.engines.exact.intervals import Flow, is_inside, simplex_box, sup
 from ppl_bandit.engines.exact.remedies import KEEP, distribution_name
 from ppl_bandit.program.jaxprs import dependencies
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.tracing import RUNNING, Site, is_prior_term
+from ppl_bandit.program.tracing import Site, is_prior_term, running
 from ppl_bandit.types import Key
 
 __all__ = ["analyticity"]
@@ -79,7 +79,7 @@ def analyticity(
     ) -> list[Any]:
         trace = model.trace(latents, arm, context, outcomes, key)
         claims.clear()
-        with RUNNING, numpyro.validation_enabled(False):  # it compares values with their support
+        with running(), numpyro.validation_enabled(False):  # it compares values with their support
             for name, site in trace.items():
                 if is_prior_term(name, site, model.outcomes) if is_prior else name in model.outcomes:
                     claims.extend(_claims(name, site))
