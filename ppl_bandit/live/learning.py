@@ -15,7 +15,8 @@ from ppl_bandit.types import Engine, Selector
 __all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
 
 _SIZES = (1024, 32, 1)  # of the pieces of many rows, compiled once each
-_FIRST_ROOM = 1000  # rows: steps without a pause must not outrun the compiler, and room that is empty costs nothing
+_FIRST_ROOM = 4000  # rows: steps without a pause must not outrun the compiler, and room that is empty costs nothing
+_FIRST_BYTES = 1 << 22  # of their contexts, which a step copies: of large ones there is room for a quarter as many rows
 _MOST_DOUBLINGS = 24  # of a capacity, in search of the next
 
 
@@ -69,10 +70,15 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         engine = factory(task.model)
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws)
         state = run.init(np.int64(task.seed))
-        state = state if engine.reserve is None else engine.reserve(state, _FIRST_ROOM)
+        state = state if engine.reserve is None else engine.reserve(state, _first_room(task.model))
         learner = Learner(engine, run, state, jax.device_put(np.int64(task.seed)))
     _prepare(task, learner, learner.state)
     return learner
+
+
+def _first_room(model: RewardModel) -> int:
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(contexts_like(model, 1)))
+    return _FIRST_ROOM if row_bytes * _FIRST_ROOM <= _FIRST_BYTES else _FIRST_ROOM // 4
 
 
 def prepare_growth(task: Task, learner: Learner, before: Any) -> None:
