@@ -44,15 +44,16 @@ def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, "
     """Draw the counts of `num` independent draws from Cat(probs), as floats: one binomial after another.
 
     Args:
-        probs: nonnegative, and sum to 1.
+        probs: nonnegative, and sum to 1; what is not a number leaves none of the counts one.
     """
     probs = as_float(probs)
     later = jnp.cumsum(probs[::-1])[::-1]  # of this category and those after it
     shares = jnp.where(later > 0, probs / jnp.where(later > 0, later, 1.0), 0.0)
+    unknown = 0.0 * jnp.sum(probs)
     left = jnp.asarray(num, probs.dtype)
     uniforms = uniform(key, (probs.size - 1,), probs.dtype)
     if probs.size == 2:
-        first = _binomial(uniforms[0], left, jnp.clip(shares[0], 0.0, 1.0))
+        first = _binomial(uniforms[0], left, jnp.clip(shares[0], 0.0, 1.0)) + unknown
         return jnp.stack([first, num - first])
 
     def take(left: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -60,7 +61,7 @@ def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, "
         return left - count, count
 
     left, counts = lax.scan(take, left, (uniforms, shares[:-1]))
-    return jnp.append(counts, left)
+    return jnp.append(counts, left) + unknown
 
 
 def _binomial(quantile: Array, num: Array, prob: Array) -> Array:

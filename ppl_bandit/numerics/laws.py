@@ -1,4 +1,4 @@
-"""Laws of one real number per arm - Beta, Gamma, Student-t, Normal - and the probability that each arm's is the largest.
+"""Laws of one real number per arm - Beta, Gamma, Student-t, Normal: densities, distribution functions and quantiles.
 
 All integrals are sums over evenly spaced nodes of one variable v, in which every one of these laws is smooth and has fallen
 to nothing at both ends: with s the logit of a Beta variable, the log of a Gamma variable, or the variable itself,
@@ -10,13 +10,12 @@ tails, which may be a thousand times as long (a Beta of shape 0.01, a Student-t 
 proportion. The plain sum of such a function converges exponentially; running sums are corrected to fourth order.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 __all__ = [
     "LOG",
@@ -24,15 +23,19 @@ __all__ = [
     "LOST",
     "PLAIN",
     "Law",
+    "Nodes",
+    "all_below",
     "average",
-    "best_arm_probs",
     "beta_law",
     "cdf",
+    "comparable",
     "gamma_law",
     "log_density",
     "node_values",
+    "nodes_of",
     "quantile",
     "student_t_law",
+    "without_points",
 ]
 
 _NUM_NODES = 128
@@ -40,9 +43,6 @@ _AVERAGE_NODES = 20  # whole sums converge exponentially
 _QUANTILE_NODES = 192
 LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
-_MOST_NODES = 512  # of all arms together: they are dense where many arms have theirs
-_FEW_NODES = 64
-_LEAST = 1e-12  # the probability that the largest variable lies below all nodes that are kept
 LOGIT, LOG, PLAIN = range(3)
 
 
@@ -70,7 +70,7 @@ class Law(NamedTuple):
     reach: Float[Array, " A"]
 
 
-class _Nodes(NamedTuple):
+class Nodes(NamedTuple):
     """A law at its nodes: spacing, v, density times spacing, the probability below and above each node, and the cubics in
     between: coefficients of the probability below, by powers of the part of the interval that is passed.
     """
@@ -122,92 +122,29 @@ def _is_same(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer) and bool(np.all(np.asarray(value) == np.ravel(value)[0]))
 
 
-def best_arm_probs(
-    law: Law, allowed: Bool[Array, " A"] | None = None, *, num_nodes: int | None = None
-) -> Float[Array, " A"]:
-    """Compute the probability that each arm's variable is the largest, for independent arms.
-
-    Args:
-        allowed: arms that compete; the others get 0.
-        num_nodes: per arm; errors fall with its fourth power. None takes as many as leave less than 1e-4.
-    """
-    num_arms = law.centre.size
-    allowed = jnp.ones(num_arms, bool) if allowed is None else allowed
-    if num_nodes is None:  # with several arms the nodes of all together are denser
-        num_nodes = 96 if num_arms == 2 else 48
-    nodes = _nodes(law, num_nodes)
-    if num_arms == 1:
-        return jnp.ones(1)
-    won = _duel(law, nodes) if num_arms == 2 else _tournament(law, nodes, allowed)
-    won = jnp.where(allowed, jnp.maximum(won, 0.0), 0.0)
-    if num_arms == 2:
-        won = jnp.where(jnp.all(allowed), won, allowed.astype(won.dtype))
-    return won / jnp.sum(won)
-
-
-def _duel(law: Law, nodes: _Nodes) -> Float[Array, "2"]:
-    """Integrate over the nodes of the narrower law, for which the other's distribution function is smooth."""
-    x = _comparable(law, nodes.v)
-    # Its own spread, in units of the reward: between the nodes that enclose its middle half.
-    middle = jnp.argmax(nodes.below >= 0.25, axis=1), jnp.argmax(nodes.below >= 0.75, axis=1)
-    ends = [jnp.take_along_axis(x, index[:, None], axis=1)[:, 0] for index in middle]
-    narrow = jnp.argmin(jnp.abs(ends[1] - ends[0]))
-    below = _one_below(law, nodes, 1 - narrow, x[narrow])
-    wins = jnp.sum(nodes.mass[narrow] * below)
-    return jnp.where(jnp.arange(2) == narrow, wins, 1.0 - wins)
-
-
-def _tournament(law: Law, nodes: _Nodes, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
-    """Integrate prod_b F_b dF_a between the nodes of all arms together, which resolve every arm's steps.
-
-    On each interval both factors are parabolas through their values at its ends and its middle.
-    """
-    # Every third node: middles are added, and the parabolas are as good as the cubics between nodes.
-    x = jnp.sort(jnp.where(allowed[:, None], _comparable(law, nodes.v)[:, ::3], jnp.inf).ravel())
-    num_real = jnp.sum(jnp.isfinite(x))
-    x = jnp.where(jnp.isfinite(x), x, jnp.max(jnp.where(jnp.isfinite(x), x, -jnp.inf)))
-    if x.size > _MOST_NODES:
-        x = _where_it_is_decided(law, nodes, allowed, x, num_real)
-    points = jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
-    below = jnp.where(allowed, _all_below(law, nodes, points), 1.0)
-    others = _product_of_others(below)
-    first, middle, last = others[:-1:2], others[1::2], others[2::2]
-    bend, slope = 2.0 * (first - 2.0 * middle + last), 4.0 * middle - 3.0 * first - last
-    start, half, end = below[:-1:2], below[1::2], below[2::2]
-    curve, rise = 2.0 * (start - 2.0 * half + end), 4.0 * half - 3.0 * start - end
-    whole = rise * (first + slope / 2.0 + bend / 3.0) + 2.0 * curve * (first / 2.0 + slope / 3.0 + bend / 4.0)
-    return jnp.sum(whole, axis=0)
-
-
-def _where_it_is_decided(
-    law: Law, nodes: _Nodes, allowed: Bool[Array, " A"], x: Float[Array, " n"], num_real: Int[Array, ""]
-) -> Float[Array, " m"]:
-    """Keep as many nodes as are needed of those that the largest variable may reach: with many arms, those of upper tails."""
-    stride = x.size // _FEW_NODES
-    few = x[::stride]
-    log_below = jnp.log(jnp.where(allowed, _all_below(law, nodes, few), 1.0))
-    is_lost = jnp.sum(log_below, axis=1) < math.log(_LEAST)
-    start = stride * jnp.maximum(jnp.sum(is_lost) - 1, 0)
-    spread = jnp.arange(_MOST_NODES) / (_MOST_NODES - 1.0)
-    return x[start + jnp.round(spread * (num_real - 1 - start)).astype(int)]
-
-
-def _product_of_others(factors: Float[Array, "n A"]) -> Float[Array, "n A"]:
-    """Multiply, for each arm, the factors of all other arms; from both ends, because a factor may be 0."""
-    one = jnp.ones_like(factors[..., :1])
-    from_left = jnp.cumprod(jnp.concatenate([one, factors[..., :-1]], axis=-1), axis=-1)
-    from_right = jnp.cumprod(jnp.concatenate([one, factors[..., :0:-1]], axis=-1), axis=-1)[..., ::-1]
-    return from_left * from_right
+def without_points(law: Law) -> Law:
+    """Return the law with a little width for arms that have none: a linear form of a context of zeros, a price of zero."""
+    share = float(jnp.finfo(law.centre.dtype).eps) ** 0.6
+    if law.kind == PLAIN:
+        least = share * jnp.maximum(jnp.max(law.width), jnp.ptp(law.centre))
+        return law._replace(width=jnp.maximum(law.width, jnp.where(least > 0, least, 1.0)))
+    least = share * (
+        jnp.max(jnp.abs(_to_x(law, jnp.zeros((law.centre.size, 1)))[:, 0] - law.offset)) + jnp.ptp(law.offset)
+    )
+    return law._replace(slope=jnp.where(law.slope == 0, jnp.where(least > 0, least, 1.0), law.slope))
 
 
 def cdf(law: Law, x: Float[Array, " A"]) -> Float[Array, " A"]:
     """Return the probability that each arm's variable is at most x."""
-    return _below(law, _nodes(law, _NUM_NODES), x, is_x=True)
+    inside = without_points(law)
+    found = _below(inside, nodes_of(inside, _NUM_NODES), x, is_x=True)
+    is_point, point = (law.width == 0, law.centre) if law.kind == PLAIN else (law.slope == 0, law.offset)
+    return jnp.where(is_point, (x >= point).astype(found.dtype), found)
 
 
 def quantile(law: Law, order: Float[Array, ""]) -> Float[Array, " A"]:
     """Return the quantile of each arm's variable; at order 0 or 1, the end of where its probability is above 1e-10."""
-    nodes = _nodes(law, _QUANTILE_NODES)
+    nodes = nodes_of(law, _QUANTILE_NODES)
     rises = law.slope * law.power > 0
 
     def solve(below: Array, above: Array, mass: Array, is_rising: Array) -> Array:
@@ -231,7 +168,7 @@ def quantile(law: Law, order: Float[Array, ""]) -> Float[Array, " A"]:
 
 def average(law: Law, values: Float[Array, "G A"]) -> Float[Array, " A"]:
     """Average a function of each arm's variable, given at its nodes (`node_values`), over its law."""
-    return _weighted(_nodes(law, _AVERAGE_NODES).mass, values.T)
+    return _weighted(nodes_of(law, _AVERAGE_NODES).mass, values.T)
 
 
 def _weighted(mass: Float[Array, "A G"], values: Float[Array, "A G"]) -> Float[Array, " A"]:
@@ -240,10 +177,11 @@ def _weighted(mass: Float[Array, "A G"], values: Float[Array, "A G"]) -> Float[A
 
 def node_values(law: Law) -> Float[Array, "G A"]:
     """Return each arm's variable at the nodes over which `average` averages."""
-    return _to_x(law, _nodes(law, _AVERAGE_NODES).v).T
+    return _to_x(law, nodes_of(law, _AVERAGE_NODES).v).T
 
 
-def _nodes(law: Law, num_nodes: int) -> _Nodes:
+def nodes_of(law: Law, num_nodes: int) -> Nodes:
+    """Return each arm's law at evenly spaced values of v."""
     step = 2.0 * law.reach / (num_nodes - 1)
     v = step[:, None] * jnp.arange(num_nodes) - law.reach[:, None]
     rise, fall = jnp.exp(v), jnp.exp(-v)
@@ -257,7 +195,7 @@ def _nodes(law: Law, num_nodes: int) -> _Nodes:
     mass = density / jnp.sum(density, axis=1, keepdims=True)
     left, right, rise = mass[:, :-1], mass[:, 1:], pieces
     cubics = jnp.stack([below[:, :-1], left, 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise], axis=-1)
-    return _Nodes(step, v, mass, below, above, cubics)
+    return Nodes(step, v, mass, below, above, cubics)
 
 
 def log_density(law: Law, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
@@ -274,7 +212,7 @@ def log_density(law: Law, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
     return jnp.where(jnp.isinf(first), -0.5 * z**2, -0.5 * (finite + 1.0) * jnp.log1p(z**2 / finite))
 
 
-def _comparable(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+def comparable(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     """Return a number by which arms can be compared: s where it will do, else x."""
     return _to_s(law, v) if law.is_common else _to_x(law, v)
 
@@ -306,15 +244,7 @@ def _from_x(law: Law, x: Array) -> Array:
     return inner
 
 
-def _one_below(law: Law, nodes: _Nodes, arm: Any, values: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Interpolate one arm's distribution function at many values: a gather of rows, which accelerators do best."""
-    fields = {name: leaf[arm][None] for name, leaf in law._asdict().items() if name not in ("kind", "is_common")}
-    own, mine = law._replace(**fields), jax.tree.map(lambda leaf: leaf[arm][None], nodes)
-    index, part = _position(own, mine, values)
-    return _interpolated(own, mine.cubics[0].at[index].get(mode="promise_in_bounds"), part)
-
-
-def _all_below(law: Law, nodes: _Nodes, values: Float[Array, " n"]) -> Float[Array, "n A"]:
+def all_below(law: Law, nodes: Nodes, values: Float[Array, " n"]) -> Float[Array, "n A"]:
     """Interpolate all arms' distribution functions at the same values, with one gather of rows."""
     num_arms, num_pieces, _ = nodes.cubics.shape
     index, part = _position(law, nodes, values[:, None])
@@ -323,14 +253,14 @@ def _all_below(law: Law, nodes: _Nodes, values: Float[Array, " n"]) -> Float[Arr
     return _interpolated(law, cubic, part)
 
 
-def _below(law: Law, nodes: _Nodes, value: Float[Array, " A"], *, is_x: bool = False) -> Float[Array, " A"]:
+def _below(law: Law, nodes: Nodes, value: Float[Array, " A"], *, is_x: bool = False) -> Float[Array, " A"]:
     """Interpolate the probability that each arm's variable is at most a comparable value, or at most x."""
     index, part = _position(law, nodes, value, is_x=is_x)
     cubic = jnp.take_along_axis(nodes.cubics, index[:, None, None], axis=1, mode="promise_in_bounds")[:, 0]
     return _interpolated(law, cubic, part)
 
 
-def _position(law: Law, nodes: _Nodes, value: Array, *, is_x: bool = False) -> tuple[Array, Array]:
+def _position(law: Law, nodes: Nodes, value: Array, *, is_x: bool = False) -> tuple[Array, Array]:
     """Return the interval between nodes that a value falls into, and the part of it that is passed."""
     s = value if law.is_common and not is_x else _from_x(law, value)
     last = nodes.v.shape[1] - 1

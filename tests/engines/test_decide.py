@@ -37,6 +37,14 @@ def one_noise(arm):
     numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance)))
 
 
+def priced(arm):
+    """Arm 0 is given away: what it earns is sure, and the others' laws differ by a factor."""
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.deterministic("expected_reward", jnp.array([0.0, 5.0, 3.0])[arm] * rate[arm])
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
 def decisions(program, context, rewards, draws):
     """Return p-hat, arm and N of many decisions on the same posterior."""
     with jax.enable_x64(True):
@@ -64,6 +72,7 @@ def decisions(program, context, rewards, draws):
     "program, context, rewards, route",
     [
         (conversion, None, [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0], "p-hat"),
+        (priced, None, [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], "p-hat"),
         pytest.param(alike, 0.7, [0.3, -0.2, 0.1, 0.9, 0.4, 0.2], "table", marks=pytest.mark.slow),
         pytest.param(one_noise, None, [0.3, -0.2, 0.1, 0.9, 0.4, 0.2], "table", marks=pytest.mark.slow),
     ],

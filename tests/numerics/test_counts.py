@@ -19,6 +19,11 @@ def _two_sided_z(num_comparisons):
     return stats.norm.isf(LEVEL / num_comparisons / 2)
 
 
+def test_counts_of_what_is_not_a_number_are_none():
+    for probs in ([jnp.nan, jnp.nan], [0.2, jnp.nan, 0.3]):
+        assert np.all(np.isnan(multinomial(jr.key(0), 100, jnp.array(probs))))
+
+
 @pytest.mark.parametrize(
     "num, prob, dtype",
     [

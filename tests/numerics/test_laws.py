@@ -11,7 +11,7 @@ from scipy import stats
 
 from ppl_bandit import Interaction, RewardModel, engines, selectors
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.numerics import laws
+from ppl_bandit.numerics import contests, laws
 
 BETAS = {
     "flat": ([1.0, 1.0], [1.0, 1.0]),
@@ -89,7 +89,7 @@ def reference_probs(dists):
 @pytest.mark.parametrize("make, case", CASES)
 def test_the_probability_of_being_best_is_exact_to_1e_4(make, case):
     law, dists = make(case)
-    np.testing.assert_allclose(laws.best_arm_probs(law), reference_probs(dists), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(contests.best_arm_probs(law), reference_probs(dists), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("make, case", CASES)
@@ -104,10 +104,63 @@ def test_distribution_functions_and_quantiles_match_scipy(make, case):
         np.testing.assert_allclose(reached, min(order, 1 - order), rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "family, least, most, tolerance",
+    [("beta", 2.0, 1e7, 2e-5), ("gamma", 0.1, 1e7, 5e-5), ("student", 2.0, 1e7, 2e-5), ("student", 1.0, 2.0, 2e-3)],
+)
+def test_random_duels_match_many_nodes(family, least, most, tolerance):
+    """Against the general integral with eight times its nodes, for pairs about a deviation apart."""
+    rng = np.random.default_rng(5)
+    size, apart = np.exp(rng.uniform(np.log(least), np.log(most), (400, 2))), rng.normal(size=400)
+    width = np.sqrt((1.0 / size).sum(axis=1))
+    if family == "beta":  # of these sums of shapes, the first middle between .05 and .95
+        middle = np.log(rng.uniform(0.05, 0.95, 400) / rng.uniform(0.05, 0.95, 400))
+        share = 1.0 / (1.0 + np.exp(-np.stack([middle, np.clip(middle + width * apart, -3.0, 3.0)], axis=1)))
+        make, arguments = laws.beta_law, (size * share, size * (1.0 - share))
+    elif family == "gamma":
+        make, arguments = laws.gamma_law, (size, size * np.exp(width[:, None] * rng.normal(size=(400, 2))))
+    else:
+        make, arguments = laws.student_t_law, (size, rng.normal(size=(400, 2)), np.exp(rng.normal(size=(400, 2))))
+
+    def both(*values):
+        law = make(*values)
+        three = jax.tree.map(lambda leaf: jnp.append(leaf, leaf[0]) if jnp.ndim(leaf) else leaf, law)
+        general = contests._tournament(three, laws.nodes_of(three, 384), jnp.array([True, True, False]))
+        return contests.best_arm_probs(law), general[:2] / general[:2].sum()
+
+    found, expected = jax.jit(jax.vmap(both))(*map(jnp.asarray, arguments))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+def test_arms_without_spread_compete_as_points():
+    uniform = jnp.ones(3)
+    # Five times a uniform number, three times another, and a sure 0 or 2: areas of rectangles and triangles.
+    for point, expected in ((0.0, [0.0, 0.7, 0.3]), (2.0, [8 / 30, 17 / 30, 5 / 30])):
+        law = laws.beta_law(uniform, uniform, np.array([point, 0.0, 0.0]), np.array([0.0, 5.0, 3.0]))
+        np.testing.assert_allclose(contests.best_arm_probs(law), expected, atol=2e-4)
+        np.testing.assert_allclose(laws.cdf(law, jnp.array([point, 1.0, 1.5])), [1.0, 0.2, 0.5], atol=1e-5)
+        np.testing.assert_allclose(laws.cdf(law, jnp.array([point - 0.1, 5.0, 3.0])), [0.0, 1.0, 1.0], atol=1e-5)
+    none, normal = jnp.zeros(2), jnp.full(2, jnp.inf)
+    for loc, scale, first in (
+        ([0.3, 0.3], none, 0.5),
+        ([0.3, 0.2], none, 1.0),
+        ([0.0, 1.0], [0.0, 1.0], stats.norm.cdf(-1)),
+    ):
+        law = laws.student_t_law(normal, jnp.array(loc), jnp.asarray(scale))
+        np.testing.assert_allclose(contests.best_arm_probs(law), [first, 1 - first], atol=1e-6)
+    for precise in (True, False):
+        with jax.enable_x64(precise):
+            zeros = jnp.zeros(3)
+            law = laws.student_t_law(jnp.full(3, 4.0), zeros, zeros)
+            np.testing.assert_allclose(contests.best_arm_probs(law), 1 / 3, atol=1e-5)
+            law = laws.beta_law(jnp.ones(3), jnp.ones(3), np.zeros(3), np.array([0.0, 0.0, -1.0]))
+            np.testing.assert_allclose(contests.best_arm_probs(law), [0.5, 0.5, 0.0], atol=2e-4)
+
+
 def test_hundreds_of_arms_match_draws():
     rng = np.random.default_rng(1)
     a, b = rng.integers(1, 400, (2, 150)).astype(float)
-    found = np.asarray(jax.jit(lambda a, b: laws.best_arm_probs(laws.beta_law(a, b)))(a, b))
+    found = np.asarray(jax.jit(lambda a, b: contests.best_arm_probs(laws.beta_law(a, b)))(a, b))
     num = 200_000
     counts = sum(
         np.bincount(rng.beta(a[:, None], b[:, None], (150, num // 4)).argmax(0), minlength=150) for _ in range(4)
@@ -119,11 +172,11 @@ def test_hundreds_of_arms_match_draws():
 
 def test_arms_that_may_not_be_played_do_not_compete():
     law = laws.beta_law(jnp.array([3.0, 5.0, 90.0]), jnp.array([4.0, 4.0, 10.0]))
-    found = laws.best_arm_probs(law, jnp.array([True, True, False]))
-    pair = laws.best_arm_probs(laws.beta_law(jnp.array([3.0, 5.0]), jnp.array([4.0, 4.0])))
+    found = contests.best_arm_probs(law, jnp.array([True, True, False]))
+    pair = contests.best_arm_probs(laws.beta_law(jnp.array([3.0, 5.0]), jnp.array([4.0, 4.0])))
     # The two integrals have different nodes, and each is off by up to 2e-5.
     np.testing.assert_allclose(found, [*pair, 0.0], atol=4e-5)
-    np.testing.assert_allclose(laws.best_arm_probs(law, jnp.array([False, True, False])), [0.0, 1.0, 0.0])
+    np.testing.assert_allclose(contests.best_arm_probs(law, jnp.array([False, True, False])), [0.0, 1.0, 0.0])
 
 
 def test_prices_and_costs_scale_the_laws_of_their_arms():
@@ -135,7 +188,7 @@ def test_prices_and_costs_scale_the_laws_of_their_arms():
     draws = np.stack([offset[i] + slope[i] * d.rvs(num, random_state=i) for i, d in enumerate(dists)])
     shares = np.bincount(draws.argmax(0), minlength=3) / num
     law = laws.beta_law(a, b, offset, slope)
-    found = np.asarray(laws.best_arm_probs(law))
+    found = np.asarray(contests.best_arm_probs(law))
     np.testing.assert_array_less(np.abs(found - shares), 5 * np.sqrt(shares * (1 - shares) / num) + 1e-5)
     np.testing.assert_allclose(laws.quantile(law, jnp.array(0.9))[2], 4.0 - 8.0 * dists[2].ppf(0.1), rtol=1e-5)
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.exact import pseudo_counts as counting
 from ppl_bandit.engines.exact.families import Layout, Posterior, reals_of
 from ppl_bandit.engines.exact.reads import NotAffine, reads_of_rewards
-from ppl_bandit.numerics import laws, sampling
+from ppl_bandit.numerics import contests, laws, sampling
 from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.numerics.excess import tail
 from ppl_bandit.program.reward_model import RewardModel
@@ -136,7 +136,7 @@ def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | 
 
 def _offer(law: laws.Law, is_independent: bool, *, counts: Callable[[], Array | None]) -> Marginals:
     def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
-        return laws.best_arm_probs(law, allowed)
+        return contests.best_arm_probs(law, allowed)
 
     return Marginals(
         lambda x: laws.cdf(law, x),
