@@ -11,7 +11,6 @@ steps take as long for one world as for thousands. The library's own race then l
 
 import argparse
 import contextlib
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines
-from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.simulation.hindsight import judge
 from ppl_bandit.simulation.players import kinds_of
 from ppl_bandit.simulation.races import finish
@@ -32,8 +31,7 @@ from ppl_bandit.simulation.records import is_stuck
 from ppl_bandit.simulation.rollouts import rollout_to_end
 from ppl_bandit.simulation.tune import candidates, race
 
-SURE = "bernoulli_sure"  # believes in Beta(13, 13), a third as wide as the Beta(1, 1) that its worlds come from
-PROGRAMS = ("bernoulli", SURE, "poisson", "gaussian", "linear_gaussian", "hurdle", "hierarchical_gaussian")
+PROGRAMS = ["bernoulli", "bernoulli_sure", "poisson", "gaussian", "linear_gaussian", "hurdle", "hierarchical_gaussian"]
 WIDER = {  # a world of the program's own prior, and a factor -> one of a prior that is as many times as wide
     "bernoulli": lambda world, by: {"rate": 0.5 + by * (world["rate"] - 0.5)},
     "poisson": lambda world, by: {"rate": by * world["rate"]},
@@ -47,8 +45,12 @@ RACE, NUM_TRUTHS, WRONG_AT = 512, 32, 1000  # worlds of a race, truths of a hist
 
 def sure(arm):
     with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(13.0, 13.0))
+        rate = numpyro.sample("rate", dist.Beta(13.0, 13.0))  # a third as wide as Beta(1, 1)
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+FILES = {"bernoulli_sure": ModelFile("bernoulli_sure", Path(__file__), sure, 3)}  # programs that are not bundled
+AS_WIDE_AS_CAN_BE = ["bernoulli"]
 
 
 def worlds_of(name, model):
@@ -57,12 +59,12 @@ def worlds_of(name, model):
     def own(key):
         return {site: value[0] for site, value in model.sample_prior(key, 1).items()}
 
-    if name == SURE:
-        return {"own": own, "wide": lambda key: {"rate": jr.uniform(key, (3,))}}
     found = {"own": own}
+    if name == "bernoulli_sure":
+        found["wide"] = lambda key: {"rate": jr.uniform(key, (3,))}
     if name in WIDER:
         found["narrow"] = lambda key: WIDER[name](own(key), 1 / 3)
-    if name in WIDER and name != "bernoulli":  # nothing is wider than rates of Beta(1, 1) by three
+    if name in WIDER and name not in AS_WIDE_AS_CAN_BE:
         found["wide"] = lambda key: WIDER[name](own(key), 3.0)
     return found
 
@@ -89,27 +91,27 @@ class Played:
         return {name: tuple(part[begin:end] for part in self._found[name]) for name in named}
 
 
+def setup(name, horizon):
+    """The program's model, contexts and engine, and tune's candidates for it."""
+    file = FILES[name] if name in FILES else load_model(name)
+    model, contexts = RewardModel(file.program, file.num_arms, file.context, file.outcomes), file.contexts
+    engine = engines.laplace(model, capacity=horizon) if name == "logistic" else engines.conjugate(model)
+    return model, contexts, engine, candidates(model, engine, horizon)
+
+
 class Case:
     """A program and a horizon, with every kind of candidate compiled for `num_lanes` worlds at a time."""
 
-    def __init__(self, name, horizon, num_lanes, without=()):
-        file = None if name == SURE else load_model(name)
-        if file is None:
-            self.model, contexts = RewardModel(sure, 3), None
-        else:
-            self.model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
-            contexts = file.contexts
-        is_exact = name != "logistic"
-        engine = engines.conjugate(self.model) if is_exact else engines.laplace(self.model, capacity=horizon)
-        named = candidates(self.model, engine, horizon)
-        self.named = {rule: selector for rule, selector in named.items() if rule not in without}
-        self.worlds, self.num_lanes = worlds_of(name, self.model), num_lanes
-        model = self.model
+    def __init__(self, name, horizon, num_lanes):
+        model, contexts, engine, self.named = setup(name, horizon)
+        self.worlds, self.num_lanes = worlds_of(name, model), num_lanes
+        is_exact = engine.explanation.is_exact
 
         def one(key, truth, kind, numbers):
-            world = Environment(model, truth, contexts)
-            numbers = {"num_steps": horizon, "num_samples": 1000, "selector": kind.make(numbers)}
-            record, seen, state = rollout_to_end(key, model, engine, environment=world, **numbers)
+            world, selector = Environment(model, truth, contexts), kind.make(numbers)
+            record, seen, state = rollout_to_end(
+                key, model, engine, selector, world, num_steps=horizon, num_samples=1000
+            )
             own = jnp.sum(record.regret)[None], is_stuck(record.regret[None])
             if not is_exact:
                 return own, own
@@ -162,87 +164,82 @@ class Case:
         return jax.jit(jax.vmap(lambda key: self.worlds[worlds](jr.fold_in(key, 2))))(keys)  # as a rollout would
 
 
-def tuned(case, horizon, found):
-    """Let the library's race look at worlds that were played, and choose."""
-    begun, judged = time.time(), {rule: tuple(np.float64(part) for part in both[1]) for rule, both in found.items()}
-    lanes = race(Played(judged), case.named, "mean", RACE, 0.06, lambda line: None)
-    return finish(lanes, "mean", horizon, time.time() - begun)
-
-
-def compare(found, best):
-    """How each rule fared on held-out worlds, and how far it is behind the chosen one: by truths, and in hindsight."""
-    rows, chosen = [], [np.float64(both[0]).mean(axis=1) for both in found[best]]
-    for rule, both in found.items():
-        regret, judged = (np.float64(part[0]).mean(axis=1) for part in both)
-        row = {"rule": rule, "is_chosen": rule == best, "worlds": regret.size, "mean": regret.mean()}
-        row |= {"error": _error(regret), "behind": (regret - chosen[0]).mean()}
-        row |= {"behind_error": _error(regret - chosen[0]), "hindsight": judged.mean()}
-        row |= {"hindsight_behind": (judged - chosen[1]).mean(), "hindsight_error": _error(judged - chosen[1])}
-        row |= {"high": np.quantile(regret, 0.95), "highest": np.quantile(regret, 0.99)}
-        row |= {"stuck": both[0][1].mean(), "heaviest": regret.max() / regret.sum()}
-        rows.append({name: value if isinstance(value, str | bool) else float(value) for name, value in row.items()})
-    return rows
-
-
-def _error(values):
-    return values.std() / values.size**0.5
-
-
 def run_case(name, horizon, arguments):
-    start, label = time.time(), f"{name}-{horizon}"
-    num, most = arguments.worlds, arguments.lanes
-    has_wrong = horizon == WRONG_AT and name in (*WIDER, SURE)
+    start, label, num = time.time(), f"{name}-{horizon}", arguments.worlds
     wanted = {"race": ("own", 0, RACE), "own": ("own", 1, num)}
-    if has_wrong:
+    if horizon == WRONG_AT:
         wanted |= {wrong: (wrong, 2, num) for wrong in worlds_of(name, None) if wrong != "own"}
     total = sum(own for _, _, own in wanted.values())
-    case = Case(name, horizon, -(-total // -(-total // most)), tuple(arguments.without.split(",")))
+    case = Case(name, horizon, -(-total // -(-total // arguments.lanes)))
     print(f"{label}: {len(case.named)} candidates compiled in {time.time() - start:.0f} s", flush=True)
     found = case.play(wanted)
-    answer = tuned(case, horizon, found["race"])
-    races = []  # how the choice varies: further races, on parts of the held-out worlds
-    for first in range(0, num - RACE + 1, RACE):
-        span = slice(first, first + RACE)
-        other = tuned(case, horizon, jax.tree.map(lambda leaf, span=span: leaf[span], found["own"]))
-        races.append([other.name, other.standings[0].num_worlds])
-    result = {"program": name, "horizon": horizon, "chosen": answer.name, "race": answer.standings[0].num_worlds}
-    result |= {"races": races, "seconds": time.time() - start}
-    result["standings"] = [standing._asdict() for standing in answer.standings]
-    result["held"] = {worlds: compare(found[worlds], answer.name) for worlds in wanted if worlds != "race"}
-    (arguments.out / f"{label}.json").write_text(json.dumps(result, indent=1, default=float))
     kept = {f"{worlds}/{rule}/truth": both[0][0] for worlds in found for rule, both in found[worlds].items()}
     kept |= {f"own/{rule}/hindsight": both[1][0].mean(axis=1) for rule, both in found["own"].items()}
     kept |= {f"race/{rule}/hindsight": both[1][0] for rule, both in found["race"].items()}
     np.savez_compressed(arguments.out / f"{label}.npz", **kept)
-    print(f"{label}: {answer.name} after {result['race']} worlds; {time.time() - start:.0f} s", flush=True)
+    print(f"{label}: {time.time() - start:.0f} s", flush=True)
 
 
 def report(out):
-    """Print a row a case: what was chosen, and the best other rule on the worlds held out."""
-    heads = [
-        "program",
-        "horizon",
-        "worlds of",
-        "chosen",
-        "race",
-        "worlds",
-        "regret",
-        "best other",
-        "behind",
-        "hindsight",
-    ]
-    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
-    for path in sorted(out.glob("*-*.json")):
-        result = json.loads(path.read_text())
-        for worlds, rows in result["held"].items():
-            chosen = next(row for row in rows if row["is_chosen"])
-            other = min((row for row in rows if not row["is_chosen"]), key=lambda row: row["mean"])
-            judged = f"{other['hindsight_behind']:+.3g} +- {other['hindsight_error']:.2g}" if worlds == "own" else ""
-            clear = [row["rule"] for row in rows if row["behind"] < -2 * row["behind_error"]]
-            cells = [result["program"], result["horizon"], worlds, result["chosen"], result["race"], chosen["worlds"]]
-            cells += [f"{chosen['mean']:.4g} +- {chosen['error']:.2g}", other["rule"]]
-            cells += [f"{other['behind']:+.3g} +- {other['behind_error']:.2g}", judged, "; ".join(clear)]
-            print("| " + " | ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in cells) + " |")
+    """Let the library choose after a race, and print how its choice fared on the worlds held out, and how all rules did."""
+    excess = {}
+    for worlds in ("own", "narrow", "wide"):
+        heads = "program | decisions | chosen | race | worlds | regret | best other | behind"
+        heads += " | best other in hindsight | behind" if worlds == "own" else ""
+        heads += " | ahead by more than two standard errors"
+        print(f"\n## worlds: {worlds}\n\n| {heads} |\n|" + " --- |" * (heads.count("|") + 1))
+        for path in sorted(out.glob("*-*.npz"), key=_place):
+            name, horizon = path.stem.rsplit("-", 1)
+            data = dict(np.load(path))
+            if f"{worlds}/greedy/truth" not in data:
+                continue
+            choices = chosen(data, setup(name, int(horizon))[3], int(horizon))
+            rules = [key.split("/")[1] for key in data if key.startswith(f"{worlds}/") and key.endswith("truth")]
+            truth = {rule: data[f"{worlds}/{rule}/truth"][:, 0].astype(float) for rule in rules}
+            judged = {rule: data.get(f"{worlds}/{rule}/hindsight", truth[rule]).astype(float) for rule in rules}
+            best, num_race = choices[0]
+            cells = [name, horizon, best, num_race, truth[best].size]
+            cells += [f"{truth[best].mean():.4g} +- {_error(truth[best]):.2g}"]
+            for found in (truth, judged) if worlds == "own" else (truth,):
+                other = min((rule for rule in rules if rule != best), key=lambda rule, found=found: found[rule].mean())
+                behind = found[other] - found[best]
+                cells += [other, f"{behind.mean():+.2g} +- {_error(behind):.2g}"]
+            behind = {rule: truth[rule] - truth[best] for rule in rules if rule != best}
+            cells += ["; ".join(rule for rule, lead in behind.items() if lead.mean() < -2 * _error(lead))]
+            print("| " + " | ".join(str(cell) for cell in cells) + " |")
+            least = min(value.mean() for value in judged.values())
+            above = {rule: 100 * (judged[rule].mean() / least - 1) for rule in rules}
+            above["tune"] = np.mean([above[rule] for rule, _ in choices])
+            for rule, value in above.items():
+                excess.setdefault(rule, {}).setdefault(worlds, []).append(value)
+    print("\n## regret above that of the best candidate of each case, %: mean (largest; cases)\n")
+    print("| | own | narrow | wide |\n| --- | --- | --- | --- |")
+    for rule, found in sorted(excess.items(), key=lambda item: np.mean(item[1]["own"])):
+        cells = [
+            f"{np.mean(v):.1f} ({max(v):.0f}; {len(v)})"
+            for v in (found.get(w, [np.nan]) for w in ("own", "narrow", "wide"))
+        ]
+        print(f"| {rule} | " + " | ".join(cells) + " |")
+
+
+def chosen(data, named, horizon, num_races=4):
+    """What the library's race chooses and after how many worlds, begun at four places of the worlds played for it."""
+    choices = []
+    for first in range(0, RACE, RACE // num_races):
+        regret = {rule: np.roll(data[f"race/{rule}/hindsight"].astype(float), -first, axis=0) for rule in named}
+        play = Played({rule: (value, np.zeros(value.shape, bool)) for rule, value in regret.items()})
+        answer = finish(race(play, named, "mean", RACE, 0.06, lambda line: None), "mean", horizon, 0.0)
+        choices.append((answer.name, answer.standings[0].num_worlds))
+    return choices
+
+
+def _place(path):
+    name, horizon = path.stem.rsplit("-", 1)
+    return PROGRAMS.index(name) if name in PROGRAMS else len(PROGRAMS), name, int(horizon)
+
+
+def _error(values):
+    return values.std() / values.size**0.5
 
 
 def main():
@@ -251,7 +248,6 @@ def main():
     parser.add_argument("--horizons", default="1000,100,10000")
     parser.add_argument("--worlds", type=int, default=4096, help="worlds held out (%(default)s)")
     parser.add_argument("--lanes", type=int, default=1 << 14, help="worlds that are played together (%(default)s)")
-    parser.add_argument("--without", default="", help="candidates that are left out")
     parser.add_argument("--out", type=Path, default=Path("held-out"))
     parser.add_argument("--report", action="store_true", help="print what is there")
     arguments = parser.parse_args()
@@ -261,8 +257,7 @@ def main():
         return
     for horizon in (int(word) for word in arguments.horizons.split(",")):
         for name in arguments.programs.split(","):
-            if name != SURE or horizon == WRONG_AT:
-                run_case(name, horizon, arguments)
+            run_case(name, horizon, arguments)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ CLASSIC = ("double sampling", "Thompson", "Bayes-UCB")
 
 
 def report(folder: Path) -> None:
-    for name in ("triples", "pairs", "horizon", "ids"):
+    for name in ("triples", "top-two", "directed", "pairs", "horizon"):
         found = _joined(sorted(folder.glob(f"{name}*.npz")))
         if found:
             print(f"\n## {name}: {len(found['rates'])} problems, {found['num_runs']} realizations each\n")
             _table(found)
             _worse(found)
-    for name in ("table", "prior", "change"):
+    for name in ("table", "change"):
         path = folder / f"{name}.json"
         if path.exists():
             print(f"\n## {name}\n")
