@@ -83,8 +83,14 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", default="auto", help="auto, exact, collapsed, reweight, nuts, svi or laplace (%(default)s)"
     )
     tuning.add_argument("--num-worlds", type=int, default=512, help="worlds of the last round, at most (%(default)s)")
+    tuning.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.06,
+        help="end when the candidates' differences are known to this share of the least regret; 0 plays all (%(default)s)",
+    )
     tuning.add_argument("--samples", type=int, default=1000, help="posterior draws M behind a decision (%(default)s)")
-    tuning.add_argument("--seed", type=int, default=0, help="seed of all random numbers (%(default)s)")
+    tuning.add_argument("--seed", type=_seed, default=0, help="seed of all random numbers (%(default)s)")
     tuning.add_argument("--out", type=Path, default=Path("ppl-bandit-tune"), help="folder for files (%(default)s)")
     tuning.add_argument("--json", action="store_true", help="print the table as JSON")
     tuning.set_defaults(run=_tune)
@@ -219,6 +225,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             criterion=arguments.criterion,
             engine=arguments.engine,
             num_worlds=arguments.num_worlds,
+            tolerance=arguments.tolerance,
             num_samples=arguments.samples,
             seed=arguments.seed,
             say=lambda line: print(line, file=sys.stderr, flush=True),

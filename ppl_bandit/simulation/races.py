@@ -131,14 +131,17 @@ def is_settled(lanes: list[Lane], criterion: str | float, tolerance: float) -> b
 def finish(lanes: Mapping[str, Lane], criterion: str | float, horizon: int, seconds: float) -> Tuned:
     """Rank the candidates and choose the best, of those that played every world.
 
-    Of all within a standard error of the leader, the one with the lowest 99th percentile is chosen. Too little exploration
-    shows in a few worlds that cost very much: worlds that a finite race sees too few of, so that means flatter the rash.
+    By mean regret, an index with `learning` is chosen wherever it is no more than two standard errors behind the leader: how
+    much it explores follows from what the rewards of an arm have said, and least from the scale of the prior, which these
+    worlds take for granted and the experiment to come may not. Otherwise, of all within a standard error of the leader, the one
+    with the lowest 99th percentile is chosen. Too little exploration shows in a few worlds that cost very much: worlds that a
+    finite race sees too few of, so that means flatter the rash.
     """
     num_worlds = max(len(lane.regret) for lane in lanes.values())
     whole = [lane for lane in lanes.values() if len(lane.regret) == num_worlds]
     leader = _leader(whole, criterion)
     level = [lane for lane in whole if lane is leader or _is_level(lane, leader, criterion)]
-    best = min(level, key=lambda lane: float(np.quantile(lane.regret, 0.99)))
+    best = min(level, key=lambda lane: (-_learning(lane, criterion), float(np.quantile(lane.regret, 0.99))))
     standings = [_standing(lane, best, list(lanes.values()), criterion) for lane in lanes.values()]
     standings.sort(key=lambda s: (s.name != best.name, s.num_worlds < num_worlds, s.behind))
     regret = {lane.name: lane.regret.mean(axis=1) for lane in lanes.values()}
@@ -151,7 +154,12 @@ def _leader(lanes: list[Lane], criterion: str | float) -> Lane:
 
 def _is_level(lane: Lane, leader: Lane, criterion: str | float) -> bool:
     behind, error = _behind(lane.regret, leader.regret, criterion)
-    return behind <= error
+    return behind <= (_NO_RIVAL if _learning(lane, criterion) else 1.0) * error
+
+
+def _learning(lane: Lane, criterion: str | float) -> float:
+    """Return what makes a candidate the choice among equals; who asked for a quantile asked for that alone."""
+    return float(lane.selector.settings.get("learning", 0.0)) if criterion == "mean" else 0.0
 
 
 def _standing(lane: Lane, best: Lane, lanes: list[Lane], criterion: str | float) -> Standing:

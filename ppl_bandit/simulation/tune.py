@@ -48,9 +48,9 @@ def tune(
 
     Every candidate plays the same 32 worlds, then twice as many, and so on; one that is behind the leader by more than 2.5
     standard errors of the difference is dropped. It ends when the differences that are left are known to `tolerance`,
-    or after `num_worlds`. Among those within one standard error of the leader, the one with the lowest 99th percentile
-    is taken. What the answer says about the experiment to come is as good as the prior: give `environment` to see how it fares
-    when that is wrong.
+    or after `num_worlds`. Among those that are level with the leader, one whose index has `learning` is taken, which bears a
+    wrong prior best; else the one with the lowest 99th percentile (`ppl_bandit.simulation.races.finish`). What the answer says
+    about the experiment to come is as good as the prior: give `environment` to see how it fares when that is wrong.
 
     Where the engine is exact and worlds come from its own prior, each history is judged by 32 draws from its posterior in place
     of its truth (`ppl_bandit.simulation.hindsight`): the same law, and a tenth of the worlds for the same errors or fewer.

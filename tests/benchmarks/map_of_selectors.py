@@ -2,12 +2,11 @@
 
     python tests/benchmarks/map_of_selectors.py grid --seconds 3000 --out results       # 969 triples, 171 pairs, 1,500 steps
     python tests/benchmarks/map_of_selectors.py table --out results                     # M draws against exact marginals
-    python tests/benchmarks/map_of_selectors.py prior --out results                     # tune, and held-out worlds
     python tests/benchmarks/map_of_selectors.py change --out results                    # a world that changes
     python tests/benchmarks/map_of_selectors.py report --out results                    # tables and figures of what is there
 
 Each part plays in rounds, the same random numbers for every policy, and stops at --runs realizations a problem (the paper's
-5,000) or when --seconds are over, whichever is first; what is done is written after every round. Float32.
+5,000) or when --seconds are over, whichever is first. What `tune` chooses is the matter of held_out.py. Float32.
 """
 
 import argparse
@@ -26,11 +25,8 @@ import numpyro
 import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines, selectors
-from ppl_bandit.simulation.players import Player
-from ppl_bandit.simulation.races import finish
 from ppl_bandit.simulation.records import is_stuck
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.tune import candidates, race
 
 LEVELS = np.round(np.arange(1, 20) * 0.05, 2)
 NUM_STEPS = 1500
@@ -121,6 +117,7 @@ KINDS = {
     "ogi-root": lambda p: selectors.optimistic_gittins(NUM_STEPS, p, 0.5),
     "ogi-short": lambda p: selectors.optimistic_gittins(NUM_STEPS // 10, p),
     "ogi-long": lambda p: selectors.optimistic_gittins(NUM_STEPS * 10, p),
+    "ids": lambda p: selectors.information_directed(),
 }
 POLICIES = {  # name -> kind, patience
     "double sampling": ("ds", 1.0),
@@ -155,9 +152,9 @@ def summary(rates, found):
 
 
 def rounds(grid, policies, seconds, most, path, begin=0):
-    """Play rounds of all policies until the time or the number of runs is reached; write after every one."""
+    """Play rounds of all policies until the time or the number of runs is reached, and write now and then what is done."""
     found = {name: [] for name in policies}
-    began, done, longest = time.time(), 0, 0.0
+    began, written, done, longest = time.time(), time.time(), 0, 0.0
     while done < most and time.time() - began + 1.2 * longest < seconds or done == 0:
         start = time.time()
         for name, (kind, patience) in policies.items():
@@ -173,29 +170,31 @@ def rounds(grid, policies, seconds, most, path, begin=0):
             name: tuple(np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
             for name, parts in found.items()
         }
+        if time.time() - written > 30.0:
+            np.savez_compressed(path, **summary(grid.rates, whole))
+            written = time.time()
     np.savez_compressed(path, **summary(grid.rates, whole))
     print(f"{path.stem}: {done} runs in {time.time() - began:.0f} s", flush=True)
 
 
+GRIDS = {  # name -> problems, policies, realizations of a round, most that are played at once
+    "pairs": (problems(2), POLICIES, 500, 1 << 17),
+    "horizon": (problems(3), WRONG | {"Gittins 1": ("ogi", 1.0)}, 100, 1 << 17),
+    "triples": (problems(3), {name: own for name, own in POLICIES.items() if name != "top-two"}, 100, 1 << 17),
+    "top-two": (problems(3), {"top-two": ("top-two", 1.0)}, 100, 1 << 17),
+    "directed": (problems(3), {"information-directed": ("ids", 1.0)}, 16, 1 << 14),  # a table of draws for each
+}
+
+
 def run_grid(arguments, out):
-    if arguments.begin:  # more of the triples alone, without the one that never stops challenging
-        began, policies = time.time(), {name: policy for name, policy in POLICIES.items() if name != "top-two"}
-        triples = Grid(problems(3), {kind: KINDS[kind] for kind, _ in policies.values()}, num_runs=100)
-        left, path = arguments.seconds - (time.time() - began), out / f"triples-{arguments.begin}.npz"
-        rounds(triples, policies, left, arguments.runs, path, arguments.begin)
-        return
-    began = time.time()
-    triples = Grid(problems(3), KINDS, num_runs=100)
-    pairs = Grid(problems(2), {kind: KINDS[kind] for kind, _ in POLICIES.values()}, num_runs=500)
-    left = arguments.seconds - (time.time() - began)
-    rounds(pairs, POLICIES, 0.12 * left, arguments.runs, out / "pairs.npz")
-    rounds(triples, WRONG | {"Gittins 1": ("ogi", 1.0)}, 0.06 * left, arguments.runs, out / "horizon.npz")
-    directed = {"ids": lambda p: selectors.information_directed()}
-    few = Grid(problems(3)[::12], directed | {"ds": KINDS["ds"]}, num_runs=50, max_lanes=1 << 14)
-    rounds(
-        few, {"information-directed": ("ids", 1.0), "double sampling": ("ds", 1.0)}, 0.14 * left, 400, out / "ids.npz"
-    )
-    rounds(triples, POLICIES, arguments.seconds - (time.time() - began) - 10.0, arguments.runs, out / "triples.npz")
+    wanted = arguments.grids.split(",")
+    for number, name in enumerate(wanted):
+        began = time.time()
+        rates, policies, num_runs, most = GRIDS[name]
+        grid = Grid(rates, {kind: KINDS[kind] for kind, _ in policies.values()}, num_runs=num_runs, max_lanes=most)
+        left = arguments.seconds / (len(wanted) - number) - (time.time() - began)
+        rounds(grid, policies, left, arguments.runs, out / f"{name}-{arguments.begin}.npz", arguments.begin)
+        arguments.seconds -= time.time() - began
 
 
 def run_table(arguments, out):
@@ -241,75 +240,6 @@ def run_table(arguments, out):
     print(f"table: {time.time() - began:.0f} s", flush=True)
 
 
-CASES = [  # program, horizon, whether the worlds are three times as wide as the bandit's prior
-    ("bernoulli", 1000, False),
-    ("linear_gaussian", 1000, False),
-    ("gaussian", 1000, False),
-    ("poisson", 1000, False),
-    ("hierarchical_gaussian", 1000, False),
-    ("gaussian", 1000, True),
-    ("bernoulli", 100, False),
-    ("linear_gaussian", 100, False),
-    ("hurdle", 1000, False),
-    ("bernoulli", 10_000, False),
-    ("gaussian", 100, False),
-    ("poisson", 100, False),
-    ("hurdle", 100, False),
-    ("hierarchical_gaussian", 100, False),
-    ("logistic", 300, False),  # not conjugate: Laplace's approximation, and fewer worlds
-    ("poisson", 10_000, False),
-    ("linear_gaussian", 10_000, False),
-]
-
-
-def wide_gaussian(arm):
-    with numpyro.plate("arms", 3):
-        variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0))
-        mean = numpyro.sample("mean", dist.Normal(0.0, 3.0 * jnp.sqrt(variance)))
-    numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
-
-
-def run_prior(arguments, out):
-    """Let `tune`'s own race choose, and see how all candidates fare on held-out worlds, judged by their truths alone."""
-    rows, began, longest = [], time.time(), 0.0
-    for name, horizon, is_wide in CASES:
-        start, wanted = time.time(), arguments.programs.split(",")
-        if arguments.programs and not {name, f"{name}-{horizon}{'-wide' if is_wide else ''}"} & set(wanted):
-            continue
-        if start - began + longest > arguments.seconds:
-            break
-        model, contexts = bundled(name)
-        is_exact = name != "logistic"
-        engine = engines.conjugate(model) if is_exact else engines.laplace(model, capacity=horizon)
-        named = candidates(model, engine, horizon)
-        num = (1024 if "information-directed" in named else 4096) if is_exact else 512
-        own = Environment.from_prior(model, contexts)
-        play = Player(model, engine, own, horizon, 1000, 0, 512, "float32")
-        tuned = finish(race(play, named, "mean", 512, 0.06, print), "mean", horizon, time.time() - start)
-        best, tuning = tuned.name, {s.name: s for s in tuned.standings}
-        worlds = Environment.from_prior(RewardModel(wide_gaussian, 3)) if is_wide else own
-        play = Player(model, engine, worlds, horizon, 1000, 1, num, "float32", num_truths=1)
-        with play.working():
-            play.prepare(named)
-            played = play.worlds(named, 0, num)
-            held = {rule: (regret[:, 0], stuck[:, 0]) for rule, (regret, stuck) in played.items()}
-        for rule, (regret, stuck) in held.items():
-            behind = regret - held[best][0]
-            row = {"program": name, "horizon": horizon, "is_wide": is_wide, "rule": rule, "is_tuned": rule == best}
-            row |= {"worlds": regret.size, "mean": regret.mean(), "error": regret.std() / regret.size**0.5}
-            row |= {"behind": behind.mean(), "behind_error": behind.std() / regret.size**0.5}
-            row |= {"high": np.quantile(regret, 0.95), "highest": np.quantile(regret, 0.99), "stuck": stuck.mean()}
-            row |= {
-                "tuning": tuning[rule].mean,
-                "tuning_error": tuning[rule].error,
-                "tuning_worlds": tuning[rule].num_worlds,
-            }
-            rows.append(row | {"heaviest": regret.max() / regret.sum()})
-        (out / "prior.json").write_text(json.dumps(rows, indent=1, default=float))
-        longest = max(longest, time.time() - start) if horizon < 5000 else longest
-        print(f"prior: {name} {horizon} {is_wide}: {best}; {time.time() - start:.0f} s", flush=True)
-
-
 def run_change(arguments, out):
     """Rates (.4, .8) that become (.9, .2) half way, with a posterior that forgets and one that does not."""
     rows, num_steps, num_runs = [], 1500, 4096
@@ -346,17 +276,15 @@ def run_change(arguments, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["grid", "table", "prior", "change", "report"])
+    parser.add_argument("part", choices=["grid", "table", "change", "report"])
     parser.add_argument("--runs", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--begin", type=int, default=0, help="of `grid`: go on with the triples at this realization")
-    parser.add_argument(
-        "--programs", default="", help="of `prior`: names such as poisson, poisson-100, gaussian-1000-wide"
-    )
+    parser.add_argument("--begin", type=int, default=0, help="of `grid`: go on at this realization")
+    parser.add_argument("--grids", default=",".join(GRIDS), help="of `grid`: which (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("map-of-selectors"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    parts = {"grid": run_grid, "table": run_table, "prior": run_prior, "change": run_change}
+    parts = {"grid": run_grid, "table": run_table, "change": run_change}
     if arguments.part == "report":
         from map_report import report
 

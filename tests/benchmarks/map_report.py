@@ -10,13 +10,14 @@ CLASSIC = ("double sampling", "Thompson", "Bayes-UCB")
 
 
 def report(folder: Path) -> None:
-    for name in ("triples", "pairs", "horizon", "ids"):
+    for name in ("triples", "top-two", "directed", "pairs", "horizon"):
         found = _joined(sorted(folder.glob(f"{name}*.npz")))
         if found:
             print(f"\n## {name}: {len(found['rates'])} problems, {found['num_runs']} realizations each\n")
             _table(found)
-            _worse(found)
-    for name in ("table", "prior", "change"):
+            if len(found["names"]) > 1:
+                _worse(found)
+    for name in ("table", "change"):
         path = folder / f"{name}.json"
         if path.exists():
             print(f"\n## {name}\n")
@@ -46,15 +47,14 @@ def _table(found) -> None:
     names, mean = list(found["names"]), found["mean"]
     runs, problems = int(found["num_runs"]), mean.shape[1]
     against = [name for name in CLASSIC if name in names]
-    print("| | mean regret | " + " | ".join(f"to {name}" for name in against) + " | 95th | 99th percentile | stuck |")
-    print("| --- |" + " --- |" * (4 + len(against)))
+    heads = ["", "mean regret", *(f"to {name}" for name in against), "95th", "99th percentile", "stuck"]
+    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
     for i, name in enumerate(names):
         error = np.sqrt(found["covariance"][:, i, i].sum() / runs) / problems
         relative = [f"{100 * np.mean(mean[i] / mean[names.index(o)] - 1):+.0f}%" if o != name else "" for o in against]
-        print(
-            f"| {name} | {mean[i].mean():.2f} +- {error:.2f} | {' | '.join(relative)} | {found['high'][i].mean():.1f} | "
-            f"{found['highest'][i].mean():.1f} | {100 * found['stuck'][i].mean():.2f}% |"
-        )
+        cells = [name, f"{mean[i].mean():.2f} +- {error:.2f}", *relative, f"{found['high'][i].mean():.1f}"]
+        cells += [f"{found['highest'][i].mean():.1f}", f"{100 * found['stuck'][i].mean():.2f}%"]
+        print("| " + " | ".join(cells) + " |")
 
 
 def _scores(found):

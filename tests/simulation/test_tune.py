@@ -68,8 +68,9 @@ def test_only_a_truth_that_is_given_can_change():
         Environment(MODEL, None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
 
 
-def lane(name, regret):
-    return Lane(name, selectors.thompson(), np.asarray(regret, float)[:, None], np.zeros((len(regret), 1), bool))
+def lane(name, regret, selector=None):
+    regret = np.asarray(regret, float)[:, None]
+    return Lane(name, selector or selectors.thompson(), regret, np.zeros(regret.shape, bool))
 
 
 def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
@@ -103,6 +104,25 @@ def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for()
     assert finish(lanes, "mean", 10, 0.0).name == "calm"
     assert finish(lanes, 0.5, 10, 0.0).name == "rash"
     assert still_racing(list(lanes.values()), 0.5) == ["rash"]
+
+
+def test_among_those_that_may_be_level_an_index_that_learns_is_chosen():
+    rng = np.random.default_rng(4)
+    leader = rng.normal(10.0, 1.0, 400)
+    # Differences of deviation 2 over 400 worlds have a standard error of .1: 1.5 of these behind, then 3.
+    noise = rng.normal(0.0, 2.0, 400)
+    noise = 2.0 * (noise - noise.mean()) / noise.std()
+    learns = selectors.optimistic_gittins(100, 2.0, 1.0)
+    for behind, chosen in ((0.15, "learns"), (0.3, "leader")):
+        lanes = {"leader": lane("leader", leader), "learns": lane("learns", leader + noise + behind, learns)}
+        assert finish(lanes, "mean", 100, 0.0).name == chosen
+    plain = {name: one._replace(selector=selectors.optimistic_gittins(100)) for name, one in lanes.items()}
+    plain["learns"] = plain["learns"]._replace(regret=plain["learns"].regret - 0.15)
+    assert finish(plain, "mean", 100, 0.0).name == "leader"  # without learning, 1.5 standard errors behind are too many
+    tail = {"leader": lane("leader", leader), "learns": lane("learns", leader + 0.1 * noise + 0.15, learns)}
+    found = finish(tail, 0.9, 100, 0.0)  # who asks for a quantile asks for nothing else
+    own = found.standings[1]
+    assert found.name == "leader" and own.behind_error < own.behind < 2 * own.behind_error
 
 
 def test_a_race_is_settled_when_the_lead_over_every_rival_is_known():

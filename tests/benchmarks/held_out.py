@@ -1,0 +1,265 @@
+"""Does what `tune` chooses hold up in worlds that it has not seen? Six programs, three horizons, and priors that are wrong.
+
+    python tests/benchmarks/held_out.py --programs poisson,gaussian --horizons 100,1000 --out results
+    python tests/benchmarks/held_out.py --report --out results
+
+Every candidate plays the worlds of a race, judged in hindsight as `tune` does, and worlds held out, judged by their truths; at
+1,000 decisions also worlds whose prior is three times as wide, and a third as wide, as the one that the bandit believes. All
+worlds of a case and all candidates that differ in numbers alone are one batch of one compiled function: on a GPU ten thousand
+steps take as long for one world as for thousands. The library's own race then looks at the worlds in its own rounds. Float32.
+"""
+
+import argparse
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from ppl_bandit import Environment, RewardModel, engines
+from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.simulation.hindsight import judge
+from ppl_bandit.simulation.players import kinds_of
+from ppl_bandit.simulation.races import finish
+from ppl_bandit.simulation.records import is_stuck
+from ppl_bandit.simulation.rollouts import rollout_to_end
+from ppl_bandit.simulation.tune import candidates, race
+
+PROGRAMS = ["bernoulli", "bernoulli_sure", "poisson", "gaussian", "linear_gaussian", "hurdle", "hierarchical_gaussian"]
+WIDER = {  # a world of the program's own prior, and a factor -> one of a prior that is as many times as wide
+    "bernoulli": lambda world, by: {"rate": 0.5 + by * (world["rate"] - 0.5)},
+    "poisson": lambda world, by: {"rate": by * world["rate"]},
+    "gaussian": lambda world, by: world | {"mean": by * world["mean"]},
+    "linear_gaussian": lambda world, by: world | {"weights": 1.0 + by * (world["weights"] - 1.0)},
+    "hurdle": lambda world, by: world | {"order_value": by * world["order_value"]},
+    "hierarchical_gaussian": lambda world, by: {name: by * value for name, value in world.items()},
+}
+RACE, NUM_TRUTHS, WRONG_AT = 512, 32, 1000  # worlds of a race, truths of a history, decisions at which priors are wrong
+
+
+def sure(arm):
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(13.0, 13.0))  # a third as wide as Beta(1, 1)
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+FILES = {"bernoulli_sure": ModelFile("bernoulli_sure", Path(__file__), sure, 3)}  # programs that are not bundled
+AS_WIDE_AS_CAN_BE = ["bernoulli"]
+
+
+def worlds_of(name, model):
+    """{what the worlds are to the bandit's prior: key -> a truth}."""
+
+    def own(key):
+        return {site: value[0] for site, value in model.sample_prior(key, 1).items()}
+
+    found = {"own": own}
+    if name == "bernoulli_sure":
+        found["wide"] = lambda key: {"rate": jr.uniform(key, (3,))}
+    if name in WIDER:
+        found["narrow"] = lambda key: WIDER[name](own(key), 1 / 3)
+    if name in WIDER and name not in AS_WIDE_AS_CAN_BE:
+        found["wide"] = lambda key: WIDER[name](own(key), 3.0)
+    return found
+
+
+class Played:
+    """Worlds that all candidates have played already, as the player that the library's `race` asks for them.
+
+    Args:
+        found: {name: (regret, is_stuck), each (worlds, truths)}.
+    """
+
+    num_chunk, num_workers = 16, 1  # as on a CPU, so that the race begins with 32 worlds
+
+    def __init__(self, found):
+        self._found = found
+
+    def working(self):
+        return contextlib.nullcontext()
+
+    def prepare(self, named):
+        pass
+
+    def worlds(self, named, begin, end):
+        return {name: tuple(part[begin:end] for part in self._found[name]) for name in named}
+
+
+def setup(name, horizon):
+    """The program's model, contexts and engine, and tune's candidates for it."""
+    file = FILES[name] if name in FILES else load_model(name)
+    model, contexts = RewardModel(file.program, file.num_arms, file.context, file.outcomes), file.contexts
+    engine = engines.laplace(model, capacity=horizon) if name == "logistic" else engines.conjugate(model)
+    return model, contexts, engine, candidates(model, engine, horizon)
+
+
+class Case:
+    """A program and a horizon, with every kind of candidate compiled for `num_lanes` worlds at a time."""
+
+    def __init__(self, name, horizon, num_lanes):
+        model, contexts, engine, self.named = setup(name, horizon)
+        self.worlds, self.num_lanes = worlds_of(name, model), num_lanes
+        is_exact = engine.explanation.is_exact
+
+        def one(key, truth, kind, numbers):
+            world, selector = Environment(model, truth, contexts), kind.make(numbers)
+            record, seen, state = rollout_to_end(
+                key, model, engine, selector, world, num_steps=horizon, num_samples=1000
+            )
+            own = jnp.sum(record.regret)[None], is_stuck(record.regret[None])
+            if not is_exact:
+                return own, own
+            truths = engine.sample(jr.fold_in(key, 3), state, NUM_TRUTHS)
+            return own, judge(model, truths, record.arm, seen)
+
+        def lower(kind):
+            def run(keys, truths, numbers):
+                lanes = jax.vmap(lambda key, truth, own: one(key, truth, kind, own), in_axes=(0, 0, None))
+                return jax.vmap(lanes, in_axes=(None, None, 0))(keys, truths, numbers)
+
+            keys = self._keys(0, num_lanes)
+            truths = self._truths("own", keys)
+            return jax.jit(run).lower(keys, truths, jnp.asarray(list(kind.numbers.values())))
+
+        self._kinds = kinds_of(list(self.named.values()))
+        lowered = [lower(kind) for kind in self._kinds]
+        with ThreadPoolExecutor(8) as pool:
+            self._compiled = list(pool.map(lambda low: low.compile(), lowered))
+
+    def play(self, wanted):
+        """Play {label: (worlds, seed, number)} and return {label: {name: (judged by its truth, judged in hindsight)}}."""
+        keys = [self._keys(seed, num) for _, seed, num in wanted.values()]
+        truths = [self._truths(worlds, own) for own, (worlds, _, _) in zip(keys, wanted.values(), strict=True)]
+        total = sum(num for _, _, num in wanted.values())
+        keys, truths = jnp.concatenate(keys), jax.tree.map(lambda *parts: jnp.concatenate(parts), *truths)
+        found = {}
+        for kind, run in zip(self._kinds, self._compiled, strict=True):
+            began, parts = time.time(), []
+            for first in range(0, total, self.num_lanes):
+                rows = np.arange(first, first + self.num_lanes) % total
+                given = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (keys, truths))
+                parts.append(jax.device_get(run(*given, jnp.asarray(list(kind.numbers.values())))))
+            joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1)[:, :total], *parts)
+            for number, selector in enumerate(kind.numbers):
+                rule = next(name for name, other in self.named.items() if id(other) == selector)
+                found[rule] = jax.tree.map(lambda leaf, number=number: leaf[number], joined)
+            print(f"  {len(kind.numbers)} of {rule}: {time.time() - began:.1f} s", flush=True)
+        ends = np.cumsum([num for _, _, num in wanted.values()])
+        spans = {label: slice(end - num, end) for end, (label, (_, _, num)) in zip(ends, wanted.items(), strict=True)}
+        return {
+            label: {rule: jax.tree.map(lambda leaf, span=span: leaf[span], found[rule]) for rule in self.named}
+            for label, span in spans.items()
+        }
+
+    def _keys(self, seed, num):
+        return jax.vmap(lambda number: jr.fold_in(jr.key(seed), number))(jnp.arange(num))
+
+    def _truths(self, worlds, keys):
+        return jax.jit(jax.vmap(lambda key: self.worlds[worlds](jr.fold_in(key, 2))))(keys)  # as a rollout would
+
+
+def run_case(name, horizon, arguments):
+    start, label, num = time.time(), f"{name}-{horizon}", arguments.worlds
+    wanted = {"race": ("own", 0, RACE), "own": ("own", 1, num)}
+    if horizon == WRONG_AT:
+        wanted |= {wrong: (wrong, 2, num) for wrong in worlds_of(name, None) if wrong != "own"}
+    total = sum(own for _, _, own in wanted.values())
+    case = Case(name, horizon, -(-total // -(-total // arguments.lanes)))
+    print(f"{label}: {len(case.named)} candidates compiled in {time.time() - start:.0f} s", flush=True)
+    found = case.play(wanted)
+    kept = {f"{worlds}/{rule}/truth": both[0][0] for worlds in found for rule, both in found[worlds].items()}
+    kept |= {f"own/{rule}/hindsight": both[1][0].mean(axis=1) for rule, both in found["own"].items()}
+    kept |= {f"race/{rule}/hindsight": both[1][0] for rule, both in found["race"].items()}
+    np.savez_compressed(arguments.out / f"{label}.npz", **kept)
+    print(f"{label}: {time.time() - start:.0f} s", flush=True)
+
+
+def report(out):
+    """Let the library choose after a race, and print how its choice fared on the worlds held out, and how all rules did."""
+    excess = {}
+    for worlds in ("own", "narrow", "wide"):
+        heads = "program | decisions | chosen | race | worlds | regret | best other | behind"
+        heads += " | best other in hindsight | behind" if worlds == "own" else ""
+        heads += " | ahead by more than two standard errors"
+        print(f"\n## worlds: {worlds}\n\n| {heads} |\n|" + " --- |" * (heads.count("|") + 1))
+        for path in sorted(out.glob("*-*.npz"), key=_place):
+            name, horizon = path.stem.rsplit("-", 1)
+            data = dict(np.load(path))
+            if f"{worlds}/greedy/truth" not in data:
+                continue
+            choices = chosen(data, setup(name, int(horizon))[3], int(horizon))
+            rules = [key.split("/")[1] for key in data if key.startswith(f"{worlds}/") and key.endswith("truth")]
+            truth = {rule: data[f"{worlds}/{rule}/truth"][:, 0].astype(float) for rule in rules}
+            judged = {rule: data.get(f"{worlds}/{rule}/hindsight", truth[rule]).astype(float) for rule in rules}
+            best, num_race = choices[0]
+            cells = [name, horizon, best, num_race, truth[best].size]
+            cells += [f"{truth[best].mean():.4g} +- {_error(truth[best]):.2g}"]
+            for found in (truth, judged) if worlds == "own" else (truth,):
+                other = min((rule for rule in rules if rule != best), key=lambda rule, found=found: found[rule].mean())
+                behind = found[other] - found[best]
+                cells += [other, f"{behind.mean():+.2g} +- {_error(behind):.2g}"]
+            behind = {rule: truth[rule] - truth[best] for rule in rules if rule != best}
+            cells += ["; ".join(rule for rule, lead in behind.items() if lead.mean() < -2 * _error(lead))]
+            print("| " + " | ".join(str(cell) for cell in cells) + " |")
+            least = min(value.mean() for value in judged.values())
+            above = {rule: 100 * (judged[rule].mean() / least - 1) for rule in rules}
+            above["tune"] = np.mean([above[rule] for rule, _ in choices])
+            for rule, value in above.items():
+                excess.setdefault(rule, {}).setdefault(worlds, []).append(value)
+    print("\n## regret above that of the best candidate of each case, %: mean (largest; cases)\n")
+    print("| | own | narrow | wide |\n| --- | --- | --- | --- |")
+    for rule, found in sorted(excess.items(), key=lambda item: np.mean(item[1]["own"])):
+        cells = [
+            f"{np.mean(v):.1f} ({max(v):.0f}; {len(v)})"
+            for v in (found.get(w, [np.nan]) for w in ("own", "narrow", "wide"))
+        ]
+        print(f"| {rule} | " + " | ".join(cells) + " |")
+
+
+def chosen(data, named, horizon, num_races=4):
+    """What the library's race chooses and after how many worlds, begun at four places of the worlds played for it."""
+    choices = []
+    for first in range(0, RACE, RACE // num_races):
+        regret = {rule: np.roll(data[f"race/{rule}/hindsight"].astype(float), -first, axis=0) for rule in named}
+        play = Played({rule: (value, np.zeros(value.shape, bool)) for rule, value in regret.items()})
+        answer = finish(race(play, named, "mean", RACE, 0.06, lambda line: None), "mean", horizon, 0.0)
+        choices.append((answer.name, answer.standings[0].num_worlds))
+    return choices
+
+
+def _place(path):
+    name, horizon = path.stem.rsplit("-", 1)
+    return PROGRAMS.index(name) if name in PROGRAMS else len(PROGRAMS), name, int(horizon)
+
+
+def _error(values):
+    return values.std() / values.size**0.5
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", default=",".join(PROGRAMS))
+    parser.add_argument("--horizons", default="1000,100,10000")
+    parser.add_argument("--worlds", type=int, default=4096, help="worlds held out (%(default)s)")
+    parser.add_argument("--lanes", type=int, default=1 << 14, help="worlds that are played together (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("held-out"))
+    parser.add_argument("--report", action="store_true", help="print what is there")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.report:
+        report(arguments.out)
+        return
+    for horizon in (int(word) for word in arguments.horizons.split(",")):
+        for name in arguments.programs.split(","):
+            if name != "bernoulli_sure" or horizon == WRONG_AT:  # it is there for its wrong prior
+                run_case(name, horizon, arguments)
+
+
+if __name__ == "__main__":
+    main()
