@@ -14,7 +14,7 @@ import jax
 
 from ppl_bandit.numerics.defaults import use_defaults
 
-__all__ = ["Ahead", "large_options", "quick_jit", "quick_options", "run_once", "uncollected"]
+__all__ = ["Ahead", "large_options", "num_cores", "quick_jit", "quick_options", "run_once", "uncollected"]
 
 use_defaults()  # before anything is compiled
 
@@ -136,6 +136,11 @@ def _signature(args: Any) -> tuple[Any, Any]:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
     leaves, treedef = jax.tree.flatten(shapes)
     return shapes, (treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+def num_cores() -> int:
+    """Count the cores that this process may use, which can be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def large_options() -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Playing worlds, a chunk at a time: each kind of selector is compiled once, beside the others, and played on every core."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit import selectors as rules
-from ppl_bandit.numerics.compilation import large_options
+from ppl_bandit.numerics.compilation import large_options, num_cores
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.hindsight import can_judge, judge
@@ -69,7 +68,7 @@ class Player:
         self._parts = model, engine, environment, int(horizon), int(num_samples)
         self._seed, self._is_double = seed, precision == "float64"
         is_cpu = jax.default_backend() == "cpu"
-        self.num_workers = _num_cores() if is_cpu else 1
+        self.num_workers = num_cores() if is_cpu else 1
         self._in_turn = is_cpu and not engine.explanation.is_exact
         self.num_chunk = max(1, min(_CPU_CHUNK if is_cpu else _ACCELERATOR_CHUNK, num_worlds))
         most = _NUM_TRUTHS if can_judge(model, engine, environment) else 1
@@ -171,11 +170,6 @@ def kinds_of(candidates: Sequence[Selector]) -> list[_Kind]:
             numbers = float(patience), float(learning)
         kinds.setdefault(place, _Kind(make, {})).numbers[id(rule)] = numbers
     return list(kinds.values())
-
-
-def _num_cores() -> int:
-    """Count the cores that this process may use, which can be fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gittins(horizon: int, has_learning: bool, numbers: Float[Array, " 2"]) -> Selector:

@@ -6,7 +6,6 @@ the same realizations: their differences are paired.
 """
 
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
+from ppl_bandit.numerics.compilation import num_cores
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.simulation import records
@@ -165,7 +165,7 @@ def realize(
     is_double = jnp.zeros(()).dtype == jnp.float64
     num_devices = 1 if mesh is None else mesh.size
     # On a CPU each core has chunks of its own. Processes that share a mesh must all do the same things in the same order.
-    num_workers = (os.cpu_count() or 1) if platform == "cpu" and mesh is None else 1
+    num_workers = num_cores() if platform == "cpu" and mesh is None else 1
     if memory is None:
         memory = (
             1 << 29 if platform == "cpu" else jax.local_devices()[0].memory_stats()["bytes_limit"] // 3 * num_devices
