@@ -272,11 +272,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     from ppl_bandit.commands.compare import compare_from_arguments
 
     try:
-        compare_from_arguments(arguments, _say, lambda line: print(line, file=sys.stderr, flush=True))
+        is_complete = compare_from_arguments(arguments, _say, lambda line: print(line, file=sys.stderr, flush=True))
+    except KeyboardInterrupt:
+        print("ppl-bandit compare: interrupted before any engine was done", file=sys.stderr)
+        _leave(130)
     except (ValueError, OSError) as error:
         print(f"ppl-bandit compare: {error}", file=sys.stderr)
         return 2
-    return 0
+    return 0 if is_complete else _leave(130)
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from ppl_bandit.comparison.models import rank_models
 from ppl_bandit.comparison.posteriors import compare
 from ppl_bandit.comparison.records import records
 from ppl_bandit.comparison.report import comparison_report, ranking_report
-from ppl_bandit.comparison.results import Score
+from ppl_bandit.comparison.results import INTERRUPTED, Score
 from ppl_bandit.comparison.simulated import simulate_rows
 from ppl_bandit.live.data_files import read_data, write_data
 from ppl_bandit.program.reward_model import RewardModel
@@ -51,8 +51,8 @@ class CompareOptions(NamedTuple):
 
 def compare_from_arguments(
     arguments: argparse.Namespace, say: Callable[[str], None], progress: Callable[[str], None]
-) -> None:
-    """Run `ppl-bandit compare`.
+) -> bool:
+    """Run `ppl-bandit compare`; return whether it came to its end, and was not interrupted.
 
     Args:
         say: told the results.
@@ -81,9 +81,10 @@ def compare_from_arguments(
     words, found, files = run(arguments.models, options, progress)
     if arguments.json:
         say(json.dumps({**found, "files": [str(path) for path in files]}, indent=2))
-        return
-    say(words)
-    say("\n" + "\n".join(f"wrote {path}" for path in files))
+    else:
+        say(words)
+        say("\n" + "\n".join(f"wrote {path}" for path in files))
+    return INTERRUPTED not in found.get("refused", {}).values()
 
 
 def _compare(

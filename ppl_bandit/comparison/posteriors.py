@@ -1,7 +1,7 @@
 """Compare engines on one program and the same rows: posteriors, decisions, cost, and all of these as the rows grow."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from ppl_bandit.comparison.errors import (
     total_variation,
 )
 from ppl_bandit.comparison.results import (
+    INTERRUPTED,
     Comparison,
     DecisionErrors,
     EngineResult,
@@ -34,7 +35,7 @@ from ppl_bandit.comparison.results import (
     StreamPoint,
     element_labels,
 )
-from ppl_bandit.comparison.running import Decide, Run, Runner, build_runner, flatten, make_decide, run
+from ppl_bandit.comparison.running import Decide, Run, Runner, build_runner, flatten, make_decide, run, timed
 from ppl_bandit.comparison.tables import describe
 from ppl_bandit.engines.approximate.diagnostics import chain_ess
 from ppl_bandit.live.data_files import check_data
@@ -51,6 +52,7 @@ Factory = Callable[[RewardModel], Engine]
 _DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
 _NUM_SAMPLES_OF_REFERENCE = 20  # of the engines' size, in pairs for the floor
 _MOST_LONG_DRAWS = 40_000
+_WORTH_SAYING = 5.0  # seconds
 _MOST_CONTEXTS = 8  # in which decisions are compared
 
 
@@ -87,7 +89,9 @@ def compare(
         arms: names of the arms.
         seed: of all random numbers.
         name: of the program, for titles; None takes the function's own.
-        say: told one line per engine, as it is done.
+        say: told one line per engine, as it is done, and before a long run what it may cost.
+
+    Interrupted (Ctrl-C), it returns the engines that are done, and names the others as interrupted.
 
     Raises:
         ValueError: with what was given, what was expected and what to do instead.
@@ -107,6 +111,7 @@ def compare(
         lab = _Lab(reward_model, data, parts, decide, num_samples, num_runs)
         references, refused, exact = _reference(lab, key_reference, reference, say)
         runners = _build(lab, factories, refused, exact)
+        _say_cost(lab, "the engines, of which Ctrl-C keeps those that are done,", runners.values(), num_runs + 1, say)
         results: dict[str, EngineResult] = {}
         streams: dict[str, list[Run]] = {}
         for number, label in enumerate(factories):
@@ -120,6 +125,12 @@ def compare(
                 refused[label] = str(refusal)
                 say(f"{label}: not run: {refusal}")
                 continue
+            except KeyboardInterrupt:
+                if not results:
+                    raise
+                say(f"interrupted in {label}: the engines that are done are kept")
+                refused |= dict.fromkeys((name for name in factories if name not in {*results, *refused}), INTERRUPTED)
+                break
             seconds = results[label].seconds_cold, results[label].seconds_warm.value
             say(f"{label}: {num_runs} runs, {seconds[0]:.3g} s cold, {seconds[1]:.3g} s warm")
         stream = [
@@ -278,6 +289,7 @@ def _reference(
     if factory is None:
         factory = partial(library.nuts, num_draws=many)
     runner = build_runner(factory, lab.model, lab.whole, many)
+    _say_cost(lab, "the reference, a long run,", [runner], 1, say)
     runs = run(runner, key_run, lab.parts, lab.decide)
     references = []
     for number, at in enumerate(runs):
@@ -288,6 +300,20 @@ def _reference(
         references.append(_refer(lab, key_samples, number, runner, at, drawn))
     say(f"reference: {references[-1].words}")
     return references, refused, None
+
+
+def _say_cost(lab: _Lab, who: str, runners: Iterable[Runner], num_runs: int, say: Callable[[str], None]) -> None:
+    """Say what runs on all rows will take, if that may be long, going by an eighth of the rows.
+
+    Some of an engine's work is the same for any number of rows, the rest is in proportion to it.
+    """
+    total = len(lab.data.arm)
+    num_rows = -(-total // 8)
+    few = lab.whole._replace(mask=jnp.arange(total) < num_rows)
+    least = num_runs * sum(timed(runner, few) for runner in runners if runner.engine.reserve is not None)
+    most = least * total / num_rows
+    if most > _WORTH_SAYING:
+        say(f"going by {num_rows} of {total} rows, {who} will take between {least:.0f} and {most:.0f} s")
 
 
 def _check_certified(at: Run) -> None:

@@ -17,6 +17,7 @@ from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Explanation, Interaction
 
 __all__ = [
+    "INTERRUPTED",
     "Comparison",
     "DecisionErrors",
     "EngineResult",
@@ -27,6 +28,8 @@ __all__ = [
     "StreamPoint",
     "element_labels",
 ]
+
+INTERRUPTED = "interrupted"  # why an engine was not run
 
 
 class Floor(NamedTuple):
@@ -167,6 +170,11 @@ class Comparison:
     is_cached: bool
     standings: dict[str, Overview]
     text: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no engine is missing because of an interruption."""
+        return INTERRUPTED not in self.refused.values()
 
     def __repr__(self) -> str:
         return f"Comparison({self.name}, {list(self.engines)} against {self.reference.name}, {len(self.data.arm)} rows)"

@@ -1,8 +1,10 @@
 """Run engines on the same rows: the pure functions of the live bandit, timed, and repeated with other random numbers."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.random as jr
@@ -13,9 +15,11 @@ from ppl_bandit.numerics.compilation import Ahead, quick_jit
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key, Selection, Selector
 
-__all__ = ["Decide", "Run", "Runner", "build_runner", "flatten", "make_decide", "run"]
+__all__ = ["Decide", "Run", "Runner", "build_runner", "flatten", "make_decide", "run", "timed"]
 
 Decide = Callable[[Key, Mapping[str, Any], int], Selection]
+
+_T = TypeVar("_T")
 
 
 class Run(NamedTuple):
@@ -98,14 +102,50 @@ def run(runner: Runner, key: Key, parts: Sequence[Interaction], decide: Decide) 
     state = runner.start(key_start)
     for rows, key_part in zip(parts, jr.split(key_parts, len(parts)), strict=True):
         key_learn, key_draw, key_decide = jr.split(key_part, 3)
-        state, info = runner.learn(key_learn, state, rows)
-        draws = jax.block_until_ready(runner.draw(key_draw, state))
+        state, info, draws = _learn(runner, state, rows, key_learn, key_draw)
         seconds = time.perf_counter() - begin
         num_seen += rows.arm.shape[0] if rows.mask is None else int(np.sum(rows.mask))
         chosen = jax.device_get(decide(key_decide, draws, num_seen + 1))
         found.append(Run(jax.device_get(draws), _numbers(info), chosen, seconds, state))
         begin = time.perf_counter()
     return found
+
+
+def timed(runner: Runner, rows: Interaction) -> float:
+    """Return the seconds of an update and draws, once all is compiled.
+
+    Args:
+        rows: as many as the runner was built for, of which some may be masked.
+    """
+    runner.seconds_until_ready()
+    state = runner.start(jr.key(0))
+    begin = time.perf_counter()
+    _learn(runner, state, rows, jr.key(1), jr.key(2))
+    return time.perf_counter() - begin
+
+
+def _learn(runner: Runner, state: Any, rows: Interaction, key_learn: Key, key_draw: Key) -> tuple[Any, Any, Draws]:
+    def both() -> tuple[Any, Any, Draws]:
+        after, info = runner.learn(key_learn, state, rows)
+        return after, info, jax.block_until_ready(runner.draw(key_draw, after))
+
+    # What was not compiled for these shapes runs the program, which stays in the thread of its user.
+    return both() if runner.engine.reserve is None else _interruptibly(both)
+
+
+def _interruptibly(function: Callable[[], _T]) -> _T:
+    """Call a function in a thread of its own: this one hears of Ctrl-C at once, and not when a long computation is over."""
+    found: Future[_T] = Future()
+
+    def call() -> None:
+        try:
+            with jax.enable_x64(True):
+                found.set_result(function())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return found.result()
 
 
 def _numbers(info: Any) -> dict[str, float]:

@@ -123,14 +123,17 @@ def _is_same(value: Any) -> bool:
 
 
 def without_points(law: Law) -> Law:
-    """Return the law with a little width for arms that have none: a linear form of a context of zeros, a price of zero."""
-    share = float(jnp.finfo(law.centre.dtype).eps) ** 0.6
+    """Return the law with a little width for arms that have none: a linear form of a context of zeros, a price of zero.
+
+    As little as floats can tell from the point itself; next to 0, nothing to speak of in the units of the other arms.
+    """
+    facts = jnp.finfo(law.centre.dtype)
+    share, nothing = float(facts.eps) ** 0.6, float(facts.tiny) ** 0.8
     if law.kind == PLAIN:
-        least = share * jnp.maximum(jnp.max(law.width), jnp.ptp(law.centre))
-        return law._replace(width=jnp.maximum(law.width, jnp.where(least > 0, least, 1.0)))
-    least = share * (
-        jnp.max(jnp.abs(_to_x(law, jnp.zeros((law.centre.size, 1)))[:, 0] - law.offset)) + jnp.ptp(law.offset)
-    )
+        least = share * jnp.abs(law.centre) + nothing * (jnp.max(law.width) + jnp.ptp(law.centre))
+        return law._replace(width=jnp.where(law.width == 0, jnp.where(least > 0, least, 1.0), law.width))
+    sizes = jnp.abs(_to_x(law, jnp.zeros((law.centre.size, 1)))[:, 0] - law.offset)
+    least = share * jnp.abs(law.offset) + nothing * (jnp.max(sizes) + jnp.ptp(law.offset))
     return law._replace(slope=jnp.where(law.slope == 0, jnp.where(least > 0, least, 1.0), law.slope))
 
 

@@ -16,6 +16,7 @@ from scipy import stats
 
 from ppl_bandit import Bandit, Interaction, NotConjugate, RewardModel, compare, engines
 from ppl_bandit.commands.cli import main
+from ppl_bandit.comparison import posteriors
 from ppl_bandit.comparison.answer import answer
 from ppl_bandit.comparison.errors import QUANTILES, Estimate
 from ppl_bandit.comparison.figures import draw_figures
@@ -351,6 +352,28 @@ def logistic(arm):
     with numpyro.plate("arms", 2):
         logit = numpyro.sample("logit", dist.Normal(0.0, 1.5))
     numpyro.sample("reward", dist.Bernoulli(logits=logit[arm]))
+
+
+def test_an_interrupted_comparison_keeps_what_is_done_and_the_cost_is_said_before(model, monkeypatch):
+    lines, contest = [], posteriors._contest
+
+    def interrupted(lab, key, runner, reference):
+        if runner.engine.explanation.engine == "laplace":
+            raise KeyboardInterrupt
+        return contest(lab, key, runner, reference)
+
+    monkeypatch.setattr(posteriors, "_contest", interrupted)
+    monkeypatch.setattr(posteriors, "_WORTH_SAYING", 0.0)
+    options = {"num_samples": NUM_SAMPLES, "num_runs": 2, "checkpoints": (), "say": lines.append}
+    found = compare(model, ROWS, (engines.conjugate, engines.laplace), **options)
+    assert list(found.engines) == ["exact"] and found.refused == {"laplace": "interrupted"} and not found.is_complete
+    assert "laplace: not run: interrupted" in str(found)
+    said = next(
+        index for index, line in enumerate(lines) if "rows, the engines" in line and "will take between" in line
+    )
+    assert said < next(index for index, line in enumerate(lines) if line.startswith("exact: 2 runs"))
+    with pytest.raises(KeyboardInterrupt):  # nothing is done
+        compare(model, ROWS, (engines.laplace,), **options)
 
 
 @pytest.mark.slow

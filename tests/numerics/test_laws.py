@@ -157,6 +157,23 @@ def test_arms_without_spread_compete_as_points():
             np.testing.assert_allclose(contests.best_arm_probs(law), [0.5, 0.5, 0.0], atol=2e-4)
 
 
+def test_constants_in_single_precision_do_not_shorten_the_law():
+    with jax.enable_x64(False):
+        weights = jnp.array([0.3, 0.7])  # as a program's module makes them, before anybody asked for more
+
+    def fee(arm):
+        with numpyro.plate("arms", 2):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.deterministic("expected_reward", 1000.0 + weights[arm] * rate[arm])
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    with jax.enable_x64(False):
+        engine = engines.conjugate(RewardModel(fee, 2))
+    middle = engine.marginals(engine.init(jr.key(0)), None).quantile(jnp.asarray(0.5))
+    # The weights are what they are; their products and sums have 16 digits, and a median of 1,000 has an error of 1e-9.
+    np.testing.assert_allclose(middle, 1000.0 + 0.5 * np.asarray(weights, float), rtol=1e-10)
+
+
 def test_hundreds_of_arms_match_draws():
     rng = np.random.default_rng(1)
     a, b = rng.integers(1, 400, (2, 150)).astype(float)

@@ -158,7 +158,7 @@ def start_point(layout: Layout) -> Coordinates:
     flat = Posterior(
         jnp.ones((layout.count("unit"), 2)),
         tuple(jnp.ones((site.size // site.shape[-1], site.shape[-1])) for site in layout.of("simplex")),
-        jnp.full(layout.count("positive"), 1.3),
+        jnp.full(layout.count("positive"), 1.3, jnp.result_type(float)),
         jnp.ones(layout.count("positive")),
         jnp.zeros(layout.members.shape),
         jnp.broadcast_to(jnp.eye(layout.members.shape[1]), (*layout.members.shape, layout.members.shape[1])),

@@ -104,6 +104,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     with jax.enable_x64(True):
         layout, prior, evidence = examine(model)
         infinite, infinite_means = watch_means(model, layout, prior)
+        marginals = marginals_of(model, layout)
 
     def init(key: Key) -> Posterior:
         del key  # the prior is not random
@@ -127,7 +128,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         draw,
         report.accepted(model, layout, prior, evidence, discount, infinite),
         parameters,
-        marginals=marginals_of(model, layout),
+        marginals=marginals,
         settings={"discount": discount},
         infinite_means=infinite_means,
     )

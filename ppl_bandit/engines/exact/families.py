@@ -173,7 +173,7 @@ def _within(low: Any, width: Any, share: Array) -> Array:
 def coordinates_at(layout: Layout, posterior: Posterior) -> Coordinates:
     """Return the point at which likelihoods are differentiated: current means of reals and precisions, fixed elsewhere."""
     return Coordinates(
-        jnp.full(posterior.beta.shape[:1], _UNIT_POINT),
+        jnp.full(posterior.beta.shape[:1], _UNIT_POINT, posterior.beta.dtype),
         jnp.log(posterior.shape / posterior.rate) if posterior.shape.size else posterior.shape,
         tuple(_uneven_logits(rows.shape) for rows in posterior.dirichlet),
         reals_of(layout, posterior.mean, posterior.scaled_mean),

@@ -245,7 +245,9 @@ def _coefficients(model: RewardModel, power: int, context: Any) -> tuple[Array, 
     """Return offset and slope of expected rewards that each read one element."""
 
     def at(value: float) -> Array:
-        return _expected(model, {name: jnp.full(shape, value) for name, shape in model.latent_shapes.items()}, context)
+        # With their type spelled out: constants of the program in single precision would otherwise make the result so.
+        latents = {name: jnp.full(shape, value, jnp.result_type(float)) for name, shape in model.latent_shapes.items()}
+        return _expected(model, latents, context)
 
     one = at(1.0)
     return (jnp.zeros_like(one), one) if power == -1 else (at(0.0), one - at(0.0))
