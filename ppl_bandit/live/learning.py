@@ -17,6 +17,7 @@ __all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare_gro
 _SIZES = (1024, 32, 1)  # of the pieces of many rows, compiled once each
 _FIRST_ROOM = 4000  # rows: steps without a pause must not outrun the compiler, and room that is empty costs nothing
 _FIRST_BYTES = 1 << 22  # of their contexts, which a step copies: of large ones there is room for a quarter as many rows
+_AHEAD = 7  # steps to come for each that was, when the next room is prepared
 _MOST_DOUBLINGS = 24  # of a capacity, in search of the next
 
 
@@ -46,6 +47,7 @@ class Learner(NamedTuple):
         seed: the bandit's, on the device.
         has_warned: whether its user knows that these draws lack evidence and that no engine is left to move to.
         num_refreshes: how often its draws were renewed, as far as this process has seen.
+        is_growth_prepared: whether the state that has more room is compiled, or being compiled.
     """
 
     engine: Engine
@@ -54,6 +56,7 @@ class Learner(NamedTuple):
     seed: Any
     has_warned: bool = False
     num_refreshes: int = 0
+    is_growth_prepared: bool = False
 
 
 class Rows(NamedTuple):
@@ -81,20 +84,27 @@ def _first_room(model: RewardModel) -> int:
     return _FIRST_ROOM if row_bytes * _FIRST_ROOM <= _FIRST_BYTES else _FIRST_ROOM // 4
 
 
-def prepare_growth(task: Task, learner: Learner, before: Any) -> None:
-    """Compile for the shape that an engine's state will grow to next, in the background, as soon as it has a new shape.
+def prepare_growth(task: Task, learner: Learner, before: Any, num_rows: int) -> Learner:
+    """Compile for the shape that an engine's state will grow to next, in the background, once it is an eighth full.
+
+    Most experiments end before. Those that do not have seven times as many steps to come as there were, while it compiles.
 
     Args:
         before: the state before the last rows.
+        num_rows: how many were learnt in all.
     """
-    reserve = learner.engine.reserve
-    if reserve is None or _shapes(before) == _shapes(learner.state):
-        return
-    with jax.enable_x64(True):
-        for power in range(_MOST_DOUBLINGS):
-            larger = reserve(learner.state, 1 << power)
-            if _shapes(larger) != _shapes(learner.state):
-                return _prepare(task, learner, larger, without_programs if learner.engine.is_recorded else None)
+    reserve, state = learner.engine.reserve, learner.state
+    if reserve is None:
+        return learner
+    is_prepared = learner.is_growth_prepared and _shapes(before) == _shapes(state)
+    if not is_prepared:
+        with jax.enable_x64(True):
+            is_prepared = _shapes(reserve(state, _AHEAD * num_rows)) != _shapes(state)
+            larger = (reserve(state, 1 << power) for power in range(_MOST_DOUBLINGS if is_prepared else 0))
+            grown = next((other for other in larger if _shapes(other) != _shapes(state)), None)
+        if grown is not None:
+            _prepare(task, learner, grown, without_programs if learner.engine.is_recorded else None)
+    return learner._replace(is_growth_prepared=is_prepared)
 
 
 def _prepare(task: Task, learner: Learner, state: Any, within: Callable | None = None) -> None:
