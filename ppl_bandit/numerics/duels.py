@@ -2,13 +2,14 @@
 
 P = E F(s), with s of the narrower law and F the distribution function of the wider one, smooth on the scale of the narrower.
 The mean is a whole sum over nodes of the narrower law, which needs few of them (`laws`); F is a running sum over nodes of the
-wider law, interpolated. All of it is in single precision: positions are relative to the centres, so that nothing cancels.
+wider law, interpolated. All of it is in single precision: positions are relative to the centres, and the smaller of the two
+probabilities is what is summed, so that nothing cancels.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.laws import LOG, LOGIT, PLAIN, Law
 
@@ -48,9 +49,11 @@ def win_prob(law: Law) -> Float[Array, "2"]:
     z, _, mass = _nodes(law.kind, own, _NUM_SUMMED[law.kind])
     scale = law.width[1 - narrow]
     shift = ((law.centre[narrow] - law.centre[1 - narrow]) / scale).astype(jnp.float32)
-    below = _below(law.kind, other, shift + (law.width[narrow] / scale).astype(jnp.float32) * z)
-    wins = (jnp.sum(mass * below) / jnp.sum(mass)).astype(law.centre.dtype)
-    return jnp.where(jnp.arange(2) == narrow, wins, 1.0 - wins)
+    is_above = shift > 0
+    places = shift + (law.width[narrow] / scale).astype(jnp.float32) * z
+    beyond = _beyond(law.kind, other, places, is_above)
+    less = (jnp.sum(mass * beyond) / jnp.sum(mass)).astype(law.centre.dtype)
+    return jnp.where((jnp.arange(2) == narrow) != is_above, less, 1.0 - less)
 
 
 def _one(law: Law, arm: Int[Array, ""]) -> _One:
@@ -71,11 +74,11 @@ def _nodes(kind: int, one: _One, num: int) -> tuple[Float[Array, " G"], Float[Ar
     return z, step, jnp.exp(_log_density(kind, one, z)) * (0.5 * (rise + fall))
 
 
-def _below(kind: int, one: _One, z: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Return the distribution function at z, by cubics between running sums."""
+def _beyond(kind: int, one: _One, z: Float[Array, " n"], is_above: Bool[Array, ""]) -> Float[Array, " n"]:
+    """Return the probability below z, or above it, by cubics between running sums that begin at that end."""
     num = _NUM_RUNNING[kind]
     _, step, mass = _nodes(kind, one, num)
-    mass = mass / jnp.sum(mass)
+    mass, z = jnp.where(is_above, mass[::-1], mass) / jnp.sum(mass), jnp.where(is_above, -z, z)
     running = _running_sums(mass)
     size = jnp.abs(z)
     v = jnp.copysign(jnp.log(size + jnp.sqrt(size * size + 1.0)), z)
