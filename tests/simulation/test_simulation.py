@@ -162,7 +162,7 @@ def test_a_rollout_that_stops_early_is_the_beginning_of_the_whole():
 
 def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys):
     monkeypatch.setattr(simulation, "_chunk_size", lambda *arguments: 4)
-    monkeypatch.setattr(simulation.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(simulation, "num_cores", lambda: 1)
 
     def interrupt(self, num):
         if len(calls) == 2:
