@@ -14,7 +14,7 @@ from ppl_bandit.comparison.models import rank_models
 from ppl_bandit.comparison.posteriors import compare
 from ppl_bandit.comparison.records import records
 from ppl_bandit.comparison.report import comparison_report, ranking_report
-from ppl_bandit.comparison.results import INTERRUPTED, Score
+from ppl_bandit.comparison.results import Score
 from ppl_bandit.comparison.simulated import simulate_rows
 from ppl_bandit.live.data_files import read_data, write_data
 from ppl_bandit.program.reward_model import RewardModel
@@ -84,7 +84,7 @@ def compare_from_arguments(
     else:
         say(words)
         say("\n" + "\n".join(f"wrote {path}" for path in files))
-    return INTERRUPTED not in found.get("refused", {}).values()
+    return bool(found.get("is_complete", True))  # a ranking has no such end
 
 
 def _compare(

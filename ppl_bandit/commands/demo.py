@@ -2,7 +2,6 @@
 
 import inspect
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
@@ -18,7 +17,7 @@ from jaxtyping import Array
 from ppl_bandit import engines, selectors
 from ppl_bandit.commands.demo_figure import Learning, draw_demo
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.numerics.compilation import num_cores, quick_jit
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
@@ -84,7 +83,7 @@ def run_demo(out: Path, say: Callable[[str], None], seed: int = 0) -> list[DemoR
 
 def _play_all(names: Sequence[str], seed: int) -> Iterator[DemoResult]:
     """Yield the results in order. Tracing a program holds the interpreter's lock, so a second core needs a second process."""
-    num_workers = min(2, os.cpu_count() or 1, len(names))
+    num_workers = min(2, num_cores(), len(names))
     if num_workers == 1:
         yield from map(_play, names, repeat(seed))
         return

@@ -38,6 +38,7 @@ def records(result: Comparison) -> dict[str, Any]:
             },
         },
         "refused": result.refused,
+        "is_complete": result.is_complete,
         "engines": {label: _engine_record(result, label) for label in result.engines},
         "stream": [_stream_record(result, point) for point in result.stream],
     }

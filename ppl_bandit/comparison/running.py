@@ -129,7 +129,7 @@ def _learn(runner: Runner, state: Any, rows: Interaction, key_learn: Key, key_dr
         after, info = runner.learn(key_learn, state, rows)
         return after, info, jax.block_until_ready(runner.draw(key_draw, after))
 
-    # What was not compiled for these shapes runs the program, which stays in the thread of its user.
+    # Where no data are kept an update is over at once, and its time would be that of starting a thread.
     return both() if runner.engine.reserve is None else _interruptibly(both)
 
 

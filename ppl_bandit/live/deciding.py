@@ -1,7 +1,6 @@
 """Decide from what was learnt: the edge between a caller's context and the compiled functions of engine and selector."""
 
 import functools
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.learning import Learner, Task, pad_rows, pieces
+from ppl_bandit.numerics.compilation import num_cores
 from ppl_bandit.selectors.contract import check_horizon
 
 __all__ = ["Chosen", "decide", "decide_many"]
@@ -72,7 +72,7 @@ def decide_many(task: Task, learner: Learner, numbers: np.ndarray, contexts: Any
     if sum(size > 1 for size in sizes) <= 1 or jax.default_backend() != "cpu":
         found = list(map(rows, starts, sizes))
     else:
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(num_cores()) as pool:
             found = list(pool.map(rows, starts, sizes))
     return _chosen(np.concatenate(found)[: numbers.size])
 
