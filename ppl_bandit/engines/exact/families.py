@@ -217,22 +217,29 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
         w = jax.nn.sigmoid(point.unit)
         both = -curve.unit / (w * (1.0 - w))
         success = gradient.unit + w * both
-        unit = jnp.stack([success, both - success], axis=-1)
+        unit = _as_counts(jnp.stack([success, both - success], axis=-1))
     for logits, slope, bend in zip(
         point.simplex, gradient.simplex, curve.simplex if point.simplex else (), strict=True
     ):
         p = jax.nn.softmax(logits, axis=-1)
         total = -bend[..., 0] / (p[..., 0] * (1.0 - p[..., 0]))
-        simplex.append(slope + total[..., None] * p)
+        simplex.append(_as_counts(slope + total[..., None] * p))
     if point.positive.size:
         # Along log u the density is a log u + b u: where b u is large the slope a + b u has lost the digits of a, so a is read
         # where b u is at most 1.
         shift = jnp.log1p(jnp.abs(curve.positive))
         slope_there = gradient_of(point._replace(positive=point.positive - shift)).positive
-        log_scale = slope_there - curve.positive * jnp.exp(-shift)
+        log_scale = _as_counts(slope_there - curve.positive * jnp.exp(-shift))
         u = jnp.exp(point.positive)
         scale = curve.positive / u
     return Natural(unit, tuple(simplex), log_scale, scale, *_derive_reals(layout, gradient.real, pull, zeros, u))
+
+
+def _as_counts(coefficients: Array) -> Array:
+    """Round to halves what differs from one by rounding alone: counts stay whole however many rewards are added up."""
+    halves = jnp.round(2.0 * coefficients) / 2.0
+    tolerance = 8.0 * jnp.finfo(coefficients.dtype).eps * jnp.maximum(1.0, jnp.abs(coefficients))
+    return jnp.where(jnp.abs(coefficients - halves) <= tolerance, halves, coefficients)
 
 
 def _derive_reals(
