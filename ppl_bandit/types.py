@@ -175,6 +175,8 @@ class Engine(NamedTuple):
         settings: what the factory was given, by argument, for whoever records or compares it.
         infinite_means: (state, context) -> (A,), the arms whose expected reward has itself an infinite expectation; None
             where none has one, or where that is not known.
+        wider: (state, by) -> the state that the same data would have led to, had the prior been `by` times as wide; None where
+            that is not known.
         is_recorded: whether `update` and `sample`, traced once, run no program when they are traced again for a state with
             more room; they are then traced in the background.
     """
@@ -189,6 +191,7 @@ class Engine(NamedTuple):
     settings: Mapping[str, Any] = MappingProxyType({})
     infinite_means: Callable[[State, Any], Any] | None = None
     is_recorded: bool = False
+    wider: Callable[[State, Any], State] | None = None
 
 
 class InvalidProgram(ValueError):

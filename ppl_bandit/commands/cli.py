@@ -82,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     tuning.add_argument(
         "--engine", default="auto", help="auto, exact, collapsed, reweight, nuts, svi or laplace (%(default)s)"
     )
+    tuning.add_argument(
+        "--doubt",
+        type=float,
+        default=1.0,
+        help="how many times too narrow or too wide the prior may be: also plays worlds of such priors (%(default)s)",
+    )
     tuning.add_argument("--num-worlds", type=int, default=512, help="worlds of the last round, at most (%(default)s)")
     tuning.add_argument(
         "--tolerance",
@@ -223,6 +229,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             horizon=arguments.horizon,
             names=None if arguments.selectors is None else arguments.selectors.split(","),
             criterion=arguments.criterion,
+            doubt=arguments.doubt,
             engine=arguments.engine,
             num_worlds=arguments.num_worlds,
             tolerance=arguments.tolerance,

@@ -24,6 +24,7 @@ def tune_model(
     horizon: int,
     names: Sequence[str] | None = None,
     criterion: str = "mean",
+    doubt: float = 1.0,
     engine: str = "auto",
     num_worlds: int = 512,
     tolerance: float = 0.06,
@@ -45,13 +46,15 @@ def tune_model(
     chosen = None if names is None else chosen_selectors(names, horizon)
     file = load_model(spec)
     model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
-    say(f"{file.name}: up to {num_worlds} worlds from the prior, {horizon} decisions in each")
+    doubted = "" if doubt == 1.0 else f" and from priors {doubt:g} times too narrow and too wide"
+    say(f"{file.name}: up to {num_worlds} worlds from the prior{doubted}, {horizon} decisions in each")
     tuned = tune(
         model,
         horizon,
         chosen,
         criterion=_criterion(criterion),
         contexts=file.contexts,
+        doubt=doubt,
         engine=factories[engine],
         num_worlds=num_worlds,
         tolerance=tolerance,
@@ -60,7 +63,7 @@ def tune_model(
         say=say,
     )
     code = f"from ppl_bandit import Bandit, selectors\nbandit = Bandit({_program(file)}, selector={tuned.code})"
-    notes = [f"{tuned.horizon} decisions; criterion {tuned.criterion}; {tuned.seconds:.0f} s"]
+    notes = [f"{tuned.horizon} decisions; criterion {tuned.criterion}; doubt {doubt:g}; {tuned.seconds:.0f} s"]
     if tuned.heaviest > _HEAVY and tuned.standings[0].num_worlds >= _ENOUGH:
         notes.append(
             f"one world of the prior has {100 * tuned.heaviest:.0f}% of all regret: its tails are heavy, and means and their "

@@ -1,6 +1,6 @@
 """The simulated world: a program with its latents fixed to the truth, or drawn anew from the prior."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Key
+from ppl_bandit.program.widening import middle_of, widened
+from ppl_bandit.types import Draws, Engine, Key
 
 __all__ = ["Environment"]
 
@@ -19,6 +20,10 @@ class Environment:
 
     The world may be another program than the one that a bandit believes in; it must have the same arms, and the same
     outcomes and contexts as far as the bandit sees them.
+
+    Attributes:
+        scales: how many times as wide as the prior the worlds are, where they are drawn.
+        engine: whose families say what a wider prior is, if any.
 
     Args:
         reward_model: the program of the world.
@@ -52,24 +57,69 @@ class Environment:
         self.reward_model = reward_model
         self.truth = None if truth is None else dict(truth)
         self.changes = {int(step): dict(later) for step, later in changes.items()}
+        self.scales: tuple[float, ...] = (1.0,)
+        self.engine: Engine | None = None
         self._contexts = contexts
+        self._middle: Draws = {}
 
     @classmethod
-    def from_prior(cls, reward_model: RewardModel, contexts: Callable[[Key], Any] | None = None) -> "Environment":
+    def from_prior(
+        cls,
+        reward_model: RewardModel,
+        contexts: Callable[[Key], Any] | None = None,
+        *,
+        scales: Sequence[float] = (1.0,),
+        engine: Engine | None = None,
+    ) -> "Environment":
         """Return an environment whose truth is drawn from the program's prior, anew for every realization.
 
-        Regret averaged over its realizations is Bayes regret. For a bandit whose prior is wrong, give the program that
-        the worlds shall come from here, and the bandit's own to `simulate`. Factors and constants that the program
+        Regret averaged over its realizations is Bayes regret. For a bandit whose prior is wrong, give `scales`, or the program
+        that the worlds shall come from here, and the bandit's own to `simulate`. Factors and constants that the program
         observes are not counted (see `RewardModel.sample_prior`).
+
+        Args:
+            scales: how many times as wide as the program's prior the worlds are (`ppl_bandit.program.widening`); with several,
+                each realization has one of them, at random.
+            engine: an exact engine of the program, to take wider priors from its conjugate families
+                (`ppl_bandit.engines.exact.wider`): histories can then be judged in hindsight.
         """
-        return cls(reward_model, None, contexts)
+        for scale in scales:
+            if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0.0 < scale < np.inf:
+                raise ValueError(f"scales has {scale!r}, expected positive numbers: 3.0 is a prior three times as wide")
+        if not scales:
+            raise ValueError("scales is empty: give at least one, 1.0 for the prior as it is")
+        found = cls(reward_model, None, contexts)
+        found.scales = tuple(float(scale) for scale in scales)
+        if found.scales == (1.0,):
+            return found
+        if engine is not None and engine.wider is not None and engine.explanation.is_exact:
+            found.engine = engine
+        else:
+            found._middle = middle_of(reward_model)
+        return found
 
     def world(self, key: Key) -> "Environment":
         """Return the world of one realization: itself where the truth is given, else one drawn from the prior."""
         if self.truth is not None:
             return self
-        drawn = self.reward_model.sample_prior(key, 1)
-        return Environment(self.reward_model, {name: value[0] for name, value in drawn.items()}, self._contexts)
+        return Environment(self.reward_model, self._draw(key), self._contexts)
+
+    def _draw(self, key: Key) -> dict[str, Array]:
+        if self.engine is not None and self.engine.wider is not None:
+            prior = self.engine.wider(self.engine.init(key), self.scale(key))
+            drawn = self.engine.sample(key, prior, 1)
+        else:
+            drawn = self.reward_model.sample_prior(key, 1)
+        latents = {name: value[0] for name, value in drawn.items()}
+        return widened(self.reward_model, latents, self._middle, self.scale(key)) if self._middle else latents
+
+    def which_scale(self, key: Key) -> Int[Array, ""]:
+        """Return the place among `scales` of that of the world of a key."""
+        return jax.random.randint(jax.random.fold_in(key, 1), (), 0, len(self.scales))
+
+    def scale(self, key: Key) -> Float[Array, ""]:
+        """Return how many times as wide as the prior the world of a key is."""
+        return jnp.asarray(self.scales, jnp.result_type(float))[self.which_scale(key)]
 
     def draw_context(self, key: Key) -> Any:
         """Draw the context of the next decision; None for a program without."""

@@ -74,8 +74,12 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         axis.errorbar(s.mean, place, xerr=1.96 * s.error, fmt="o", color=colour, capsize=3, markersize=5)
         axis.plot([s.high, s.highest], [place, place], linestyle="none", marker="|", markersize=11, color=colour)
     axis.set_yticks(places, [f"{s.name} ({s.num_worlds} worlds)" for s in standings])
-    axis.set(xscale="log", xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile")
-    finish(figure, f"Regret of {tuned.horizon} decisions in worlds from the prior", caption, out / "tune.png")
+    is_doubted = len(tuned.scales) > 1
+    what = "regret, in proportion to the best of each scale" if is_doubted else "regret"
+    axis.set(xscale="log", xlabel=f"{what}: mean, 95% interval; bars: 95th and 99th percentile")
+    each = ", ".join(f"{scale:.2g}" for scale in tuned.scales)
+    worlds = f"worlds of {each} times the prior's scale" if is_doubted else "worlds from the prior"
+    finish(figure, f"Regret of {tuned.horizon} decisions in {worlds}", caption, out / "tune.png")
 
 
 def _band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:

@@ -26,7 +26,8 @@ def can_judge(reward_model: RewardModel, engine: Engine, environment: Environmen
 
     Worlds are drawn without the program's factors and observed constants, which the posterior counts.
     """
-    is_own = environment.truth is None and environment.reward_model is reward_model
+    has_own_law = environment.scales == (1.0,) or environment.engine is engine
+    is_own = environment.truth is None and environment.reward_model is reward_model and has_own_law
     has_posterior = engine.explanation.is_exact and engine.settings.get("discount", 1.0) == 1.0
     return is_own and has_posterior and not reward_model.terms_beside_draws()
 

@@ -18,7 +18,7 @@ from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.hindsight import can_judge, judge
 from ppl_bandit.simulation.records import is_stuck
-from ppl_bandit.simulation.rollouts import rollout_to_end
+from ppl_bandit.simulation.rollouts import rollout_to_end, world_key
 from ppl_bandit.types import Engine, Key, Selection, Selector
 
 __all__ = ["Player", "kinds_of"]
@@ -113,6 +113,15 @@ class Player:
             found[name] = regret.astype(float), stuck
         return found
 
+    def scale_of(self, num_worlds: int) -> np.ndarray | None:
+        """Return which of the environment's scales each world has; None where there is one."""
+        environment = self._parts[2]
+        if len(environment.scales) == 1:
+            return None
+        with jax.enable_x64(self._is_double):
+            keys = _keys(jr.key(self._seed), jnp.asarray(0), num_worlds)
+            return np.asarray(jax.vmap(lambda key: environment.which_scale(world_key(key)))(keys))
+
     def _chunk(self, rule_and_start: tuple[Selector, int]) -> Any:
         rule, start = rule_and_start
         run, numbers = self._compiled[id(rule)]
@@ -136,17 +145,23 @@ class Player:
             )
             if self.num_truths == 1:
                 return jnp.sum(record.regret)[None], is_stuck(record.regret[None])
+            if engine.wider is not None and environment.scales != (1.0,):
+                state = engine.wider(state, environment.scale(world_key(key)))  # what the world's own prior would know
             truths = engine.sample(jr.fold_in(key, 3), state, self.num_truths)  # 2 and below are the rollout's
             return judge(model, truths, record.arm, contexts)
 
         def run(key: Key, start: Int[Array, ""], numbers: Float[Array, " 2"]) -> Any:
-            keys = jax.vmap(lambda number: jr.fold_in(key, number))(start + jnp.arange(self.num_chunk))
+            keys = _keys(key, start, self.num_chunk)
             if self._in_turn:
                 return jax.lax.map(lambda key: one(key, numbers), keys)
             return jax.vmap(one, in_axes=(0, None))(keys, numbers)
 
         options = large_options() if jax.default_backend() == "cpu" else None
         return jax.jit(run, compiler_options=options).lower(jr.key(self._seed), jnp.asarray(0), jnp.zeros(2))
+
+
+def _keys(key: Key, start: Int[Array, ""], num_worlds: int) -> Key:
+    return jax.vmap(lambda number: jr.fold_in(key, number))(start + jnp.arange(num_worlds))
 
 
 def kinds_of(candidates: Sequence[Selector]) -> list[_Kind]:

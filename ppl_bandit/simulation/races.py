@@ -8,7 +8,7 @@ import numpy as np
 
 from ppl_bandit.types import Selector
 
-__all__ = ["Lane", "Standing", "Tuned", "finish", "is_settled", "still_racing"]
+__all__ = ["Lane", "Standing", "Tuned", "finish", "in_proportion", "is_settled", "still_racing"]
 
 _BEHIND = 2.5  # standard errors of the difference to the leader: who is behind by more is dropped
 _NO_RIVAL = 2.0  # who is behind by more will not be chosen, and is not waited for
@@ -73,6 +73,9 @@ class Tuned:
         seconds: what the answer cost.
         regret: {name: (worlds,)}, every candidate's regret in every world that it played, on average over the truths that it
             was judged by (`ppl_bandit.simulation.hindsight`).
+        scales: how many times as wide as the prior the worlds were. With several, the standings are in proportion to the best
+            candidate of each (`in_proportion`); `regret` is not.
+        scale_of: (worlds,), which of `scales` each world had.
     """
 
     selector: Selector
@@ -82,6 +85,8 @@ class Tuned:
     horizon: int
     seconds: float
     regret: Mapping[str, np.ndarray] = field(repr=False)
+    scales: tuple[float, ...] = (1.0,)
+    scale_of: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def code(self) -> str:
@@ -90,23 +95,56 @@ class Tuned:
 
     @property
     def heaviest(self) -> float:
-        """The largest share that a single world has in the winner's summed regret; large where the prior's tails are heavy."""
+        """The largest share that a single world has in the winner's summed regret; large where the prior's tails are heavy.
+
+        With several scales, in the sum of regrets in proportion to their scale's.
+        """
         regret = self.regret[self.name]
-        return float(regret.max() / max(regret.sum(), np.finfo(float).tiny))
+        parts = [part for part in self._at_each_scale(regret) if part.size]
+        return max(float(part.max() / max(part.sum(), np.finfo(float).tiny)) for part in parts) / len(parts)
 
     def __str__(self) -> str:
         """Write the standings as a Markdown table."""
-        lines = [
-            "| selector | worlds | Bayes regret | 95th percentile | 99th percentile | stuck | hardest tenth | behind |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]
+        is_doubted = len(self.scales) > 1
+        each = [f"regret at {scale:.3g} of the prior's scale" for scale in self.scales] if is_doubted else []
+        heads = ["selector", "worlds", "in proportion to the best" if is_doubted else "Bayes regret", *each]
+        heads += ["95th percentile", "99th percentile", "stuck", "hardest tenth", "behind"]
+        lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
         for s in self.standings:
             behind = "" if s.name == self.name else f"{s.behind:+.2f} +- {s.behind_error:.2f}"
-            lines.append(
-                f"| {s.name} | {s.num_worlds} | {s.mean:.2f} +- {s.error:.2f} | {s.high:.1f} | {s.highest:.1f} | "
-                f"{100 * s.stuck:.1f}% | {s.hardest:.1f} | {behind} |"
-            )
+            cells = [s.name, str(s.num_worlds), f"{s.mean:.2f} +- {s.error:.2f}"]
+            cells += [f"{mean:.2f} +- {error:.2f}" for mean, error in self.at_each_scale(s.name)] if is_doubted else []
+            cells += [f"{s.high:.1f}", f"{s.highest:.1f}", f"{100 * s.stuck:.1f}%", f"{s.hardest:.1f}", behind]
+            lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines)
+
+    def at_each_scale(self, name: str) -> list[tuple[float, float]]:
+        """Return a candidate's mean regret, with its standard error, in the worlds of each of `scales`."""
+        parts = self._at_each_scale(self.regret[name])
+        return [(float(part.mean()) if part.size else float("nan"), _standard_error(part)) for part in parts]
+
+    def _at_each_scale(self, regret: np.ndarray) -> list[np.ndarray]:
+        which = np.zeros(regret.size, int) if self.scale_of is None else self.scale_of[: regret.size]
+        return [regret[which == number] for number in range(len(self.scales))]
+
+
+def in_proportion(lanes: Mapping[str, Lane], scale_of: np.ndarray) -> dict[str, Lane]:
+    """Divide each regret by the least mean regret of any candidate in the worlds of the same scale.
+
+    Worlds of a wide prior cost more than those of a narrow one, and would decide alone.
+
+    Args:
+        scale_of: (worlds,), which scale each world has.
+    """
+    count = max(len(lane.regret) for lane in lanes.values())
+    whole = [lane.regret.mean(axis=1) for lane in lanes.values() if len(lane.regret) == count]
+    unit = np.ones(count)
+    for number in np.unique(scale_of[:count]):
+        is_own = scale_of[:count] == number
+        means = [regret[is_own].mean() for regret in whole]
+        least = min((mean for mean in means if np.isfinite(mean) and mean > 0), default=1.0)
+        unit[is_own] = least
+    return {name: lane._replace(regret=lane.regret / unit[: len(lane.regret), None]) for name, lane in lanes.items()}
 
 
 def still_racing(lanes: list[Lane], criterion: str | float) -> list[str]:
@@ -128,7 +166,14 @@ def is_settled(lanes: list[Lane], criterion: str | float, tolerance: float) -> b
     return all(behind > _NO_RIVAL * error or error <= close for behind, error in found)
 
 
-def finish(lanes: Mapping[str, Lane], criterion: str | float, horizon: int, seconds: float) -> Tuned:
+def finish(
+    lanes: Mapping[str, Lane],
+    criterion: str | float,
+    horizon: int,
+    seconds: float,
+    scales: tuple[float, ...] = (1.0,),
+    scale_of: np.ndarray | None = None,
+) -> Tuned:
     """Rank the candidates and choose the best, of those that played every world.
 
     By mean regret, an index with `learning` is chosen wherever it is no more than two standard errors behind the leader: how
@@ -137,6 +182,9 @@ def finish(lanes: Mapping[str, Lane], criterion: str | float, horizon: int, seco
     with the lowest 99th percentile is chosen. Too little exploration shows in a few worlds that cost very much: worlds that a
     finite race sees too few of, so that means flatter the rash.
     """
+    regret = {lane.name: lane.regret.mean(axis=1) for lane in lanes.values()}
+    if scale_of is not None:
+        lanes = in_proportion(lanes, scale_of)
     num_worlds = max(len(lane.regret) for lane in lanes.values())
     whole = [lane for lane in lanes.values() if len(lane.regret) == num_worlds]
     leader = _leader(whole, criterion)
@@ -144,8 +192,7 @@ def finish(lanes: Mapping[str, Lane], criterion: str | float, horizon: int, seco
     best = min(level, key=lambda lane: (-_learning(lane, criterion), float(np.quantile(lane.regret, 0.99))))
     standings = [_standing(lane, best, list(lanes.values()), criterion) for lane in lanes.values()]
     standings.sort(key=lambda s: (s.name != best.name, s.num_worlds < num_worlds, s.behind))
-    regret = {lane.name: lane.regret.mean(axis=1) for lane in lanes.values()}
-    return Tuned(best.selector, best.name, tuple(standings), criterion, horizon, seconds, regret)
+    return Tuned(best.selector, best.name, tuple(standings), criterion, horizon, seconds, regret, scales, scale_of)
 
 
 def _leader(lanes: list[Lane], criterion: str | float) -> Lane:

@@ -12,7 +12,7 @@ from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Engine, Interaction, Key, Selector
 
-__all__ = ["Rollout", "rollout", "rollout_to_end"]
+__all__ = ["Rollout", "rollout", "rollout_to_end", "world_key"]
 
 
 class Rollout(NamedTuple):
@@ -71,7 +71,7 @@ def rollout_to_end(
 ) -> tuple[Rollout, Any, Any]:
     """Simulate one realization as `rollout` does, and also return its contexts (T, ...) and the engine's last state."""
     key_init, key_steps = jr.split(key)
-    environment = environment.world(jr.fold_in(key, 2))  # 0 and 1 would be the two keys above
+    environment = environment.world(world_key(key))
 
     def step(state: Any, number: Array) -> tuple[Any, tuple[Rollout, Any]]:
         key_context, key_draw, key_select, key_reward, key_update = jr.split(jr.fold_in(key_steps, number), 5)
@@ -109,6 +109,11 @@ def rollout_to_end(
     start, numbers = _start(key_init, engine, num_steps), jnp.arange(1, num_steps + 1)
     state, (record, contexts) = jax.lax.scan(step if last is None else step_or_stop, start, numbers)
     return record, contexts, state
+
+
+def world_key(key: Key) -> Key:
+    """Return the key that the world of a realization is drawn with, from the realization's."""
+    return jr.fold_in(key, 2)  # 0 and 1 would be the two keys that a rollout splits it into
 
 
 def _start(key: Key, engine: Engine, num_steps: int) -> Any:

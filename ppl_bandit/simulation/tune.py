@@ -17,7 +17,7 @@ from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.players import Player, kinds_of
-from ppl_bandit.simulation.races import Lane, Tuned, finish, is_settled, still_racing
+from ppl_bandit.simulation.races import Lane, Tuned, finish, in_proportion, is_settled, still_racing
 from ppl_bandit.types import Engine, Key, Selector
 
 __all__ = ["LADDER", "candidates", "race", "tune"]
@@ -36,6 +36,7 @@ def tune(
     criterion: str | float = "mean",
     environment: Environment | None = None,
     contexts: Callable[[Key], Any] | None = None,
+    doubt: float = 1.0,
     engine: Engine | Callable[[RewardModel], Engine] | None = None,
     num_worlds: int = 512,
     tolerance: float = 0.06,
@@ -50,7 +51,7 @@ def tune(
     standard errors of the difference is dropped. It ends when the differences that are left are known to `tolerance`,
     or after `num_worlds`. Among those that are level with the leader, one whose index has `learning` is taken, which bears a
     wrong prior best; else the one with the lowest 99th percentile (`ppl_bandit.simulation.races.finish`). What the answer says
-    about the experiment to come is as good as the prior: give `environment` to see how it fares when that is wrong.
+    about the experiment to come is as good as the prior: say with `doubt` how wrong its scale may be.
 
     Where the engine is exact and worlds come from its own prior, each history is judged by 32 draws from its posterior in place
     of its truth (`ppl_bandit.simulation.hindsight`): the same law, and a tenth of the worlds for the same errors or fewer.
@@ -62,6 +63,9 @@ def tune(
         criterion: "mean", or a quantile of regret such as 0.95 for those who fear the tail.
         environment: where the worlds come from; None is `Environment.from_prior(reward_model, contexts)`.
         contexts: key -> one context, for a program that takes one.
+        doubt: how many times too narrow or too wide the prior may be. With 3.0, a third of the worlds each has a third of the
+            prior's scale, its own, and three times it (`Environment.from_prior`), and regret is compared in proportion to that
+            of the best candidate of each. For other scales, or other shares, give them to the environment.
         engine: an engine of the reward model or its factory; None is `engines.choose`.
         num_worlds: worlds of the last round, at most.
         tolerance: standard error of the differences that are left, relative to the leader's regret, at which it ends; 0 plays
@@ -77,13 +81,17 @@ def tune(
     Raises:
         ValueError: for arguments that cannot be used.
     """
-    _check(horizon, criterion, num_worlds, tolerance, num_samples, precision)
+    _check(horizon, criterion, num_worlds, tolerance, num_samples, precision, doubt)
     if environment is not None and contexts is not None:
         raise ValueError("contexts was given beside environment, which draws its own: leave one of them out")
-    environment = Environment.from_prior(reward_model, contexts) if environment is None else environment
+    if environment is not None and doubt != 1.0:
+        raise ValueError("doubt was given beside environment, which has its own scales: leave one of them out")
     say = say or (lambda line: None)
     with jax.enable_x64(precision == "float64"):
         built = engine if isinstance(engine, Engine) else (engine or engines.choose)(reward_model)
+        if environment is None:
+            scales = (1.0,) if doubt == 1.0 else (1.0 / doubt, 1.0, float(doubt))
+            environment = Environment.from_prior(reward_model, contexts, scales=scales, engine=built)
         if selectors is None:
             named = candidates(reward_model, built, horizon)
         else:
@@ -91,7 +99,8 @@ def tune(
         begun = time.perf_counter()
         play = Player(reward_model, built, environment, horizon, num_samples, seed, num_worlds, precision)
         lanes = race(play, named, criterion, num_worlds, tolerance, say)
-        return finish(lanes, criterion, horizon, time.perf_counter() - begun)
+        scale_of = play.scale_of(num_worlds)
+        return finish(lanes, criterion, horizon, time.perf_counter() - begun, environment.scales, scale_of)
 
 
 def race(
@@ -103,6 +112,7 @@ def race(
     say: Callable[[str], None],
 ) -> dict[str, Lane]:
     """Let candidates play worlds in rounds, each twice as long as the last, and drop those that are clearly behind."""
+    scale_of = play.scale_of(num_worlds)
     with play.working():
         _say_the_cost(play, named, num_worlds, say)
         play.prepare(named)
@@ -112,10 +122,12 @@ def race(
             for name, found in play.worlds({name: named[name] for name in racing}, num_done, size).items():
                 lanes[name] = lanes[name].extended(*found) if num_done else Lane(name, named[name], *found)
             num_done = size
-            racing = still_racing([lanes[name] for name in racing], criterion)
+            left = {name: lanes[name] for name in racing}
+            judged = left if scale_of is None else in_proportion(left, scale_of)
+            racing = still_racing(list(judged.values()), criterion)
             say(f"after {num_done} worlds: {', '.join(racing)}")
-            left = [lanes[name] for name in racing]
-            if num_done >= num_worlds or num_done >= _FEWEST and is_settled(left, criterion, tolerance):
+            is_known = is_settled([judged[name] for name in racing], criterion, tolerance)
+            if num_done >= num_worlds or num_done >= _FEWEST and is_known:
                 return lanes
             size = min(2 * num_done, num_worlds)
 
@@ -194,7 +206,9 @@ def _named(selectors: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, 
     return named
 
 
-def _check(horizon: Any, criterion: Any, num_worlds: Any, tolerance: Any, num_samples: Any, precision: Any) -> None:
+def _check(
+    horizon: Any, criterion: Any, num_worlds: Any, tolerance: Any, num_samples: Any, precision: Any, doubt: Any
+) -> None:
     for name, value in {"horizon": horizon, "num_worlds": num_worlds, "num_samples": num_samples}.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -203,5 +217,9 @@ def _check(horizon: Any, criterion: Any, num_worlds: Any, tolerance: Any, num_sa
         raise ValueError(f'criterion must be "mean" or a quantile strictly inside (0, 1), got {criterion!r}')
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0.0 <= tolerance < 1.0:
         raise ValueError(f"tolerance must be a number in [0, 1), got {tolerance!r}; 0 plays all num_worlds")
+    if isinstance(doubt, bool) or not isinstance(doubt, int | float) or not 1.0 <= doubt < np.inf:
+        raise ValueError(
+            f"doubt must be a number of at least 1, got {doubt!r}; 3.0 is a prior three times too narrow or wide"
+        )
     if precision not in ("float64", "float32"):
         raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')

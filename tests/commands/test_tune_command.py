@@ -23,6 +23,7 @@ def test_tune_prints_the_standings_and_writes_the_table_and_the_figure(tmp_path,
     ("arguments", "message"),
     [
         (["--tolerance", "1.5"], "tolerance must be a number in [0, 1), got 1.5; 0 plays all num_worlds"),
+        (["--doubt", "0.5"], "doubt must be a number of at least 1, got 0.5"),
         (["--tolerance", "nan"], "tolerance must be a number in [0, 1), got nan"),
         (["--criterion", "median"], "--criterion must be mean or a quantile such as 0.95, got 'median'"),
         (["--selectors", "nosuch"], "nosuch"),

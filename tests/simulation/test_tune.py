@@ -11,7 +11,7 @@ from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, sim
 from ppl_bandit.engines.exact.conjugate import conjugate
 from ppl_bandit.simulation.hindsight import can_judge, judge
 from ppl_bandit.simulation.players import Player
-from ppl_bandit.simulation.races import Lane, finish, is_settled, still_racing
+from ppl_bandit.simulation.races import Lane, finish, in_proportion, is_settled, still_racing
 from ppl_bandit.simulation.tune import candidates
 
 
@@ -61,6 +61,14 @@ def test_worlds_are_drawn_inside_any_support(prior):
 
     world = Environment.from_prior(RewardModel(program, 2)).world(jr.key(3))
     assert np.all(prior.support(world.truth["level"])) and np.unique(world.truth["level"]).size == 2
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"), [((), "scales is empty"), ((1.0, 0.0), r"scales has 0\.0, expected pos")]
+)
+def test_scales_of_a_prior_are_positive(scales, message):
+    with pytest.raises(ValueError, match=message):
+        Environment.from_prior(MODEL, scales=scales)
 
 
 def test_only_a_truth_that_is_given_can_change():
@@ -135,6 +143,56 @@ def test_a_race_is_settled_when_the_lead_over_every_rival_is_known():
     assert is_settled([leader], "mean", 0.0)
 
 
+def test_with_a_prior_in_doubt_regret_counts_in_proportion_to_the_best_of_each_scale():
+    rng = np.random.default_rng(5)
+    which = np.arange(600) % 3
+    hardness = np.array([1.0, 10.0, 1000.0])[which]
+    # Twice the best where worlds are dear, where they are cheap, and a tenth above it everywhere.
+    dear, cheap, sound = (np.array(factors)[which] for factors in ([1, 1, 2.0], [2, 2, 1], [1.1, 1.1, 1.1]))
+    named = {"dear": dear, "cheap": cheap, "sound": sound}
+    lanes = {name: lane(name, factor * hardness * rng.uniform(0.9, 1.1, 600)) for name, factor in named.items()}
+    assert finish(lanes, "mean", 10, 0.0).name == "cheap"  # all that counts are the dear worlds
+    found = finish(lanes, "mean", 10, 0.0, (0.3, 1.0, 3.0), which)
+    assert found.name == "sound" and still_racing(list(in_proportion(lanes, which).values()), "mean") == ["sound"]
+    # Of 200 numbers within a tenth of their mean, the mean is known to .4%; 5 of these.
+    assert abs(found.standings[0].mean - 1.1) < 0.02
+    np.testing.assert_allclose([mean for mean, _ in found.at_each_scale("cheap")], [2.0, 20.0, 1000.0], rtol=0.02)
+    assert "regret at 0.3 of the prior's scale" in str(found) and found.heaviest < 1 / 400
+
+
+@pytest.mark.parametrize("program_and_expected", ["reals", "rates", "shares"])
+def test_worlds_of_a_wider_prior_lie_farther_from_its_middle(program_and_expected):
+    """The same draws of the prior, moved: what moves no expected reward stays."""
+
+    def reals(arm):
+        noise = numpyro.sample("noise", dist.Gamma(2.0, 1.0))
+        mean = numpyro.sample("mean", dist.Normal(5.0, 2.0).expand([2]))
+        numpyro.sample("reward", dist.Normal(mean[arm], noise))
+
+    def rates(arm):
+        rate = numpyro.sample("rate", dist.TruncatedNormal(3.0, 1.0, low=2.0).expand([2]).to_event(1))
+        numpyro.sample("reward", dist.Poisson(rate[arm]))
+
+    def shares(arm):
+        level = numpyro.sample("level", dist.Uniform(2.0, 4.0).expand([2]))
+        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+    program = {"reals": reals, "rates": rates, "shares": shares}[program_and_expected]
+    model = RewardModel(program, 2)
+    own, wide = Environment.from_prior(model), Environment.from_prior(model, scales=(3.0,))
+    before, after = own.world(jr.key(7)).truth, wide.world(jr.key(7)).truth
+    if program is reals:
+        # A median of 1,001 is known to .06 of its law's deviation of 2; twice that, and 4 of these.
+        np.testing.assert_allclose(after["mean"] - 5.0, 3.0 * (before["mean"] - 5.0), atol=1.0)
+        np.testing.assert_array_equal(after["noise"], before["noise"])
+    elif program is rates:
+        np.testing.assert_allclose(after["rate"] - 2.0, 3.0 * (before["rate"] - 2.0), rtol=1e-5)
+    else:
+        # Logits have a deviation of 1.8: the same derivation, in them.
+        logits = [np.log((truth["level"] - 2.0) / (4.0 - truth["level"])) for truth in (before, after)]
+        np.testing.assert_allclose(logits[1], 3.0 * logits[0], atol=0.9)
+
+
 def sloped(arm, context):
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     numpyro.sample("reward", dist.Normal(slope[arm] * context, 1.0))
@@ -155,17 +213,23 @@ def test_hindsight_adds_up_the_gaps_of_the_plays_under_each_truth():
         np.testing.assert_array_equal(is_stuck, (gaps[:, -3:] > 0).all(axis=1))
 
 
-def test_hindsight_has_the_mean_of_the_truth_and_less_noise():
+@pytest.mark.parametrize("scales", [pytest.param((1.0,), marks=pytest.mark.slow), (1 / 3, 1.0, 3.0)])
+def test_hindsight_has_the_mean_of_the_truth_and_less_noise(scales):
+    """Also where the prior is too narrow or too wide: the truth has the law of what a bandit with the right one would know."""
     rule, found = selectors.optimistic_gittins(30, 0.1), {}
+    worlds = Environment.from_prior(MODEL, scales=scales, engine=ENGINE)
     for num_truths in (1, None):
-        play = Player(MODEL, ENGINE, Environment.from_prior(MODEL), 30, 1000, 0, 512, "float32", num_truths)
+        play = Player(MODEL, ENGINE, worlds, 30, 1000, 0, 512, "float32", num_truths)
         with play.working():
             play.prepare({"": rule})
             found[num_truths] = play.worlds({"": rule}, 0, 512)[""]
     (truth, is_stuck), (judged, are_stuck) = found[1], found[None]
     assert truth.shape == (512, 1) and judged.shape == (512, 32)
     difference = judged.mean(axis=1) - truth[:, 0]
-    assert abs(difference.mean()) < 4 * difference.std() / 512**0.5
+    which = np.zeros(512) if play.scale_of(512) is None else play.scale_of(512)
+    for number in range(len(scales)):
+        own = difference[which == number]
+        assert abs(own.mean()) < 4 * own.std() / own.size**0.5
     # Of a rash rule, most of the regret's variance is whether it was right.
     assert judged.mean(axis=1).std() < 0.6 * truth.std()
     # A share of 512 has a standard error of .022 at most.
@@ -176,8 +240,13 @@ def test_hindsight_has_the_mean_of_the_truth_and_less_noise():
 def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
     own, other = Environment.from_prior(MODEL), Environment.from_prior(RewardModel(conversion, 2))
     assert can_judge(MODEL, ENGINE, own) and not can_judge(MODEL, ENGINE, other)
+    doubted = Environment.from_prior(MODEL, scales=(3.0,), engine=ENGINE)
+    assert can_judge(MODEL, ENGINE, doubted) and not can_judge(MODEL, ENGINE._replace(), doubted)
+    assert not can_judge(MODEL, ENGINE, Environment.from_prior(MODEL, scales=(3.0,)))
     assert not can_judge(MODEL, ENGINE, Environment(MODEL, {"rate": jnp.array([0.2, 0.3])}))
-    assert not can_judge(MODEL, engines.conjugate(MODEL, discount=0.99), own)
+    forgetful = engines.conjugate(MODEL, discount=0.99)
+    assert not can_judge(MODEL, forgetful, own)
+    assert forgetful.wider is None  # what was forgotten was given back to the prior that there was
 
     def believed(arm):  # worlds are drawn without the factor, and the posterior counts it
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
@@ -233,6 +302,8 @@ def test_candidates_are_every_selector_and_a_ladder():
         (dict(num_worlds=1.5), "num_worlds must be a positive integer, got 1.5"),
         (dict(tolerance=-0.1), r"tolerance must be a number in \[0, 1\), got -0.1; 0 plays all num_worlds"),
         (dict(environment=Environment.from_prior(MODEL), contexts=lambda key: 0), "contexts was given beside"),
+        (dict(environment=Environment.from_prior(MODEL), doubt=3.0), "doubt was given beside environment"),
+        (dict(doubt=0.3), "doubt must be a number of at least 1, got 0.3"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_explained(arguments, message):

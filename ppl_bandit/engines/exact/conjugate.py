@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
@@ -45,8 +46,10 @@ from ppl_bandit.engines.exact.families import (
 from ppl_bandit.engines.exact.marginals import marginals_of
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.exact.together import check_together, read_together
+from ppl_bandit.engines.exact.wider import wider
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.widening import moving_sites
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["Certificates", "conjugate"]
@@ -122,6 +125,9 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
         return report.parameters(layout, state)
 
+    def with_wider_prior(state: Posterior, by: Float[Array, ""]) -> Posterior:
+        return wider(layout, init(jr.key(0)), state, moving_sites(model), by)
+
     return Engine(
         init,
         update,
@@ -131,6 +137,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         marginals=marginals,
         settings={"discount": discount},
         infinite_means=infinite_means,
+        wider=with_wider_prior if discount == 1.0 else None,
     )
 
 
