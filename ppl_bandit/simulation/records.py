@@ -209,7 +209,7 @@ def provenance(
     return {
         "model": _qualified(reward_model.program),
         "world": _qualified(environment.reward_model.program),
-        "worlds": "prior" if environment.truth is None else "truth",
+        "worlds": _worlds(environment),
         "truth": json.dumps({step: {n: np.asarray(v).tolist() for n, v in era.items()} for step, era in eras.items()}),
         "engine": engine.explanation.engine,
         "key": str(np.asarray(jr.key_data(key)).tolist()),
@@ -218,6 +218,13 @@ def provenance(
         "device": str(jax.devices()[0].device_kind),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _worlds(environment: Environment) -> str:
+    if environment.truth is not None:
+        return "truth"
+    widths = ", ".join(f"{scale:.3g}" for scale in environment.scales)
+    return "prior" if environment.scales == (1.0,) else f"prior, {widths} times as wide"
 
 
 def _qualified(program: Any) -> str:

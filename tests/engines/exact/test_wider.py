@@ -17,7 +17,7 @@ OUTCOMES = ("sale", "visits", "amount", "choice")
 
 
 def shop(arm, *, by=1.0):
-    """Every family at once: Beta, Gamma, Normal-InverseGamma, a Gaussian hierarchy; and a Dirichlet that pays nothing."""
+    """Every family at once: Beta, Gamma, Normal-InverseGamma; a Dirichlet and a real that pay nothing."""
     share = numpyro.sample("share", dist.Dirichlet(jnp.array([1.0, 2.0])))
     level = numpyro.sample("level", dist.Normal(1.0, 2.0))
     with numpyro.plate("arms", 2):
