@@ -31,6 +31,7 @@ from ppl_bandit.engines.exact.certificate import (
     residual_of,
     worst_of,
 )
+from ppl_bandit.engines.exact.derivation import derive
 from ppl_bandit.engines.exact.examination import examine
 from ppl_bandit.engines.exact.families import (
     Coordinates,
@@ -40,7 +41,6 @@ from ppl_bandit.engines.exact.families import (
     SiteBlock,
     absorb,
     coordinates_at,
-    derive,
     is_proper,
     latents_at,
 )

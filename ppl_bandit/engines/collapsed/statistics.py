@@ -17,7 +17,8 @@ import numpy as np
 from jax.scipy.special import betaln, gammaln
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, derive
+from ppl_bandit.engines.exact.derivation import derive
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural
 
 __all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "recentre", "statistics_of"]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-__all__ = ["map_blocks", "nothing", "pick", "where", "where_member"]
+__all__ = ["joined", "map_blocks", "nothing", "pick", "where", "where_member"]
 
 
 def nothing(shape: tuple[int, ...], dtype: Any) -> Any:
@@ -32,6 +32,13 @@ def map_blocks(function: Callable[..., Any], *trees: Any) -> Any:
         return function(*(np.zeros(leaf.shape, leaf.dtype) for leaf in leaves))
 
     return jax.tree.map(apply, *trees)
+
+
+def joined(*parts: Array) -> Array:
+    """Concatenate along the leading axis."""
+    if parts[0].size:
+        return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+    return nothing((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
 
 
 def pick(array: Float[Array, "*batch D"], index: np.ndarray) -> Array:

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.affine import Region, affine_change, magnitude_of, recentre, region_around
-from ppl_bandit.engines.exact.blocks import map_blocks, nothing
+from ppl_bandit.engines.exact.blocks import joined, map_blocks, nothing
+from ppl_bandit.engines.exact.derivation import derive
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
     Natural,
     Posterior,
     coordinates_at,
-    derive,
     latents_at,
 )
 from ppl_bandit.engines.exact.points import make_offsets, offsets_at_home, typical_point
@@ -37,7 +37,6 @@ __all__ = [
     "Residual",
     "excess_of",
     "is_affine",
-    "joined",
     "log_likelihoods",
     "places_for",
     "read_row",
@@ -135,13 +134,6 @@ def _around(layout: Layout, centre: Coordinates, offsets: Coordinates) -> Region
         return jnp.concatenate([middle[None], middle + offset.astype(middle.dtype)])
 
     return region_around(layout, jax.tree.map(moved, centre, offsets))
-
-
-def joined(*parts: Array) -> Array:
-    """Concatenate along the leading axis; for a block without elements nothing is traced."""
-    if parts[0].size:
-        return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
-    return nothing((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
 
 
 def log_likelihoods(

@@ -1,7 +1,7 @@
 """The exact engine: prove that a program is conjugate, derive its updates, certify every datum.
 
 There is no table of likelihoods. A likelihood is conjugate to a prior exactly when its log is affine in the prior's
-sufficient statistics, which can be proved (`proof`), derived (`families`) and certified (`certificate`) for any program.
+sufficient statistics, which can be proved (`proof`), derived (`derivation`) and certified (`certificate`) for any program.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -14,12 +14,11 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import natural_of, recentre
-from ppl_bandit.engines.exact.blocks import map_blocks, where
+from ppl_bandit.engines.exact.blocks import joined, map_blocks, where
 from ppl_bandit.engines.exact.certificate import (
     Places,
     Residual,
     is_affine,
-    joined,
     log_likelihoods,
     places_for,
     read_row,

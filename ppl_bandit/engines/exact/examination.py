@@ -25,6 +25,7 @@ from ppl_bandit.engines.exact.certificate import (
     worst_of,
 )
 from ppl_bandit.engines.exact.chunks import join_chunks, over_chunks, split_chunks
+from ppl_bandit.engines.exact.derivation import derive
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
@@ -33,7 +34,6 @@ from ppl_bandit.engines.exact.families import (
     SiteBlock,
     absorb,
     coordinates_at,
-    derive,
     is_proper,
     latents_at,
     posterior_of,

@@ -15,7 +15,6 @@ so that natural parameters can be read off from first and second derivatives at 
 the current mean: sums of squares about a distant origin would lose all digits of a variance.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +34,6 @@ __all__ = [
     "SiteBlock",
     "absorb",
     "coordinates_at",
-    "derive",
     "forget",
     "is_proper",
     "is_resolved",
@@ -195,80 +193,6 @@ def reals_of(
     kept = np.concatenate([np.arange(layout.free.size), layout.free.size + np.flatnonzero(layout.is_member.ravel())])
     everything = jnp.concatenate([free, own], axis=-1) if layout.free.size else own
     return pick(everything, kept[np.argsort(given)])
-
-
-def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: Coordinates) -> Natural:
-    """Read the natural parameters of a log density off its derivatives at a point, which is the centre of its reals.
-
-    Where the log density is not affine in the sufficient statistics the result is meaningless: the certificate tells.
-    Second derivatives between families vanish if it is, so one product with the Hessian serves all of the elementwise
-    families, and one per member serves all of the Gaussian blocks.
-    """
-    gradient_of = jax.grad(log_density)
-    gradient, pull = jax.linearize(gradient_of, point)
-    zeros = jax.tree.map(jnp.zeros_like, point)
-    unit, simplex = nothing((0, 2), point.unit.dtype), list[Array]()
-    log_scale = scale = u = nothing((0,), point.positive.dtype)
-    if point.unit.size or point.positive.size or point.simplex:
-        first = tuple(jnp.zeros_like(rows).at[..., 0].set(1.0) for rows in point.simplex)
-        ones = zeros._replace(unit=jnp.ones_like(point.unit), positive=jnp.ones_like(point.positive), simplex=first)
-        curve = pull(ones)
-    if point.unit.size:
-        w = jax.nn.sigmoid(point.unit)
-        both = -curve.unit / (w * (1.0 - w))
-        success = gradient.unit + w * both
-        unit = _as_counts(jnp.stack([success, both - success], axis=-1))
-    for logits, slope, bend in zip(
-        point.simplex, gradient.simplex, curve.simplex if point.simplex else (), strict=True
-    ):
-        p = jax.nn.softmax(logits, axis=-1)
-        total = -bend[..., 0] / (p[..., 0] * (1.0 - p[..., 0]))
-        simplex.append(_as_counts(slope + total[..., None] * p))
-    if point.positive.size:
-        # Along log u the density is a log u + b u: where b u is large the slope a + b u has lost the digits of a, so a is read
-        # where b u is at most 1.
-        shift = jnp.log1p(jnp.abs(curve.positive))
-        slope_there = gradient_of(point._replace(positive=point.positive - shift)).positive
-        log_scale = _as_counts(slope_there - curve.positive * jnp.exp(-shift))
-        u = jnp.exp(point.positive)
-        scale = curve.positive / u
-    return Natural(unit, tuple(simplex), log_scale, scale, *_derive_reals(layout, gradient.real, pull, zeros, u))
-
-
-def _as_counts(coefficients: Array) -> Array:
-    """Round to halves what differs from one by rounding alone: counts stay whole however many rewards are added up."""
-    halves = jnp.round(2.0 * coefficients) / 2.0
-    tolerance = 8.0 * jnp.finfo(coefficients.dtype).eps * jnp.maximum(1.0, jnp.abs(coefficients))
-    return jnp.where(jnp.abs(coefficients - halves) <= tolerance, halves, coefficients)
-
-
-def _derive_reals(
-    layout: Layout, gradient: Float[Array, " D"], pull: Callable, zeros: Coordinates, u: Float[Array, " G"]
-) -> tuple[Array, Array, Array, Array]:
-    """Read the linear and quadratic coefficients of the scaled reals, and of the free ones."""
-    num_free, num_scaled = layout.free.size, layout.members.shape[1]
-    if not gradient.size:
-        shapes = (layout.members.shape, (*layout.members.shape, num_scaled), (0,), (0, 0))
-        scaled_linear, scaled_quadratic, linear, quadratic = (nothing(shape, gradient.dtype) for shape in shapes)
-        return scaled_linear, scaled_quadratic, linear, quadratic
-    directions = np.zeros((max(num_free, num_scaled), gradient.size))
-    for slot in range(num_scaled):
-        directions[slot, layout.members[layout.is_member[:, slot], slot]] = 1.0
-    for slot, index in enumerate(layout.free):
-        directions[slot, index] = 1.0
-    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(jnp.asarray(directions, gradient.dtype))  # (C, D)
-    linear, quadratic = pick(gradient, layout.free), -pick(bends[:num_free], layout.free)
-    if not num_scaled:
-        shape = layout.members.shape
-        return nothing(shape, gradient.dtype), nothing((*shape, 0), gradient.dtype), linear, quadratic
-    pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
-    scaled_bends = jnp.moveaxis(pick(bends[:num_scaled], layout.members), 0, 1)  # (G, S, S)
-    return (
-        where_member(layout.is_member, pick(gradient, layout.members)) / u[:, None],
-        -where_member(pairs, scaled_bends) / u[:, None, None],
-        linear,
-        quadratic,
-    )
 
 
 def total_of(naturals: Natural) -> Natural:

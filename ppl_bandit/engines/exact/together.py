@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.exact.blocks import map_blocks
-from ppl_bandit.engines.exact.certificate import Places, Residual, joined, residual_of
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, derive, latents_at
+from ppl_bandit.engines.exact.blocks import joined, map_blocks
+from ppl_bandit.engines.exact.certificate import Places, Residual, residual_of
+from ppl_bandit.engines.exact.derivation import derive
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, latents_at
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import log_prob
