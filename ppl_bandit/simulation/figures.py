@@ -75,8 +75,8 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         axis.plot([s.high, s.highest], [place, place], linestyle="none", marker="|", markersize=11, color=colour)
     axis.set_yticks(places, [f"{s.name} ({s.num_worlds} worlds)" for s in standings])
     is_doubted = len(tuned.scales) > 1
-    what = "regret, in proportion to the best of each scale" if is_doubted else "regret"
-    axis.set(xscale="log", xlabel=f"{what}: mean, 95% interval; bars: 95th and 99th percentile")
+    what = "regret, in proportion to the best candidate of each scale\n" if is_doubted else "regret: "
+    axis.set(xscale="log", xlabel=f"{what}mean, 95% interval; bars: 95th and 99th percentile")
     each = ", ".join(f"{scale:.2g}" for scale in tuned.scales)
     worlds = f"worlds of {each} times the prior's scale" if is_doubted else "worlds from the prior"
     finish(figure, f"Regret of {tuned.horizon} decisions in {worlds}", caption, out / "tune.png")
