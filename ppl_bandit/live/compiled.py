@@ -20,6 +20,7 @@ from ppl_bandit.engines.decide import decide
 from ppl_bandit.numerics.bits import fold_key
 from ppl_bandit.numerics.compilation import Ahead, quick_jit
 from ppl_bandit.numerics.packing import pack, unpacker
+from ppl_bandit.numerics.turns import in_turn
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.recording import recorded
 from ppl_bandit.program.reward_model import RewardModel
@@ -121,9 +122,11 @@ def _compiled_functions(
         Ahead(select_many),
         Ahead(learn, is_large=is_large),
         finish,
-        jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2),
-        jax.jit(
-            lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3
+        in_turn(jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2)),
+        in_turn(
+            jax.jit(
+                lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3
+            )
         ),
     )
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.learning import Learner, Task, pad_rows, pieces
-from ppl_bandit.numerics.compilation import num_cores
+from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.selectors.contract import check_horizon
 
 __all__ = ["Chosen", "decide", "decide_many"]

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from ppl_bandit.numerics.defaults import use_defaults
+from ppl_bandit.numerics.turns import in_turn, needs_turns
 
-__all__ = ["Ahead", "large_options", "num_cores", "quick_jit", "quick_options", "run_once", "uncollected"]
+__all__ = ["Ahead", "large_options", "quick_jit", "quick_options", "run_once", "uncollected"]
 
 use_defaults()  # before anything is compiled
 
@@ -28,6 +29,9 @@ _QUICK = {**_SMALL, "xla_backend_optimization_level": 0, "xla_llvm_disable_expen
 
 # XLA compiles without the interpreter's lock, so a second core can work while the main thread goes on.
 _BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
+
+
+_Lowered: TypeAlias = tuple[jax.stages.Lowered, bool]  # and whether it must take turns with others when it runs
 
 
 class Ahead:
@@ -47,7 +51,7 @@ class Ahead:
         self._function = function
         self._options = _LARGE if is_large else _SMALL
         self._promises: dict[Any, Future[Callable]] = {}
-        self._lowered: dict[Any, jax.stages.Lowered] = {}
+        self._lowered: dict[Any, _Lowered] = {}
         self._lock = threading.Lock()
         self._latest: Callable = self._find
         self.num_waits = 0
@@ -118,29 +122,25 @@ class Ahead:
         self._lowered.pop(signature, None)
         return self._latest(*args)
 
-    def _lower(self, shapes: Any) -> jax.stages.Lowered:
+    def _lower(self, shapes: Any) -> _Lowered:
         begin = time.perf_counter()
         with jax.enable_x64(True), uncollected():
-            lowered = jax.jit(self._function, compiler_options=_known(self._options)).lower(*shapes)
+            traced = jax.jit(self._function, compiler_options=_known(self._options)).trace(*shapes)
+            lowered = traced.lower(), needs_turns(traced.jaxpr)
         self.seconds += time.perf_counter() - begin
         return lowered
 
-    def _compile(self, lowered: jax.stages.Lowered) -> Callable:
+    def _compile(self, lowered: _Lowered) -> Callable:
         begin = time.perf_counter()
-        compiled = lowered.compile()
+        compiled = lowered[0].compile()
         self.seconds += time.perf_counter() - begin
-        return compiled
+        return in_turn(compiled) if lowered[1] else compiled
 
 
 def _signature(args: Any) -> tuple[Any, Any]:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
     leaves, treedef = jax.tree.flatten(shapes)
     return shapes, (treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
-
-
-def num_cores() -> int:
-    """Count the cores that this process may use, which can be fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def large_options() -> dict[str, Any]:

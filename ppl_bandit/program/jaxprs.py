@@ -6,12 +6,11 @@ Both questions are asked of the jaxpr, before anything runs.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import Array
 
-__all__ = ["UNKNOWN", "ArmIndex", "all_equations", "bind", "dependencies", "evaluate", "read_indices", "subjaxpr"]
+__all__ = ["UNKNOWN", "ArmIndex", "bind", "dependencies", "evaluate", "read_indices", "subjaxpr"]
 
 UNKNOWN = object()  # a value that is not fixed before the program runs
 
@@ -46,17 +45,6 @@ def subjaxpr(eqn: Any) -> tuple[Jaxpr, Sequence[Any]] | None:
         ):
             return inner, consts
     return None
-
-
-def all_equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Go through the equations of a jaxpr and of all jaxprs inside of it."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for leaf in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda leaf: isinstance(leaf, Jaxpr | ClosedJaxpr)
-        ):
-            if isinstance(leaf, Jaxpr | ClosedJaxpr):
-                yield from all_equations(leaf.jaxpr if isinstance(leaf, ClosedJaxpr) else leaf)
 
 
 def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:

@@ -17,9 +17,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxtyping import Array
 
 from ppl_bandit.numerics.compilation import run_once
+from ppl_bandit.numerics.equations import all_equations
 from ppl_bandit.program import means
 from ppl_bandit.program.failures import failure, where
-from ppl_bandit.program.jaxprs import UNKNOWN, all_equations, dependencies, read_indices
+from ppl_bandit.program.jaxprs import UNKNOWN, dependencies, read_indices
 from ppl_bandit.program.places import place_of
 from ppl_bandit.program.probing import NUMBERS, feasible_latents, feasible_rewards
 from ppl_bandit.program.supports import has_moving_support, simplex_gaps

@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit import selectors as rules
-from ppl_bandit.numerics.compilation import large_options, num_cores
+from ppl_bandit.numerics.compilation import large_options
+from ppl_bandit.numerics.cores import num_cores
+from ppl_bandit.numerics.turns import in_turn, needs_turns
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.hindsight import can_judge, judge
@@ -93,7 +95,7 @@ class Player:
         kinds = kinds_of([rule for rule in named.values() if id(rule) not in self._compiled])
         # Tracing stays in one thread, because NumPyro keeps its handlers in one stack; compiling needs no program.
         assert self._pool is not None  # inside `working`
-        compiling = [(kind, self._pool.submit(self._lower(kind).compile)) for kind in kinds]
+        compiling = [(kind, self._pool.submit(_compile, *self._lower(kind))) for kind in kinds]
         self._kept += list(named.values())  # an id is that of a living object
         for kind, future in compiling:
             self._compiled |= {own: (future.result(), numbers) for own, numbers in kind.numbers.items()}
@@ -136,7 +138,7 @@ class Player:
 
         return list(self._pool.map(inside, items))
 
-    def _lower(self, kind: _Kind) -> Any:
+    def _lower(self, kind: _Kind) -> tuple[Any, bool]:
         model, engine, environment, horizon, num_samples = self._parts
 
         def one(key: Key, numbers: Float[Array, " 2"]) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:
@@ -157,7 +159,12 @@ class Player:
             return jax.vmap(one, in_axes=(0, None))(keys, numbers)
 
         options = large_options() if jax.default_backend() == "cpu" else None
-        return jax.jit(run, compiler_options=options).lower(jr.key(self._seed), jnp.asarray(0), jnp.zeros(2))
+        traced = jax.jit(run, compiler_options=options).trace(jr.key(self._seed), jnp.asarray(0), jnp.zeros(2))
+        return traced.lower(), needs_turns(traced.jaxpr)
+
+
+def _compile(lowered: Any, takes_turns: bool) -> Callable:
+    return in_turn(lowered.compile()) if takes_turns else lowered.compile()
 
 
 def _keys(key: Key, start: Int[Array, ""], num_worlds: int) -> Key:

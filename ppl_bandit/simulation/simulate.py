@@ -21,7 +21,8 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from ppl_bandit.numerics.compilation import num_cores
+from ppl_bandit.numerics import turns
+from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.simulation import records
@@ -194,7 +195,10 @@ def realize(
         each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
         run = jax.shard_map(run, mesh=mesh, in_specs=(same, same), out_specs=each, check_vma=False)
     starts = range(0, num_realizations, num_chunk)
-    compiled = jax.jit(run).lower(key, jnp.asarray(0), *last).compile()
+    traced = jax.jit(run).trace(key, jnp.asarray(0), *last)
+    compiled: Callable = traced.lower().compile()
+    if turns.needs_turns(traced.jaxpr):
+        compiled = turns.in_turn(compiled)
     if begin is not None:
         begin(_foreseen(compiled, key, in_turn, num_realizations / num_workers) if is_single and in_turn else None)
 

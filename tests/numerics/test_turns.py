@@ -1,0 +1,63 @@
+"""Programs that factorize batches of matrices, run from several threads at once."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppl_bandit.numerics import compilation
+from ppl_bandit.numerics.compilation import Ahead
+from ppl_bandit.numerics.turns import needs_turns
+
+
+def factorized(matrices, numbers):
+    """Work for all threads of XLA's pool, so that what follows runs in one of them, and then a batch of factorizations."""
+    scale = 1.0 + 1e-9 * jnp.sum(jnp.tanh(jnp.sin(numbers) + jnp.cos(numbers) * matrices[0, 0, 0]))
+    return jnp.sum(jnp.linalg.cholesky(scale * matrices))
+
+
+def test_threads_that_factorize_batches_do_not_wait_for_each_other_forever(monkeypatch):
+    """Without turns, every such run was stuck within a few calls, on two cores and jaxlib 0.10.2."""
+    num_waits = []
+    plain = compilation.in_turn
+    monkeypatch.setattr(compilation, "in_turn", lambda function: num_waits.append(1) or plain(function))
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(64, 40, 40))
+    matrices, numbers = half @ half.transpose(0, 2, 1) + np.eye(40), rng.normal(size=(256, 1000))
+    run = Ahead(factorized)
+    with jax.enable_x64(True):
+        expected, found = float(run(matrices, numbers)), []
+
+    def work():
+        with jax.enable_x64(True):
+            for _ in range(20):
+                found.append(float(run(matrices, numbers)))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 60.0
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0.0))
+    assert not any(thread.is_alive() for thread in threads) and num_waits == [1]
+    np.testing.assert_allclose(found, [expected] * 80, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "expected"),
+    [
+        (jnp.linalg.cholesky, (100, 100), False),  # one matrix
+        (jnp.linalg.cholesky, (5, 10, 10), False),  # a batch too small to be handed out
+        (jnp.linalg.cholesky, (64, 40, 40), True),
+        (jax.vmap(lambda m: jnp.linalg.qr(m, mode="r")), (256, 50, 5), True),
+        (lambda m: jax.lax.map(jnp.linalg.cholesky, m), (64, 40, 40), False),  # one after another
+        (lambda m: jax.lax.scan(lambda c, _: (jnp.linalg.eigh(c)[1], None), m, None, 3), (64, 8, 8), True),
+        (jnp.sum, (1000, 40, 40), False),
+    ],
+)
+def test_a_program_takes_turns_where_a_batch_is_worth_several_threads(function, shape, expected):
+    with jax.enable_x64(True):
+        assert needs_turns(jax.make_jaxpr(function)(jnp.ones(shape))) == expected
