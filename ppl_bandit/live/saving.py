@@ -72,7 +72,7 @@ class Saved(NamedTuple):
         if found:
             learner = relearnt(standing, history)[0]
         else:
-            learner = learner_like(standing, kept["engine"], kept["has_warned"], self.trees["state"] or [])
+            learner = learner_like(standing, kept["engine"], kept["has_warned"], self.trees)
         events = [Event(*facts) for facts in kept["decisions"]]
         experiment.store = MemoryStore(kept["position"], events)
         experiment.restore(history, learner, kept["position"], kept["next_number"], kept["num_played"])
@@ -99,6 +99,7 @@ def save(path: str | PathLike, experiment: Experiment) -> None:
         trees = {
             "context": task.model.context,
             "state": learner.state,
+            "examples": learner.examples,
             "history": (arms, rewards, contexts, history.positions()),
         }
     snapshot.write(path, header, trees)

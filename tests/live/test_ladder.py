@@ -18,7 +18,7 @@ def drifting(arm, context):
 
 
 @pytest.mark.slow
-def test_a_datum_that_is_conjugate_given_one_site_leads_to_the_collapsed_engine():
+def test_a_datum_that_is_conjugate_given_one_site_leads_to_the_collapsed_engine(tmp_path):
     bandit = Bandit(drifting, 2, context=1.0, num_samples=200)
     arms, rewards = np.array([0, 1, 0, 1]), np.array([0.7, 1.9, 0.4, 1.6])
     bandit.update_many(arms=arms, rewards=rewards, contexts=np.ones(4))
@@ -46,3 +46,15 @@ def test_a_datum_that_is_conjugate_given_one_site_leads_to_the_collapsed_engine(
         sd = np.sqrt(weights @ means**2 - mean**2 + variance)
         # At least half of 1,000 particles count: 5 standard errors.
         assert abs(drawn[:, arm].mean() - mean) < 5 * sd / np.sqrt(500)
+
+    # The engine was found by way of that datum: a file has to remember it.
+    bandit.save(tmp_path / "moved")
+    loaded = Bandit.load(tmp_path / "moved", drifting)
+    np.testing.assert_array_equal(loaded.posterior(1000)["mean"], drawn)
+    for _ in range(2):
+        ours, theirs = bandit.select(2.0), loaded.select(2.0)
+        assert (ours.arm, ours.propensity) == (theirs.arm, theirs.propensity)
+        assert bandit.update(ours, 0.5).log_evidence == loaded.update(theirs, 0.5).log_evidence
+    again = Bandit.load(tmp_path / "moved", drifting)
+    again.save(tmp_path / "again")
+    np.testing.assert_array_equal(Bandit.load(tmp_path / "again", drifting).posterior(1000)["mean"], drawn)
