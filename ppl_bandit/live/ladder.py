@@ -49,7 +49,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     explanation = learner.engine.explanation
     state, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
-        after = learner._replace(state=state)
+        after = learner._replace(state=state, doubts="")
         num_refreshes = int(getattr(info, "num_refreshes", 0))
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
@@ -64,7 +64,8 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         factory = functools.partial(_next_to_exact, refused)
     if factory is None:
         warning = f"{why}; no engine is left to move to, so these draws are used with caution"
-        return learner._replace(state=state, has_warned=True), info, [] if learner.has_warned else [warning]
+        after = learner._replace(state=state, has_warned=True, doubts=why)
+        return after, info, [] if learner.has_warned else [warning]
     above = start(task, factory)._replace(has_warned=learner.has_warned)
     if above.engine.explanation.engine == "collapsed":
         above = above._replace(examples=refused)

@@ -16,7 +16,14 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.approximate.buffer import fits, reserve, row_mask
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
 from ppl_bandit.engines.collapsed import report
-from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional, first_state, law_of, rounding_of
+from ppl_bandit.engines.collapsed.conditional import (
+    MAX_ROUNDING,
+    CollapsedState,
+    Conditional,
+    first_state,
+    law_of,
+    rounding_of,
+)
 from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, read_new
 from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
@@ -29,8 +36,7 @@ from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["CollapsedInfo", "collapsed"]
 
-_MAX_ROUNDING = 0.02  # nats of a log target; of one particle in ten it may be more
-_NUM_ROUNDED = 20  # particles that are asked for it
+_NUM_ROUNDED = 20  # particles that are asked how far rounding reaches; one in ten may exceed the limit
 
 
 class CollapsedInfo(NamedTuple):
@@ -183,7 +189,7 @@ def _update(
     is_finite = jnp.isfinite(after.log_evidence)
     index = resample(jnp.array(0.5, ess.dtype), finite_weights(after.log_weights), _NUM_ROUNDED)
     roundings = jax.vmap(lambda which: rounding_of(posterior, after, which))(index)
-    is_resolved = jnp.mean(roundings > _MAX_ROUNDING) <= 0.1
+    is_resolved = jnp.mean(roundings > MAX_ROUNDING) <= 0.1
     return after, CollapsedInfo(
         is_sound & has_room & is_fresh & is_forgotten & is_inside & is_finite & is_resolved,
         ess,

@@ -17,7 +17,9 @@ from ppl_bandit.engines.exact.families import Coordinates, Posterior, posterior_
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key
 
-__all__ = ["CollapsedState", "Conditional", "first_state", "law_of", "rounding_of"]
+__all__ = ["MAX_ROUNDING", "CollapsedState", "Conditional", "first_state", "law_of", "rounding_of"]
+
+MAX_ROUNDING = 0.02  # nats of a log target
 
 
 class CollapsedState(NamedTuple):

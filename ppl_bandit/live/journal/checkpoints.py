@@ -32,6 +32,7 @@ def keep(experiment: Experiment) -> None:
         "stamp": _stamp(experiment.identity or {}, len(standing.task.arms)),
         "engine": learner.engine.explanation.engine,
         "has_warned": learner.has_warned,
+        "doubts": learner.doubts,
         "num_rows": num_rows,
     }
     trees = {"state": learner.state, "examples": learner.examples}
@@ -50,23 +51,22 @@ def kept(store: Store, name: str, identity: Mapping[str, Any], standing: Standin
         header, trees = unpack(found[1])
         if header.get("stamp") != _stamp(identity, len(standing.task.arms)):
             return None
-        return found[0], learner_like(standing, header["engine"], header["has_warned"], trees)
+        return found[0], learner_like(standing, header, trees)
     except ValueError:
         return None
 
 
-def learner_like(
-    standing: Standing, engine: str, has_warned: bool, trees: Mapping[str, list[Any] | None]
-) -> Learner:
+def learner_like(standing: Standing, header: Mapping[str, Any], trees: Mapping[str, list[Any] | None]) -> Learner:
     """Return a learner of an engine with a state as it was kept.
 
     Args:
+        header: the engine's name, and what its user knows and may ask of its evidence.
         trees: the leaves of the state, and of the examples that the engine was sought for.
 
     Raises:
         ValueError: if the state does not fit the engine.
     """
-    fresh, model, leaves = standing.prior, standing.task.model, trees["state"] or []
+    fresh, model, leaves, engine = standing.prior, standing.task.model, trees["state"] or [], header["engine"]
     if fresh.engine.explanation.engine != engine:  # the bandit had moved on to another
         factory = getattr(engines, engine, None)
         if factory is None:
@@ -80,7 +80,11 @@ def learner_like(
     structure: Any = jax.tree.structure(fresh.state)
     if structure.num_leaves != len(leaves):
         raise ValueError("the posterior that was kept does not fit this program and engine")
-    return fresh._replace(state=jax.tree.unflatten(structure, leaves), has_warned=has_warned)
+    return fresh._replace(
+        state=jax.tree.unflatten(structure, leaves),
+        has_warned=header["has_warned"],
+        doubts=header.get("doubts", ""),
+    )
 
 
 def _stamp(identity: Mapping[str, Any], num_arms: int) -> str:
