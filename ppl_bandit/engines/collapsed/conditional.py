@@ -118,24 +118,20 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
 
 def law_of(posterior: Conditional, state: CollapsedState, which: Int[Array, ""]) -> tuple[dict[str, Array], Posterior]:
     """Return the outer values of a particle and the law of the inner sites given them."""
-    split = posterior.split
+    split, store = posterior.split, posterior.store
     values, _ = split.space.constrain(state.particles[which])
-    total = posterior.total(state.centre, values, _data_at(posterior, state, which, values))
+    if store is None:
+        data = jax.tree.map(lambda leaf: leaf[which], state.kept)
+    else:
+        data = store.statistics(state.kept, state.centre, values)
+    total = posterior.total(state.centre, values, data)
     return values, posterior_of(split.layout, total.natural, state.centre)
 
 
 def rounding_of(posterior: Conditional, state: CollapsedState, which: Int[Array, ""]) -> Float[Array, ""]:
-    """Return how many nats of a particle's log target may be rounding: its terms are large and of either sign."""
+    """Return how many nats of a particle's log target may be rounding: constants may be large, and the integral undo them."""
     store, centre = posterior.store, state.centre
     values, _ = posterior.split.space.constrain(state.particles[which])
-    data = _data_at(posterior, state, which, values)
-    prior = read_prior(posterior.model, posterior.split, centre, values)
-    size = jnp.abs(data.constant) if store is None else store.size(state.kept, centre, values)
-    size += jnp.abs(prior.constant) + jnp.abs(log_normalizer(posterior.split.layout, add(prior, data).natural))
-    return jnp.finfo(state.particles.dtype).eps * size
-
-
-def _data_at(posterior: Conditional, state: CollapsedState, which: Array, values: dict[str, Array]) -> Statistics:
-    if posterior.store is None:
-        return jax.tree.map(lambda leaf: leaf[which], state.kept)
-    return posterior.store.statistics(state.kept, state.centre, values)
+    prior = read_prior(posterior.model, posterior.split, centre, values).constant
+    size = jnp.abs(state.kept.constant[which]) if store is None else store.size(state.kept, centre, values)
+    return jnp.finfo(state.particles.dtype).eps * (size + jnp.abs(prior))

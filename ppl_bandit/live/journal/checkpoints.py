@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from ppl_bandit import engines
 from ppl_bandit.live.archive import pack, unpack
@@ -73,7 +74,8 @@ def learner_like(standing: Standing, header: Mapping[str, Any], trees: Mapping[s
             raise ValueError(f"the posterior was kept by the engine {engine!r}, which is not known")
         examples = None
         if trees.get("examples"):
-            form: Any = jax.tree.structure(Interaction(0, dict.fromkeys(model.outcomes, 0), model.context))
+            row = np.zeros(0)
+            form: Any = jax.tree.structure(Interaction(row, dict.fromkeys(model.outcomes, row), model.context))
             examples = form.unflatten(trees["examples"])
             factory = functools.partial(factory, examples=examples)
         fresh = start(standing.task, factory)._replace(examples=examples)

@@ -147,9 +147,9 @@ def test_particles_follow_a_target_that_is_far_away_and_know_the_ratio_of_integr
         near, far = -0.5 * jnp.sum(x**2, axis=1), -0.5 * jnp.sum(((x - 8.0) / 0.1) ** 2, axis=1)
         return near + part * (far - near)
 
-    moved = jax.jit(
-        lambda key, x: follow(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True))
-    )(jr.key(1), positions)
+    moved = jax.jit(lambda key, x: follow(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True)))(
+        jr.key(1), positions
+    )
     drawn = (np.asarray(moved.positions) - 8.0) / 0.1
     assert np.max(np.abs(drawn.mean(axis=0))) < 4 * 0.022 and np.max(np.abs(drawn.std(axis=0) - 1)) < 4 * 0.016
     assert int(moved.num_stages) > 1 and float(moved.memory) <= max_memory(2000)
