@@ -74,7 +74,7 @@ def learner_like(standing: Standing, header: Mapping[str, Any], trees: Mapping[s
             raise ValueError(f"the posterior was kept by the engine {engine!r}, which is not known")
         examples = None
         if trees.get("examples"):
-            row = np.zeros(0)
+            row: Any = np.zeros(0)
             form: Any = jax.tree.structure(Interaction(row, dict.fromkeys(model.outcomes, row), model.context))
             examples = form.unflatten(trees["examples"])
             factory = functools.partial(factory, examples=examples)
