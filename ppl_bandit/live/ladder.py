@@ -49,7 +49,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     explanation = learner.engine.explanation
     state, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
-        after = learner._replace(state=state)
+        after = learner._replace(state=state, doubts="")
         num_refreshes = int(getattr(info, "num_refreshes", 0))
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
@@ -58,13 +58,17 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
         raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
-    factory = LADDER.get(explanation.engine)
+    factory, refused = LADDER.get(explanation.engine), None
     if explanation.engine == "conjugate":
-        factory = functools.partial(_next_to_exact, _refused(rows, info))
+        refused = _refused(rows, info)
+        factory = functools.partial(_next_to_exact, refused)
     if factory is None:
         warning = f"{why}; no engine is left to move to, so these draws are used with caution"
-        return learner._replace(state=state, has_warned=True), info, [] if learner.has_warned else [warning]
+        after = learner._replace(state=state, has_warned=True, doubts=why)
+        return after, info, [] if learner.has_warned else [warning]
     above = start(task, factory)._replace(has_warned=learner.has_warned)
+    if above.engine.explanation.engine == "collapsed":
+        above = above._replace(examples=refused)
     replayed, warnings = History(task.model.outcomes), list[str]()
     if len(history):
         past = Rows(*history.rows())

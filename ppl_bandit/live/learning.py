@@ -10,7 +10,7 @@ from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like
 from ppl_bandit.live.inputs import Arms
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import without_programs
-from ppl_bandit.types import Engine, Selector
+from ppl_bandit.types import Engine, Interaction, Selector
 
 __all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
 
@@ -46,8 +46,10 @@ class Learner(NamedTuple):
         state: the engine's.
         seed: the bandit's, on the device.
         has_warned: whether its user knows that these draws lack evidence and that no engine is left to move to.
+        doubts: why the draws of now lack evidence, in words; empty where they do not.
         num_refreshes: how often its draws were renewed, as far as this process has seen.
         is_growth_prepared: whether the state that has more room is compiled, or being compiled.
+        examples: the rows that the engine was sought for, where it took over from one that refused them.
     """
 
     engine: Engine
@@ -55,8 +57,10 @@ class Learner(NamedTuple):
     state: Any
     seed: Any
     has_warned: bool = False
+    doubts: str = ""
     num_refreshes: int = 0
     is_growth_prepared: bool = False
+    examples: Interaction | None = None
 
 
 class Rows(NamedTuple):

@@ -72,7 +72,7 @@ class Saved(NamedTuple):
         if found:
             learner = relearnt(standing, history)[0]
         else:
-            learner = learner_like(standing, kept["engine"], kept["has_warned"], self.trees["state"] or [])
+            learner = learner_like(standing, kept, self.trees)
         events = [Event(*facts) for facts in kept["decisions"]]
         experiment.store = MemoryStore(kept["position"], events)
         experiment.restore(history, learner, kept["position"], kept["next_number"], kept["num_played"])
@@ -91,6 +91,7 @@ def save(path: str | PathLike, experiment: Experiment) -> None:
             "retired": sorted(standing.retired),
             "engine": learner.engine.explanation.engine,
             "has_warned": learner.has_warned,
+            "doubts": learner.doubts,
             "position": standing.position,
             "next_number": experiment.num_decisions,
             "num_played": standing.num_played.tolist(),
@@ -99,6 +100,7 @@ def save(path: str | PathLike, experiment: Experiment) -> None:
         trees = {
             "context": task.model.context,
             "state": learner.state,
+            "examples": learner.examples,
             "history": (arms, rewards, contexts, history.positions()),
         }
     snapshot.write(path, header, trees)

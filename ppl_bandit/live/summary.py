@@ -7,7 +7,11 @@ __all__ = ["describe"]
 
 
 def describe(
-    explanation: Explanation, found: Overview, selector: str, log_evidence: tuple[float, float] | None = None
+    explanation: Explanation,
+    found: Overview,
+    selector: str,
+    log_evidence: tuple[float, float] | None = None,
+    doubts: str = "",
 ) -> str:
     """Return the whole account of a live bandit.
 
@@ -15,9 +19,12 @@ def describe(
         found: where the arms stand.
         selector: name of who decides.
         log_evidence: of the program so far and its standard error, from an engine that adds it up.
+        doubts: why the draws lack evidence; empty where they do not.
     """
     num_rewards = int(found.num_rewards.sum())
     lines = [str(explanation), "", f"  learnt from {num_rewards} rewards; decisions by {selector}"]
+    if doubts:
+        lines.append(f"  NOT TRUSTED, and what follows from them with caution: {doubts}")
     if log_evidence is not None:
         lines.append(
             f"  log evidence of the program so far: {log_evidence[0]:.2f} (standard error {log_evidence[1]:.2f}); compare it "

@@ -106,7 +106,7 @@ class ReadableBandit:
         with jax.enable_x64(True):  # asking computes it
             if hasattr(learner.state, "log_evidence"):
                 evidence = float(learner.state.log_evidence), float(learner.state.log_evidence_error)
-        return summary.describe(self.explanation, self._overview(), self._selector.name, evidence)
+        return summary.describe(self.explanation, self._overview(), self._selector.name, evidence, learner.doubts)
 
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
         """Return where the arms stand, one row per arm.

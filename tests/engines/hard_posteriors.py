@@ -94,6 +94,34 @@ def funnel_reference():
     return first, np.concatenate([sd, np.sqrt(second - first[1:] ** 2)])
 
 
+# A neck: every arm is seen once, and the scale of the noise goes to 0 as the levels go to the rewards.
+def neck(arm):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("arms", 3):
+        level = numpyro.sample("level", dist.Normal(0.0, 5.0))
+    numpyro.sample("reward", dist.Laplace(level[arm], scale))
+
+
+NECK_REWARDS = np.array([0.2, 1.3, -1.0])
+
+
+def neck_reference():
+    log_scale = np.linspace(-22.0, 3.0, 1201)
+    scale = np.exp(log_scale)
+    log_density, moments = log_scale - 0.5 * scale**2, []
+    side = np.geomspace(1e-4, 40.0, 1500)
+    gap = np.concatenate([-side[::-1], side])  # of a level from its reward, in scales
+    for reward in NECK_REWARDS:
+        level = reward + scale[:, None] * gap
+        density = np.exp(-0.5 * (level / 5.0) ** 2 - np.abs(gap))
+        masses = [np.trapezoid(density * level**power, gap, axis=1) for power in (0, 1, 2)]
+        log_density = log_density + np.log(masses[0])
+        moments.append([mass / masses[0] for mass in masses[1:]])
+    first, sd = on_grid(log_density, np.stack([*(one for one, _ in moments), log_scale]))
+    second, _ = on_grid(log_density, np.stack([two for _, two in moments]))
+    return first, np.concatenate([np.sqrt(second - first[:3] ** 2), sd[3:]])
+
+
 # A ridge: arms that differ by three millionths.
 def ridge(arm):
     common = numpyro.sample("common", dist.Laplace(0.0, 0.4))
@@ -303,6 +331,14 @@ CASES: dict[str, Case] = {
     ),
     "funnel": _case(
         funnel, 8, lambda: rows_of(FUNNEL_ARMS, FUNNEL_REWARDS), ["log_spread", "effect"], funnel_reference
+    ),
+    "neck": _case(
+        neck,
+        3,
+        lambda: rows_of(np.arange(3), NECK_REWARDS),
+        ["level"],
+        neck_reference,
+        extra=lambda d: np.log(np.asarray(d["scale"]))[:, None],
     ),
     "ridge": _case(ridge, 3, lambda: rows_of(np.arange(6) % 3, RIDGE_REWARDS), ["common", "level"], ridge_reference),
     "kink": _case(kink, 2, lambda: rows_of([0], [-2e4]), ["m"], kink_reference),

@@ -6,7 +6,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit
+from ppl_bandit import Bandit, engines
 
 
 def drifting(arm, context):
@@ -18,7 +18,7 @@ def drifting(arm, context):
 
 
 @pytest.mark.slow
-def test_a_datum_that_is_conjugate_given_one_site_leads_to_the_collapsed_engine():
+def test_a_datum_that_is_conjugate_given_one_site_leads_to_the_collapsed_engine(tmp_path):
     bandit = Bandit(drifting, 2, context=1.0, num_samples=200)
     arms, rewards = np.array([0, 1, 0, 1]), np.array([0.7, 1.9, 0.4, 1.6])
     bandit.update_many(arms=arms, rewards=rewards, contexts=np.ones(4))
@@ -46,3 +46,46 @@ def test_a_datum_that_is_conjugate_given_one_site_leads_to_the_collapsed_engine(
         sd = np.sqrt(weights @ means**2 - mean**2 + variance)
         # At least half of 1,000 particles count: 5 standard errors.
         assert abs(drawn[:, arm].mean() - mean) < 5 * sd / np.sqrt(500)
+
+    # The engine was found by way of that datum: a file has to remember it.
+    bandit.save(tmp_path / "moved")
+    loaded = Bandit.load(tmp_path / "moved", drifting)
+    np.testing.assert_array_equal(loaded.posterior(1000)["mean"], drawn)
+    for _ in range(2):
+        ours, theirs = bandit.select(2.0), loaded.select(2.0)
+        assert (ours.arm, ours.propensity) == (theirs.arm, theirs.propensity)
+        assert bandit.update(ours, 0.5).log_evidence == loaded.update(theirs, 0.5).log_evidence
+    again = Bandit.load(tmp_path / "moved", drifting)
+    again.save(tmp_path / "again")
+    np.testing.assert_array_equal(Bandit.load(tmp_path / "again", drifting).posterior(1000)["mean"], drawn)
+
+
+def wary(model):
+    """An engine of the user's own, exact in truth, that does not trust its draws after a reward of 1."""
+    engine = engines.conjugate(model)
+
+    def update(key, state, rows):
+        after, info = engine.update(key, state, rows)
+        return after, info._replace(is_trusted=jnp.all(rows.reward == 0))
+
+    return engine._replace(
+        update=update, explanation=engine.explanation._replace(engine="wary", is_exact=False), parameters=None
+    )
+
+
+def clicks(arm):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def test_draws_that_lack_evidence_are_told_for_as_long_as_they_do(tmp_path):
+    """The warning comes once; who looks later, or loads the bandit, has to see it too, until draws are trusted again."""
+    bandit = Bandit(clicks, 2, engine=wary)
+    with pytest.warns(UserWarning, match="used with caution"):
+        bandit.update(arm=0, reward=1)
+    assert "NOT TRUSTED" in bandit.explain()
+    bandit.save(tmp_path / "doubted")
+    assert "NOT TRUSTED" in Bandit.load(tmp_path / "doubted", clicks, engine=wary).explain()
+    bandit.update(arm=0, reward=0)
+    assert "NOT TRUSTED" not in bandit.explain()

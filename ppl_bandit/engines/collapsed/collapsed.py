@@ -16,7 +16,14 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.approximate.buffer import fits, reserve, row_mask
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
 from ppl_bandit.engines.collapsed import report
-from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional, first_state, law_of
+from ppl_bandit.engines.collapsed.conditional import (
+    MAX_ROUNDING,
+    CollapsedState,
+    Conditional,
+    first_state,
+    law_of,
+    rounding_of,
+)
 from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, read_new
 from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
@@ -28,6 +35,8 @@ from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["CollapsedInfo", "collapsed"]
+
+_NUM_ROUNDED = 20  # particles that are asked how far rounding reaches; one in ten may exceed the limit
 
 
 class CollapsedInfo(NamedTuple):
@@ -151,6 +160,7 @@ def _update(
     start = Moved(
         state.particles,
         state.log_targets,
+        state.log_weights,
         jnp.zeros_like(state.log_evidence),
         state.squared_error,
         state.memory,
@@ -158,9 +168,12 @@ def _update(
         jnp.zeros_like(state.num_refreshes),
     )
     is_sound = jnp.all(is_certified)
-    moved = follow(key, learnt.path, learnt.data, start, state.log_weights, is_sound & is_stale)
+    moved = follow(key, learnt.path, learnt.data, start, is_sound & is_stale)
     has_moved = moved.num_stages > 0
-    log_weights = jnp.where(has_moved, 0.0, log_weights)
+    log_weights = jnp.where(has_moved, moved.log_weights, log_weights)
+    # Weights that the moves left behind, on a path too long for them, are uneven whatever their tail is.
+    ess, k_hat = weight_ess(log_weights), jnp.where(has_moved, 0.0, k_hat)
+    is_fresh = (ess >= num_particles / 2) & (k_hat <= MAX_K_HAT)
     predictive = moved.log_ratio + _log_mean(log_weights) - _log_mean(learnt.befores - state.log_targets)
     after = learnt.settle(moved, has_moved)._replace(
         log_weights=log_weights,
@@ -173,12 +186,14 @@ def _update(
     after = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state)
     is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
     is_forgotten = (after.num_refreshes == 0) | (after.memory <= max_memory(num_particles))
-    is_fresh = has_moved | ~is_stale
     is_finite = jnp.isfinite(after.log_evidence)
+    index = resample(jnp.array(0.5, ess.dtype), finite_weights(after.log_weights), _NUM_ROUNDED)
+    roundings = jax.vmap(lambda which: rounding_of(posterior, after, which))(index)
+    is_resolved = jnp.mean(roundings > MAX_ROUNDING) <= 0.1
     return after, CollapsedInfo(
-        is_sound & has_room & is_fresh & is_forgotten & is_inside & is_finite,
-        jnp.where(has_moved, jnp.asarray(num_particles, ess.dtype), ess),
-        jnp.where(has_moved, 0.0, k_hat),
+        is_sound & has_room & is_fresh & is_forgotten & is_inside & is_finite & is_resolved,
+        ess,
+        k_hat,
         after.memory,
         after.acceptance,
         after.num_refreshes,

@@ -17,7 +17,9 @@ from ppl_bandit.engines.exact.families import Coordinates, Posterior, posterior_
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key
 
-__all__ = ["CollapsedState", "Conditional", "first_state", "law_of"]
+__all__ = ["MAX_ROUNDING", "CollapsedState", "Conditional", "first_state", "law_of", "rounding_of"]
+
+MAX_ROUNDING = 0.02  # nats of a log target
 
 
 class CollapsedState(NamedTuple):
@@ -124,3 +126,12 @@ def law_of(posterior: Conditional, state: CollapsedState, which: Int[Array, ""])
         data = store.statistics(state.kept, state.centre, values)
     total = posterior.total(state.centre, values, data)
     return values, posterior_of(split.layout, total.natural, state.centre)
+
+
+def rounding_of(posterior: Conditional, state: CollapsedState, which: Int[Array, ""]) -> Float[Array, ""]:
+    """Return how many nats of a particle's log target may be rounding: constants may be large, and the integral undo them."""
+    store, centre = posterior.store, state.centre
+    values, _ = posterior.split.space.constrain(state.particles[which])
+    prior = read_prior(posterior.model, posterior.split, centre, values).constant
+    size = jnp.abs(state.kept.constant[which]) if store is None else store.size(state.kept, centre, values)
+    return jnp.finfo(state.particles.dtype).eps * (size + jnp.abs(prior))

@@ -25,7 +25,7 @@ from ppl_bandit.types import Key
 __all__ = ["Moved", "follow", "max_memory", "squared_error"]
 
 _MIN_MOVES, _MAX_MOVES = 8, 60
-_MAX_STAGES = 40
+_MAX_STAGES = 200  # of a path: one outlier of 1e4 prior standard deviations takes 150
 _HALF_DF = 3  # 6 degrees of freedom: a chi-squared of an even number is a sum of exponentials
 _BISECTIONS = 16
 _ROUNDS = 32  # at least, in which many clouds are moved
@@ -36,6 +36,8 @@ class Moved(NamedTuple):
 
     Attributes:
         positions, log_targets: the particles, and the log density of which they are an equally weighted sample.
+        log_weights: from there to the target at the end of the path, of particles that have not moved to that at its start: 0
+            where the end was reached.
         log_ratio: log ratio of the integrals of the last such density and of the first.
         squared_error: of that, as if the particles of each stage were independent and exact.
         memory: largest correlation of a coordinate, or of its squared deviation, before and after the last stage's moves.
@@ -45,6 +47,7 @@ class Moved(NamedTuple):
 
     positions: Float[Array, "M K"]
     log_targets: Float[Array, " M"]
+    log_weights: Float[Array, " M"]
     log_ratio: Float[Array, ""]
     squared_error: Float[Array, ""]
     memory: Float[Array, ""]
@@ -53,16 +56,12 @@ class Moved(NamedTuple):
 
 
 class _Walk(NamedTuple):
-    """A stage in progress; `phase` 0 looks at the end of the path, 1 weighs at the next part, later ones are moves.
-
-    `pending` are the log weights of the particles at the present part.
-    """
+    """A stage in progress; `phase` 0 looks at the end of the path, 1 weighs at the next part, later ones are moves."""
 
     number: Int[Array, ""]
     part: Float[Array, ""]
     next_part: Float[Array, ""]
     phase: Int[Array, ""]
-    pending: Float[Array, " M"]
     starts: Float[Array, "M K"]
     num_accepted: Float[Array, ""]
     moved: Moved
@@ -74,7 +73,6 @@ class _Task(NamedTuple):
     key: Array
     data: Any
     start: Moved
-    log_weights: Float[Array, " M"]
     is_wanted: Bool[Array, ""]
 
 
@@ -88,7 +86,6 @@ def follow(
     log_targets: Callable[[Any, Float[Array, "M K"], Float[Array, ""]], Float[Array, " M"]],
     data: Any,
     start: Moved,
-    log_weights: Float[Array, " M"],
     is_wanted: Bool[Array, ""],
 ) -> Moved:
     """Take particles along a path of targets to its end; where that is not wanted, return them as they are.
@@ -99,13 +96,12 @@ def follow(
     Args:
         log_targets: (data, positions, part) -> log densities, at a part of the path; it closes over no traced value.
         data: arrays that the targets read.
-        start: the particles, with the density of which they are an equally weighted sample.
-        log_weights: of the particles under the target at part 0.
+        start: the particles, with the density of which they are an equally weighted sample and their weights at part 0.
     """
     move = functools.partial(_follow, log_targets)
     walk = jax.custom_batching.custom_vmap(move)
     walk.def_vmap(functools.partial(_few_at_a_time, move))
-    return walk(_Task(jr.key_data(key), data, start, log_weights, is_wanted))
+    return walk(_Task(jr.key_data(key), data, start, is_wanted))
 
 
 def _few_at_a_time(move: Callable[[_Task], Moved], num_clouds: int, is_batched: Any, task: _Task) -> tuple[Moved, Any]:
@@ -133,13 +129,15 @@ def _few_at_a_time(move: Callable[[_Task], Moved], num_clouds: int, is_batched: 
 
 def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> Moved:
     """Follow the path in one loop with one evaluation of the target, whatever it is needed for: what compiles is small."""
-    key, data, start, log_weights, is_wanted = task
+    key, data, start, is_wanted = task
     num_particles, num_dims = start.positions.shape
     step = 1.7 / math.sqrt(num_dims)
     zero = jnp.zeros((), start.positions.dtype)
 
     def goes_on(walk: _Walk) -> Bool[Array, ""]:
-        return is_wanted & (walk.part < 1.0) & (walk.moved.num_stages < _MAX_STAGES)
+        # After the last stage there is one more look: how uneven the weights still are is evidence.
+        has_looked = (walk.moved.num_stages >= _MAX_STAGES) & (walk.phase > 0)
+        return is_wanted & (walk.part < 1.0) & ~has_looked
 
     def body(walk: _Walk) -> _Walk:
         positions = walk.moved.positions
@@ -149,7 +147,7 @@ def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> M
         candidates, log_odds = jax.lax.cond(
             walk.phase > 1,
             lambda: _propose(uniform[1:, 1:], positions, step, walk.phase % 2 == 0),
-            lambda: (positions, jnp.zeros_like(log_weights)),
+            lambda: (positions, jnp.zeros_like(start.log_weights)),
         )
         found = log_targets(data, candidates, jnp.where(walk.phase == 0, 1.0, walk.next_part))
         found = jnp.where(jnp.isnan(found) | (found == jnp.inf), -jnp.inf, found)
@@ -165,14 +163,20 @@ def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> M
         )
         return after._replace(number=walk.number + 1)
 
-    first = _Walk(jnp.zeros((), int), zero, zero, jnp.zeros((), int), log_weights, start.positions, zero, start)
+    first = _Walk(jnp.zeros((), int), zero, zero, jnp.zeros((), int), start.positions, zero, start)
     return jax.lax.while_loop(goes_on, body, first).moved
 
 
 def _look(walk: _Walk, found: Float[Array, " M"]) -> _Walk:
     """Decide how far to go."""
-    gained = finite_weights(found - walk.moved.log_targets)
-    return walk._replace(next_part=_next_part(walk.part, walk.pending, gained), phase=walk.phase + 1)
+    moved = walk.moved
+    gained = finite_weights(found - moved.log_targets)
+    is_last = moved.num_stages >= _MAX_STAGES
+    return walk._replace(
+        next_part=_next_part(walk.part, moved.log_weights, gained),
+        phase=walk.phase + 1,
+        moved=moved._replace(log_weights=jnp.where(is_last, gained, moved.log_weights)),
+    )
 
 
 def _weigh(walk: _Walk, found: Float[Array, " M"], offset: Float[Array, ""]) -> _Walk:
@@ -183,12 +187,12 @@ def _weigh(walk: _Walk, found: Float[Array, " M"], offset: Float[Array, ""]) -> 
     positions = moved.positions[index]
     return walk._replace(
         phase=walk.phase + 1,
-        pending=jnp.zeros_like(walk.pending),
         starts=positions,
         num_accepted=jnp.zeros_like(walk.num_accepted),
         moved=moved._replace(
             positions=positions,
             log_targets=found[index],
+            log_weights=jnp.zeros_like(gained),
             log_ratio=moved.log_ratio + logsumexp(gained) - math.log(gained.shape[0]),
             squared_error=moved.squared_error + squared_error(gained),
         ),

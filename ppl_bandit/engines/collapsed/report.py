@@ -1,6 +1,7 @@
 """The collapsed engine in words: what is integrated out, what is drawn and how, and with what evidence."""
 
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT
+from ppl_bandit.engines.collapsed.conditional import MAX_ROUNDING
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.particles import max_memory
 from ppl_bandit.engines.exact.report import family, nats_words
@@ -40,7 +41,8 @@ def accepted(model: RewardModel, split: Split, words: str | None, num_particles:
         "posterior with the rest integrated out",
         f"  evidence: effective sample size of the weights, at least {num_particles // 2}; Pareto k-hat, at most {MAX_K_HAT}; "
         f"after a refresh,",
-        f"    correlation of the particles with where they started, at most {max_memory(num_particles):.2f}",
+        f"    correlation of the particles with where they started, at most {max_memory(num_particles):.2f}; rounding of log",
+        f"    densities, at most {MAX_ROUNDING} nats",
         f"  kept of the data: {_ROWS if words is None else f'{words}; {flat}'}",
     ]
     if discount < 1.0:

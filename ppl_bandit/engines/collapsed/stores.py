@@ -47,6 +47,7 @@ class Store(NamedTuple):
         read: (centre, outer values, data) -> kept of rows, and per row how far its statistics at these outer values are from
             what the store says of them, relatively.
         statistics: (kept, centre, outer values) -> the statistics of all rows, without the common constant.
+        size: (kept, centre, outer values) -> how large the terms are of which the constant of these statistics is made.
         common: kept -> the constant that all outer values share.
         recentred: (kept, old centre, new centre) -> kept; None where the centre must stay.
     """
@@ -55,6 +56,7 @@ class Store(NamedTuple):
     empty: Callable[[Coordinates], Any]
     read: Callable[[Coordinates, Mapping[str, Array], WeightedRows], tuple[Any, Float[Array, " N"]]]
     statistics: Callable[[Any, Coordinates, Mapping[str, Array]], Statistics]
+    size: Callable[[Any, Coordinates, Mapping[str, Array]], Float[Array, ""]]
     common: Callable[[Any], Float[Array, ""]]
     recentred: Callable[[Any, Coordinates, Coordinates], Any] | None
 
@@ -89,6 +91,7 @@ def shared_store(model: RewardModel, split: Split) -> Store:
         read,
         # What all particles share is left out of their targets, where it would only cost digits.
         lambda kept, centre, values: kept._replace(constant=jnp.zeros_like(kept.constant)),
+        lambda kept, centre, values: jnp.zeros_like(kept.constant),
         lambda kept: kept.constant,
         lambda kept, old, new: recentre(split.layout, kept, old, new),
     )
@@ -158,11 +161,17 @@ def separable_store(model: RewardModel, split: Split, examples: Interaction | No
         _, unravel = ravel_pytree(no_statistics(split.layout, centre))
         return unravel(combine(_read_each(model, split, centre, own, as_used(anchors, centre.real.dtype)), kept))
 
+    def size(kept: Array, centre: Coordinates, own: Mapping[str, Array]) -> Array:
+        # The constant is the last of the statistics.
+        there = jnp.abs(_read_each(model, split, centre, own, as_used(anchors, centre.real.dtype))[:, -1])
+        return there @ jnp.abs(jnp.asarray(weights[-1], kept.dtype)) @ jnp.abs(kept[:, -1])
+
     return Store(
         f"sums of statistics at {len(outer_picks)} outer values, from which those at any other follow by linear algebra",
         lambda centre: jnp.zeros((len(outer_picks), num_statistics), centre.real.dtype),
         read,
         statistics,
+        size,
         lambda kept: jnp.zeros((), kept.dtype),
         None,
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.integrate import dblquad, quad
 
+from ppl_bandit.engines.collapsed import particles
 from ppl_bandit.engines.collapsed.mixture import spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
 from ppl_bandit.engines.collapsed.statistics import Statistics, log_normalizer, no_statistics, recentre
@@ -120,8 +121,7 @@ def test_of_many_clouds_those_that_are_wanted_are_moved_as_each_would_be_alone()
         return -0.5 * (x[:, 0] - part * centre) ** 2
 
     def move(key, x, centre, wanted):
-        zero = jnp.zeros(50)
-        return follow(key, targets, centre, start_of(x, targets(centre, x, 0.0)), zero, wanted)
+        return follow(key, targets, centre, start_of(x, targets(centre, x, 0.0)), wanted)
 
     keys = jr.split(jr.key(1), 40)
     together = jax.jit(jax.vmap(move))(keys, positions, centres, is_wanted)
@@ -132,7 +132,7 @@ def test_of_many_clouds_those_that_are_wanted_are_moved_as_each_would_be_alone()
 
 def start_of(positions, log_targets):
     zero = jnp.zeros((), positions.dtype)
-    return Moved(positions, log_targets, zero, zero, zero, zero, jnp.zeros((), int))
+    return Moved(positions, log_targets, jnp.zeros_like(log_targets), zero, zero, zero, zero, jnp.zeros((), int))
 
 
 def test_particles_follow_a_target_that_is_far_away_and_know_the_ratio_of_integrals():
@@ -147,9 +147,9 @@ def test_particles_follow_a_target_that_is_far_away_and_know_the_ratio_of_integr
         near, far = -0.5 * jnp.sum(x**2, axis=1), -0.5 * jnp.sum(((x - 8.0) / 0.1) ** 2, axis=1)
         return near + part * (far - near)
 
-    moved = jax.jit(
-        lambda key, x: follow(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.zeros(2000), jnp.array(True))
-    )(jr.key(1), positions)
+    moved = jax.jit(lambda key, x: follow(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True)))(
+        jr.key(1), positions
+    )
     drawn = (np.asarray(moved.positions) - 8.0) / 0.1
     assert np.max(np.abs(drawn.mean(axis=0))) < 4 * 0.022 and np.max(np.abs(drawn.std(axis=0) - 1)) < 4 * 0.016
     assert int(moved.num_stages) > 1 and float(moved.memory) <= max_memory(2000)
@@ -164,5 +164,19 @@ def test_particles_that_cannot_move_do_not_pass_for_fresh():
         distance = jnp.min(jnp.abs(x - positions[:, 0]), axis=1)
         return jnp.where(distance < 1e-12, 0.0, -jnp.inf) + part * jnp.where(x[:, 0] > 0, 0.0, -2.0)
 
-    moved = follow(jr.key(1), targets, (), start_of(positions, jnp.zeros(100)), jnp.zeros(100), jnp.array(True))
+    moved = follow(jr.key(1), targets, (), start_of(positions, jnp.zeros(100)), jnp.array(True))
     assert float(moved.memory) > max_memory(100) and float(moved.acceptance) == 0.0
+
+
+def test_particles_that_a_path_is_too_long_for_are_weighted_to_its_end(monkeypatch):
+    """Stopped on the way from N(0, 1) to N(8, .1^2), they are no sample of it: their weights say so, and make them one."""
+    monkeypatch.setattr(particles, "_MAX_STAGES", 3)
+    positions = jr.normal(jr.key(0), (500, 1))
+
+    def targets(_, x, part):
+        return -0.5 * (1.0 - part) * x[:, 0] ** 2 - 0.5 * part * ((x[:, 0] - 8.0) / 0.1) ** 2
+
+    moved = follow(jr.key(1), targets, (), start_of(positions, targets((), positions, 0.0)), jnp.array(True))
+    assert int(moved.num_stages) == 3
+    np.testing.assert_allclose(moved.log_targets + moved.log_weights, targets((), moved.positions, 1.0), rtol=1e-4)
+    assert float(jnp.std(moved.log_weights)) > 10.0

@@ -1,0 +1,71 @@
+"""Rewards that no one expects: draws are right, or come without trust."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import engines
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Interaction
+
+ARMS = np.arange(12) % 2
+
+
+def unknown_noise(arm):
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    numpyro.sample("reward", dist.Normal(mean[arm], noise))
+
+
+@pytest.fixture(scope="module")
+def learn():
+    with jax.enable_x64(True):
+        engine = engines.collapsed(RewardModel(unknown_noise, 2), num_particles=300)
+        prior, update = jax.jit(engine.init)(jr.key(0)), jax.jit(engine.update)
+
+        def one(rewards):
+            state, info = update(jr.key(1), prior, Interaction(jnp.asarray(ARMS), jnp.asarray(rewards)))
+            return np.exp(np.asarray(state.particles[:, 0])), info
+
+        yield one
+
+
+def test_one_outlier_far_beyond_the_prior_takes_the_particles_along(learn):
+    """Rewards of 2 and one of 3,000: a noise of some 50 prior standard deviations, to within 1%.
+
+    Given the noise, the sum of an arm's rewards is Gaussian and the rest tells of the noise alone. 300 particles: a mean is off
+    by .06 standard deviations; four of these, and of a standard deviation four times 4%.
+    """
+    rewards = np.full(12, 2.0)
+    rewards[-1] = 3000.0
+    noise, info = learn(rewards)
+    grid = np.linspace(30.0, 90.0, 20_001)
+    log_density = -0.5 * grid**2
+    for own in (rewards[ARMS == 0], rewards[ARMS == 1]):
+        squares = np.sum((own - own.mean()) ** 2)
+        log_density += -(own.size - 1) * np.log(grid) - 0.5 * squares / grid**2
+        variance = 100.0 + grid**2 / own.size
+        log_density += -0.5 * np.log(variance) - 0.5 * own.mean() ** 2 / variance
+    weights = np.exp(log_density - log_density.max())
+    mean = weights @ grid / weights.sum()
+    sd = np.sqrt(weights @ (grid - mean) ** 2 / weights.sum())
+    assert bool(info.is_trusted)
+    assert abs(noise.mean() - mean) < 4 * 0.06 * sd and abs(noise.std() / sd - 1.0) < 4 * 0.04
+
+
+def test_rewards_that_leave_no_noise_at_all_are_not_trusted(learn):
+    """Equal rewards: the likelihood grows without bound as the noise goes to 0, where a log density is nothing but rounding."""
+    assert not bool(learn(np.full(12, 2.0))[1].is_trusted)
+
+
+def test_a_path_that_stages_do_not_suffice_for_is_not_trusted(learn):
+    """An outlier of 10^5: the particles are still on their way, and their weights say so."""
+    rewards = np.full(12, 2.0)
+    rewards[-1] = 1e5
+    _, info = learn(rewards)
+    assert not bool(info.is_trusted) and float(info.ess) < 150
