@@ -10,7 +10,7 @@ from ppl_bandit.commands.bench import BenchOptions, run_bench
 from ppl_bandit.commands.bench_peers import CASES, contestants, program_of
 
 
-@pytest.mark.parametrize("name", ["bernoulli", "linear"])
+@pytest.mark.parametrize("name", ["bernoulli", pytest.param("linear", marks=pytest.mark.slow)])
 def test_the_loops_by_hand_play_by_the_posterior_of_the_library(name):
     case, rng = CASES[name], np.random.default_rng(3)
     program, example = program_of(case)

@@ -7,6 +7,7 @@ import pytest
 from ppl_bandit.commands.cli import main
 
 
+@pytest.mark.slow
 def test_tune_prints_the_standings_and_writes_the_table_and_the_figure(tmp_path, capsys):
     command = ["tune", "bernoulli", "--horizon", "10", "--selectors", "ds,ts", "--num-worlds", "256"]
     assert main([*command, "--tolerance", "0.99", "--out", str(tmp_path), "--json"]) == 0

@@ -72,7 +72,7 @@ def decisions(program, context, rewards, draws):
     "program, context, rewards, route",
     [
         (conversion, None, [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0], "p-hat"),
-        (priced, None, [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], "p-hat"),
+        pytest.param(priced, None, [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], "p-hat", marks=pytest.mark.slow),
         pytest.param(alike, 0.7, [0.3, -0.2, 0.1, 0.9, 0.4, 0.2], "table", marks=pytest.mark.slow),
         pytest.param(one_noise, None, [0.3, -0.2, 0.1, 0.9, 0.4, 0.2], "table", marks=pytest.mark.slow),
     ],

@@ -463,6 +463,7 @@ def test_a_reward_beyond_a_moving_support_is_learnt_or_refused_with_nothing_chan
     np.testing.assert_array_equal(bandit.posterior(100)["top"], before)
 
 
+@pytest.mark.slow
 def test_a_live_bandit_that_is_not_exact_renews_its_draws_and_says_so_once(caplog, monkeypatch):
     runs = []
 

@@ -15,7 +15,7 @@ import pytest
 from ppl_bandit import Interaction, RewardModel, engines
 from ppl_bandit.engines.exact.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.examination import measure
-from ppl_bandit.program.jaxprs import all_equations
+from ppl_bandit.numerics.equations import all_equations
 
 _START = """
 import json

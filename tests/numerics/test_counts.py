@@ -32,7 +32,7 @@ def test_counts_of_what_is_not_a_number_are_none():
         (1000, 0.9999, "float64"),
         (7, 0.3, "float32"),
         (100_000, 0.2, "float64"),
-        (1_000_000, 0.7, "float32"),
+        pytest.param(1_000_000, 0.7, "float32", marks=pytest.mark.slow),
     ],
 )
 def test_binomial_draws_follow_their_laws(num, prob, dtype):

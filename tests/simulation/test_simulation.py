@@ -120,6 +120,7 @@ def test_a_world_may_be_another_program_and_may_change():
     assert found.attrs["world"].endswith("drifting") and "11" in json.loads(found.attrs["truth"])
 
 
+@pytest.mark.slow
 def test_contexts_are_fresh_in_every_step():
     file = load_model("linear_gaussian")
     model = RewardModel(file.program, file.num_arms, file.context)

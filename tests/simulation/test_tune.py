@@ -160,7 +160,9 @@ def test_with_a_prior_in_doubt_regret_counts_in_proportion_to_the_best_of_each_s
     assert "regret at 0.3 of the prior's scale" in str(found) and found.heaviest < 1 / 400
 
 
-@pytest.mark.parametrize("program_and_expected", ["reals", "rates", "shares"])
+@pytest.mark.parametrize(
+    "program_and_expected", ["reals", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rates", "shares"))]
+)
 def test_worlds_of_a_wider_prior_lie_farther_from_its_middle(program_and_expected):
     """The same draws of the prior, moved: what moves no expected reward stays."""
 
@@ -213,7 +215,8 @@ def test_hindsight_adds_up_the_gaps_of_the_plays_under_each_truth():
         np.testing.assert_array_equal(is_stuck, (gaps[:, -3:] > 0).all(axis=1))
 
 
-@pytest.mark.parametrize("scales", [pytest.param((1.0,), marks=pytest.mark.slow), (1 / 3, 1.0, 3.0)])
+@pytest.mark.parametrize("scales", [(1.0,), (1 / 3, 1.0, 3.0)])
+@pytest.mark.slow
 def test_hindsight_has_the_mean_of_the_truth_and_less_noise(scales):
     """Also where the prior is too narrow or too wide: the truth has the law of what a bandit with the right one would know."""
     rule, found = selectors.optimistic_gittins(30, 0.1), {}
@@ -326,7 +329,11 @@ def own_noise(arm):
 
 @pytest.mark.parametrize(
     ("program", "count"),
-    [(conversion, 2.0), (known_noise, 9.0 / 4.0), (own_noise, 4.0)],  # a + b; 3^2 / 2^2; sigma^2 / (sigma / 2)^2
+    [
+        (conversion, 2.0),
+        (known_noise, 9.0 / 4.0),
+        pytest.param(own_noise, 4.0, marks=pytest.mark.slow),
+    ],  # a + b; 3^2 / 2^2; sigma^2 / (sigma / 2)^2
 )
 def test_a_prior_is_worth_as_many_rewards_as_a_textbook_says(program, count):
     model = RewardModel(program, 2)

@@ -223,7 +223,7 @@ def bernoulli_with_the_second_arm_known():
     return Case(program, CLICKS, {"rate": beta(CLICKS[unknown].sum(), (1 - CLICKS)[unknown].sum())})
 
 
-@case
+@slow_case
 def binomial_with_trials_from_the_context():
     trials = np.array([10, 3, 5, 4, 2, 9, 8])
 
@@ -245,7 +245,7 @@ def geometric_number_of_failures():
     return Case(program, COUNTS, {"rate": beta(per_arm(1.0), per_arm(COUNTS), (2.0, 2.0))})
 
 
-@case
+@slow_case
 def negative_binomial_with_a_known_count():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(2.0, 2.0).expand([A]))
@@ -593,7 +593,7 @@ def normal_with_a_standard_deviation_through_logarithms():
     return Case(program, REALS, expected)
 
 
-@case
+@slow_case
 def normal_with_a_variance_shared_by_arms():
     def program(arm):
         variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.5))
@@ -616,7 +616,7 @@ def normal_with_known_mean_and_unknown_variance():
     return Case(program, REALS, {"variance": gamma(2.0 + per_arm(0.5), 1.5 + squares / 2, -1.0)})
 
 
-@case
+@slow_case
 def regression_with_unknown_variance_per_arm():
     def program(arm, context):
         with numpyro.plate("arms", A):
@@ -885,7 +885,7 @@ def chain_case(counts: list[np.ndarray], name: str, program: Callable) -> Case:
     return Case(program, rewards, {name: {"concentration": alpha}}, outcomes=tuple(rewards))
 
 
-@case
+@slow_case
 def a_dirichlet_through_a_chain_of_binomials():
     def program(arm):
         with numpyro.plate("arms", A):
@@ -924,7 +924,7 @@ def a_chain_by_cumulative_sums():
     return chain_case([FIRST, SECOND], "p", program)
 
 
-@case
+@slow_case
 def stick_breaking_by_a_cumulative_product():
     def program(arm):
         stick = numpyro.sample("stick", dist.Beta(1.0, 2.0).expand([A, 2]).to_event(1))

@@ -89,6 +89,7 @@ def check_long_run(program, rows, expected, example=None):
     assert_close(together, one_by_one, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_beta_bernoulli_over_a_long_run():
     rng = np.random.default_rng(1)
     arm, click = rng.integers(0, A, NUM_ROWS), rng.integers(0, 2, NUM_ROWS)
