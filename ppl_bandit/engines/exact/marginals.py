@@ -14,6 +14,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.approximate.blocks import independent_blocks
+from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.exact import pseudo_counts as counting
 from ppl_bandit.engines.exact.families import Layout, Posterior, reals_of
 from ppl_bandit.engines.exact.reads import NotAffine, reads_of_rewards
@@ -23,7 +25,7 @@ from ppl_bandit.numerics.excess import tail
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key, Marginals
 
-__all__ = ["marginals_of"]
+__all__ = ["are_apart", "marginals_of"]
 
 Table: TypeAlias = Callable[[Key, int], Array]  # (key, M) -> (M, A)
 
@@ -67,6 +69,7 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
         groups = np.array([groups.pop() for groups in own])
         if np.all(groups < 0):
             find_noise = _when_asked(lambda: counting.known_noise(model, layout))
+            is_apart = are_apart(model, reads, kinds.size)
 
             def normal_offer(state: Posterior, context: Any) -> Marginals:
                 law, table = _joint_normal(model, layout, state, context)
@@ -75,7 +78,7 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
                     noise = find_noise()
                     return None if noise is None else noise(context) / law.width**2
 
-                return _offer(law, is_independent=False, counts=counts)._replace(table=table)
+                return _offer(law, is_apart, counts=counts)._replace(table=table)
 
             return normal_offer
         if np.any(groups < 0):
@@ -121,6 +124,22 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
         return _offer(law, is_independent, counts=counts)
 
     return offer
+
+
+def are_apart(model: RewardModel, reads: list[np.ndarray], num_elements: int) -> bool:
+    """Tell whether it is proved that the arms' expected rewards are independent, whatever the data.
+
+    Args:
+        reads: the elements that each arm's reads, in the order of the program's latents.
+    """
+    space = unconstrained_space(model)
+    if space.size != num_elements:  # a simplex has fewer coordinates than elements
+        return False
+    blocks = independent_blocks(model, space)
+    label = np.zeros(space.size + 1, int)
+    label[blocks.coordinates] = np.arange(len(blocks.coordinates))[:, None]
+    own = [frozenset(label[row].tolist()) for row in reads]
+    return sum(map(len, own)) == len(frozenset().union(*own))
 
 
 def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | None]:
