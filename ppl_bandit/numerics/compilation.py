@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 
 from ppl_bandit.numerics.defaults import use_defaults
-from ppl_bandit.numerics.turns import in_turn, needs_turns
+from ppl_bandit.numerics.turns import compiled, needs_turns
 
 __all__ = ["Ahead", "large_options", "quick_jit", "quick_options", "run_once", "uncollected"]
 
@@ -132,9 +132,9 @@ class Ahead:
 
     def _compile(self, lowered: _Lowered) -> Callable:
         begin = time.perf_counter()
-        compiled = lowered[0].compile()
+        ready = compiled(*lowered)
         self.seconds += time.perf_counter() - begin
-        return in_turn(compiled) if lowered[1] else compiled
+        return ready
 
 
 def _signature(args: Any) -> tuple[Any, Any]:

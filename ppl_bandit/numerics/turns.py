@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr
 from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.numerics.equations import all_equations
 
-__all__ = ["in_turn", "needs_turns"]
+__all__ = ["compiled", "in_turn", "needs_turns"]
 
 # What jaxlib takes, at most, for the operations of one matrix of m x n numbers, in units of m n max(m, n).
 _COSTS = {"cholesky": 1, "triangular_solve": 1, "lu": 1, "geqrf": 2, "qr": 4, "householder_product": 4, "ormqr": 4}
@@ -36,6 +36,11 @@ def needs_turns(closed: ClosedJaxpr) -> bool:
 def _is_shared_out(eqn: Any) -> bool:
     matrices = [atom.aval.shape for atom in (*eqn.invars, *eqn.outvars) if len(atom.aval.shape) > 2]
     return any(_COSTS[eqn.primitive.name] * math.prod(shape) * max(shape[-2:]) >= _LEAST for shape in matrices)
+
+
+def compiled(lowered: jax.stages.Lowered, takes_turns: bool) -> Callable:
+    """Compile a program, as one that waits for its turn where it must."""
+    return in_turn(lowered.compile()) if takes_turns else lowered.compile()
 
 
 def in_turn(function: Callable) -> Callable:

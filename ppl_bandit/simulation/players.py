@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit import selectors as rules
 from ppl_bandit.numerics.compilation import large_options
 from ppl_bandit.numerics.cores import num_cores
-from ppl_bandit.numerics.turns import in_turn, needs_turns
+from ppl_bandit.numerics.turns import compiled, needs_turns
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.hindsight import can_judge, judge
@@ -95,7 +95,7 @@ class Player:
         kinds = kinds_of([rule for rule in named.values() if id(rule) not in self._compiled])
         # Tracing stays in one thread, because NumPyro keeps its handlers in one stack; compiling needs no program.
         assert self._pool is not None  # inside `working`
-        compiling = [(kind, self._pool.submit(_compile, *self._lower(kind))) for kind in kinds]
+        compiling = [(kind, self._pool.submit(compiled, *self._lower(kind))) for kind in kinds]
         self._kept += list(named.values())  # an id is that of a living object
         for kind, future in compiling:
             self._compiled |= {own: (future.result(), numbers) for own, numbers in kind.numbers.items()}
@@ -161,10 +161,6 @@ class Player:
         options = large_options() if jax.default_backend() == "cpu" else None
         traced = jax.jit(run, compiler_options=options).trace(jr.key(self._seed), jnp.asarray(0), jnp.zeros(2))
         return traced.lower(), needs_turns(traced.jaxpr)
-
-
-def _compile(lowered: Any, takes_turns: bool) -> Callable:
-    return in_turn(lowered.compile()) if takes_turns else lowered.compile()
 
 
 def _keys(key: Key, start: Int[Array, ""], num_worlds: int) -> Key:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics import compilation
+from ppl_bandit.numerics import turns
 from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.numerics.turns import needs_turns
 
@@ -21,9 +21,9 @@ def factorized(matrices, numbers):
 
 def test_threads_that_factorize_batches_do_not_wait_for_each_other_forever(monkeypatch):
     """Without turns, every such run was stuck within a few calls, on two cores and jaxlib 0.10.2."""
-    num_waits = []
-    plain = compilation.in_turn
-    monkeypatch.setattr(compilation, "in_turn", lambda function: num_waits.append(1) or plain(function))
+    made = []
+    plain = turns.in_turn
+    monkeypatch.setattr(turns, "in_turn", lambda function: made.append(function) or plain(function))
     rng = np.random.default_rng(0)
     half = rng.normal(size=(64, 40, 40))
     matrices, numbers = half @ half.transpose(0, 2, 1) + np.eye(40), rng.normal(size=(256, 1000))
@@ -42,7 +42,7 @@ def test_threads_that_factorize_batches_do_not_wait_for_each_other_forever(monke
     until = time.monotonic() + 60.0
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0.0))
-    assert not any(thread.is_alive() for thread in threads) and num_waits == [1]
+    assert not any(thread.is_alive() for thread in threads) and len(made) == 1
     np.testing.assert_allclose(found, [expected] * 80, rtol=1e-12)
 
 

@@ -161,9 +161,9 @@ def test_with_a_prior_in_doubt_regret_counts_in_proportion_to_the_best_of_each_s
 
 
 @pytest.mark.parametrize(
-    "program_and_expected", ["reals", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rates", "shares"))]
+    "name", ["reals", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rates", "shares"))]
 )
-def test_worlds_of_a_wider_prior_lie_farther_from_its_middle(program_and_expected):
+def test_worlds_of_a_wider_prior_lie_farther_from_its_middle(name):
     """The same draws of the prior, moved: what moves no expected reward stays."""
 
     def reals(arm):
@@ -179,7 +179,7 @@ def test_worlds_of_a_wider_prior_lie_farther_from_its_middle(program_and_expecte
         level = numpyro.sample("level", dist.Uniform(2.0, 4.0).expand([2]))
         numpyro.sample("reward", dist.Normal(level[arm], 1.0))
 
-    program = {"reals": reals, "rates": rates, "shares": shares}[program_and_expected]
+    program = {"reals": reals, "rates": rates, "shares": shares}[name]
     model = RewardModel(program, 2)
     own, wide = Environment.from_prior(model), Environment.from_prior(model, scales=(3.0,))
     before, after = own.world(jr.key(7)).truth, wide.world(jr.key(7)).truth
