@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
 
 __all__ = [
+    "Contest",
     "Draws",
     "Engine",
     "Explanation",
@@ -62,6 +63,20 @@ class Tail(NamedTuple):
     above: Float[Array, "A G"]
 
 
+class Contest(NamedTuple):
+    """What the identity of the best arm says about all arms.
+
+    Attributes:
+        probs: (A,), P(b is best).
+        tops: (A,), E[theta_b - level; b is best], the level being the same for all.
+        gaps: (A, A), E[theta_b - theta_a; b is best], for b by row; 0 on the diagonal.
+    """
+
+    probs: Float[Array, " A"]
+    tops: Float[Array, " A"]
+    gaps: Float[Array, "A A"]
+
+
 class Marginals(NamedTuple):
     """The posterior law of each arm's expected reward in closed form.
 
@@ -76,6 +91,7 @@ class Marginals(NamedTuple):
             no closed form.
         table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law, without drawing the latents
             behind them; None where that is no shorter.
+        contest: mask of allowed arms (A,), or None -> `Contest`; None where it is not offered.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
@@ -84,6 +100,7 @@ class Marginals(NamedTuple):
     tail: Callable[[], Tail] | None = None
     pseudo_counts: Callable[[], Float[Array, " A"] | None] | None = None
     table: Callable[[Key, int], Float[Array, "M A"]] | None = None
+    contest: Callable[[Bool[Array, " A"] | None], Contest] | None = None
 
 
 class Selection(NamedTuple):
@@ -115,6 +132,7 @@ class Selector:
         from_shares: `(key, shares, step, *, allowed=None, marginals=None) -> Selection`, the same decision from p-hat
             in place of a table; None if the rule reads the table itself.
         uses_marginals: whether marginals change what it does.
+        reads: the fields of `Marginals` that `from_shares` reads, beside the probabilities themselves.
         is_exact: whether p-hat is the exact probability that each arm is best, wherever the marginals offer it.
         horizon: the last step that it is made for; None if it does not ask. A step beyond it is an error where it can be
             raised, and counts as the last step inside a trace.
@@ -125,12 +143,18 @@ class Selector:
     decide: Callable[..., Selection] = field(repr=False)
     from_shares: Callable[..., Selection] | None = field(default=None, repr=False)
     uses_marginals: bool = field(default=False, repr=False)
+    reads: tuple[str, ...] = field(default=(), repr=False)
     is_exact: bool = field(default=False, repr=False)
     horizon: int | None = field(default=None, repr=False)
 
     def __call__(self, key: Key, table: Any, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
         """Decide; see the class."""
         return self.decide(key, table, step, allowed=allowed, marginals=marginals)
+
+    def spares_table(self, marginals: Marginals) -> bool:
+        """Tell whether `from_shares` can decide with what these marginals offer."""
+        has_all = all(getattr(marginals, name) is not None for name in ("best_arm_probs", *self.reads))
+        return self.from_shares is not None and has_all
 
     def __str__(self) -> str:
         """Write the call that made it, such as `with_floor(selector=thompson(), floor=0.1)`."""

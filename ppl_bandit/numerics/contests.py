@@ -1,18 +1,27 @@
-"""Which of several independent variables is the largest: the probability of each, by one integral over all of them."""
+"""Which of several independent variables is the largest: the probability of each, by one integral over all of them.
+
+With the largest being x, and of arm b, arm a falls short of x by E max(x - theta_a, 0) / F_a(x), the mean of x - theta_a given
+that it is positive: integrals over the same nodes say what the identity of the best arm tells about every other one.
+"""
 
 import math
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.duels import win_prob
-from ppl_bandit.numerics.laws import Law, Nodes, all_below, comparable, nodes_of, without_points
+from ppl_bandit.numerics.laws import Law, Nodes, all_below, comparable, nodes_of, reach, value_of, without_points
+from ppl_bandit.types import Contest
 
-__all__ = ["best_arm_probs"]
+__all__ = ["best_arm_probs", "contest"]
 
 _NUM_NODES = 48  # of an arm; those of all together are denser
+_NUM_POINTS = 24  # of an arm, in a contest; with middles
 _MOST_NODES = 512  # of all arms together: they are dense where many arms have theirs
 _FEW_NODES = 64
+_HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 _LEAST = 1e-12  # the probability that the largest variable lies below all nodes that are kept
 
 
@@ -37,26 +46,81 @@ def best_arm_probs(law: Law, allowed: Bool[Array, " A"] | None = None) -> Float[
     return won / jnp.sum(won)
 
 
-def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
-    """Integrate prod_b F_b dF_a between the nodes of all arms together, which resolve every arm's steps.
+def contest(law: Law, allowed: Bool[Array, " A"] | None = None) -> Contest:
+    """Compute what the identity of the largest variable says about all of them, for independent arms.
 
-    On each interval both factors are parabolas through their values at its ends and its middle.
+    Regrets and informations that follow are off by 1%, those of arms that win once in a thousand draws by 10%. Arms that are
+    not allowed neither compete nor are spoken of: 0.
     """
+    num_arms = law.centre.size
+    allowed = jnp.ones(num_arms, bool) if allowed is None else allowed
+    law = without_points(law)
+    nodes = nodes_of(law, _NUM_NODES)
+    one = jnp.ones_like(law.centre)
+    low, high = -reach(law, -one)[:, None], reach(law, one)[:, None]  # further up a Gamma variable would overflow
+    spread = np.linspace(0.0, 1.0, _NUM_POINTS, dtype=law.centre.dtype)
+    points = _points(law, nodes, low + (high - low) * spread, allowed)
+    below = jnp.where(allowed, all_below(law, nodes, points), 1.0)
+    wins = jnp.where(allowed, jnp.maximum(_steps(below) * _product_of_others(below), 0.0), 0.0)
+    wins = wins / jnp.sum(wins)
+    probs = jnp.sum(wins, axis=0)
+    x = value_of(law, points)
+    level = jnp.sum(jnp.sum(wins, axis=1) * x)  # the mean of the largest
+    tops = jnp.sum(wins * (x - level)[:, None], axis=0)
+    lacks = _running(below, x)
+    lacks = jnp.where(below > 0, lacks / jnp.where(below > 0, below, 1.0), 0.0)
+    lacks = jnp.where(allowed, jnp.clip(lacks, 0.0, (x - x[0])[:, None]), 0.0)
+    short = jnp.matmul(wins.T, lacks, precision=_HIGHEST)
+    return Contest(probs, tops, jnp.where(jnp.eye(num_arms, dtype=bool), 0.0, short))
+
+
+def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
+    """Integrate prod_b F_b dF_a between the nodes of all arms together."""
     # Every third node: middles are added, and the parabolas are as good as the cubics between nodes.
-    x = jnp.sort(jnp.where(allowed[:, None], comparable(law, nodes.v)[:, ::3], jnp.inf).ravel())
+    points = _points(law, nodes, nodes.v[:, ::3], allowed)
+    below = jnp.where(allowed, all_below(law, nodes, points), 1.0)
+    return jnp.sum(_steps(below) * _product_of_others(below), axis=0)
+
+
+def _points(law: Law, nodes: Nodes, v: Float[Array, "A n"], allowed: Bool[Array, " A"]) -> Float[Array, " m"]:
+    """Return the values of all arms at v together, which resolve every arm's steps, with the middles between them."""
+    x = jnp.sort(jnp.where(allowed[:, None], comparable(law, v), jnp.inf).ravel())
     num_real = jnp.sum(jnp.isfinite(x))
     x = jnp.where(jnp.isfinite(x), x, jnp.max(jnp.where(jnp.isfinite(x), x, -jnp.inf)))
     if x.size > _MOST_NODES:
         x = _where_it_is_decided(law, nodes, allowed, x, num_real)
-    points = jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
-    below = jnp.where(allowed, all_below(law, nodes, points), 1.0)
-    others = _product_of_others(below)
-    first, middle, last = others[:-1:2], others[1::2], others[2::2]
-    bend, slope = 2.0 * (first - 2.0 * middle + last), 4.0 * middle - 3.0 * first - last
-    start, half, end = below[:-1:2], below[1::2], below[2::2]
+    return jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
+
+
+def _steps(measure: Float[Array, "n A"]) -> Float[Array, "n A"]:
+    """Return the weight of each point in the integral of a function d(measure).
+
+    On each interval both are parabolas through their values at its ends and its middle.
+    """
+    first, middle, last = _thirds(measure[:-1:2], measure[1::2], measure[2::2])
+    nothing = jnp.zeros_like(measure[:1])
+    ends = jnp.concatenate([first, nothing]) + jnp.concatenate([nothing, last])
+    inner = jnp.stack([ends[:-1], middle], axis=1).reshape(-1, *measure.shape[1:])
+    return jnp.concatenate([inner, ends[-1:]])
+
+
+def _thirds(start: Array, half: Array, end: Array) -> tuple[Array, Array, Array]:
+    """Return the weights of a function's values at both ends and the middle of an interval, the measure being a parabola."""
     curve, rise = 2.0 * (start - 2.0 * half + end), 4.0 * half - 3.0 * start - end
-    whole = rise * (first + slope / 2.0 + bend / 3.0) + 2.0 * curve * (first / 2.0 + slope / 3.0 + bend / 4.0)
-    return jnp.sum(whole, axis=0)
+    return rise / 6.0, 2.0 * (rise + curve) / 3.0, rise / 6.0 + curve / 3.0
+
+
+def _running(values: Float[Array, "n A"], x: Float[Array, " n"]) -> Float[Array, "n A"]:
+    """Integrate values dx from the first point to each, by the same parabolas."""
+    x = x[:, None]
+    start, half, end = values[:-1:2], values[1::2], values[2::2]
+    low, middle, high = x[:-1:2], x[1::2], x[2::2]
+    quarter, near = (0.375 * a + 0.75 * b - 0.125 * c for a, b, c in ((start, half, end), (low, middle, high)))
+    whole = sum(w * v for w, v in zip(_thirds(low, middle, high), (start, half, end), strict=True))
+    part = sum(w * v for w, v in zip(_thirds(low, near, middle), (start, quarter, half), strict=True))
+    before = jnp.concatenate([jnp.zeros_like(values[:1]), jnp.cumsum(whole, axis=0)])
+    inner = jnp.stack([before[:-1], before[:-1] + part], axis=1).reshape(-1, values.shape[1])
+    return jnp.concatenate([inner, before[-1:]])
 
 
 def _where_it_is_decided(

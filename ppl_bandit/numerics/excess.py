@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.laws import LOG, LOGIT, LOST, PLAIN, Law, log_density
+from ppl_bandit.numerics.laws import LOGIT, PLAIN, Law, log_density, reach
 from ppl_bandit.types import Tail
 
 __all__ = ["tail"]
@@ -18,7 +18,6 @@ __all__ = ["tail"]
 _NUM_NODES = 48  # from the mean upwards: an index is off by 4e-5 posterior deviations at 2,000 decisions left
 _NUM_LOWER = 16
 _NUM_BEFORE = 3  # nodes below the centre, which a mean may lie below
-_NUM_NEWTON = 3
 
 
 def tail(law: Law) -> Tail:
@@ -29,8 +28,8 @@ def tail(law: Law) -> Tail:
     """
     dtype = law.centre.dtype
     upwards = jnp.where(law.slope * law.power > 0, 1.0, -1.0).astype(dtype)  # of s, where x rises
-    step = _reach(law, upwards) / (_NUM_NODES - 1 - _NUM_BEFORE)
-    lower = _reach(law, -upwards) - _NUM_BEFORE * step
+    step = reach(law, upwards) / (_NUM_NODES - 1 - _NUM_BEFORE)
+    lower = reach(law, -upwards) - _NUM_BEFORE * step
     v = step[:, None] * _STEPS.astype(dtype) + lower[:, None] * _LOWER.astype(dtype)
     rise = jnp.exp(v)
     fall = 1.0 / rise
@@ -52,28 +51,6 @@ def tail(law: Law) -> Tail:
     else:
         mean = first + excess[:, 0] - jnp.sum(masses * (first[:, None] - nodes[:, :_NUM_LOWER]), axis=1) / total
     return Tail(mean, nodes[:, _NUM_LOWER:], excess, above)
-
-
-def _reach(law: Law, side: Float[Array, " A"]) -> Float[Array, " A"]:
-    """Return how far v goes to one side of the centre, up or down in s, until the density has fallen by `LOST` nats."""
-    if law.kind == PLAIN:
-        return law.reach
-    # A Gamma's falls by shape (exp(d) - 1 - d) upwards and by shape (exp(-d) - 1 + d) downwards. The second is a bound for a
-    # Beta's too, whose log density has a third derivative no larger than the second.
-    lost = LOST * law.width**2
-    distance = lost + jnp.sqrt(2.0 * lost)
-    if law.kind == LOG:
-        distance = jnp.where(side > 0, jnp.log1p(distance), distance)
-    else:
-        own, other = jnp.where(side > 0, law.second, law.first), jnp.where(side > 0, law.first, law.second)
-        total = own + other
-        for _ in range(_NUM_NEWTON):  # from beyond the root of a convex function: it never falls short
-            bend = jnp.expm1(-distance)
-            below = 1.0 + (own / total) * bend
-            slope = own * (-bend * (other / total)) / below
-            fallen = own * distance + total * jnp.log1p((own / total) * bend)
-            distance = distance - jnp.where(slope > 0, (fallen - LOST) / slope, 0.0)
-    return jnp.arcsinh(distance / law.width)
 
 
 def _image(law: Law, z: Float[Array, "A G"]) -> tuple[Float[Array, "A G"], Float[Array, "A G"]]:

@@ -34,7 +34,9 @@ __all__ = [
     "node_values",
     "nodes_of",
     "quantile",
+    "reach",
     "student_t_law",
+    "value_of",
     "without_points",
 ]
 
@@ -42,6 +44,7 @@ _NUM_NODES = 128
 _AVERAGE_NODES = 20  # whole sums converge exponentially
 _QUANTILE_NODES = 192
 LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
+_NUM_NEWTON = 3
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
 LOGIT, LOG, PLAIN = range(3)
 
@@ -201,6 +204,28 @@ def nodes_of(law: Law, num_nodes: int) -> Nodes:
     return Nodes(step, v, mass, below, above, cubics)
 
 
+def reach(law: Law, side: Float[Array, " A"]) -> Float[Array, " A"]:
+    """Return how far v goes to one side of the centre, up or down in s, until the density has fallen by `LOST` nats."""
+    if law.kind == PLAIN:
+        return law.reach
+    # A Gamma's falls by shape (exp(d) - 1 - d) upwards and by shape (exp(-d) - 1 + d) downwards. The second is a bound for a
+    # Beta's too, whose log density has a third derivative no larger than the second.
+    lost = LOST * law.width**2
+    distance = lost + jnp.sqrt(2.0 * lost)
+    if law.kind == LOG:
+        distance = jnp.where(side > 0, jnp.log1p(distance), distance)
+    else:
+        own, other = jnp.where(side > 0, law.second, law.first), jnp.where(side > 0, law.first, law.second)
+        total = own + other
+        for _ in range(_NUM_NEWTON):  # from beyond the root of a convex function: it never falls short
+            bend = jnp.expm1(-distance)
+            below = 1.0 + (own / total) * bend
+            slope = own * (-bend * (other / total)) / below
+            fallen = own * distance + total * jnp.log1p((own / total) * bend)
+            distance = distance - jnp.where(slope > 0, (fallen - LOST) / slope, 0.0)
+    return jnp.arcsinh(distance / law.width)
+
+
 def log_density(law: Law, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
     """Return the log density of s = centre + width z, less its largest value."""
     d = law.width[:, None] * z
@@ -220,6 +245,11 @@ def comparable(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     return _to_s(law, v) if law.is_common else _to_x(law, v)
 
 
+def value_of(law: Law, comparable: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Return x at numbers by which arms are compared."""
+    return law.offset[0] + law.slope[0] * _image(law, comparable, law.power[0]) if law.is_common else comparable
+
+
 def _to_s(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     return law.centre[:, None] + law.width[:, None] * _sinh(v)
 
@@ -231,9 +261,12 @@ def _sinh(v: Array) -> Array:
 
 
 def _to_x(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
-    s = _to_s(law, v)
-    image = (jax.nn.sigmoid, lambda s: jnp.exp(law.power[:, None] * s), lambda s: s)[law.kind](s)
-    return law.offset[:, None] + law.slope[:, None] * image
+    return law.offset[:, None] + law.slope[:, None] * _image(law, _to_s(law, v), law.power[:, None])
+
+
+def _image(law: Law, s: Array, power: Array) -> Array:
+    """Return h(s) of x = offset + slope h(s)."""
+    return (jax.nn.sigmoid, lambda s: jnp.exp(power * s), lambda s: s)[law.kind](s)
 
 
 def _from_x(law: Law, x: Array) -> Array:

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.tails import tail_quantile
 from ppl_bandit.selectors.contract import Situation, make_selector
@@ -24,7 +24,8 @@ def bayes_ucb() -> Selector:
     nothing can be extrapolated and the largest draw stands for every higher quantile. num_candidates is 0.
     """
 
-    def score(marginals: Marginals, step: Int[Array, ""]) -> Float[Array, " A"]:
+    def score(marginals: Marginals, step: Int[Array, ""], allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
+        del allowed
         return _level_at_step_one(marginals.quantile(_order(step, jnp.result_type(float))), step)
 
     def rule(key: Key, situation: Situation):

@@ -34,12 +34,12 @@ class Situation(NamedTuple):
     table: Float[Array, "M A"] | None
     allowed: Bool[Array, " A"]
     best_arm_probs: Float[Array, " A"]
-    scores: Float[Array, " A"] | None
+    scores: Float[Array, "*K A"] | None
     step: Int[Array, ""]
 
 
 Rule: TypeAlias = Callable[[Key, Situation], tuple[Int[Array, ""], Int[Array, ""], Float[Array, " A"]]]
-Score: TypeAlias = Callable[[Marginals, Int[Array, ""]], Float[Array, " A"] | None]
+Score: TypeAlias = Callable[[Marginals, Int[Array, ""], Bool[Array, " A"]], Float[Array, "*K A"] | None]
 Follow: TypeAlias = Callable[[Key, Bool[Array, " A"]], Selection]
 
 
@@ -50,6 +50,7 @@ def make_selector(
     settings: Mapping[str, Any] | None = None,
     is_lowest_first: bool = False,
     score: Score | None = None,
+    reads: tuple[str, ...] = (),
     reads_table: bool = True,
     is_exact: bool = False,
     horizon: int | None = None,
@@ -65,7 +66,8 @@ def make_selector(
         is_lowest_first: whether a row's tied arms lose to the lowest index instead of sharing the row.
         score: reads the marginals, where a rule has a use for them; it stays outside the compiled part, because an
             engine hands over new functions at every step. It answers None where the marginals do not offer what it reads.
-        reads_table: whether the rule looks at the table itself, and not at p-hat and scores alone.
+        reads: the fields of the marginals that `score` cannot do without.
+        reads_table: whether the rule looks at the table itself also where it has p-hat and scores.
         is_exact: whether p-hat is the marginals' exact probability, where they offer it.
         horizon: the last step that the rule is made for, if it has one.
 
@@ -109,9 +111,10 @@ def make_selector(
     ) -> Selection:
         table, allowed, step = check_arguments(table, allowed, step)
         step = _within(step, horizon)
-        if is_exact and marginals is not None and marginals.best_arm_probs is not None:
+        if is_exact and marginals is not None and selector.spares_table(marginals):
+            assert marginals.best_arm_probs is not None
             return from_shares(key, marginals.best_arm_probs(allowed), step, allowed=allowed, marginals=marginals)
-        found = None if score is None or marginals is None else score(marginals, step)
+        found = None if score is None or marginals is None else score(marginals, step, allowed)
         scores = None if found is None else _check_scores(jnp.asarray(found, table.dtype), allowed)
         return decide(key, table, None, allowed, scores, step)
 
@@ -127,21 +130,23 @@ def make_selector(
         step = _within(step, horizon)
         scores = None
         if score is not None:
-            found = None if marginals is None else score(marginals, step)
+            found = None if marginals is None else score(marginals, step, allowed)
             if found is None:
                 raise ValueError("marginals must be given, with all that the selector reads, where there is no table")
             scores = _check_scores(jnp.asarray(found, shares.dtype), allowed)
         return decide(key, None, shares, allowed, scores, step)
 
-    return Selector(
+    selector = Selector(
         _factory_of(rule) if name is None else name,
         dict(settings or {}),
         select,
         None if reads_table else from_shares,
         uses_marginals=is_exact or score is not None,
+        reads=reads,
         is_exact=is_exact,
         horizon=horizon,
     )
+    return selector
 
 
 def wrap_selector(
@@ -263,14 +268,14 @@ def check_arguments(
 
 
 def _check_scores(scores: Array, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
-    if scores.shape != allowed.shape:
+    if scores.shape[-1:] != allowed.shape:
         raise ValueError(
             f"marginals must return shape {allowed.shape}, one entry per arm, got {scores.shape}; "
             "pass the marginals of this table's arms"
         )
     if _is_concrete(scores) and _is_concrete(allowed):
         remedy = "check the engine's marginals, or leave marginals out to use the table"
-        _check_finite(np.asarray(scores)[None], np.asarray(allowed), "what marginals return", remedy)
+        _check_finite(np.atleast_2d(np.asarray(scores)), np.asarray(allowed), "what marginals return", remedy)
     return scores
 
 

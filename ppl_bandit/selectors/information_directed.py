@@ -1,4 +1,4 @@
-"""Information-directed sampling, in its variance-based form, from the table alone (Russo and Van Roy, 2014).
+"""Information-directed sampling, in its variance-based form (Russo and Van Roy, 2014).
 
 Among all distributions over arms, play the one that pays the least squared regret per unit of information about which
 arm is best: it minimises (sum_a pi_a Delta_a)^2 / (sum_a pi_a v_a), with Delta_a the expected regret of arm a and v_a
@@ -7,11 +7,11 @@ pairs are tried.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.selectors.contract import Situation, make_selector
 from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally, winner_weights
-from ppl_bandit.types import Key, Selector
+from ppl_bandit.types import Contest, Key, Marginals, Selector
 
 __all__ = ["information_directed"]
 
@@ -22,18 +22,36 @@ def information_directed() -> Selector:
     Unlike the other selectors it sees what arms say about each other: an arm that cannot be best is played when its
     rewards tell which one is.
 
+    Costs and information are exact where the engine knows what the best arm's identity says about the others
+    (`marginals.contest`: independent arms in closed form). Otherwise they are estimated from the table alone.
+
     At the edges: an arm that is best (or level) in every draw is played, for it costs nothing; where no arm is
     informative, as with one draw or one arm, the arms of least regret share the play; mixtures whose ratio is the least
     to rounding share equally, so that relabelling the arms relabels the result. num_candidates is 0.
     """
 
+    def score(marginals: Marginals, step: Int[Array, ""], allowed: Bool[Array, " A"]) -> Float[Array, "2 A"] | None:
+        del step
+        return None if marginals.contest is None else jnp.stack(_of_contest(marginals.contest(allowed)))
+
     def rule(key: Key, situation: Situation):
-        assert situation.table is not None  # it reads the table
-        regrets, informations = regret_and_information(situation.table, situation.allowed, situation.best_arm_probs)
+        if situation.scores is None:
+            assert situation.table is not None  # the contract: scores or a table
+            pair = regret_and_information(situation.table, situation.allowed, situation.best_arm_probs)
+        else:
+            pair = situation.scores[0], situation.scores[1]
+        regrets, informations = pair
         propensities = least_ratio_mixture(regrets, informations, situation.allowed)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule)
+    return make_selector(rule, score=score, reads=("contest",), reads_table=False, is_exact=True)
+
+
+def _of_contest(contest: Contest) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
+    """Return expected regrets and informations, as `regret_and_information` does, without a table."""
+    probs, sums = contest.probs[:, None], contest.tops[:, None] - contest.gaps  # E[theta_a - level; b is best]
+    shifts = jnp.where(probs > 0, sums / jnp.where(probs > 0, probs, 1.0), 0.0) - jnp.sum(sums, axis=0)
+    return jnp.sum(contest.gaps, axis=0), jnp.sum(probs * shifts**2, axis=0)
 
 
 def regret_and_information(

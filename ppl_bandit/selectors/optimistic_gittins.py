@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.tails import tail_excess
 from ppl_bandit.selectors.contract import Situation, make_selector
@@ -69,7 +69,8 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
             )
         return left / jnp.maximum(counts.astype(dtype), jnp.finfo(dtype).tiny) ** learning
 
-    def score(marginals: Marginals, step: Int[Array, ""]) -> Float[Array, " A"] | None:
+    def score(marginals: Marginals, step: Int[Array, ""], allowed: Bool[Array, " A"]) -> Float[Array, " A"] | None:
+        del allowed
         if marginals.tail is None:
             return None
         tail = marginals.tail()
@@ -86,7 +87,7 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
     settings = {"horizon": horizon, "patience": patience, "learning": learning}
-    return make_selector(rule, settings=settings, score=score, reads_table=False, horizon=horizon)
+    return make_selector(rule, settings=settings, score=score, reads=("tail",), reads_table=False, horizon=horizon)
 
 
 def gittins_index(tail: Tail, left: Float[Array, "*#A"]) -> Float[Array, " A"]:

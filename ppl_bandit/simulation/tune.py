@@ -157,24 +157,18 @@ def _first_round(play: Player, num_worlds: int) -> int:
 
 
 def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[str, Selector]:
-    """Return the selectors that are worth a try: all, where they cost the same, and a ladder of patience.
-
-    Information-directed sampling reads a table of draws at every step. Where the engine spares the others that (the law of
-    p-hat in closed form), it would cost twenty times as much as they do, and is left to those who ask for it.
-    """
-    knows_probs, knows_counts = _offers(reward_model, engine)
+    """Return the selectors that are worth a try: all, and a ladder of patience."""
     named = {
         "double sampling": rules.double_sampling(),
         "Thompson": rules.thompson(),
         "Bayes-UCB": rules.bayes_ucb(),
         "top-two": rules.top_two(),
         "greedy": rules.greedy(),
+        "information-directed": rules.information_directed(),
     }
-    if not knows_probs:
-        named["information-directed"] = rules.information_directed()
     for patience in LADDER:
         named[f"Gittins, patience {patience:g}"] = rules.optimistic_gittins(horizon, patience)
-    if knows_counts:
+    if _knows_counts(reward_model, engine):
         named["Gittins, patience 2, learning 1"] = rules.optimistic_gittins(horizon, 2.0, 1.0)
         named["Gittins, patience 4, learning 0.5"] = rules.optimistic_gittins(
             horizon, 4.0, 0.5
@@ -182,17 +176,14 @@ def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[
     return named
 
 
-def _offers(reward_model: RewardModel, engine: Engine) -> tuple[bool, bool]:
-    """Tell whether an engine knows the probabilities of arms to be best, and how much their posteriors are worth."""
-    known: list[tuple[bool, bool]] = []
+def _knows_counts(reward_model: RewardModel, engine: Engine) -> bool:
+    """Tell whether an engine knows how many rewards the arms' posteriors are worth."""
+    known: list[bool] = []
 
     def look() -> None:
         offered = None if engine.marginals is None else engine.marginals(engine.init(jr.key(0)), reward_model.context)
-        if offered is None:
-            known.append((False, False))
-            return
-        counts = None if offered.tail is None or offered.pseudo_counts is None else offered.pseudo_counts()
-        known.append((offered.best_arm_probs is not None, counts is not None))
+        counts = None if offered is None or offered.tail is None else offered.pseudo_counts
+        known.append(counts is not None and counts() is not None)
 
     with jax.enable_x64(True):
         jax.eval_shape(look)  # nothing is computed: it is asked what could be

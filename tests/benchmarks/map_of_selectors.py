@@ -182,7 +182,8 @@ GRIDS = {  # name -> problems, policies, realizations of a round, most that are 
     "horizon": (problems(3), WRONG | {"Gittins 1": ("ogi", 1.0)}, 100, 1 << 17),
     "triples": (problems(3), {name: own for name, own in POLICIES.items() if name != "top-two"}, 100, 1 << 17),
     "top-two": (problems(3), {"top-two": ("top-two", 1.0)}, 100, 1 << 17),
-    "directed": (problems(3), {"information-directed": ("ids", 1.0)}, 16, 1 << 14),  # a table of draws for each
+    "directed": (problems(3), {"information-directed": ("ids", 1.0)}, 100, 1 << 17),
+    "directed-pairs": (problems(2), {"information-directed": ("ids", 1.0)}, 500, 1 << 17),
 }
 
 

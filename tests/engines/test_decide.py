@@ -98,3 +98,27 @@ def test_every_route_has_the_law_of_the_draws(program, context, rewards, route):
     compare(lambda probs, arm, num: (arm[:, None] == np.arange(3)).astype(float))
     compare(lambda probs, arm, num: (num[:, None] == np.arange(1, 4)).astype(float))
     compare(lambda probs, arm, num: np.log(num))
+
+
+@pytest.mark.parametrize("rule", [selectors.optimistic_gittins(100), selectors.information_directed()], ids=str)
+def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
+    """Such as one that offers a mixture's P(best) but not its tails: the selector reads the table then."""
+    with jax.enable_x64(True):
+        model = RewardModel(conversion, 3)
+        engine = engines.conjugate(model)
+        rows = Interaction(jnp.array([0, 0, 0, 0, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
+        state, _ = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
+        knows_less = engine._replace(
+            marginals=lambda state, context: engine.marginals(state, context)._replace(tail=None, contest=None)
+        )
+
+        def propensities(engine, key):
+            parts = model.expected_rewards, engine, rule, state, None, jnp.asarray(95)
+            return decide(key, key, *parts, num_samples=2000).propensities
+
+        whole = jax.jit(lambda key: propensities(engine, key))(jr.key(1))
+        many = jax.jit(jax.vmap(lambda key: propensities(knows_less, key)))(jr.split(jr.key(2), 100))
+        # What 2,000 draws leave open: the mean of 100 such decisions, to four standard errors, and the quadrature's 1%.
+        error = 4.0 * jnp.std(many, axis=0) / 100**0.5 + 0.01
+        assert jnp.all(jnp.abs(jnp.mean(many, axis=0) - whole) <= error)
+        assert jnp.allclose(jnp.sum(many, axis=1), 1.0)

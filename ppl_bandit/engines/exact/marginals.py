@@ -23,7 +23,7 @@ from ppl_bandit.numerics import contests, laws, sampling
 from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.numerics.excess import tail
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Key, Marginals
+from ppl_bandit.types import Contest, Key, Marginals
 
 __all__ = ["are_apart", "marginals_of"]
 
@@ -157,12 +157,16 @@ def _offer(law: laws.Law, is_independent: bool, *, counts: Callable[[], Array | 
     def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
         return contests.best_arm_probs(law, allowed)
 
+    def contest(allowed: Bool[Array, " A"] | None = None) -> Contest:
+        return contests.contest(law, allowed)
+
     return Marginals(
         lambda x: laws.cdf(law, x),
         lambda order: laws.quantile(law, order),
         probs if is_independent else None,
         lambda: tail(law),
         counts,
+        contest=contest if is_independent else None,
     )
 
 

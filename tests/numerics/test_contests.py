@@ -1,0 +1,98 @@
+"""What the identity of the best arm says about the others: the integrals match scipy's laws on a fine grid."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from ppl_bandit.numerics import contests, laws
+from ppl_bandit.selectors.information_directed import regret_and_information
+
+CASES = {
+    "uniform": (
+        lambda: laws.beta_law(jnp.ones(3), jnp.ones(3)),
+        [stats.beta(1, 1)] * 3,
+    ),
+    "early": (
+        lambda: laws.beta_law(jnp.array([30.0, 3.0, 1.0]), jnp.array([20.0, 7.0, 5.0])),
+        [stats.beta(30, 20), stats.beta(3, 7), stats.beta(1, 5)],
+    ),
+    "two arms": (
+        lambda: laws.beta_law(jnp.array([1200.0, 8.0]), jnp.array([300.0, 7.0])),
+        [stats.beta(1200, 300), stats.beta(8, 7)],
+    ),
+    "prices": (
+        lambda: laws.beta_law(
+            jnp.array([3.0, 8.0, 5.0]), jnp.array([30.0, 70.0, 9.0]), 0.0, np.array([10.0, 5.0, 2.0])
+        ),
+        [stats.beta(3, 30, scale=10), stats.beta(8, 70, scale=5), stats.beta(5, 9, scale=2)],
+    ),
+    "counts": (
+        lambda: laws.gamma_law(jnp.array([3.0, 8.0, 0.5]), jnp.array([30.0, 70.0, 2.0])),
+        [stats.gamma(3, scale=1 / 30), stats.gamma(8, scale=1 / 70), stats.gamma(0.5, scale=0.5)],
+    ),
+    "an odd unit": (
+        lambda: laws.student_t_law(jnp.full(3, jnp.inf), jnp.array([0.0, 1e6, 2e6]) + 1e7, jnp.array([1e6, 2e6, 5e5])),
+        [stats.norm(1e7, 1e6), stats.norm(1.1e7, 2e6), stats.norm(1.2e7, 5e5)],
+    ),
+    "long tails": (
+        lambda: laws.student_t_law(jnp.array([4.0, 5.0, 30.0]), jnp.array([0.0, 1.0, 2.0]), jnp.array([1.0, 2.0, 0.1])),
+        [stats.t(4, 0, 1), stats.t(5, 1, 2), stats.t(30, 2, 0.1)],
+    ),
+}
+
+
+def by_trapezoids(variables):
+    """Return P(b is best), E[theta_b; b is best] and E[theta_b - theta_a; b is best], with scipy's functions."""
+    orders = np.concatenate([np.logspace(-13, -2, 4000), np.linspace(0.01, 0.99, 20_000)])
+    grid = [own.ppf(orders) for own in variables] + [own.isf(orders[:4000]) for own in variables]
+    x = np.unique(np.concatenate(grid))
+    x = np.unique(np.concatenate([x, np.linspace(x[0], x[-1], 100_000)]))
+    below, density = (np.stack([getattr(own, name)(x) for own in variables]) for name in ("cdf", "pdf"))
+    density = np.where(np.isfinite(density), density, 0.0)
+    lacks = np.pad(np.cumsum(0.5 * (below[:, 1:] + below[:, :-1]) * np.diff(x), axis=1), ((0, 0), (1, 0)))
+    num_arms = len(variables)
+    probs, tops, gaps = np.zeros(num_arms), np.zeros(num_arms), np.zeros((num_arms, num_arms))
+    for b in range(num_arms):
+        won = density[b] * np.prod(np.delete(below, b, axis=0), axis=0)
+        probs[b], tops[b] = np.trapezoid(won, x), np.trapezoid(x * won, x)
+        for a in set(range(num_arms)) - {b}:
+            others = np.prod(np.delete(below, [a, b], axis=0), axis=0)
+            gaps[b, a] = np.trapezoid(density[b] * lacks[a] * others, x)
+    return probs, tops, gaps
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("is_double", [True, False])
+def test_costs_and_information_are_those_of_the_laws(case, is_double):
+    make, variables = CASES[case]
+    with jax.enable_x64(is_double):
+        found = jax.tree.map(np.asarray, jax.jit(lambda: contests.contest(make()))())
+    probs, tops, gaps = by_trapezoids(variables)
+    spread = max(own.std() for own in variables)
+    # Nodes, not draws: the error is that of the quadrature, which promises 1%, in both precisions.
+    np.testing.assert_allclose(found.probs, probs, atol=5e-4)
+    np.testing.assert_allclose(found.gaps, gaps, rtol=0.01, atol=1e-3 * spread)
+    level = np.sum(tops)
+    np.testing.assert_allclose(found.tops, tops - probs * level, rtol=0.01, atol=1e-3 * spread)
+    assert np.all(found.gaps >= 0) and np.all(np.diag(found.gaps) == 0)
+
+
+def test_a_contest_is_what_a_table_of_draws_estimates():
+    with jax.enable_x64(True):
+        shapes = np.array([[5.0, 4.0], [3.0, 4.0], [9.0, 30.0], [2.0, 2.0]])
+        allowed = jnp.array([True, True, True, False])
+        found = jax.device_get(jax.jit(lambda: contests.contest(laws.beta_law(*jnp.asarray(shapes.T)), allowed))())
+        draws = np.random.default_rng(0).beta(*shapes.T, size=(200_000, 4))
+        table = jnp.where(allowed, draws, 0.0)
+        probs = np.bincount(np.argmax(np.where(allowed, draws, -1.0), axis=1), minlength=4) / len(draws)
+        regrets, informations = jax.jit(regret_and_information)(table, allowed, jnp.asarray(probs))
+    # Four standard errors of a mean of 200,000 draws whose deviation is at most .25, and of a share.
+    np.testing.assert_allclose(found.probs, probs, atol=4 * 0.5 / 200_000**0.5)
+    np.testing.assert_allclose(np.sum(found.gaps, axis=0)[:3], regrets[:3], atol=4 * 0.25 / 200_000**0.5)
+    sums = (found.tops[:, None] - found.gaps)[:3, :3]
+    shifts = sums / found.probs[:3, None] - np.sum(sums, axis=0)
+    # A mean given the winner is off by .25 / sqrt(200,000 p), p at least .02: .004; squares of shifts of at most .3 by .0024.
+    np.testing.assert_allclose(found.probs[:3] @ shifts**2, informations[:3], atol=4 * 0.0024 * 0.1)
+    assert found.probs[3] == 0 and np.all(found.gaps[3] == 0) and np.all(found.gaps[:, 3] == 0)
