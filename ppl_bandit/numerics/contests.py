@@ -60,7 +60,7 @@ def contest(law: Law, allowed: Bool[Array, " A"] | None = None) -> Contest:
     low, high = -reach(law, -one)[:, None], reach(law, one)[:, None]  # further up a Gamma variable would overflow
     spread = np.linspace(0.0, 1.0, _NUM_POINTS, dtype=law.centre.dtype)
     points = _points(law, nodes, low + (high - low) * spread, allowed)
-    below = jnp.where(allowed, all_below(law, nodes, points), 1.0)
+    below = _once(jnp.where(allowed, all_below(law, nodes, points), 1.0))
     wins = jnp.where(allowed, jnp.maximum(_steps(below) * _product_of_others(below), 0.0), 0.0)
     wins = wins / jnp.sum(wins)
     probs = jnp.sum(wins, axis=0)
@@ -78,8 +78,18 @@ def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Arr
     """Integrate prod_b F_b dF_a between the nodes of all arms together."""
     # Every third node: middles are added, and the parabolas are as good as the cubics between nodes.
     points = _points(law, nodes, nodes.v[:, ::3], allowed)
-    below = jnp.where(allowed, all_below(law, nodes, points), 1.0)
+    below = _once(jnp.where(allowed, all_below(law, nodes, points), 1.0))
     return jnp.sum(_steps(below) * _product_of_others(below), axis=0)
+
+
+def _once(values: Float[Array, "n A"]) -> Float[Array, "n A"]:
+    """Return values as they are, computed once: for a CPU, XLA would compute them again for every slice of them.
+
+    No barrier is left when it decides that; it does not reach through a product of matrices.
+    """
+    if jax.default_backend() != "cpu":
+        return values
+    return jnp.matmul(values, jnp.eye(values.shape[1], dtype=values.dtype), precision=_HIGHEST)
 
 
 def _points(law: Law, nodes: Nodes, v: Float[Array, "A n"], allowed: Bool[Array, " A"]) -> Float[Array, " m"]:

@@ -5,6 +5,7 @@ latents of one block only. Both are followed element by element through the trac
 once; an operation that is not known is taken to mix all that it reads. So blocks may come out too large, never too small.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +30,9 @@ _ELEMENTWISE = set(
     "log log1p logistic lt max min mul ne neg nextafter not or polygamma pow reduce_precision regularized_incomplete_beta "
     "rem round rsqrt sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta".split()
 )
-_LAYOUT = set("broadcast_in_dim concatenate expand_dims reshape rev slice split squeeze stack transpose".split())
+_LAYOUT = set(
+    "broadcast_in_dim concatenate expand_dims reshape rev slice split squeeze stack tile transpose unstack".split()
+)
 _KNOWN = {  # on what is known, such as indices of arms
     "add": np.add,
     "eq": np.equal,
@@ -165,6 +168,8 @@ def _known(eqn: Any, values: list[Any]) -> Sequence[Any]:
 
 def _step(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
     """Return what the outputs of an operation read, element by element, or None where that is not known."""
+    if not eqn.outvars:
+        return []
     name = eqn.primitive.name
     shape = eqn.outvars[0].aval.shape
     if name in ("select_n", "mul") and any(_is_known(value) for value in values):
@@ -241,13 +246,27 @@ def _through(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
             for (low, high, _), size_ in zip(params["padding_config"], first.shape, strict=False)
         )
         return [np.pad(first[cut], [*low_high, (0, 0)]) | _anywhere(reads[1])]
-    if name in ("gather", "dynamic_slice") and all(map(_is_known, values[1:])):
+    moved = _MOVED.get(name, ())
+    if moved and all(_is_known(value) for i, value in enumerate(values) if i not in moved):
         # Ask where each entry came from; a fill is place 0, which reads nothing.
-        places = jnp.arange(1, first.size // size + 1).reshape(first.shape[:-1])
-        where = np.asarray(bind(eqn, [places, *values[1:]])[0])
-        table = np.concatenate([np.zeros((1, size), bool), first.reshape(-1, size)])
+        table = np.concatenate([np.zeros((1, size), bool), *(reads[i].reshape(-1, size) for i in moved)])
+        places, start = list(values), 1
+        for i in moved:
+            shape = reads[i].shape[:-1]
+            places[i] = jnp.arange(start, start + math.prod(shape)).reshape(shape)
+            start += math.prod(shape)
+        where = np.asarray(bind(eqn, places)[0])
         return [table[np.clip(where, 0, len(table) - 1)]]
     return None
+
+
+# Which inputs an operation moves; the others say where to.
+_MOVED: dict[str, tuple[int, ...]] = {
+    "gather": (0,),
+    "dynamic_slice": (0,),
+    "dynamic_update_slice": (0, 1),
+    "scatter": (0, 2),
+}
 
 
 def _moved(eqn: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -271,6 +290,10 @@ def _moved(eqn: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.concatenate(arrays, axis=params["dimension"])]
     if name == "stack":
         return [np.stack(arrays, axis=params["axis"])]
+    if name == "tile":
+        return [np.tile(first, (*params["reps"], 1))]
+    if name == "unstack":
+        return list(np.moveaxis(first, params["axis"], 0))
     if name == "split":
         return np.split(first, np.cumsum(params["sizes"])[:-1], axis=params["axis"])
     return [first.reshape(shape)]

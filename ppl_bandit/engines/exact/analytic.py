@@ -352,7 +352,7 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
         name: _structural
         for name in (
             "broadcast_in_dim concatenate copy copy_p device_put dynamic_slice dynamic_update_slice expand_dims gather pad "
-            "reshape rev scatter slice split squeeze stack transpose optimization_barrier"
+            "reshape rev scatter slice split squeeze stack tile transpose unstack optimization_barrier"
         ).split()
     },
     **{name: _compare for name in ("lt", "le", "gt", "ge", "eq", "ne")},

@@ -25,9 +25,10 @@ from ppl_bandit.numerics.excess import tail
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Contest, Key, Marginals
 
-__all__ = ["are_apart", "marginals_of"]
+__all__ = ["marginals_of", "parts_apart"]
 
 Table: TypeAlias = Callable[[Key, int], Array]  # (key, M) -> (M, A)
+_Members: TypeAlias = tuple[Int[np.ndarray, "A S"], Bool[np.ndarray, "A S"]]
 
 _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 
@@ -69,16 +70,17 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
         groups = np.array([groups.pop() for groups in own])
         if np.all(groups < 0):
             find_noise = _when_asked(lambda: counting.known_noise(model, layout))
-            is_apart = are_apart(model, reads, kinds.size)
+            parts = parts_apart(model, reads, kinds.size)
+            apart = None if parts is None else _own_reals(layout, parts, kinds, places)
 
             def normal_offer(state: Posterior, context: Any) -> Marginals:
-                law, table = _joint_normal(model, layout, state, context)
+                law, table = _joint_normal(model, layout, apart, state, context)
 
                 def counts() -> Float[Array, " A"] | None:
                     noise = find_noise()
                     return None if noise is None else noise(context) / law.width**2
 
-                return _offer(law, is_apart, counts=counts)._replace(table=table)
+                return _offer(law, apart is not None, counts=counts)._replace(table=table)
 
             return normal_offer
         if np.any(groups < 0):
@@ -126,20 +128,36 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
     return offer
 
 
-def are_apart(model: RewardModel, reads: list[np.ndarray], num_elements: int) -> bool:
-    """Tell whether it is proved that the arms' expected rewards are independent, whatever the data.
+def parts_apart(model: RewardModel, reads: list[np.ndarray], num_elements: int) -> list[np.ndarray] | None:
+    """Return the elements of the latents that each arm's expected reward is tied to, whatever the data, itself or by others.
 
     Args:
         reads: the elements that each arm's reads, in the order of the program's latents.
+
+    Returns:
+        None unless it is proved that no two arms share any: then their expected rewards are independent.
     """
     space = unconstrained_space(model)
     if space.size != num_elements:  # a simplex has fewer coordinates than elements
-        return False
+        return None
     blocks = independent_blocks(model, space)
     label = np.zeros(space.size + 1, int)
     label[blocks.coordinates] = np.arange(len(blocks.coordinates))[:, None]
     own = [frozenset(label[row].tolist()) for row in reads]
-    return sum(map(len, own)) == len(frozenset().union(*own))
+    if sum(map(len, own)) > len(frozenset().union(*own)):
+        return None
+    return [np.flatnonzero(np.isin(label[:-1], list(labels))) for labels in own]
+
+
+def _own_reals(layout: Layout, parts: list[np.ndarray], kinds: np.ndarray, places: np.ndarray) -> _Members:
+    """Return each arm's part of the free reals, numbered among these and filled up to the longest, and what is not filling."""
+    rank = {place: number for number, place in enumerate(layout.free.tolist())}
+    found = [[rank[places[e]] for e in part if kinds[e] == "real" and places[e] in rank] for part in parts]
+    size = max(map(len, found))
+    members, is_member = np.zeros((len(found), size), int), np.zeros((len(found), size), bool)
+    for row, mask, own in zip(members, is_member, found, strict=True):
+        row[: len(own)], mask[: len(own)] = own, True
+    return members, is_member
 
 
 def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | None]:
@@ -199,8 +217,7 @@ def _joint_student_t(
     shape, rate = state.shape[groups], state.rate[groups]
     law = laws.student_t_law(2.0 * shape, loc, jnp.sqrt(jnp.sum(halves**2, axis=1) * rate / shape))
     kinds, which = np.unique(groups, return_inverse=True)
-    # Arms of different blocks are orthogonal: each has rows of its own.
-    root = (halves[:, None, :] * jax.nn.one_hot(which, kinds.size, dtype=loc.dtype)[:, :, None]).reshape(loc.size, -1)
+    root = _apart(halves, which)
 
     def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
         key_scale, key_noise = jr.split(key)
@@ -211,16 +228,37 @@ def _joint_student_t(
     return law, table
 
 
-def _joint_normal(model: RewardModel, layout: Layout, state: Posterior, context: Any) -> tuple[laws.Law, Table]:
-    """Return the law of linear forms of the free Gaussian block, and a way to draw them together."""
+def _joint_normal(
+    model: RewardModel, layout: Layout, apart: _Members | None, state: Posterior, context: Any
+) -> tuple[laws.Law, Table]:
+    """Return the law of linear forms of the free Gaussian block, and a way to draw them together.
+
+    Args:
+        apart: the part of the block that each arm is tied to and no other is (`_own_reals`); None where arms share any.
+    """
     loc, weights = _linear_form(model, layout, reals_of(layout, state.mean, state.scaled_mean), context)
-    halves = jnp.einsum("st,at->as", _inverse_root(state.precision), weights[:, layout.free], precision=_HIGHEST)
+    weights = weights[:, layout.free]
+    if apart is None:
+        halves = root = jnp.einsum("st,at->as", _inverse_root(state.precision), weights, precision=_HIGHEST)
+    else:
+        members, is_member = apart
+        both = is_member[:, :, None] & is_member[:, None, :]
+        blocks = jnp.where(both, state.precision[members[:, :, None], members[:, None, :]], np.eye(members.shape[1]))
+        slopes = jnp.where(is_member, jnp.take_along_axis(weights, members, axis=1), 0.0)
+        halves = jnp.einsum("ast,at->as", _inverse_root(blocks), slopes, precision=_HIGHEST)
+        root = _apart(halves, np.arange(loc.size))
     law = laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(jnp.sum(halves**2, axis=1)))
 
     def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
-        return (loc + _correlated(key, halves, num_samples))[:, _twins(loc, halves)]
+        return (loc + _correlated(key, root, num_samples))[:, _twins(loc, root)]
 
     return law, table
+
+
+def _apart(halves: Float[Array, "A S"], which: Int[np.ndarray, " A"]) -> Float[Array, "A K"]:
+    """Return rows side by side: those of different blocks, or arms, are orthogonal."""
+    place = jax.nn.one_hot(which, int(which.max()) + 1, dtype=halves.dtype)
+    return (halves[:, None, :] * place[:, :, None]).reshape(halves.shape[0], -1)
 
 
 def _correlated(key: Key, root: Float[Array, "A F"], num_samples: int) -> Float[Array, "M A"]:

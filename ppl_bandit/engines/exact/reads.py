@@ -25,8 +25,8 @@ __all__ = ["NotAffine", "reads_of_rewards"]
 _DATA = object()  # a value that depends on the context: known when a decision is made
 _LOST = object()  # a value that depends on latents in another way
 _MOVES = (
-    "broadcast_in_dim concatenate copy cumsum dynamic_slice expand_dims gather neg pad reduce_sum reshape rev select_n slice "
-    "squeeze transpose"
+    "broadcast_in_dim concatenate copy cumsum dynamic_slice dynamic_update_slice expand_dims gather neg pad reduce_sum reshape "
+    "rev scatter scatter-add select_n slice split squeeze stack tile transpose unstack"
 ).split()
 
 
@@ -88,7 +88,7 @@ def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[An
             return _follow(inner[0], inner[1], values)
         if any(isinstance(value, _Affine) for value in values) and not any(value is _LOST for value in values):
             with contextlib.suppress(NotAffine):
-                return [_step(eqn, values)]
+                return _step(eqn, values)
         if any(value is _LOST or isinstance(value, _Affine) for value in values):
             return [_LOST] * len(eqn.outvars)
         if any(value is _DATA for value in values) or eqn.effects:
@@ -98,7 +98,9 @@ def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[An
     return evaluate(jaxpr, consts, args, step)
 
 
-def _step(eqn: Any, values: list[Any]) -> _Affine:
+def _step(eqn: Any, values: list[Any]) -> list[_Affine]:
+    if not eqn.outvars:
+        return []
     name, affine = eqn.primitive.name, [value for value in values if isinstance(value, _Affine)]
     first = affine[0]
     if any(value.power != first.power for value in affine):
@@ -108,41 +110,52 @@ def _step(eqn: Any, values: list[Any]) -> _Affine:
         reads = jnp.zeros(shape, bool)
         for value in affine:
             reads |= value.reads
-        return _checked(affine, reads, len(affine) == 2 and all(value.is_term for value in affine))
+        return [_checked(affine, reads, len(affine) == 2 and all(value.is_term for value in affine))]
     if name in ("mul", "div") and len(affine) == 1:
         spread = first._replace(reads=jnp.broadcast_to(first.reads, shape))
-        return spread if name == "mul" or isinstance(values[0], _Affine) else _inverse(spread)
+        return [spread if name == "mul" or isinstance(values[0], _Affine) else _inverse(spread)]
     if name == "integer_pow" and eqn.params["y"] in (1, -1):
-        return first if eqn.params["y"] == 1 else _inverse(first)
+        return [first if eqn.params["y"] == 1 else _inverse(first)]
     if name == "convert_element_type" and np.dtype(eqn.params["new_dtype"]).kind == "f":
-        return first
+        return [first]
     if name == "dot_general" and len(affine) == 1:
-        return _apply(eqn, values, fill=1.0)
-    fixed = {"gather": (1,), "dynamic_slice": range(1, len(values)), "select_n": (0,)}.get(name, ())
+        return _apply(eqn, [v if v is _DATA or isinstance(v, _Affine) else jnp.abs(v) for v in values], fill=1.0)
+    fixed = {
+        "gather": (1,),
+        "scatter": (1,),
+        "scatter-add": (1,),
+        "dynamic_slice": range(1, len(values)),
+        "dynamic_update_slice": range(2, len(values)),
+        "select_n": (0,),
+    }.get(name, ())
     if name not in _MOVES or any(values[i] is _DATA or isinstance(values[i], _Affine) for i in fixed):
         raise NotAffine
     return _apply(eqn, values, fill=0.0, fixed=tuple(fixed))
 
 
-def _apply(eqn: Any, values: list[Any], fill: float, fixed: Sequence[int] = ()) -> _Affine:
-    """Send the elements that are read through a linear operation; what is not a latent is filled."""
+def _apply(eqn: Any, values: list[Any], fill: float, fixed: Sequence[int] = ()) -> list[_Affine]:
+    """Send the elements that are read through a linear operation; what is not a latent is filled.
+
+    In a product what is known is taken at its size: a 0 reads nothing.
+    """
     affine = [value for value in values if isinstance(value, _Affine)]
 
-    def through(columns: Sequence[Array]) -> Array:
+    def through(columns: Sequence[Array]) -> list[Array]:
         left = iter(columns)
         operands = []
         for i, (atom, value) in enumerate(zip(eqn.invars, values, strict=True)):
             if isinstance(value, _Affine):
                 operands.append(next(left))
             else:
-                operands.append(value if i in fixed else jnp.full(atom.aval.shape, fill))
-        return bind(eqn, operands)[0]
+                is_kept = i in fixed or (fill == 1.0 and value is not _DATA)
+                operands.append(value if is_kept else jnp.full(atom.aval.shape, fill))
+        return bind(eqn, operands)
 
     columns = [value.reads.astype(float) for value in affine]
-    reads = jax.vmap(through, in_axes=-1, out_axes=-1)(columns) != 0
+    found = jax.vmap(through, in_axes=-1, out_axes=-1)(columns)
     # A constant that takes part, in a concatenation or a choice, is something added.
     is_term = all(value.is_term for value in affine) and (fill == 1.0 or len(affine) == len(values) - len(fixed))
-    return _checked(affine, reads, is_term)
+    return [_checked(affine, reads != 0, is_term) for reads in found]
 
 
 def _inverse(value: _Affine) -> _Affine:

@@ -93,7 +93,7 @@ def ratio_bounds(x: Shares, y: Shares) -> tuple[Float[Array, "..."], Float[Array
 _MOVES = frozenset(
     (
         "broadcast_in_dim concatenate copy dynamic_slice expand_dims gather pad reshape rev select_n slice split squeeze stack "
-        "transpose"
+        "tile transpose unstack"
     ).split()
 )
 

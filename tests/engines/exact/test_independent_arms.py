@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Interaction, RewardModel, engines
-from ppl_bandit.engines.exact.marginals import are_apart
+from ppl_bandit.engines.exact.marginals import parts_apart
 
 
 def weights_of(arms=3):
@@ -58,10 +58,13 @@ def tied(arm, context):
         (tied, 0, False),
     ],
 )
-def test_armsare_apart_only_where_no_datum_and_no_prior_ties_them(program, num_before, expected):
+def test_arms_are_apart_only_where_no_datum_and_no_prior_ties_them(program, num_before, expected):
     model = RewardModel(program, 3, jnp.ones(2))
     reads = [num_before + 2 * arm + np.arange(2) for arm in range(3)]
-    assert are_apart(model, reads, num_before + 6) == expected
+    parts = parts_apart(model, reads, num_before + 6)
+    assert (parts is not None) == expected
+    if parts is not None:
+        assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_the_probability_of_being_best_is_that_of_independent_normals():
@@ -90,3 +93,91 @@ def test_the_probability_of_being_best_is_that_of_independent_normals():
             return engine.marginals(state, jnp.asarray(here)).best_arm_probs()
 
         np.testing.assert_allclose(found(), [exact, 1.0 - exact], atol=1e-4)
+
+
+def shuffled(values):
+    """Three numbers, moved about in every way that a program may do that; in the end they stand as they did."""
+    low, middle, high = jnp.unstack(values)
+    values = jnp.stack([high, middle, low])
+    values = jnp.tile(values, 2)[1:4]  # middle, low, high
+    values = jnp.concatenate(jnp.split(values, 3)[::-1])  # high, low, middle
+    values = jnp.zeros(3).at[jnp.array([2, 0, 1])].set(values)  # low, middle, high
+    values = jax.lax.dynamic_update_slice(jnp.zeros(3), values[::-1], (0,))  # high, middle, low
+    jax.lax.map(lambda value: value, values)  # an operation that returns nothing
+    return jnp.eye(3)[::-1] @ values
+
+
+@pytest.mark.parametrize("prior", [dist.Beta(1.0, 1.0), dist.Normal(0.0, 1.0)], ids=["beta", "normal"])
+def test_arms_that_are_moved_about_are_still_apart(prior):
+    def program(arm):
+        with numpyro.plate("arms", 3):
+            value = numpyro.sample("value", prior)
+        mean = shuffled(value)[arm]
+        is_rate = isinstance(prior, dist.Beta)
+        numpyro.sample("reward", dist.Bernoulli(mean) if is_rate else dist.Normal(mean, 1.0))
+
+    with jax.enable_x64(True):
+        engine = engines.conjugate(RewardModel(program, 3))
+        rows = Interaction(jnp.array([0, 0, 0, 1]), jnp.array([1.0, 1.0, 1.0, 0.0]))
+
+        @jax.jit
+        def probs():
+            state, _ = engine.update(jr.key(0), engine.init(jr.key(0)), rows)
+            return engine.marginals(state, None).best_arm_probs()
+
+        found = probs()
+    # By draws of the laws by hand, to four standard errors of a share of 200,000.
+    rng = np.random.default_rng(0)
+    if isinstance(prior, dist.Beta):
+        draws = rng.beta([4.0, 1.0, 1.0], [1.0, 2.0, 1.0], size=(200_000, 3))
+    else:
+        draws = rng.normal([0.75, 0.0, 0.0], np.sqrt([0.25, 0.5, 1.0]), size=(200_000, 3))
+    np.testing.assert_allclose(
+        found, np.bincount(np.argmax(draws, axis=1), minlength=3) / 200_000, atol=4 * 0.5 / 200_000**0.5
+    )
+
+
+def test_parts_of_unequal_size_have_the_variances_of_the_whole_block():
+    """One arm has a level of its own, one a mean that its weights share: each part is solved by itself."""
+
+    def program(arm, context):
+        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
+        level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+        mean = numpyro.sample("mean", dist.Normal(1.0, 1.0))
+        third = numpyro.sample("third", dist.Normal(mean, 0.5).expand([2]).to_event(1))
+        means = jnp.stack([context @ weights[0], context @ weights[1] + level, context @ third], axis=-1)
+        numpyro.sample("reward", dist.Normal(jnp.take_along_axis(means, arm[:, None], axis=1)[:, 0], 0.7))
+
+    rng = np.random.default_rng(1)
+    arms, contexts, rewards = rng.integers(0, 3, 20), rng.normal(size=(20, 2)), rng.normal(size=20)
+    here = np.array([0.7, -1.3])
+    # By the textbook, all eight reals at once, in the program's order: two pairs of weights, level, mean, third.
+    slopes = np.zeros((3, 8))
+    slopes[0, :2] = slopes[1, 2:4] = slopes[2, 6:] = here
+    slopes[1, 4] = 1.0
+    prior = np.diag([1.0, 1.0, 1.0, 1.0, 0.25, 1.0, 4.0, 4.0])
+    prior[5, 5] += 2 * 4.0
+    prior[5, 6:] = prior[6:, 5] = -4.0
+    design = np.zeros((20, 8))
+    for row, (arm, x) in enumerate(zip(arms, contexts, strict=True)):
+        design[row, [0, 1] if arm == 0 else [2, 3] if arm == 1 else [6, 7]] = x
+        design[row, 4] = arm == 1
+    covariance = np.linalg.inv(prior + design.T @ design / 0.49)
+    deviations = np.sqrt(np.diag(slopes @ covariance @ slopes.T))
+    with jax.enable_x64(True):
+        engine = engines.conjugate(RewardModel(program, 3, jnp.zeros(2)))
+
+        @jax.jit
+        def found():
+            rows = Interaction(jnp.asarray(arms), jnp.asarray(rewards), jnp.asarray(contexts))
+            state, _ = engine.update(jr.key(0), engine.init(jr.key(0)), rows)
+            offered = engine.marginals(state, jnp.asarray(here))
+            assert offered.best_arm_probs is not None  # proved apart
+            one = stats.norm.cdf(1.0)
+            return offered.quantile(one) - offered.quantile(0.5), offered.table(jr.key(1), 20_000)
+
+        spread, table = jax.device_get(found())
+    np.testing.assert_allclose(spread, deviations, rtol=1e-4)
+    # Of 20,000 draws a standard deviation has a relative error of 1 / sqrt(40,000), a correlation one of 1 / sqrt(20,000).
+    np.testing.assert_allclose(np.std(table, axis=0), deviations, rtol=4 / 200)
+    np.testing.assert_allclose(np.corrcoef(table.T), np.eye(3), atol=4 / 20_000**0.5)
