@@ -112,7 +112,9 @@ def _step(eqn: Any, values: list[Any]) -> list[_Affine]:
             reads |= value.reads
         return [_checked(affine, reads, len(affine) == 2 and all(value.is_term for value in affine))]
     if name in ("mul", "div") and len(affine) == 1:
-        spread = first._replace(reads=jnp.broadcast_to(first.reads, shape))
+        factor = next(value for value in values if not isinstance(value, _Affine))
+        is_read = True if factor is _DATA or name == "div" else (jnp.asarray(factor) != 0)[..., None]
+        spread = first._replace(reads=jnp.broadcast_to(first.reads, shape) & is_read)
         return [spread if name == "mul" or isinstance(values[0], _Affine) else _inverse(spread)]
     if name == "integer_pow" and eqn.params["y"] in (1, -1):
         return [first if eqn.params["y"] == 1 else _inverse(first)]
