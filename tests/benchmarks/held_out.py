@@ -1,6 +1,7 @@
 """Does what `tune` chooses hold up in worlds that it has not seen? Six programs, three horizons, and priors that are wrong.
 
     python tests/benchmarks/held_out.py --programs poisson,gaussian --horizons 100,1000 --out results
+    python tests/benchmarks/held_out.py --rules information-directed --out results       # what is there gains a candidate
     python tests/benchmarks/held_out.py --report --out results
 
 Every candidate plays the worlds of a race, judged in hindsight as `tune` does, and worlds held out, judged by their truths; at
@@ -105,8 +106,9 @@ def setup(name, horizon):
 class Case:
     """A program and a horizon, with every kind of candidate compiled for `num_lanes` worlds at a time."""
 
-    def __init__(self, name, horizon, num_lanes):
-        model, contexts, engine, self.named = setup(name, horizon)
+    def __init__(self, name, horizon, num_lanes, rules=()):
+        model, contexts, engine, named = setup(name, horizon)
+        self.named = {rule: named[rule] for rule in rules or named}
         self.worlds, self.num_lanes = worlds_of(name, model), num_lanes
         is_exact = engine.explanation.is_exact
 
@@ -173,13 +175,16 @@ def run_case(name, horizon, arguments):
     if horizon == WRONG_AT:
         wanted |= {wrong: (wrong, 2, num) for wrong in worlds_of(name, None) if wrong != "own"}
     total = sum(own for _, _, own in wanted.values())
-    case = Case(name, horizon, -(-total // -(-total // arguments.lanes)))
+    rules = [rule for rule in arguments.rules.split(";") if rule]
+    case = Case(name, horizon, -(-total // -(-total // arguments.lanes)), rules)
     print(f"{label}: {len(case.named)} candidates compiled in {time.time() - start:.0f} s", flush=True)
     found = case.play(wanted)
     kept = {f"{worlds}/{rule}/truth": both[0][0] for worlds in found for rule, both in found[worlds].items()}
     kept |= {f"own/{rule}/hindsight": both[1][0].mean(axis=1) for rule, both in found["own"].items()}
     kept |= {f"race/{rule}/hindsight": both[1][0] for rule, both in found["race"].items()}
-    np.savez_compressed(arguments.out / f"{label}.npz", **kept)
+    path = arguments.out / f"{label}.npz"
+    before = dict(np.load(path)) if rules and path.exists() else {}
+    np.savez_compressed(path, **before | kept)
     print(f"{label}: {time.time() - start:.0f} s", flush=True)
 
 
@@ -251,6 +256,7 @@ def main():
     parser.add_argument("--horizons", default="1000,100,10000")
     parser.add_argument("--worlds", type=int, default=4096, help="worlds held out (%(default)s)")
     parser.add_argument("--lanes", type=int, default=1 << 14, help="worlds that are played together (%(default)s)")
+    parser.add_argument("--rules", default="", help="candidates to play, by name, separated by ';' (all)")
     parser.add_argument("--out", type=Path, default=Path("held-out"))
     parser.add_argument("--report", action="store_true", help="print what is there")
     arguments = parser.parse_args()
