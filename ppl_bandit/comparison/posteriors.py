@@ -1,9 +1,9 @@
 """Compare engines on one program and the same rows: posteriors, decisions, cost, and all of these as the rows grow."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,30 +12,29 @@ import numpy as np
 
 from ppl_bandit import engines as library, selectors
 from ppl_bandit.comparison.answer import standings
-from ppl_bandit.comparison.closed_form import Law, exact_marginals
-from ppl_bandit.comparison.errors import (
-    QUANTILES,
-    Estimate,
-    LatentErrors,
-    Target,
-    estimate,
-    latent_errors,
-    latent_floor,
-    r_hat,
-    spread,
-    total_variation,
-)
+from ppl_bandit.comparison.errors import LatentErrors, estimate, latent_errors, r_hat, total_variation
+from ppl_bandit.comparison.references import find_references
 from ppl_bandit.comparison.results import (
     INTERRUPTED,
     Comparison,
     DecisionErrors,
     EngineResult,
-    Floor,
     Reference,
     StreamPoint,
     element_labels,
 )
-from ppl_bandit.comparison.running import Decide, Run, Runner, build_runner, flatten, make_decide, run, timed
+from ppl_bandit.comparison.running import (
+    Factory,
+    Lab,
+    Run,
+    Runner,
+    build_runner,
+    check_certified,
+    flatten,
+    make_decide,
+    run,
+    say_cost,
+)
 from ppl_bandit.comparison.tables import describe
 from ppl_bandit.engines.approximate.diagnostics import chain_ess
 from ppl_bandit.live.data_files import check_data
@@ -43,16 +42,11 @@ from ppl_bandit.live.inputs import Arms
 from ppl_bandit.numerics.compilation import quick_jit
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
-from ppl_bandit.types import Engine, Interaction, Key, NotConjugate, Selector
+from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
 
 __all__ = ["compare"]
 
-Factory = Callable[[RewardModel], Engine]
-
 _DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
-_NUM_SAMPLES_OF_REFERENCE = 20  # of the engines' size, in pairs for the floor
-_MOST_LONG_DRAWS = 40_000
-_WORTH_SAYING = 5.0  # seconds
 _MOST_CONTEXTS = 8  # in which decisions are compared
 
 
@@ -108,10 +102,10 @@ def compare(
         contexts = _some_contexts(data)
         decide = make_decide(reward_model, selector, contexts)
         key_reference, key_engines = jr.split(jr.key(seed))
-        lab = _Lab(reward_model, data, parts, decide, num_samples, num_runs)
-        references, refused, exact = _reference(lab, key_reference, reference, say)
+        lab = Lab(reward_model, data, parts, decide, num_samples, num_runs)
+        references, refused, exact = find_references(lab, key_reference, reference, say)
         runners = _build(lab, factories, refused, exact)
-        _say_cost(lab, "the engines, of which Ctrl-C keeps those that are done,", runners.values(), num_runs + 1, say)
+        say_cost(lab, "the engines, of which Ctrl-C keeps those that are done,", runners.values(), num_runs + 1, say)
         results: dict[str, EngineResult] = {}
         streams: dict[str, list[Run]] = {}
         for number, label in enumerate(factories):
@@ -166,26 +160,6 @@ def compare(
     return dataclasses.replace(found, text=describe(found))
 
 
-class _Lab(NamedTuple):
-    """What all engines are run with; the parts are the rows, masked to those that are new after each checkpoint."""
-
-    model: RewardModel
-    data: Interaction
-    parts: list[Interaction]
-    decide: Decide
-    num_samples: int
-    num_runs: int
-
-    @property
-    def whole(self) -> Interaction:
-        """All rows at once."""
-        return self.parts[0]._replace(mask=jnp.ones(len(self.data.arm), bool))
-
-    def num_rows_after(self, number: int) -> int:
-        """Count the rows up to and with the part of a number."""
-        return sum(int(np.sum(np.asarray(part.mask))) for part in self.parts[: number + 1])
-
-
 def _labelled(engines: Sequence[Factory] | Mapping[str, Factory]) -> dict[str, Factory]:
     if isinstance(engines, Mapping):
         return dict(engines)
@@ -234,7 +208,7 @@ def _some_contexts(data: Interaction) -> Any:
 
 
 def _build(
-    lab: _Lab, factories: Mapping[str, Factory], refused: dict[str, str], exact: Runner | None
+    lab: Lab, factories: Mapping[str, Factory], refused: dict[str, str], exact: Runner | None
 ) -> dict[str, Runner]:
     """Build all engines before the first one runs: one core traces the next while another compiles the last.
 
@@ -256,129 +230,12 @@ def _build(
     return runners
 
 
-def _reference(
-    lab: _Lab, key: Key, factory: Factory | None, say: Callable[[str], None]
-) -> tuple[list[Reference], dict[str, str], Runner | None]:
-    """Return the reference after every part; why the exact engine was refused; or that engine."""
-    key_run, key_samples = jr.split(key)
-    refused: dict[str, str] = {}
-    if factory is None or factory is library.conjugate:
-        try:
-            runner = build_runner(library.conjugate, lab.model, lab.whole, lab.num_samples)
-            runs = run(runner, key_run, lab.parts, lab.decide)
-            _check_certified(runs[-1])
-        except NotConjugate as refusal:
-            if factory is not None:
-                raise
-            refused["exact"] = str(refusal)
-        else:
-            keys = jr.split(key_samples, _NUM_SAMPLES_OF_REFERENCE)
-            samples = [[jax.device_get(runner.draw(key, at.state)) for key in keys] for at in runs]
-            say("reference: the exact posterior")
-            return (
-                [
-                    _refer(lab, key_samples, number, runner, at, drawn)
-                    for number, (at, drawn) in enumerate(zip(runs, samples, strict=True))
-                ],
-                refused,
-                runner,
-            )
-    many = _NUM_SAMPLES_OF_REFERENCE * lab.num_samples
-    many = max(2 * lab.num_samples, min(many, _MOST_LONG_DRAWS))
-    many -= many % lab.num_samples
-    if factory is None:
-        factory = partial(library.nuts, num_draws=many)
-    runner = build_runner(factory, lab.model, lab.whole, many)
-    _say_cost(lab, "the reference, a long run,", [runner], 1, say)
-    runs = run(runner, key_run, lab.parts, lab.decide)
-    references = []
-    for number, at in enumerate(runs):
-        order = (
-            np.random.default_rng(0).permutation(many).reshape(-1, lab.num_samples)
-        )  # chains are mixed among samples
-        drawn = [{name: values[index] for name, values in at.draws.items()} for index in order]
-        references.append(_refer(lab, key_samples, number, runner, at, drawn))
-    say(f"reference: {references[-1].words}")
-    return references, refused, None
-
-
-def _say_cost(lab: _Lab, who: str, runners: Iterable[Runner], num_runs: int, say: Callable[[str], None]) -> None:
-    """Say what runs on all rows will take, if that may be long, going by an eighth of the rows.
-
-    Some of an engine's work is the same for any number of rows, the rest is in proportion to it.
-    """
-    total = len(lab.data.arm)
-    num_rows = -(-total // 8)
-    few = lab.whole._replace(mask=jnp.arange(total) < num_rows)
-    least = num_runs * sum(timed(runner, few) for runner in runners if runner.engine.reserve is not None)
-    most = least * total / num_rows
-    if most > _WORTH_SAYING:
-        say(f"going by {num_rows} of {total} rows, {who} will take between {least:.0f} and {most:.0f} s")
-
-
-def _check_certified(at: Run) -> None:
-    if not at.info["is_trusted"]:
-        raise NotConjugate("a row of the data is not conjugate, or their posterior is not proper in float64")
-
-
-def _refer(lab: _Lab, key: Key, number: int, runner: Runner, at: Run, drawn: list[dict[str, np.ndarray]]) -> Reference:
-    """Return the reference after the part of a number, from samples of it and, where there is one, its closed form."""
-    samples = np.stack([flatten(lab.model, draws) for draws in drawn])
-    pooled = samples.reshape(-1, samples.shape[2])
-    laws = None
-    mean, sd = pooled.mean(axis=0), pooled.std(axis=0)
-    levels = (*QUANTILES, 0.16, 0.84)
-    quantiles = np.quantile(pooled, levels, axis=0)
-    if runner.engine.parameters is not None:
-        laws = exact_marginals(lab.model, runner.engine, at.state)
-        sites = [laws[site] for site in lab.model.latent_shapes]
-        mean, sd = (np.concatenate([np.ravel(part) for part in parts]) for parts in _moments(sites))
-        quantiles = np.stack([np.concatenate([np.ravel(site.law.ppf(q)) for site in sites]) for q in levels])
-    unit = np.where(np.isfinite(sd), sd, (quantiles[-1] - quantiles[-2]) / 2)
-    target = Target(mean, sd, unit, quantiles[: len(QUANTILES)], samples)
-    num_rows = lab.num_rows_after(number)
-    keys = jr.split(key, len(drawn))
-    chosen = [jax.device_get(lab.decide(k, draws, num_rows + 1)) for k, draws in zip(keys, drawn, strict=True)]
-    probs, plays = (np.stack([getattr(c, part) for c in chosen]) for part in ("best_arm_probs", "propensities"))
-    is_exact = laws is not None and runner.engine.explanation.is_exact
-    name = "exact" if is_exact else runner.engine.explanation.engine
-    words = (
-        "the exact posterior, in closed form"
-        if is_exact
-        else f"a long run of the {name} engine, {len(pooled):,} draws: no exact posterior is at hand"
-    )
-    return Reference(
-        name,
-        is_exact,
-        bool(at.info.get("is_trusted", 1.0)),
-        words,
-        runner.engine.explanation,
-        target,
-        Floor(*latent_floor(target), _leave_one_out(probs), _leave_one_out(plays)),
-        laws,
-        probs.mean(axis=0),
-        np.mean([c.num_candidates for c in chosen], axis=0),
-        plays.mean(axis=0),
-    )
-
-
-def _moments(sites: list[Law]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return [site.mean for site in sites], [site.sd for site in sites]
-
-
-def _leave_one_out(probs: np.ndarray) -> Estimate:
-    """Return the total variation of each sample's probabilities (S, C, A) from the mean of the others', over contexts."""
-    number = len(probs)
-    others = (probs.sum(axis=0) - probs) / (number - 1)
-    return spread(total_variation(probs, others).mean(axis=1))
-
-
-def _contest(lab: _Lab, key: Key, runner: Runner, reference: Reference) -> tuple[EngineResult, list[Run]]:
+def _contest(lab: Lab, key: Key, runner: Runner, reference: Reference) -> tuple[EngineResult, list[Run]]:
     """Run one engine on all rows, several times, and once along the stream."""
     key_runs, key_stream = jr.split(key)
     runs = [run(runner, k, [lab.whole], lab.decide)[0] for k in jr.split(key_runs, lab.num_runs)]
     if runner.engine.explanation.is_exact:
-        _check_certified(runs[0])
+        check_certified(runs[0])
     stream = run(runner, key_stream, lab.parts[:-1], lab.decide) if len(lab.parts) > 1 else []
     latents, decisions = _judge(lab, reference, runs)
     draws = np.stack([flatten(lab.model, at.draws) for at in runs])
@@ -402,7 +259,7 @@ def _contest(lab: _Lab, key: Key, runner: Runner, reference: Reference) -> tuple
     ), stream
 
 
-def _judge(lab: _Lab, reference: Reference, runs: list[Run]) -> tuple[LatentErrors, DecisionErrors]:
+def _judge(lab: Lab, reference: Reference, runs: list[Run]) -> tuple[LatentErrors, DecisionErrors]:
     draws = np.stack([flatten(lab.model, at.draws) for at in runs])
     probs, plays = (np.stack([getattr(at.chosen, part) for at in runs]) for part in ("best_arm_probs", "propensities"))
     decisions = DecisionErrors(

@@ -2,24 +2,61 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.numerics.compilation import Ahead, quick_jit
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Draws, Engine, Interaction, Key, Selection, Selector
+from ppl_bandit.types import Draws, Engine, Interaction, Key, NotConjugate, Selection, Selector
 
-__all__ = ["Decide", "Run", "Runner", "build_runner", "flatten", "make_decide", "run", "timed"]
+__all__ = [
+    "Decide",
+    "Factory",
+    "Lab",
+    "Run",
+    "Runner",
+    "build_runner",
+    "check_certified",
+    "flatten",
+    "make_decide",
+    "run",
+    "say_cost",
+    "timed",
+]
 
 Decide = Callable[[Key, Mapping[str, Any], int], Selection]
+Factory = Callable[[RewardModel], Engine]
+
+_WORTH_SAYING = 5.0  # seconds
 
 _T = TypeVar("_T")
+
+
+class Lab(NamedTuple):
+    """What all engines are run with; the parts are the rows, masked to those that are new after each checkpoint."""
+
+    model: RewardModel
+    data: Interaction
+    parts: list[Interaction]
+    decide: Decide
+    num_samples: int
+    num_runs: int
+
+    @property
+    def whole(self) -> Interaction:
+        """All rows at once."""
+        return self.parts[0]._replace(mask=jnp.ones(len(self.data.arm), bool))
+
+    def num_rows_after(self, number: int) -> int:
+        """Count the rows up to and with the part of a number."""
+        return sum(int(np.sum(np.asarray(part.mask))) for part in self.parts[: number + 1])
 
 
 class Run(NamedTuple):
@@ -67,9 +104,7 @@ class Runner(NamedTuple):
         return self.seconds_to_build + sum(function.seconds for function in self.compiled)
 
 
-def build_runner(
-    factory: Callable[[RewardModel], Engine], model: RewardModel, rows: Interaction, num_samples: int
-) -> Runner:
+def build_runner(factory: Factory, model: RewardModel, rows: Interaction, num_samples: int) -> Runner:
     """Build an engine and begin to compile its functions, with the options of the live bandit, for rows of this shape.
 
     What is compiled here by one core leaves the other free to build and trace the next engine.
@@ -176,3 +211,23 @@ def flatten(model: RewardModel, draws: Mapping[str, Any]) -> np.ndarray:
     """Return draws (M, K): one column per element of every latent, sites in the program's order."""
     columns = [np.asarray(draws[name], float) for name in model.latent_shapes]
     return np.concatenate([column.reshape(len(column), -1) for column in columns], axis=1)
+
+
+def say_cost(lab: Lab, who: str, runners: Iterable[Runner], num_runs: int, say: Callable[[str], None]) -> None:
+    """Say what runs on all rows will take, if that may be long, going by an eighth of the rows.
+
+    Some of an engine's work is the same for any number of rows, the rest is in proportion to it.
+    """
+    total = len(lab.data.arm)
+    num_rows = -(-total // 8)
+    few = lab.whole._replace(mask=jnp.arange(total) < num_rows)
+    least = num_runs * sum(timed(runner, few) for runner in runners if runner.engine.reserve is not None)
+    most = least * total / num_rows
+    if most > _WORTH_SAYING:
+        say(f"going by {num_rows} of {total} rows, {who} will take between {least:.0f} and {most:.0f} s")
+
+
+def check_certified(at: Run) -> None:
+    """Raise NotConjugate where the exact engine does not stand by what it learnt."""
+    if not at.info["is_trusted"]:
+        raise NotConjugate("a row of the data is not conjugate, or their posterior is not proper in float64")

@@ -16,7 +16,7 @@ from scipy import stats
 
 from ppl_bandit import Bandit, Interaction, NotConjugate, RewardModel, compare, engines
 from ppl_bandit.commands.cli import main
-from ppl_bandit.comparison import posteriors
+from ppl_bandit.comparison import posteriors, running
 from ppl_bandit.comparison.answer import answer
 from ppl_bandit.comparison.errors import QUANTILES, Estimate
 from ppl_bandit.comparison.figures import draw_figures
@@ -363,7 +363,7 @@ def test_an_interrupted_comparison_keeps_what_is_done_and_the_cost_is_said_befor
         return contest(lab, key, runner, reference)
 
     monkeypatch.setattr(posteriors, "_contest", interrupted)
-    monkeypatch.setattr(posteriors, "_WORTH_SAYING", 0.0)
+    monkeypatch.setattr(running, "_WORTH_SAYING", 0.0)
     options = {"num_samples": NUM_SAMPLES, "num_runs": 2, "checkpoints": (), "say": lines.append}
     found = compare(model, ROWS, (engines.conjugate, engines.laplace), **options)
     assert list(found.engines) == ["exact"] and found.refused == {"laplace": "interrupted"} and not found.is_complete
