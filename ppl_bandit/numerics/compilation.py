@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import jax
 
+from ppl_bandit.numerics.blas import one_thread
 from ppl_bandit.numerics.defaults import use_defaults
-from ppl_bandit.numerics.turns import compiled, needs_turns
+from ppl_bandit.numerics.turns import Needs, compiled, needs_of
 
 __all__ = ["Ahead", "large_options", "quick_jit", "quick_options", "run_once", "uncollected"]
 
@@ -31,7 +32,7 @@ _QUICK = {**_SMALL, "xla_backend_optimization_level": 0, "xla_llvm_disable_expen
 _BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
 
 
-_Lowered: TypeAlias = tuple[jax.stages.Lowered, bool]  # and whether it must take turns with others when it runs
+_Lowered: TypeAlias = tuple[jax.stages.Lowered, Needs]
 
 
 class Ahead:
@@ -126,7 +127,7 @@ class Ahead:
         begin = time.perf_counter()
         with jax.enable_x64(True), uncollected():
             traced = jax.jit(self._function, compiler_options=_known(self._options)).trace(*shapes)
-            lowered = traced.lower(), needs_turns(traced.jaxpr)
+            lowered = traced.lower(), needs_of(traced.jaxpr)
         self.seconds += time.perf_counter() - begin
         return lowered
 
@@ -180,7 +181,7 @@ def quick_jit(function: Callable, **settings: Any) -> jax.stages.Wrapped:
 
 def run_once(function: Callable[[], Any]) -> Any:
     """Compile quickly, run once, and return numpy arrays."""
-    with uncollected():
+    with uncollected(), one_thread():
         return jax.device_get(quick_jit(function)())
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit import selectors as rules
 from ppl_bandit.numerics.compilation import large_options
 from ppl_bandit.numerics.cores import num_cores
-from ppl_bandit.numerics.turns import compiled, needs_turns
+from ppl_bandit.numerics.turns import Needs, compiled, needs_of
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.hindsight import can_judge, judge
@@ -138,7 +138,7 @@ class Player:
 
         return list(self._pool.map(inside, items))
 
-    def _lower(self, kind: _Kind) -> tuple[Any, bool]:
+    def _lower(self, kind: _Kind) -> tuple[Any, Needs]:
         model, engine, environment, horizon, num_samples = self._parts
 
         def one(key: Key, numbers: Float[Array, " 2"]) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:
@@ -160,7 +160,7 @@ class Player:
 
         options = large_options() if jax.default_backend() == "cpu" else None
         traced = jax.jit(run, compiler_options=options).trace(jr.key(self._seed), jnp.asarray(0), jnp.zeros(2))
-        return traced.lower(), needs_turns(traced.jaxpr)
+        return traced.lower(), needs_of(traced.jaxpr)
 
 
 def _keys(key: Key, start: Int[Array, ""], num_worlds: int) -> Key:

@@ -196,7 +196,7 @@ def realize(
         run = jax.shard_map(run, mesh=mesh, in_specs=(same, same), out_specs=each, check_vma=False)
     starts = range(0, num_realizations, num_chunk)
     traced = jax.jit(run).trace(key, jnp.asarray(0), *last)
-    compiled = turns.compiled(traced.lower(), turns.needs_turns(traced.jaxpr))
+    compiled = turns.compiled(traced.lower(), turns.needs_of(traced.jaxpr))
     if begin is not None:
         begin(_foreseen(compiled, key, in_turn, num_realizations / num_workers) if is_single and in_turn else None)
 

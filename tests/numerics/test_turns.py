@@ -10,7 +10,7 @@ import pytest
 
 from ppl_bandit.numerics import turns
 from ppl_bandit.numerics.compilation import Ahead
-from ppl_bandit.numerics.turns import needs_turns
+from ppl_bandit.numerics.turns import needs_of
 
 
 def factorized(matrices, numbers):
@@ -60,4 +60,4 @@ def test_threads_that_factorize_batches_do_not_wait_for_each_other_forever(monke
 )
 def test_a_program_takes_turns_where_a_batch_is_worth_several_threads(function, shape, expected):
     with jax.enable_x64(True):
-        assert needs_turns(jax.make_jaxpr(function)(jnp.ones(shape))) == expected
+        assert needs_of(jax.make_jaxpr(function)(jnp.ones(shape))).turns == expected
