@@ -138,7 +138,9 @@ def refresh(
     old = jnp.full(num_proposed, -jnp.inf, log_weights.dtype).at[:num].set(flat)
     weights = jnp.where(is_new, finite_weights(found.log_weights), old)
     index = resample(jr.uniform(key_offset, dtype=weights.dtype), weights, num)
-    starts = jnp.where(is_new, proposed[index], cloud.positions[jnp.minimum(index, num - 1)])
+    before = jnp.minimum(index, num - 1)
+    starts = jnp.where(is_new, proposed[index], cloud.positions[before])
+    energies = -jnp.where(is_new, (found.log_prior + found.log_likelihood)[index], log_density[before])
     error = _relative_variance(cloud.log_weights)
     volume = jnp.sum(jnp.log(jnp.diagonal(root)))
     log_evidence = logsumexp(found.log_weights) + volume - math.log(found.log_weights.shape[0]) - cloud.log_constant
@@ -161,7 +163,7 @@ def refresh(
     def moved() -> Cloud:
         variance = jnp.where(is_jump, 1.0 / found.ess, cloud.variance + _relative_variance(flat))
         covariance = jnp.where(is_jump, jnp.cov(starts, rowvar=False).reshape(root.shape), root @ root.T)
-        end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
+        end = move(key_move, target, starts, energies, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
         log_prior = jax.vmap(target.log_prior)(end.positions)
         memory = end.evidence.memory
         # Chains that begin at draws with evidence of their own need not forget them: a neck holds them fast, rightly.

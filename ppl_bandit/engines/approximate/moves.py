@@ -16,6 +16,7 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.infer import NUTS
 
+from ppl_bandit.engines.approximate.sweeps import sweep
 from ppl_bandit.engines.approximate.target import Target, whiten
 from ppl_bandit.types import Key
 
@@ -164,6 +165,7 @@ def move(
     key: Key,
     target: Target,
     positions: Float[Array, "M k"],
+    energies: Float[Array, " M"],
     ess: Float[Array, ""],
     covariance: Float[Array, "k k"],
     step_size: Float[Array, ""],
@@ -174,6 +176,7 @@ def move(
 
     Args:
         positions: where the particles start: draws of the target, with as many repetitions as their weights demand.
+        energies: minus the log densities there.
         ess: effective sample size of these.
         covariance: of the target, as far as it is known.
     """
@@ -182,24 +185,24 @@ def move(
     def window(before: _Window) -> _Window:
         centre, root = spread(before.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
         inside = whiten(target, centre, root)
-        key_window = jr.fold_in(key, before.number)
-        start = jax.scipy.linalg.solve_triangular(root, (before.positions - centre).T, lower=True).T
+        key_sweep, key_window = jr.split(jr.fold_in(key, before.number))
+        swept = sweep(key_sweep, target, before.positions, -before.energies, 2**before.number)
         length = first_length * 2**before.number
         num_settled = length - length // 2
-        zeros = jnp.zeros(num, positions.dtype)
+
+        def whitened(positions: Array) -> Array:
+            return jax.scipy.linalg.solve_triangular(root, (positions - centre).T, lower=True).T
 
         def transition(number: Array, carry: Any) -> Any:
-            x, step_size, first_energies, _, accept, divergent, has_moved = carry
+            x, step_size, _, accept, divergent, has_moved = carry
             steps = kernel(jr.fold_in(key_window, number), inside, x, step_size)
             mean_accept = jnp.mean(steps.accept_prob)
             is_settled = number >= length // 2  # until then the step size is still looking for the new mass matrix
             step_size = step_size * jnp.exp(jnp.clip(2.0 * (mean_accept - _TARGET_ACCEPT), -1.0, 0.25))
             has_moved |= jnp.any(steps.positions != x, axis=1)
-            first_energies = jnp.where(number == 0, steps.energies, first_energies)
             return (
                 steps.positions,
                 step_size,
-                first_energies,
                 steps.energies,
                 accept + jnp.where(is_settled, mean_accept / num_settled, 0.0),
                 divergent + jnp.where(is_settled, jnp.sum(steps.is_divergent), 0),
@@ -207,11 +210,10 @@ def move(
             )
 
         zero = jnp.zeros((), positions.dtype)
-        carry = (start, before.step_size, zeros, zeros, zero, jnp.zeros((), int), jnp.zeros(num, bool))
-        x, step_size, first_energies, energies, accept, divergent, has_moved = jax.lax.fori_loop(
-            0, length, transition, carry
-        )
-        memory, drift = forgetting(start, x, first_energies, energies, before.ess)
+        start, has_moved = whitened(before.positions), jnp.any(swept != before.positions, axis=1)
+        carry = (whitened(swept), before.step_size, before.energies, zero, jnp.zeros((), int), has_moved)
+        x, step_size, energies, accept, divergent, has_moved = jax.lax.fori_loop(0, length, transition, carry)
+        memory, drift = forgetting(start, x, before.energies, energies, before.ess)
         stuck = 1.0 - jnp.mean(has_moved.astype(positions.dtype))
         # Particles that all start at a few points have nothing to forget: the window after it can tell.
         is_judged = before.ess >= _MIN_START_SHARE * num
@@ -238,8 +240,7 @@ def move(
 
     one = jnp.ones((), positions.dtype)
     none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
-    unknown = jnp.zeros(num, positions.dtype)
-    begin = _Window(jnp.zeros((), int), positions, unknown, step_size, ess.astype(positions.dtype), one, none)
+    begin = _Window(jnp.zeros((), int), positions, energies, step_size, ess.astype(positions.dtype), one, none)
     end = jax.lax.while_loop(needs_more, window, begin)
     return Moved(end.positions, end.energies, end.step_size, end.evidence)
 
