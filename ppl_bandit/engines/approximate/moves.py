@@ -32,6 +32,7 @@ _MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting sa
 _MAX_WINDOWS = 5
 _TRAPPED = 0.8  # memory that twice as many transitions should have brought down
 _MAX_LEAPS = 64
+_NUM_SWEEPS = 8  # before the transitions of the first window
 _LOST_ENERGY = 1000.0
 _NUM_ERRORS = (
     6.0  # standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third
@@ -186,7 +187,7 @@ def move(
         centre, root = spread(before.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
         inside = whiten(target, centre, root)
         key_sweep, key_window = jr.split(jr.fold_in(key, before.number))
-        swept = sweep(key_sweep, target, before.positions, -before.energies, 2**before.number)
+        swept = sweep(key_sweep, target, before.positions, -before.energies, _NUM_SWEEPS * 2**before.number)
         length = first_length * 2**before.number
         num_settled = length - length // 2
 
