@@ -91,6 +91,7 @@ def refresh(
     *,
     kernel: Kernel = hamiltonian,
     first_length: int = 4,
+    first_sweep: int = 8,
     by_importance: bool = True,
     keeps_evidence: bool = True,
     scouts: Scouts | None = None,
@@ -138,9 +139,7 @@ def refresh(
     old = jnp.full(num_proposed, -jnp.inf, log_weights.dtype).at[:num].set(flat)
     weights = jnp.where(is_new, finite_weights(found.log_weights), old)
     index = resample(jr.uniform(key_offset, dtype=weights.dtype), weights, num)
-    before = jnp.minimum(index, num - 1)
-    starts = jnp.where(is_new, proposed[index], cloud.positions[before])
-    energies = -jnp.where(is_new, (found.log_prior + found.log_likelihood)[index], log_density[before])
+    starts = jnp.where(is_new, proposed[index], cloud.positions[jnp.minimum(index, num - 1)])
     error = _relative_variance(cloud.log_weights)
     volume = jnp.sum(jnp.log(jnp.diagonal(root)))
     log_evidence = logsumexp(found.log_weights) + volume - math.log(found.log_weights.shape[0]) - cloud.log_constant
@@ -163,16 +162,18 @@ def refresh(
     def moved() -> Cloud:
         variance = jnp.where(is_jump, 1.0 / found.ess, cloud.variance + _relative_variance(flat))
         covariance = jnp.where(is_jump, jnp.cov(starts, rowvar=False).reshape(root.shape), root @ root.T)
-        end = move(key_move, target, starts, energies, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
-        log_prior = jax.vmap(target.log_prior)(end.positions)
+        lengths = first_length, first_sweep
+        end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, *lengths)
         memory = end.evidence.memory
         # Chains that begin at draws with evidence of their own need not forget them: a neck holds them fast, rightly.
-        stays = found.is_accepted & (end.evidence.drift <= 1.0) & jnp.all(jnp.isfinite(end.energies))
+        stays = (
+            found.is_accepted & (end.evidence.drift <= 1.0) & jnp.all(jnp.isfinite(end.log_prior + end.log_likelihood))
+        )
         evidence = end.evidence._replace(is_sound=end.evidence.is_sound | stays)
         return renewed._replace(
             positions=end.positions,
-            log_prior=log_prior,
-            log_likelihood=-end.energies - log_prior,
+            log_prior=end.log_prior,
+            log_likelihood=end.log_likelihood,
             step_size=end.step_size,
             variance=memory**2 * variance + (1.0 - memory**2) / num,
             evidence=evidence,

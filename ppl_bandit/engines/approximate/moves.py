@@ -16,7 +16,8 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.infer import NUTS
 
-from ppl_bandit.engines.approximate.sweeps import sweep
+from ppl_bandit.engines.approximate.diagnostics import draw
+from ppl_bandit.engines.approximate.sweeps import Swept, sweep
 from ppl_bandit.engines.approximate.target import Target, whiten
 from ppl_bandit.types import Key
 
@@ -32,7 +33,6 @@ _MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting sa
 _MAX_WINDOWS = 5
 _TRAPPED = 0.8  # memory that twice as many transitions should have brought down
 _MAX_LEAPS = 64
-_NUM_SWEEPS = 8  # before the transitions of the first window
 _LOST_ENERGY = 1000.0
 _NUM_ERRORS = (
     6.0  # standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third
@@ -81,10 +81,11 @@ class MoveEvidence(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A cloud after its moves, minus its log densities, the step size for the next moves, and the evidence of these."""
+    """A cloud after its moves, its log densities, the step size for the next moves, and the evidence of these."""
 
     positions: Float[Array, "M k"]
-    energies: Float[Array, " M"]
+    log_prior: Float[Array, " M"]
+    log_likelihood: Float[Array, " M"]
     step_size: Float[Array, ""]
     evidence: MoveEvidence
 
@@ -95,10 +96,9 @@ def hamiltonian(key: Key, target: Target, positions: Float[Array, "M k"], step_s
     Where the cloud's covariance is the posterior's, a quarter of a turn makes a Gaussian forget; trajectories are longer or
     shorter by up to a half, and steps by a fifth, so that nothing is periodic.
     """
-    key_momentum, key_uniform = jr.split(key)
     num, dtype = positions.shape[0], positions.dtype
-    momenta = jr.normal(key_momentum, positions.shape, dtype)
-    uniform = jr.uniform(key_uniform, (2 * num + 1,), dtype)
+    uniform, normal = draw(key, 2 * num + 1, positions.size, dtype)
+    momenta = normal.reshape(positions.shape)
     length = 0.5 * math.pi * (0.5 + uniform[-1])
     num_leaps = jnp.clip(jnp.ceil(length / step_size), 1, _MAX_LEAPS).astype(int)
     steps = step_size * (0.8 + 0.4 * uniform[:num, None])
@@ -154,8 +154,7 @@ def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_siz
 
 class _Window(NamedTuple):
     number: Int[Array, ""]
-    positions: Float[Array, "M k"]
-    energies: Float[Array, " M"]
+    swept: Swept
     step_size: Float[Array, ""]
     ess: Float[Array, ""]
     memory_before: Float[Array, ""]
@@ -166,55 +165,69 @@ def move(
     key: Key,
     target: Target,
     positions: Float[Array, "M k"],
-    energies: Float[Array, " M"],
     ess: Float[Array, ""],
     covariance: Float[Array, "k k"],
     step_size: Float[Array, ""],
     kernel: Kernel = hamiltonian,
     first_length: int = 4,
+    first_sweep: int = 8,
 ) -> Moved:
     """Move a cloud in windows of `first_length` transitions, then twice as many, until it forgot where a window began.
 
+    After its transitions a window sweeps over the latents, which goes where no step size leads (see `sweeps`).
+
     Args:
         positions: where the particles start: draws of the target, with as many repetitions as their weights demand.
-        energies: minus the log densities there.
         ess: effective sample size of these.
         covariance: of the target, as far as it is known.
     """
     num, size = positions.shape
 
     def window(before: _Window) -> _Window:
-        centre, root = spread(before.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
+        centre, root = spread(before.swept.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
         inside = whiten(target, centre, root)
         key_sweep, key_window = jr.split(jr.fold_in(key, before.number))
-        swept = sweep(key_sweep, target, before.positions, -before.energies, _NUM_SWEEPS * 2**before.number)
+
+        def inside_of(positions: Array) -> Array:
+            return jax.scipy.linalg.solve_triangular(root, (positions - centre).T, lower=True).T
+
+        start = inside_of(before.swept.positions)
         length = first_length * 2**before.number
         num_settled = length - length // 2
 
-        def whitened(positions: Array) -> Array:
-            return jax.scipy.linalg.solve_triangular(root, (positions - centre).T, lower=True).T
-
         def transition(number: Array, carry: Any) -> Any:
-            x, step_size, _, accept, divergent, has_moved = carry
+            x, step_size, first_energies, accept, divergent, has_moved = carry
             steps = kernel(jr.fold_in(key_window, number), inside, x, step_size)
             mean_accept = jnp.mean(steps.accept_prob)
             is_settled = number >= length // 2  # until then the step size is still looking for the new mass matrix
             step_size = step_size * jnp.exp(jnp.clip(2.0 * (mean_accept - _TARGET_ACCEPT), -1.0, 0.25))
             has_moved |= jnp.any(steps.positions != x, axis=1)
+            first_energies = jnp.where(number == 0, steps.energies, first_energies)
             return (
                 steps.positions,
                 step_size,
-                steps.energies,
+                first_energies,
                 accept + jnp.where(is_settled, mean_accept / num_settled, 0.0),
                 divergent + jnp.where(is_settled, jnp.sum(steps.is_divergent), 0),
                 has_moved,
             )
 
         zero = jnp.zeros((), positions.dtype)
-        start, has_moved = whitened(before.positions), jnp.any(swept != before.positions, axis=1)
-        carry = (whitened(swept), before.step_size, before.energies, zero, jnp.zeros((), int), has_moved)
-        x, step_size, energies, accept, divergent, has_moved = jax.lax.fori_loop(0, length, transition, carry)
-        memory, drift = forgetting(start, x, before.energies, energies, before.ess)
+        carry = (
+            start,
+            before.step_size,
+            jnp.zeros(num, positions.dtype),
+            zero,
+            jnp.zeros((), int),
+            jnp.zeros(num, bool),
+        )
+        x, step_size, first_energies, accept, divergent, has_moved = jax.lax.fori_loop(0, length, transition, carry)
+        moved = centre + x @ root.T
+        sd = jnp.sqrt(jnp.sum(jnp.square(root), axis=1))
+        swept = sweep(key_sweep, target, moved, sd, first_sweep * 2**before.number)
+        has_moved |= jnp.any(swept.positions != moved, axis=1)
+        energies = -swept.log_prior - swept.log_likelihood
+        memory, drift = forgetting(start, inside_of(swept.positions), first_energies, energies, before.ess)
         stuck = 1.0 - jnp.mean(has_moved.astype(positions.dtype))
         # Particles that all start at a few points have nothing to forget: the window after it can tell.
         is_judged = before.ess >= _MIN_START_SHARE * num
@@ -229,9 +242,7 @@ def move(
         )
         evidence = MoveEvidence(memory, drift, accept, divergent, stuck, is_sound)
         after_ess = 1.0 / (memory**2 / before.ess + (1.0 - memory**2) / num)
-        return _Window(
-            before.number + 1, centre + x @ root.T, energies, step_size, after_ess, before.evidence.memory, evidence
-        )
+        return _Window(before.number + 1, swept, step_size, after_ess, before.evidence.memory, evidence)
 
     def needs_more(last: _Window) -> Bool[Array, ""]:
         is_done = last.evidence.is_sound & (last.ess >= _ENOUGH * num)
@@ -241,9 +252,11 @@ def move(
 
     one = jnp.ones((), positions.dtype)
     none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
-    begin = _Window(jnp.zeros((), int), positions, energies, step_size, ess.astype(positions.dtype), one, none)
+    unknown = jnp.zeros(num, positions.dtype)
+    begin = Swept(positions, unknown, unknown)
+    begin = _Window(jnp.zeros((), int), begin, step_size, ess.astype(positions.dtype), one, none)
     end = jax.lax.while_loop(needs_more, window, begin)
-    return Moved(end.positions, end.energies, end.step_size, end.evidence)
+    return Moved(*end.swept, end.step_size, end.evidence)
 
 
 def spread(
