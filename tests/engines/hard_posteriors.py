@@ -129,7 +129,9 @@ NECKS = {
     "neck of five": Neck(
         lambda level, scale: dist.StudentT(3.0, level, scale), log_student, WIDE, log_wide, [0.3, -1.2, 2.0, 0.8, -0.1]
     ),
-    "skewed neck": Neck(dist.Gumbel, lambda x: -x - np.exp(-x), WIDE, log_wide, [0.2, 1.3, -1.0]),
+    "skewed neck": Neck(
+        dist.Gumbel, lambda x: -x - np.exp(-x), dist.HalfNormal(1.0), log_half_normal, [0.2, 1.3, -1.0]
+    ),
 }
 
 
