@@ -16,12 +16,12 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.infer import NUTS
 
-from ppl_bandit.engines.approximate.diagnostics import draw
+from ppl_bandit.engines.approximate.diagnostics import draw, forgetting
 from ppl_bandit.engines.approximate.sweeps import Swept, sweep
 from ppl_bandit.engines.approximate.target import Target, whiten
 from ppl_bandit.types import Key
 
-__all__ = ["Kernel", "MoveEvidence", "Moved", "forgetting", "hamiltonian", "move", "no_u_turn", "spread"]
+__all__ = ["Kernel", "MoveEvidence", "Moved", "hamiltonian", "move", "no_u_turn", "spread"]
 
 MAX_MEMORY = 0.5  # correlation with where a particle started, in any direction, square or energy
 MAX_DIVERGENT_SHARE = 0.01  # of the transitions of the last window
@@ -34,9 +34,6 @@ _MAX_WINDOWS = 5
 _TRAPPED = 0.8  # memory that twice as many transitions should have brought down
 _MAX_LEAPS = 64
 _LOST_ENERGY = 1000.0
-_NUM_ERRORS = (
-    6.0  # standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third
-)
 _MAX_TREE_DEPTH = 7
 
 
@@ -253,8 +250,8 @@ def move(
     one = jnp.ones((), positions.dtype)
     none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
     unknown = jnp.zeros(num, positions.dtype)
-    begin = Swept(positions, unknown, unknown)
-    begin = _Window(jnp.zeros((), int), begin, step_size, ess.astype(positions.dtype), one, none)
+    starts = Swept(positions, unknown, unknown)
+    begin = _Window(jnp.zeros((), int), starts, step_size, ess.astype(positions.dtype), one, none)
     end = jax.lax.while_loop(needs_more, window, begin)
     return Moved(*end.swept, end.step_size, end.evidence)
 
@@ -287,53 +284,3 @@ def spread(
     safe = jnp.linalg.cholesky(correlation + jitter * jnp.eye(size, dtype=positions.dtype)) * scale[:, None]
     root = jnp.where(jnp.all(jnp.isfinite(root)), root, safe)
     return mean, jnp.where(jnp.all(jnp.isfinite(root)), root, jnp.diag(scale))
-
-
-def forgetting(
-    start: Float[Array, "M k"],
-    end: Float[Array, "M k"],
-    start_energies: Float[Array, " M"],
-    end_energies: Float[Array, " M"],
-    ess: Float[Array, ""],
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return how well particles remember where they started, and how far their means went.
-
-    Memory is the largest correlation of start and end over all directions, over the squares of the coordinates, which tell
-    tails and modes from the middle, and of the energies. By chance, M particles in k dimensions correlate by 2 sqrt(k / M)
-    in the worst direction; that much is taken off.
-
-    Args:
-        ess: effective sample size of the start.
-
-    Returns:
-        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of five standard errors.
-    """
-    num, size = start.shape
-    both = jnp.concatenate([start, end])
-    centre = jnp.mean(both, axis=0)
-    values, axes = jnp.linalg.eigh((both - centre).T @ (both - centre) / (2 * num))
-    white = axes / jnp.sqrt(jnp.maximum(values, jnp.finfo(start.dtype).tiny))
-    cross = _standard((start - centre) @ white).T @ _standard((end - centre) @ white) / num
-    linear = jnp.sqrt(jnp.max(jnp.linalg.eigvalsh(cross.T @ cross)))
-    # Not along the axes just found: chance itself chose these as the ones along which start and end differ the most.
-    first, last = start - centre, end - centre
-    squares = jnp.max(jnp.abs(_correlation(jnp.square(first), jnp.square(last))))
-    energy = jnp.abs(_correlation(start_energies[:, None], end_energies[:, None]))[0]
-    by_chance = 2.0 / math.sqrt(num)
-    memory = jnp.maximum(linear - by_chance * math.sqrt(size), jnp.maximum(squares, energy) - by_chance)
-    memory = jnp.clip(jnp.nan_to_num(memory, nan=1.0), 0.0, 1.0)
-    before = jnp.concatenate([first, jnp.square(first), start_energies[:, None]], axis=1)
-    after = jnp.concatenate([last, jnp.square(last), end_energies[:, None]], axis=1)
-    sd = jnp.sqrt(0.5 * (jnp.var(before, axis=0) + jnp.var(after, axis=0)))
-    shift = jnp.max(jnp.abs(jnp.mean(after, axis=0) - jnp.mean(before, axis=0)) / sd)
-    drift = shift / (_NUM_ERRORS * jnp.sqrt(1.0 / jnp.maximum(ess, 1.0) + 1.0 / num))
-    return memory, jnp.nan_to_num(drift, nan=jnp.inf)
-
-
-def _standard(columns: Float[Array, "M k"]) -> Float[Array, "M k"]:
-    centred = columns - jnp.mean(columns, axis=0)
-    return centred / jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
-
-
-def _correlation(first: Float[Array, "M k"], last: Float[Array, "M k"]) -> Float[Array, " k"]:
-    return jnp.mean(_standard(first) * _standard(last), axis=0)
