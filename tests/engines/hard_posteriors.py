@@ -94,32 +94,77 @@ def funnel_reference():
     return first, np.concatenate([sd, np.sqrt(second - first[1:] ** 2)])
 
 
-# A neck: every arm is seen once, and the scale of the noise goes to 0 as the levels go to the rewards.
-def neck(arm):
-    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-    with numpyro.plate("arms", 3):
-        level = numpyro.sample("level", dist.Normal(0.0, 5.0))
-    numpyro.sample("reward", dist.Laplace(level[arm], scale))
+# Necks: every arm is seen once, and the scale of the noise goes to 0 as the levels go to the rewards. Each is a law of the
+# noise with its log density at unit scale, a prior of the scale with the log density of its logarithm, and the rewards.
+class Neck(NamedTuple):
+    noise: Callable[[Any, Any], dist.Distribution]
+    log_noise: Callable[[np.ndarray], np.ndarray]
+    prior: dist.Distribution
+    log_prior: Callable[[np.ndarray], np.ndarray]
+    rewards: list[float]
 
 
-NECK_REWARDS = np.array([0.2, 1.3, -1.0])
+def log_half_normal(log_scale):
+    return log_scale - 0.5 * np.exp(2 * log_scale)
 
 
-def neck_reference():
-    log_scale = np.linspace(-22.0, 3.0, 1201)
-    scale = np.exp(log_scale)
-    log_density, moments = log_scale - 0.5 * scale**2, []
-    side = np.geomspace(1e-4, 40.0, 1500)
-    gap = np.concatenate([-side[::-1], side])  # of a level from its reward, in scales
-    for reward in NECK_REWARDS:
-        level = reward + scale[:, None] * gap
-        density = np.exp(-0.5 * (level / 5.0) ** 2 - np.abs(gap))
+def log_wide(log_scale):
+    return normal(log_scale, -1.0, 2.0)
+
+
+def log_student(x):
+    return -2.0 * np.log1p(x**2 / 3.0)
+
+
+WIDE = dist.LogNormal(-1.0, 2.0)
+NECKS = {
+    "neck": Neck(dist.Laplace, lambda x: -np.abs(x), dist.HalfNormal(1.0), log_half_normal, [0.2, 1.3, -1.0]),
+    "neck of two": Neck(
+        lambda level, scale: dist.StudentT(3.0, level, scale),
+        log_student,
+        dist.HalfNormal(1.0),
+        log_half_normal,
+        [1.0, -0.5],
+    ),
+    "neck of five": Neck(
+        lambda level, scale: dist.StudentT(3.0, level, scale), log_student, WIDE, log_wide, [0.3, -1.2, 2.0, 0.8, -0.1]
+    ),
+    "skewed neck": Neck(
+        dist.Gumbel, lambda x: -x - np.exp(-x), dist.HalfNormal(1.0), log_half_normal, [0.2, 1.3, -1.0]
+    ),
+}
+
+
+def neck_program(neck):
+    def program(arm):
+        scale = numpyro.sample("scale", neck.prior)
+        with numpyro.plate("arms", len(neck.rewards)):
+            level = numpyro.sample("level", dist.Normal(0.0, 5.0))
+        numpyro.sample("reward", neck.noise(level[arm], scale))
+
+    return program
+
+
+def neck_reference(neck):
+    log_scale = np.linspace(-25.0, 6.0, 1201)
+    scale = np.exp(log_scale)[:, None]
+    log_density, moments = neck.log_prior(log_scale), []
+    # Gaps of a level from its reward: within a scale, and from there to 12 of the prior's standard deviations.
+    far = np.minimum(scale, 1.0)
+    side = np.concatenate(
+        [np.geomspace(1e-4, 1.0, 300) * far, far * (60.0 / far) ** np.linspace(0, 1, 600)[1:]], axis=1
+    )
+    gap = np.concatenate([-side[:, ::-1], side], axis=1)
+    for reward in neck.rewards:
+        level = reward + gap
+        with np.errstate(over="ignore"):
+            density = np.exp(-0.5 * (level / 5.0) ** 2 + neck.log_noise(-gap / scale)) / scale
         masses = [np.trapezoid(density * level**power, gap, axis=1) for power in (0, 1, 2)]
         log_density = log_density + np.log(masses[0])
         moments.append([mass / masses[0] for mass in masses[1:]])
     first, sd = on_grid(log_density, np.stack([*(one for one, _ in moments), log_scale]))
     second, _ = on_grid(log_density, np.stack([two for _, two in moments]))
-    return first, np.concatenate([np.sqrt(second - first[:3] ** 2), sd[3:]])
+    return first, np.concatenate([np.sqrt(second - first[:-1] ** 2), sd[-1:]])
 
 
 # A ridge: arms that differ by three millionths.
@@ -332,14 +377,17 @@ CASES: dict[str, Case] = {
     "funnel": _case(
         funnel, 8, lambda: rows_of(FUNNEL_ARMS, FUNNEL_REWARDS), ["log_spread", "effect"], funnel_reference
     ),
-    "neck": _case(
-        neck,
-        3,
-        lambda: rows_of(np.arange(3), NECK_REWARDS),
-        ["level"],
-        neck_reference,
-        extra=lambda d: np.log(np.asarray(d["scale"]))[:, None],
-    ),
+    **{
+        name: _case(
+            neck_program(neck),
+            len(neck.rewards),
+            functools.partial(rows_of, np.arange(len(neck.rewards)), neck.rewards),
+            ["level"],
+            functools.partial(neck_reference, neck),
+            extra=lambda d: np.log(np.asarray(d["scale"]))[:, None],
+        )
+        for name, neck in NECKS.items()
+    },
     "ridge": _case(ridge, 3, lambda: rows_of(np.arange(6) % 3, RIDGE_REWARDS), ["common", "level"], ridge_reference),
     "kink": _case(kink, 2, lambda: rows_of([0], [-2e4]), ["m"], kink_reference),
     "heavy tails": _case(heavy, 2, lambda: rows_of(np.zeros(5, int), HEAVY_REWARDS), ["m"], heavy_reference),

@@ -16,7 +16,6 @@ from ppl_bandit import engines
 
 MAX_MEAN_ERROR, MAX_SD_ERROR = 0.2, 0.2
 BY_CHAINS = ("gaussian process", "softmax")  # their references take minutes
-KNOWN = ("neck",)  # known to be wrong without a flag: see docs/engines.md
 
 
 def draws_of(name, engine_name, seeds):
@@ -72,16 +71,8 @@ def test_the_shares_of_two_modes_are_right_over_twenty_seeds():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine_name", ["reweight", "nuts"])
-@pytest.mark.parametrize("name", [name for name in CASES if name not in BY_CHAINS + KNOWN])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in BY_CHAINS])
 def test_hard_posteriors_are_right_or_flagged(name, engine_name):
-    assert not failures(outcomes(name, engine_name, range(4)))
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="no draw reaches the end of the neck, and no evidence asks for it")
-@pytest.mark.parametrize("engine_name", ["reweight", "nuts"])
-@pytest.mark.parametrize("name", KNOWN)
-def test_posteriors_that_are_known_to_be_wrong_are_flagged(name, engine_name):
     assert not failures(outcomes(name, engine_name, range(4)))
 
 

@@ -91,6 +91,7 @@ def refresh(
     *,
     kernel: Kernel = hamiltonian,
     first_length: int = 4,
+    first_sweep: int = 8,
     by_importance: bool = True,
     keeps_evidence: bool = True,
     scouts: Scouts | None = None,
@@ -161,16 +162,18 @@ def refresh(
     def moved() -> Cloud:
         variance = jnp.where(is_jump, 1.0 / found.ess, cloud.variance + _relative_variance(flat))
         covariance = jnp.where(is_jump, jnp.cov(starts, rowvar=False).reshape(root.shape), root @ root.T)
-        end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, first_length)
-        log_prior = jax.vmap(target.log_prior)(end.positions)
+        lengths = first_length, first_sweep
+        end = move(key_move, target, starts, 1.0 / variance, covariance, cloud.step_size, kernel, *lengths)
         memory = end.evidence.memory
         # Chains that begin at draws with evidence of their own need not forget them: a neck holds them fast, rightly.
-        stays = found.is_accepted & (end.evidence.drift <= 1.0) & jnp.all(jnp.isfinite(end.energies))
+        stays = (
+            found.is_accepted & (end.evidence.drift <= 1.0) & jnp.all(jnp.isfinite(end.log_prior + end.log_likelihood))
+        )
         evidence = end.evidence._replace(is_sound=end.evidence.is_sound | stays)
         return renewed._replace(
             positions=end.positions,
-            log_prior=log_prior,
-            log_likelihood=-end.energies - log_prior,
+            log_prior=end.log_prior,
+            log_likelihood=end.log_likelihood,
             step_size=end.step_size,
             variance=memory**2 * variance + (1.0 - memory**2) / num,
             evidence=evidence,

@@ -1,20 +1,24 @@
-"""Evidence of how good draws are: effective sample sizes and Pareto k-hat."""
+"""Evidence of how good draws are: effective sample sizes, Pareto k-hat, and how far particles forgot where they were."""
 
 import math
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.numerics.tails import fit_generalized_pareto
+from ppl_bandit.types import Key
 
 __all__ = [
     "MAX_K_HAT",
     "MAX_MEAN_SHIFT",
     "MAX_SD_SHIFT",
     "chain_ess",
+    "draw",
     "finite_weights",
     "flatten_weights",
+    "forgetting",
     "moment_shifts",
     "pareto_k_hat",
     "resample",
@@ -29,6 +33,19 @@ MAX_K_HAT = (
 # posterior three quarters.
 MAX_MEAN_SHIFT = 0.15  # posterior standard deviations
 MAX_SD_SHIFT = 0.1  # of a standard deviation
+_NUM_ERRORS = (
+    6.0  # standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third
+)
+
+
+def draw(
+    key: Key, num_uniform: int, num_normal: int, dtype
+) -> tuple[Float[Array, " uniform"], Float[Array, " normal"]]:
+    """Draw uniform numbers, none of them 0, and standard normal ones, at once: every call of a generator is compiled anew."""
+    numbers = jr.uniform(key, (num_uniform + num_normal,), dtype, jnp.finfo(dtype).tiny)
+    # Not below the middle of the first step of a float: 2 u - 1 must not be -1.
+    centred = jnp.maximum(2.0 * numbers[num_uniform:] - 1.0, jnp.nextafter(-jnp.ones((), dtype), jnp.zeros((), dtype)))
+    return numbers[:num_uniform], math.sqrt(2.0) * jax.lax.erf_inv(centred)
 
 
 def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
@@ -137,3 +154,53 @@ def chain_ess(chains: Float[Array, "C S K"]) -> Float[Array, " K"]:
     total = num_chains * num_steps
     ess = total / jnp.maximum(time, 1.0 / math.log10(max(total, 10)))
     return jnp.where(jnp.all(jnp.isfinite(correlation), axis=0), ess, 0.0)
+
+
+def forgetting(
+    start: Float[Array, "M k"],
+    end: Float[Array, "M k"],
+    start_energies: Float[Array, " M"],
+    end_energies: Float[Array, " M"],
+    ess: Float[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return how well particles remember where they started, and how far their means went.
+
+    Memory is the largest correlation of start and end over all directions, over the squares of the coordinates, which tell
+    tails and modes from the middle, and of the energies. By chance, M particles in k dimensions correlate by 2 sqrt(k / M)
+    in the worst direction; that much is taken off.
+
+    Args:
+        ess: effective sample size of the start.
+
+    Returns:
+        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of five standard errors.
+    """
+    num, size = start.shape
+    both = jnp.concatenate([start, end])
+    centre = jnp.mean(both, axis=0)
+    values, axes = jnp.linalg.eigh((both - centre).T @ (both - centre) / (2 * num))
+    white = axes / jnp.sqrt(jnp.maximum(values, jnp.finfo(start.dtype).tiny))
+    cross = _standard((start - centre) @ white).T @ _standard((end - centre) @ white) / num
+    linear = jnp.sqrt(jnp.max(jnp.linalg.eigvalsh(cross.T @ cross)))
+    # Not along the axes just found: chance itself chose these as the ones along which start and end differ the most.
+    first, last = start - centre, end - centre
+    squares = jnp.max(jnp.abs(_correlation(jnp.square(first), jnp.square(last))))
+    energy = jnp.abs(_correlation(start_energies[:, None], end_energies[:, None]))[0]
+    by_chance = 2.0 / math.sqrt(num)
+    memory = jnp.maximum(linear - by_chance * math.sqrt(size), jnp.maximum(squares, energy) - by_chance)
+    memory = jnp.clip(jnp.nan_to_num(memory, nan=1.0), 0.0, 1.0)
+    before = jnp.concatenate([first, jnp.square(first), start_energies[:, None]], axis=1)
+    after = jnp.concatenate([last, jnp.square(last), end_energies[:, None]], axis=1)
+    sd = jnp.sqrt(0.5 * (jnp.var(before, axis=0) + jnp.var(after, axis=0)))
+    shift = jnp.max(jnp.abs(jnp.mean(after, axis=0) - jnp.mean(before, axis=0)) / sd)
+    drift = shift / (_NUM_ERRORS * jnp.sqrt(1.0 / jnp.maximum(ess, 1.0) + 1.0 / num))
+    return memory, jnp.nan_to_num(drift, nan=jnp.inf)
+
+
+def _standard(columns: Float[Array, "M k"]) -> Float[Array, "M k"]:
+    centred = columns - jnp.mean(columns, axis=0)
+    return centred / jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
+
+
+def _correlation(first: Float[Array, "M k"], last: Float[Array, "M k"]) -> Float[Array, " k"]:
+    return jnp.mean(_standard(first) * _standard(last), axis=0)

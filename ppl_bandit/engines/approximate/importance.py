@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.approximate.diagnostics import (
     MAX_K_HAT,
+    draw,
     finite_weights,
     flatten_weights,
     pareto_k_hat,
@@ -185,10 +186,10 @@ def _spread_out(points: Float[Array, "L k"], others: Float[Array, "P k"]) -> Flo
 
 def _student_t(key: Key, num: int, size: int, degrees: int, dtype) -> Float[Array, "P k"]:
     """Draw from a standard Student-t law with an even number of degrees of freedom."""
-    key_normal, key_scale = jr.split(key)
+    uniform, normal = draw(key, num * (degrees // 2), num * size, dtype)
     # A chi-squared variable with 2 n degrees of freedom is a sum of n exponentials.
-    chi_squared = 2.0 * jnp.sum(jr.exponential(key_scale, (num, degrees // 2), dtype), axis=1)
-    return jr.normal(key_normal, (num, size), dtype) * jnp.sqrt(degrees / chi_squared)[:, None]
+    chi_squared = -2.0 * jnp.sum(jnp.log(uniform.reshape(num, -1)), axis=1)
+    return normal.reshape(num, size) * jnp.sqrt(degrees / chi_squared)[:, None]
 
 
 def _log_density(mixture: _Mixture, positions: Float[Array, "P k"], degrees: int) -> Float[Array, " P"]:

@@ -16,10 +16,12 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.infer import NUTS
 
+from ppl_bandit.engines.approximate.diagnostics import draw, forgetting
+from ppl_bandit.engines.approximate.sweeps import Swept, sweep
 from ppl_bandit.engines.approximate.target import Target, whiten
 from ppl_bandit.types import Key
 
-__all__ = ["Kernel", "MoveEvidence", "Moved", "forgetting", "hamiltonian", "move", "no_u_turn", "spread"]
+__all__ = ["Kernel", "MoveEvidence", "Moved", "hamiltonian", "move", "no_u_turn", "spread"]
 
 MAX_MEMORY = 0.5  # correlation with where a particle started, in any direction, square or energy
 MAX_DIVERGENT_SHARE = 0.01  # of the transitions of the last window
@@ -32,9 +34,6 @@ _MAX_WINDOWS = 5
 _TRAPPED = 0.8  # memory that twice as many transitions should have brought down
 _MAX_LEAPS = 64
 _LOST_ENERGY = 1000.0
-_NUM_ERRORS = (
-    6.0  # standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third
-)
 _MAX_TREE_DEPTH = 7
 
 
@@ -79,10 +78,11 @@ class MoveEvidence(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A cloud after its moves, minus its log densities, the step size for the next moves, and the evidence of these."""
+    """A cloud after its moves, its log densities, the step size for the next moves, and the evidence of these."""
 
     positions: Float[Array, "M k"]
-    energies: Float[Array, " M"]
+    log_prior: Float[Array, " M"]
+    log_likelihood: Float[Array, " M"]
     step_size: Float[Array, ""]
     evidence: MoveEvidence
 
@@ -93,10 +93,9 @@ def hamiltonian(key: Key, target: Target, positions: Float[Array, "M k"], step_s
     Where the cloud's covariance is the posterior's, a quarter of a turn makes a Gaussian forget; trajectories are longer or
     shorter by up to a half, and steps by a fifth, so that nothing is periodic.
     """
-    key_momentum, key_uniform = jr.split(key)
     num, dtype = positions.shape[0], positions.dtype
-    momenta = jr.normal(key_momentum, positions.shape, dtype)
-    uniform = jr.uniform(key_uniform, (2 * num + 1,), dtype)
+    uniform, normal = draw(key, 2 * num + 1, positions.size, dtype)
+    momenta = normal.reshape(positions.shape)
     length = 0.5 * math.pi * (0.5 + uniform[-1])
     num_leaps = jnp.clip(jnp.ceil(length / step_size), 1, _MAX_LEAPS).astype(int)
     steps = step_size * (0.8 + 0.4 * uniform[:num, None])
@@ -152,8 +151,7 @@ def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_siz
 
 class _Window(NamedTuple):
     number: Int[Array, ""]
-    positions: Float[Array, "M k"]
-    energies: Float[Array, " M"]
+    swept: Swept
     step_size: Float[Array, ""]
     ess: Float[Array, ""]
     memory_before: Float[Array, ""]
@@ -169,8 +167,11 @@ def move(
     step_size: Float[Array, ""],
     kernel: Kernel = hamiltonian,
     first_length: int = 4,
+    first_sweep: int = 8,
 ) -> Moved:
     """Move a cloud in windows of `first_length` transitions, then twice as many, until it forgot where a window began.
+
+    After its transitions a window sweeps over the latents, which goes where no step size leads (see `sweeps`).
 
     Args:
         positions: where the particles start: draws of the target, with as many repetitions as their weights demand.
@@ -180,16 +181,19 @@ def move(
     num, size = positions.shape
 
     def window(before: _Window) -> _Window:
-        centre, root = spread(before.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
+        centre, root = spread(before.swept.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
         inside = whiten(target, centre, root)
-        key_window = jr.fold_in(key, before.number)
-        start = jax.scipy.linalg.solve_triangular(root, (before.positions - centre).T, lower=True).T
+        key_sweep, key_window = jr.split(jr.fold_in(key, before.number))
+
+        def inside_of(positions: Array) -> Array:
+            return jax.scipy.linalg.solve_triangular(root, (positions - centre).T, lower=True).T
+
+        start = inside_of(before.swept.positions)
         length = first_length * 2**before.number
         num_settled = length - length // 2
-        zeros = jnp.zeros(num, positions.dtype)
 
         def transition(number: Array, carry: Any) -> Any:
-            x, step_size, first_energies, _, accept, divergent, has_moved = carry
+            x, step_size, first_energies, accept, divergent, has_moved = carry
             steps = kernel(jr.fold_in(key_window, number), inside, x, step_size)
             mean_accept = jnp.mean(steps.accept_prob)
             is_settled = number >= length // 2  # until then the step size is still looking for the new mass matrix
@@ -200,18 +204,27 @@ def move(
                 steps.positions,
                 step_size,
                 first_energies,
-                steps.energies,
                 accept + jnp.where(is_settled, mean_accept / num_settled, 0.0),
                 divergent + jnp.where(is_settled, jnp.sum(steps.is_divergent), 0),
                 has_moved,
             )
 
         zero = jnp.zeros((), positions.dtype)
-        carry = (start, before.step_size, zeros, zeros, zero, jnp.zeros((), int), jnp.zeros(num, bool))
-        x, step_size, first_energies, energies, accept, divergent, has_moved = jax.lax.fori_loop(
-            0, length, transition, carry
+        carry = (
+            start,
+            before.step_size,
+            jnp.zeros(num, positions.dtype),
+            zero,
+            jnp.zeros((), int),
+            jnp.zeros(num, bool),
         )
-        memory, drift = forgetting(start, x, first_energies, energies, before.ess)
+        x, step_size, first_energies, accept, divergent, has_moved = jax.lax.fori_loop(0, length, transition, carry)
+        moved = centre + x @ root.T
+        sd = jnp.sqrt(jnp.sum(jnp.square(root), axis=1))
+        swept = sweep(key_sweep, target, moved, sd, first_sweep * 2**before.number)
+        has_moved |= jnp.any(swept.positions != moved, axis=1)
+        energies = -swept.log_prior - swept.log_likelihood
+        memory, drift = forgetting(start, inside_of(swept.positions), first_energies, energies, before.ess)
         stuck = 1.0 - jnp.mean(has_moved.astype(positions.dtype))
         # Particles that all start at a few points have nothing to forget: the window after it can tell.
         is_judged = before.ess >= _MIN_START_SHARE * num
@@ -226,9 +239,7 @@ def move(
         )
         evidence = MoveEvidence(memory, drift, accept, divergent, stuck, is_sound)
         after_ess = 1.0 / (memory**2 / before.ess + (1.0 - memory**2) / num)
-        return _Window(
-            before.number + 1, centre + x @ root.T, energies, step_size, after_ess, before.evidence.memory, evidence
-        )
+        return _Window(before.number + 1, swept, step_size, after_ess, before.evidence.memory, evidence)
 
     def needs_more(last: _Window) -> Bool[Array, ""]:
         is_done = last.evidence.is_sound & (last.ess >= _ENOUGH * num)
@@ -239,9 +250,10 @@ def move(
     one = jnp.ones((), positions.dtype)
     none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
     unknown = jnp.zeros(num, positions.dtype)
-    begin = _Window(jnp.zeros((), int), positions, unknown, step_size, ess.astype(positions.dtype), one, none)
+    starts = Swept(positions, unknown, unknown)
+    begin = _Window(jnp.zeros((), int), starts, step_size, ess.astype(positions.dtype), one, none)
     end = jax.lax.while_loop(needs_more, window, begin)
-    return Moved(end.positions, end.energies, end.step_size, end.evidence)
+    return Moved(*end.swept, end.step_size, end.evidence)
 
 
 def spread(
@@ -272,53 +284,3 @@ def spread(
     safe = jnp.linalg.cholesky(correlation + jitter * jnp.eye(size, dtype=positions.dtype)) * scale[:, None]
     root = jnp.where(jnp.all(jnp.isfinite(root)), root, safe)
     return mean, jnp.where(jnp.all(jnp.isfinite(root)), root, jnp.diag(scale))
-
-
-def forgetting(
-    start: Float[Array, "M k"],
-    end: Float[Array, "M k"],
-    start_energies: Float[Array, " M"],
-    end_energies: Float[Array, " M"],
-    ess: Float[Array, ""],
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return how well particles remember where they started, and how far their means went.
-
-    Memory is the largest correlation of start and end over all directions, over the squares of the coordinates, which tell
-    tails and modes from the middle, and of the energies. By chance, M particles in k dimensions correlate by 2 sqrt(k / M)
-    in the worst direction; that much is taken off.
-
-    Args:
-        ess: effective sample size of the start.
-
-    Returns:
-        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of five standard errors.
-    """
-    num, size = start.shape
-    both = jnp.concatenate([start, end])
-    centre = jnp.mean(both, axis=0)
-    values, axes = jnp.linalg.eigh((both - centre).T @ (both - centre) / (2 * num))
-    white = axes / jnp.sqrt(jnp.maximum(values, jnp.finfo(start.dtype).tiny))
-    cross = _standard((start - centre) @ white).T @ _standard((end - centre) @ white) / num
-    linear = jnp.sqrt(jnp.max(jnp.linalg.eigvalsh(cross.T @ cross)))
-    # Not along the axes just found: chance itself chose these as the ones along which start and end differ the most.
-    first, last = start - centre, end - centre
-    squares = jnp.max(jnp.abs(_correlation(jnp.square(first), jnp.square(last))))
-    energy = jnp.abs(_correlation(start_energies[:, None], end_energies[:, None]))[0]
-    by_chance = 2.0 / math.sqrt(num)
-    memory = jnp.maximum(linear - by_chance * math.sqrt(size), jnp.maximum(squares, energy) - by_chance)
-    memory = jnp.clip(jnp.nan_to_num(memory, nan=1.0), 0.0, 1.0)
-    before = jnp.concatenate([first, jnp.square(first), start_energies[:, None]], axis=1)
-    after = jnp.concatenate([last, jnp.square(last), end_energies[:, None]], axis=1)
-    sd = jnp.sqrt(0.5 * (jnp.var(before, axis=0) + jnp.var(after, axis=0)))
-    shift = jnp.max(jnp.abs(jnp.mean(after, axis=0) - jnp.mean(before, axis=0)) / sd)
-    drift = shift / (_NUM_ERRORS * jnp.sqrt(1.0 / jnp.maximum(ess, 1.0) + 1.0 / num))
-    return memory, jnp.nan_to_num(drift, nan=jnp.inf)
-
-
-def _standard(columns: Float[Array, "M k"]) -> Float[Array, "M k"]:
-    centred = columns - jnp.mean(columns, axis=0)
-    return centred / jnp.sqrt(jnp.mean(jnp.square(centred), axis=0))
-
-
-def _correlation(first: Float[Array, "M k"], last: Float[Array, "M k"]) -> Float[Array, " k"]:
-    return jnp.mean(_standard(first) * _standard(last), axis=0)

@@ -1,0 +1,108 @@
+"""Moves of one latent at a time, and of others stretched along: they keep a law, and they reach the end of a neck.
+
+The neck is that of n rewards, 0 each, of n arms with Laplace noise of one scale: with u the log of the scale and g = level /
+scale, the density of (u, g) is exp(u) exp(-exp(2 u) / 2) prod exp(-|g|) but for the prior of the levels, which is flat here:
+u and g are independent, and the scale is half-normal.
+"""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from ppl_bandit.engines.approximate.diagnostics import draw
+from ppl_bandit.engines.approximate.sweeps import stretches, sweep
+from ppl_bandit.engines.approximate.target import Target
+
+NUM, SIZE = 4000, 3
+
+
+def log_density(x):
+    log_scale, levels = x[0], x[1:]
+    return (1 - SIZE) * log_scale - 0.5 * jnp.exp(2 * log_scale) - jnp.sum(jnp.abs(levels)) * jnp.exp(-log_scale)
+
+
+TARGET = Target(lambda x: (log_density(x), jnp.zeros(())), log_density, None, None)
+
+
+def exact_draws(seed):
+    rng = np.random.default_rng(seed)
+    scale = np.abs(rng.standard_normal(NUM))[:, None]
+    return jnp.asarray(np.concatenate([np.log(scale), scale * rng.laplace(size=(NUM, SIZE))], axis=1))
+
+
+@jax.jit
+def swept(key, positions):
+    return sweep(key, TARGET, positions, jnp.std(positions, axis=0), 16)
+
+
+def shares(positions):
+    """Of particles whose scale is below a tenth, a third and 1."""
+    return np.mean(np.asarray(positions)[:, :1] < np.log([0.1, 1 / 3, 1.0]), axis=0)
+
+
+EXACT = np.array([0.0797, 0.2611, 0.6827])  # 2 Phi(s) - 1
+# Four errors of a share of 4,000 independent draws.
+ALLOWED = 4 * np.sqrt(EXACT * (1 - EXACT) / NUM)
+
+
+def test_sweeps_keep_the_law_of_particles():
+    end = swept(jr.key(0), exact_draws(0))
+    assert np.all(np.abs(shares(end.positions) - EXACT) < ALLOWED)
+    gaps = np.asarray(end.positions[:, 1:] * np.exp(-end.positions[:, :1]))
+    # Of a Laplace law, whose mean absolute value is 1 with a standard deviation of 1.
+    np.testing.assert_allclose(np.abs(gaps).mean(axis=0), 1.0, atol=4 / np.sqrt(NUM))
+    np.testing.assert_allclose(end.log_prior, jax.vmap(log_density)(end.positions), rtol=1e-4, atol=1e-4)
+    assert np.mean(np.any(end.positions != exact_draws(0), axis=1)) > 0.99
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sweeps_reach_the_end_of_a_neck(seed):
+    positions = exact_draws(seed)
+    # As chains leave them: nothing below a scale of 0.15, where 12% of the mass is.
+    wide = positions[positions[:, 0] > np.log(0.15)]
+    found = shares(swept(jr.key(seed), jnp.resize(wide, positions.shape)).positions)
+    # Particles repeat, and 64 moves leave some of a memory: half as much again.
+    assert np.all(np.abs(found - EXACT) < 1.5 * ALLOWED)
+
+
+def test_slopes_tell_what_narrows_with_what():
+    positions = exact_draws(3)
+    still = jr.normal(jr.key(3), (NUM, 1))  # a latent that has nothing to do with the others
+    positions = jnp.concatenate([positions, still], axis=1)
+    found = stretches(positions, jax.vmap(log_density)(positions[:, :-1]), jnp.std(positions, axis=0))
+    np.testing.assert_allclose(found.slopes[0, 1:-1], 1.0, atol=0.1)
+    np.testing.assert_array_equal(found.slopes[-1], 0.0)
+    assert float(found.slopes[0, -1]) == 0.0 and float(found.shares[0]) > 0.4
+
+
+def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing():
+    nowhere = TARGET._replace(parts=lambda x: (jnp.nan * x[0], x[0]))
+    start = jnp.ones((20, 2))
+    end = jax.jit(lambda: sweep(jr.key(0), nowhere, start, jnp.ones(2), 2))()
+    np.testing.assert_array_equal(end.positions, start)
+    found = stretches(start, jnp.full(20, -jnp.inf), jnp.ones(2))
+    np.testing.assert_array_equal(found.slopes, 0.0)
+    assert np.all(np.isfinite(found.shares))
+
+
+def test_a_particle_without_a_density_stops_no_other():
+    def log_prior(x):
+        return jnp.where(x[0] == 1000.0, jnp.nan, -0.5 * jnp.sum(x**2))
+
+    start = jr.normal(jr.key(0), (100, 2)).at[0].set(1000.0)
+    target = TARGET._replace(parts=lambda x: (log_prior(x), jnp.zeros(())))
+    end = jax.jit(lambda: sweep(jr.key(0), target, start, jnp.ones(2), 4))()
+    assert np.mean(np.any(end.positions != start, axis=1)) > 0.9
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_are_uniform_and_normal_and_all_finite(dtype):
+    with jax.enable_x64(dtype == np.float64):
+        uniform, normal = draw(jr.key(0), 100_000, 100_000, dtype)
+        assert uniform.dtype == normal.dtype == dtype
+        assert float(uniform.min()) > 0.0 and float(uniform.max()) < 1.0
+        np.testing.assert_allclose(uniform.mean(), 0.5, atol=4 * np.sqrt(1 / 12 / 100_000))
+        np.testing.assert_allclose([normal.mean(), normal.std()], [0.0, 1.0], atol=4 * np.sqrt(1 / 100_000))
+        assert np.all(np.isfinite(normal))
