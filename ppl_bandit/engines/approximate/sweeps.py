@@ -9,8 +9,7 @@ of all others from the point by the same factor stays inside of the neck, howeve
     x_j -> x_j + step,   x_i -> c_i + exp(a_i step) (x_i - c_i),   with the Jacobian exp(step sum_i a_i).
 
 The point c is the mean of the densest particles, which lie farthest inside of a neck, and a_i is the slope of log |x_i - c_i|
-on x_j over the cloud: about 1 where x_j is the log of a scale, 1/2 for a log variance, 0 for latents that do not narrow. A
-cloud in which nothing narrows by much is left as it is: trajectories serve it well.
+on x_j over the cloud: about 1 where x_j is the log of a scale, 1/2 for a log variance, 0 for latents that do not narrow.
 """
 
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.diagnostics import draw
 from ppl_bandit.engines.approximate.target import Target
@@ -29,9 +28,6 @@ __all__ = ["Stretch", "Swept", "stretches", "sweep"]
 _NUM_MOVES = 4  # between two looks at where the densest particles are: they go farther into a neck by then
 _WIDEST, _NARROWEST, _NARROWEST_STRETCH = 1.0, -7.0, -1.0  # steps, as powers of two of the cloud's standard deviation
 _NEAREST = 1e-4  # distances from the centre that matter, of a standard deviation
-# By which others narrow with a standard deviation of a coordinate, in logarithms: at least 0.78 in clouds that had not reached
-# the end of their neck, at most 0.34 in those of hierarchies without one.
-_MIN_NARROWING = 0.5
 _NUM_ERRORS = 4.0  # standard errors from which on a slope is believed
 _MAX_STRETCH = 30.0  # in logarithms
 
@@ -51,13 +47,11 @@ class Stretch(NamedTuple):
         centre: the mean of its densest particles.
         slopes: (j, i), of the log distance of x_i from the centre on x_j.
         shares: with which coordinate j leads a stretch, cumulated: in proportion to how far others narrow with it.
-        narrowing: the farthest that any does, in logarithms, with a standard deviation of another.
     """
 
     centre: Float[Array, " k"]
     slopes: Float[Array, "k k"]
     shares: Float[Array, " k"]
-    narrowing: Float[Array, ""]
 
 
 def stretches(positions: Float[Array, "M k"], log_density: Float[Array, " M"], sd: Float[Array, " k"]) -> Stretch:
@@ -82,9 +76,8 @@ def stretches(positions: Float[Array, "M k"], log_density: Float[Array, " M"], s
     cross = covariance[:size, size:] * (1.0 - jnp.eye(size, dtype=gaps.dtype))
     is_believed = jnp.square(cross) > _NUM_ERRORS**2 / num * of_gaps * of_logs
     slopes = jnp.where(is_believed, cross / of_gaps, 0.0)
-    narrowing = jnp.max(jnp.abs(slopes), axis=1)
-    shares = jnp.cumsum(narrowing + jnp.finfo(gaps.dtype).eps)
-    return Stretch(centre, slopes / sd[:, None], shares / shares[-1], jnp.max(narrowing))
+    narrowing = jnp.cumsum(jnp.max(jnp.abs(slopes), axis=1) + jnp.finfo(gaps.dtype).eps)
+    return Stretch(centre, slopes / sd[:, None], narrowing / narrowing[-1])
 
 
 def sweep(
@@ -92,8 +85,7 @@ def sweep(
 ) -> Swept:
     """Make `length` times 4 moves of every particle, by turns of one latent alone and of all others with it.
 
-    They end as soon as nothing narrows; in most clouds, before they begin. Every move leaves the target as it is, given the
-    centre and the slopes, which the cloud as a whole decides.
+    Every move leaves the target as it is, given the centre and the slopes, which the cloud as a whole decides.
 
     Args:
         sd: of the cloud, roughly: steps are made in proportion.
@@ -101,8 +93,8 @@ def sweep(
     num, size = positions.shape
     dtype = positions.dtype
 
-    def moves(carry: tuple[Array, Stretch, Swept]) -> tuple[Array, Stretch, Swept]:
-        number, stretch, swept = carry
+    def moves(number: Array, carry: Swept) -> Swept:
+        stretch = stretches(carry.positions, carry.log_prior + carry.log_likelihood, sd)
 
         def one(turn: Array, carry: Swept) -> Swept:
             x, log_prior, log_likelihood = carry
@@ -128,15 +120,7 @@ def sweep(
 
         # Before the first look a single turn reads the density where the particles are: it is compiled once.
         is_before = number == 0
-        swept = jax.lax.fori_loop(jnp.where(is_before, -1, 0), jnp.where(is_before, 0, _NUM_MOVES), one, swept)
-        stretch = stretches(swept.positions, swept.log_prior + swept.log_likelihood, sd)
-        return number + 1, stretch, swept
+        return jax.lax.fori_loop(jnp.where(is_before, -1, 0), jnp.where(is_before, 0, _NUM_MOVES), one, carry)
 
-    def goes_on(carry: tuple[Array, Stretch, Swept]) -> Bool[Array, ""]:
-        number, stretch, _ = carry
-        return (number == 0) | (number <= length) & (stretch.narrowing >= _MIN_NARROWING)
-
-    unknown, zeros = jnp.zeros(num, dtype), jnp.zeros(size, dtype)
-    nothing = Stretch(zeros, jnp.zeros((size, size), dtype), zeros, jnp.zeros((), dtype))
-    begin = (jnp.zeros((), int), nothing, Swept(positions, unknown, unknown))
-    return jax.lax.while_loop(goes_on, moves, begin)[-1]
+    unknown = jnp.zeros(num, dtype)
+    return jax.lax.fori_loop(0, length + 1, moves, Swept(positions, unknown, unknown))
