@@ -64,7 +64,7 @@ def by_trapezoids(variables):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("is_double", [True, False])
+@pytest.mark.parametrize("is_double", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_costs_and_information_are_those_of_the_laws(case, is_double):
     make, variables = CASES[case]
     with jax.enable_x64(is_double):

@@ -168,6 +168,7 @@ def move(
     kernel: Kernel = hamiltonian,
     first_length: int = 4,
     first_sweep: int = 8,
+    min_narrowing: Float[Array, ""] | float = 0.0,
 ) -> Moved:
     """Move a cloud in windows of `first_length` transitions, then twice as many, until it forgot where a window began.
 
@@ -176,6 +177,7 @@ def move(
     Args:
         positions: where the particles start: draws of the target, with as many repetitions as their weights demand.
         ess: effective sample size of these.
+        min_narrowing: of a cloud that is swept (`sweeps.sweep`).
         covariance: of the target, as far as it is known.
     """
     num, size = positions.shape
@@ -221,7 +223,7 @@ def move(
         x, step_size, first_energies, accept, divergent, has_moved = jax.lax.fori_loop(0, length, transition, carry)
         moved = centre + x @ root.T
         sd = jnp.sqrt(jnp.sum(jnp.square(root), axis=1))
-        swept = sweep(key_sweep, target, moved, sd, first_sweep * 2**before.number)
+        swept = sweep(key_sweep, target, moved, sd, first_sweep * 2**before.number, min_narrowing)
         has_moved |= jnp.any(swept.positions != moved, axis=1)
         energies = -swept.log_prior - swept.log_likelihood
         memory, drift = forgetting(start, inside_of(swept.positions), first_energies, energies, before.ess)

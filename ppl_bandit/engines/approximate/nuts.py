@@ -106,7 +106,16 @@ def nuts(
             log_prior=log_prior,
             log_likelihood=log_likelihood,
         )
-        cloud = refresh(key, target, stale, kernel=no_u_turn, first_length=2, first_sweep=16, by_importance=False)
+        cloud = refresh(
+            key,
+            target,
+            stale,
+            kernel=no_u_turn,
+            first_length=2,
+            first_sweep=16,
+            min_narrowing=0.0,
+            by_importance=False,
+        )
         return state._replace(
             clouds=jax.tree.map(lambda all_, one: all_.at[block].set(one), state.clouds, cloud),
             is_stale=state.is_stale.at[block].set(False),

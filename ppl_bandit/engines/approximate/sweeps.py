@@ -9,7 +9,8 @@ of all others from the point by the same factor stays inside of the neck, howeve
     x_j -> x_j + step,   x_i -> c_i + exp(a_i step) (x_i - c_i),   with the Jacobian exp(step sum_i a_i).
 
 The point c is the mean of the densest particles, which lie farthest inside of a neck, and a_i is the slope of log |x_i - c_i|
-on x_j over the cloud: about 1 where x_j is the log of a scale, 1/2 for a log variance, 0 for latents that do not narrow.
+on x_j over the cloud: about 1 where x_j is the log of a scale, 1/2 for a log variance, 0 for latents that do not narrow. A
+cloud in which nothing narrows by much can be left as it is: trajectories serve it well.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.diagnostics import draw
 from ppl_bandit.engines.approximate.target import Target
@@ -47,11 +48,13 @@ class Stretch(NamedTuple):
         centre: the mean of its densest particles.
         slopes: (j, i), of the log distance of x_i from the centre on x_j.
         shares: with which coordinate j leads a stretch, cumulated: in proportion to how far others narrow with it.
+        narrowing: the farthest that any does, in logarithms, with a standard deviation of another.
     """
 
     centre: Float[Array, " k"]
     slopes: Float[Array, "k k"]
     shares: Float[Array, " k"]
+    narrowing: Float[Array, ""]
 
 
 def stretches(positions: Float[Array, "M k"], log_density: Float[Array, " M"], sd: Float[Array, " k"]) -> Stretch:
@@ -76,12 +79,18 @@ def stretches(positions: Float[Array, "M k"], log_density: Float[Array, " M"], s
     cross = covariance[:size, size:] * (1.0 - jnp.eye(size, dtype=gaps.dtype))
     is_believed = jnp.square(cross) > _NUM_ERRORS**2 / num * of_gaps * of_logs
     slopes = jnp.where(is_believed, cross / of_gaps, 0.0)
-    narrowing = jnp.cumsum(jnp.max(jnp.abs(slopes), axis=1) + jnp.finfo(gaps.dtype).eps)
-    return Stretch(centre, slopes / sd[:, None], narrowing / narrowing[-1])
+    narrowing = jnp.max(jnp.abs(slopes), axis=1)
+    shares = jnp.cumsum(narrowing + jnp.finfo(gaps.dtype).eps)
+    return Stretch(centre, slopes / sd[:, None], shares / shares[-1], jnp.max(narrowing))
 
 
 def sweep(
-    key: Key, target: Target, positions: Float[Array, "M k"], sd: Float[Array, " k"], length: Int[Array, ""] | int
+    key: Key,
+    target: Target,
+    positions: Float[Array, "M k"],
+    sd: Float[Array, " k"],
+    length: Int[Array, ""] | int,
+    min_narrowing: Float[Array, ""] | float = 0.0,
 ) -> Swept:
     """Make `length` times 4 moves of every particle, by turns of one latent alone and of all others with it.
 
@@ -89,12 +98,14 @@ def sweep(
 
     Args:
         sd: of the cloud, roughly: steps are made in proportion.
+        min_narrowing: moves end as soon as nothing narrows by as much, in logarithms, with a standard deviation of another
+            coordinate; in most clouds, before they begin.
     """
     num, size = positions.shape
     dtype = positions.dtype
 
-    def moves(number: Array, carry: Swept) -> Swept:
-        stretch = stretches(carry.positions, carry.log_prior + carry.log_likelihood, sd)
+    def moves(carry: tuple[Array, Stretch, Swept]) -> tuple[Array, Stretch, Swept]:
+        number, stretch, swept = carry
 
         def one(turn: Array, carry: Swept) -> Swept:
             x, log_prior, log_likelihood = carry
@@ -120,7 +131,15 @@ def sweep(
 
         # Before the first look a single turn reads the density where the particles are: it is compiled once.
         is_before = number == 0
-        return jax.lax.fori_loop(jnp.where(is_before, -1, 0), jnp.where(is_before, 0, _NUM_MOVES), one, carry)
+        swept = jax.lax.fori_loop(jnp.where(is_before, -1, 0), jnp.where(is_before, 0, _NUM_MOVES), one, swept)
+        stretch = stretches(swept.positions, swept.log_prior + swept.log_likelihood, sd)
+        return number + 1, stretch, swept
 
-    unknown = jnp.zeros(num, dtype)
-    return jax.lax.fori_loop(0, length + 1, moves, Swept(positions, unknown, unknown))
+    def goes_on(carry: tuple[Array, Stretch, Swept]) -> Bool[Array, ""]:
+        number, stretch, _ = carry
+        return (number == 0) | (number <= length) & (stretch.narrowing >= min_narrowing)
+
+    unknown, zeros = jnp.zeros(num, dtype), jnp.zeros(size, dtype)
+    nothing = Stretch(zeros, jnp.zeros((size, size), dtype), zeros, jnp.zeros((), dtype))
+    begin = (jnp.zeros((), int), nothing, Swept(positions, unknown, unknown))
+    return jax.lax.while_loop(goes_on, moves, begin)[-1]

@@ -94,6 +94,15 @@ def test_a_particle_without_a_density_stops_no_other():
     assert np.mean(np.any(end.positions != start, axis=1)) > 0.9
 
 
+def test_a_cloud_that_does_not_narrow_is_left_alone():
+    start = jr.normal(jr.key(0), (1000, 3))
+    gaussian = TARGET._replace(parts=lambda x: (-0.5 * jnp.sum(x**2), jnp.ones(())))
+    end = jax.jit(lambda: sweep(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5))()
+    np.testing.assert_array_equal(end.positions, start)
+    np.testing.assert_allclose(end.log_prior, -0.5 * jnp.sum(start**2, axis=1), rtol=1e-5)
+    np.testing.assert_array_equal(end.log_likelihood, 1.0)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_numbers_are_uniform_and_normal_and_all_finite(dtype):
     with jax.enable_x64(dtype == np.float64):
