@@ -34,12 +34,12 @@ class Situation(NamedTuple):
     table: Float[Array, "M A"] | None
     allowed: Bool[Array, " A"]
     best_arm_probs: Float[Array, " A"]
-    scores: Float[Array, "*K A"] | None
+    scores: Float[Array, "... A"] | None
     step: Int[Array, ""]
 
 
 Rule: TypeAlias = Callable[[Key, Situation], tuple[Int[Array, ""], Int[Array, ""], Float[Array, " A"]]]
-Score: TypeAlias = Callable[[Marginals, Int[Array, ""], Bool[Array, " A"]], Float[Array, "*K A"] | None]
+Score: TypeAlias = Callable[[Marginals, Int[Array, ""], Bool[Array, " A"]], Float[Array, "... A"] | None]
 Follow: TypeAlias = Callable[[Key, Bool[Array, " A"]], Selection]
 
 
