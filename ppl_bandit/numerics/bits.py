@@ -26,6 +26,7 @@ __all__ = [
     "to_normal",
     "to_unit_interval",
     "uniform",
+    "uniform_and_normal",
 ]
 
 Shape: TypeAlias = tuple[int, ...]
@@ -104,3 +105,13 @@ def to_normal(high: Array, low: Array | None, dtype: DTypeLike) -> Array:
         symmetric += low.astype(dtype) * 2.0**-63
     bound = 1.0 - float(jnp.finfo(dtype).epsneg)
     return math.sqrt(2.0) * lax.erf_inv(jnp.clip(symmetric, -bound, bound))
+
+
+def uniform_and_normal(
+    key: Key, num_uniform: int, num_normal: int, dtype
+) -> tuple[Float[Array, " uniform"], Float[Array, " normal"]]:
+    """Draw uniform numbers, none of them 0, and standard normal ones, at once: every call of a generator is compiled anew."""
+    numbers = jr.uniform(key, (num_uniform + num_normal,), dtype, jnp.finfo(dtype).tiny)
+    # Not below the middle of the first step of a float: 2 u - 1 must not be -1.
+    centred = jnp.maximum(2.0 * numbers[num_uniform:] - 1.0, jnp.nextafter(-jnp.ones((), dtype), jnp.zeros((), dtype)))
+    return numbers[:num_uniform], math.sqrt(2.0) * jax.lax.erf_inv(centred)

@@ -4,18 +4,15 @@ import math
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.numerics.tails import fit_generalized_pareto
-from ppl_bandit.types import Key
 
 __all__ = [
     "MAX_K_HAT",
     "MAX_MEAN_SHIFT",
     "MAX_SD_SHIFT",
     "chain_ess",
-    "draw",
     "finite_weights",
     "flatten_weights",
     "forgetting",
@@ -36,16 +33,6 @@ MAX_SD_SHIFT = 0.1  # of a standard deviation
 _NUM_ERRORS = (
     6.0  # standard errors that a mean may drift: of a hundred means one drifts by three, and weights hide a third
 )
-
-
-def draw(
-    key: Key, num_uniform: int, num_normal: int, dtype
-) -> tuple[Float[Array, " uniform"], Float[Array, " normal"]]:
-    """Draw uniform numbers, none of them 0, and standard normal ones, at once: every call of a generator is compiled anew."""
-    numbers = jr.uniform(key, (num_uniform + num_normal,), dtype, jnp.finfo(dtype).tiny)
-    # Not below the middle of the first step of a float: 2 u - 1 must not be -1.
-    centred = jnp.maximum(2.0 * numbers[num_uniform:] - 1.0, jnp.nextafter(-jnp.ones((), dtype), jnp.zeros((), dtype)))
-    return numbers[:num_uniform], math.sqrt(2.0) * jax.lax.erf_inv(centred)
 
 
 def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:

@@ -20,7 +20,6 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.approximate.diagnostics import (
     MAX_K_HAT,
-    draw,
     finite_weights,
     flatten_weights,
     pareto_k_hat,
@@ -29,6 +28,7 @@ from ppl_bandit.engines.approximate.diagnostics import (
 )
 from ppl_bandit.engines.approximate.modes import find_mode
 from ppl_bandit.engines.approximate.target import Target
+from ppl_bandit.numerics.bits import uniform_and_normal
 from ppl_bandit.types import Key
 
 __all__ = ["Proposal", "Scouts", "propose"]
@@ -186,7 +186,7 @@ def _spread_out(points: Float[Array, "L k"], others: Float[Array, "P k"]) -> Flo
 
 def _student_t(key: Key, num: int, size: int, degrees: int, dtype) -> Float[Array, "P k"]:
     """Draw from a standard Student-t law with an even number of degrees of freedom."""
-    uniform, normal = draw(key, num * (degrees // 2), num * size, dtype)
+    uniform, normal = uniform_and_normal(key, num * (degrees // 2), num * size, dtype)
     # A chi-squared variable with 2 n degrees of freedom is a sum of n exponentials.
     chi_squared = -2.0 * jnp.sum(jnp.log(uniform.reshape(num, -1)), axis=1)
     return normal.reshape(num, size) * jnp.sqrt(degrees / chi_squared)[:, None]

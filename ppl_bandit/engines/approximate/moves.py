@@ -16,9 +16,10 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.infer import NUTS
 
-from ppl_bandit.engines.approximate.diagnostics import draw, forgetting
+from ppl_bandit.engines.approximate.diagnostics import forgetting
 from ppl_bandit.engines.approximate.sweeps import Swept, sweep
 from ppl_bandit.engines.approximate.target import Target, whiten
+from ppl_bandit.numerics.bits import uniform_and_normal
 from ppl_bandit.types import Key
 
 __all__ = ["Kernel", "MoveEvidence", "Moved", "hamiltonian", "move", "no_u_turn", "spread"]
@@ -94,7 +95,7 @@ def hamiltonian(key: Key, target: Target, positions: Float[Array, "M k"], step_s
     shorter by up to a half, and steps by a fifth, so that nothing is periodic.
     """
     num, dtype = positions.shape[0], positions.dtype
-    uniform, normal = draw(key, 2 * num + 1, positions.size, dtype)
+    uniform, normal = uniform_and_normal(key, 2 * num + 1, positions.size, dtype)
     momenta = normal.reshape(positions.shape)
     length = 0.5 * math.pi * (0.5 + uniform[-1])
     num_leaps = jnp.clip(jnp.ceil(length / step_size), 1, _MAX_LEAPS).astype(int)

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.diagnostics import draw
 from ppl_bandit.engines.approximate.target import Target
+from ppl_bandit.numerics.bits import uniform_and_normal
 from ppl_bandit.types import Key
 
 __all__ = ["Stretch", "Swept", "stretches", "sweep"]
@@ -111,7 +111,7 @@ def sweep(
             x, log_prior, log_likelihood = carry
             is_first, is_together = turn < 0, turn % 2 == 1
             key_turn = jr.fold_in(key, number * (_NUM_MOVES + 1) + turn + 1)
-            uniform, normal = draw(key_turn, 2 * num + 1, num, dtype)
+            uniform, normal = uniform_and_normal(key_turn, 2 * num + 1, num, dtype)
             width, chance = jnp.split(uniform[1:], 2)
             leader, alone = jnp.sum(stretch.shares < uniform[0]), jnp.floor(size * uniform[0]).astype(int)
             j = jnp.minimum(jnp.where(is_together, leader, alone), size - 1)

@@ -11,9 +11,9 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.approximate.diagnostics import draw
 from ppl_bandit.engines.approximate.sweeps import stretches, sweep
 from ppl_bandit.engines.approximate.target import Target
+from ppl_bandit.numerics.bits import uniform_and_normal
 
 NUM, SIZE = 4000, 3
 
@@ -106,7 +106,7 @@ def test_a_cloud_that_does_not_narrow_is_left_alone():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_numbers_are_uniform_and_normal_and_all_finite(dtype):
     with jax.enable_x64(dtype == np.float64):
-        uniform, normal = draw(jr.key(0), 100_000, 100_000, dtype)
+        uniform, normal = uniform_and_normal(jr.key(0), 100_000, 100_000, dtype)
         assert uniform.dtype == normal.dtype == dtype
         assert float(uniform.min()) > 0.0 and float(uniform.max()) < 1.0
         np.testing.assert_allclose(uniform.mean(), 0.5, atol=4 * np.sqrt(1 / 12 / 100_000))
