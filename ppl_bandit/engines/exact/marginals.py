@@ -171,16 +171,16 @@ def _joint(
         blocks: those that each form reads, x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate), of one u, or of
             none; and none or all of the forms have one.
     """
-    loc, weights = _linear_form(model, layout, reals_of(layout, state.mean), context)
-    every = np.concatenate(blocks)
-    is_apart, is_single = np.unique(every).size == every.size, every.size == loc.size
-    inverse_root = _inverse_root(state.precision)
-    if is_single:
-        own = where_member(layout.is_member[every], jnp.take_along_axis(weights, layout.members[every], axis=1))
-        halves = jnp.einsum("ast,at->as", inverse_root[every], own, precision=_HIGHEST)
+    every, (num_blocks, size) = np.concatenate(blocks), layout.members.shape
+    is_apart, is_single = np.unique(every).size == every.size, every.size == len(blocks)
+    inverse_root, mean = _inverse_root(state.precision), reals_of(layout, state.mean)
+    if is_single:  # a step along one place of all blocks moves each form by the slope in its own
+        loc, slopes = _linear_form(model, layout, mean, context, _along_places(layout))
+        halves = jnp.einsum("ast,ta->as", inverse_root[every], slopes, precision=_HIGHEST)
     else:
-        slopes = where_member(layout.is_member, pick(weights, layout.members))
-        halves = jnp.einsum("rst,art->ars", inverse_root, slopes, precision=_HIGHEST).reshape(loc.size, -1)
+        loc, slopes = _linear_form(model, layout, mean, context, np.eye(layout.count("real")))
+        slopes = where_member(layout.is_member, pick(slopes.T, layout.members))
+        halves = jnp.einsum("rst,art->ars", inverse_root, slopes, precision=_HIGHEST).reshape(-1, num_blocks * size)
     width = jnp.sqrt(jnp.sum(halves**2, axis=1))
     groups = np.array([layout.owner[own[0]] for own in blocks])
     is_scaled = bool(groups[0] >= 0)
@@ -242,8 +242,18 @@ def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch
     return jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
 
 
-def _linear_form(model: RewardModel, layout: Layout, centre: Array, context: Any) -> tuple[Array, Array]:
-    """Return the expected rewards at the mean of the reals, (A,), and their slopes, (A, D)."""
+def _along_places(layout: Layout) -> Float[np.ndarray, "S D"]:
+    """Return steps of the reals, each along one place of every block."""
+    steps = np.zeros((layout.members.shape[1], layout.count("real")))
+    for step, members, is_member in zip(steps, layout.members.T, layout.is_member.T, strict=True):
+        step[members[is_member]] = 1.0
+    return steps
+
+
+def _linear_form(
+    model: RewardModel, layout: Layout, centre: Array, context: Any, steps: Float[np.ndarray, "K D"]
+) -> tuple[Float[Array, " A"], Float[Array, "K A"]]:
+    """Return the expected rewards at a point of the reals, and what they change by along steps from it."""
 
     def rewards(real: Array) -> Array:
         latents = {site.name: jnp.ones(site.shape, real.dtype) for site in layout.sites}
@@ -251,8 +261,8 @@ def _linear_form(model: RewardModel, layout: Layout, centre: Array, context: Any
             latents[site.name] = real[site.start : site.start + site.size].reshape(site.shape)
         return _expected(model, latents, context)
 
-    value, pull = jax.vjp(rewards, centre)
-    return value, jax.vmap(lambda row: pull(row)[0])(jnp.eye(model.num_arms, dtype=value.dtype))
+    value, push = jax.linearize(rewards, centre)
+    return value, jax.vmap(push)(jnp.asarray(steps, centre.dtype))
 
 
 def _coefficients(model: RewardModel, power: int, context: Any) -> tuple[Array, Array]:
