@@ -93,7 +93,9 @@ def test_a_normalizer_that_is_made_of_rounding_is_not_a_number():
     assert not np.isfinite(log_normalizer(layout, natural_of(layout, quadratic=precision[None])))
     with jax.enable_x64(True):
         exact = 3 * np.log(2 * np.pi) - 0.5 * (np.log(0.25) + 5 * np.log(1e8))
-        np.testing.assert_allclose(log_normalizer(layout, natural_of(layout, quadratic=precision[None])), exact, rtol=1e-6)
+        np.testing.assert_allclose(
+            log_normalizer(layout, natural_of(layout, quadratic=precision[None])), exact, rtol=1e-6
+        )
 
 
 def test_particles_that_stand_for_all_are_spread_out_in_every_coordinate():
