@@ -31,15 +31,19 @@ class Region(NamedTuple):
     """Points, (P, ...), the first of them their centre, and what an affine form is there.
 
     Attributes:
-        changes: statistics less those of the centre, laid out like the coefficients that multiply them.
+        changes: statistics of all families but the Gaussian less those of the centre, like the coefficients that multiply them.
         sizes: what multiplies the size of each coefficient to bound what is added up, and how it is rounded.
-        at: sizes of the real elements, which multiply the slopes.
+        away: reals less those of the centre, and `at`: their own size.
+        unit: u of each block, and `weight`: u times how much more than once it is rounded; None where nothing scales any.
     """
 
     points: Coordinates
-    changes: Natural
-    sizes: Natural
+    changes: tuple[Any, ...]
+    sizes: tuple[Any, ...]
+    away: Float[Array, "P R S"]
     at: Float[Array, "P R S"]
+    unit: Float[Array, "P R"] | None
+    weight: Float[Array, "P R"] | None
 
 
 def natural_of(layout: Layout, posterior: Posterior) -> Natural:
@@ -91,14 +95,19 @@ def region_around(layout: Layout, points: Coordinates) -> Region:
     unit, sizes_of_unit = _around_units(layout, points.unit)
     logs = tuple(jax.nn.log_softmax(rows, axis=-1) for rows in points.simplex)
     log_u, u, stretch = _around_positives(layout, points.positive)
-    kept: tuple[Any, ...] = (unit, logs, log_u, u)
-    reals, sizes_of_reals, at = _around_reals(layout, points.real, u, stretch)
-    changes = Natural._make([*kept, *reals])
+    changes = (unit, logs, log_u, u)
     # The latents of a point are rounded at their own size: 1 - z near 1, a distant location times the slope there.
-    rounded = (sizes_of_unit, tuple(1.0 + jnp.abs(rows) for rows in points.simplex), stretch, stretch * u)
-    rounded = map_blocks(lambda own, leaf: own + abs(leaf) + abs(leaf[:1]), rounded, kept)
-    sizes = Natural._make([*rounded, *sizes_of_reals])
-    return Region(points, map_blocks(lambda leaf: leaf - leaf[:1], changes), sizes, at)
+    sizes = (sizes_of_unit, tuple(1.0 + jnp.abs(rows) for rows in points.simplex), stretch, stretch * u)
+    sizes = map_blocks(lambda own, leaf: own + abs(leaf) + abs(leaf[:1]), sizes, changes)
+    away, at = (
+        _in_blocks(layout, real) for real in (map_blocks(lambda leaf: leaf - leaf[:1], points.real), points.real)
+    )
+    is_scaled = bool(np.any(layout.owner >= 0))
+    units = by_block(layout, u, 1.0) if is_scaled else None
+    weights = by_block(layout, stretch * u, 1.0) if is_scaled else None
+    return Region(
+        points, map_blocks(lambda leaf: leaf - leaf[:1], changes), sizes, away, map_blocks(abs, at), units, weights
+    )
 
 
 def _around_units(layout: Layout, logits: Float[Array, "P U"]) -> tuple[Any, Any]:
@@ -124,27 +133,6 @@ def _around_positives(layout: Layout, log_u: Float[Array, "P G"]) -> tuple[Any, 
     return log_u, jnp.exp(log_u), 1.0 + abs(power) * (1.0 + far)
 
 
-def _around_reals(layout: Layout, real: Float[Array, "P D"], u: Any, stretch: Any) -> tuple[Any, Any, Any]:
-    """Return the statistics of the Gaussian blocks, their sizes, and the reals' own, times what scales them."""
-    num_blocks, size = layout.members.shape
-    shape = (real.shape[0], num_blocks, size)
-    if not real.size:
-        none = nothing(shape, real.dtype), nothing((*shape, size), real.dtype)
-        return none, none, none[0]
-    x, at = _in_blocks(layout, real - real[0]), abs(_in_blocks(layout, real))
-    away = abs(x)
-    changes = (x, -0.5 * x[..., :, None] * x[..., None, :])
-    sizes = (away, (0.5 * away[..., :, None] + at[..., :, None]) * away[..., None, :])
-    if np.all(layout.owner < 0):
-        return changes, sizes, at
-    unit, weight = by_block(layout, u, 1.0)[..., None], by_block(layout, stretch * u, 1.0)[..., None]
-    return (
-        (unit * changes[0], unit[..., None] * changes[1]),
-        (weight * sizes[0], weight[..., None] * sizes[1]),
-        weight * at,
-    )
-
-
 def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
     """Return <eta, T(z) - T(centre)> at the points of a region, and the sums of sizes that its rounding is relative to.
 
@@ -152,14 +140,28 @@ def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Floa
         natural: relative to the region's centre.
         size: the size to which each coefficient is rounded, by `magnitude_of` or `recentre`.
     """
-    sizes = _dot((size, map_blocks(abs, natural.linear)), (region.sizes, region.at))
-    return _dot(natural, region.changes), sizes
+    change, total = _dot(natural[:4], region.changes), _dot(size[:4], region.sizes)
+    if not natural.linear.size:
+        return change, total
+    x, far = region.away, abs(region.away)
+    # As products with matrices: the squares of all points at once would be as many numbers as there are points and pairs.
+    bend, bend_size = (jnp.einsum("rst,prt->prs", *pair) for pair in ((natural.quadratic, x), (size.quadratic, far)))
+    moved = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
+    rounded = jnp.sum(
+        size.linear * far + (0.5 * far + region.at) * bend_size + abs(natural.linear) * region.at, axis=-1
+    )
+    if region.unit is not None and region.weight is not None:
+        moved, rounded = region.unit * moved, region.weight * rounded
+    return change + jnp.sum(moved, axis=-1), total + jnp.sum(rounded, axis=-1)
 
 
 def _dot(coefficients: Any, statistics: Any) -> Float[Array, " P"]:
     pairs = zip(jax.tree.leaves(coefficients), jax.tree.leaves(statistics), strict=True)
     terms = [statistic.reshape(statistic.shape[0], -1) @ leaf.ravel() for leaf, statistic in pairs if leaf.size]
-    return sum(terms[1:], start=terms[0]) if terms else jnp.zeros(jax.tree.leaves(statistics)[0].shape[0])
+    if terms:
+        return sum(terms[1:], start=terms[0])
+    first = jax.tree.leaves(statistics)[0]
+    return nothing(first.shape[:1], first.dtype)
 
 
 def _in_blocks(layout: Layout, real: Float[Array, "*batch D"]) -> Float[Array, "*batch R S"]:
