@@ -47,6 +47,8 @@ def pick(array: Float[Array, "*batch D"], index: np.ndarray) -> Array:
         return nothing((*array.shape[:-1], *index.shape), array.dtype)
     if np.array_equal(index.ravel(), np.arange(array.shape[-1])):
         return array.reshape(*array.shape[:-1], *index.shape)
+    if isinstance(array, np.ndarray):
+        return array[..., index]
     # Not int64: jax caches indices across a change of its precision.
     return array.at[..., index.astype(np.int32)].get(mode="promise_in_bounds")
 

@@ -56,10 +56,15 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
         return None
     kinds = np.concatenate([np.full(site.size, site.kind, dtype=object) for site in layout.sites])
     places = np.concatenate([site.start + np.arange(site.size) for site in layout.sites])
-    reads = [np.flatnonzero(row) for row in reads_of_arms]
-    if any(row.size == 0 for row in reads) or len({kinds[e] for row in reads for e in row}) != 1:
+    read = set(kinds[np.any(reads_of_arms, axis=0)])
+    if len(read) != 1:
         return None
-    kind = kinds[reads[0][0]]
+    (kind,) = read
+    # An arm that reads nothing is sure, like one that is given away: it has an element that nobody reads, with slope 0.
+    spare = iter(np.flatnonzero((kinds == kind) & ~np.any(reads_of_arms, axis=0))[:, None])
+    reads = [np.flatnonzero(row) if row.any() else next(spare, row[:0]) for row in reads_of_arms]
+    if any(row.size == 0 for row in reads):
+        return None
     if kind == "real":
         blocks = [np.unique(layout.block_of_real[places[row]]) for row in reads]
         owners = [np.unique(layout.owner[own]) for own in blocks]

@@ -11,6 +11,7 @@ from scipy import stats
 
 from ppl_bandit import Interaction, RewardModel, engines
 from ppl_bandit.engines.exact.assignment import find_scales, read_supports
+from ppl_bandit.engines.exact.families import coordinates_at, standard_law
 from ppl_bandit.engines.exact.ties import tie
 
 
@@ -190,3 +191,38 @@ def test_parts_of_unequal_size_have_the_variances_of_the_whole_block():
     # Of 20,000 draws a standard deviation has a relative error of 1 / sqrt(40,000), a correlation one of 1 / sqrt(20,000).
     np.testing.assert_allclose(np.std(table, axis=0), deviations, rtol=4 / 200)
     np.testing.assert_allclose(np.corrcoef(table.T), np.eye(3), atol=4 / 20_000**0.5)
+
+
+def test_features_before_arms_are_blocks_all_the_same():
+    """Weights of shape (features, arms): the reals of an arm lie apart, in a law that NumPy holds as in one that jax does."""
+
+    def program(arm, context):
+        weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+        numpyro.sample("reward", dist.Normal(jnp.sum(weights[:, arm].T * context, axis=-1), 1.0))
+
+    with jax.enable_x64(True):
+        model = RewardModel(program, 3, jnp.ones(2))
+        layout = tie(model, find_scales(model, read_supports(model)))
+        assert layout.members.tolist() == [[0, 3], [1, 4], [2, 5]]
+        law = standard_law(layout)._replace(mean=jnp.arange(6.0).reshape(3, 2))
+        for held in (law, jax.device_get(law)):
+            np.testing.assert_array_equal(coordinates_at(layout, held).real, [0, 2, 4, 1, 3, 5])
+
+
+@pytest.mark.parametrize("prior", [dist.Beta(1.0, 1.0), dist.Normal(0.0, 1.0)], ids=["beta", "normal"])
+def test_an_arm_that_is_given_away_is_sure_and_independent(prior):
+    def program(arm):
+        value = numpyro.sample("value", prior.expand([3]).to_event(1))
+        numpyro.deterministic("expected_reward", jnp.array([0.0, 5.0, 3.0])[arm] * value[arm])
+        is_rate = isinstance(prior, dist.Beta)
+        numpyro.sample("reward", dist.Bernoulli(value[arm]) if is_rate else dist.Normal(value[arm], 1.0))
+
+    with jax.enable_x64(True):
+        engine = engines.conjugate(RewardModel(program, 3))
+        probs = jax.jit(lambda: engine.marginals(engine.init(jr.key(0)), None).best_arm_probs())()
+    if isinstance(prior, dist.Beta):  # of two uniforms on (0, 5) and (0, 3), the second wins with probability 3 / 10
+        exact = [0.0, 0.7, 0.3]
+    else:  # a sector of the plane, of directions scaled by 5 and 3: both below 0 is a quarter
+        angle = np.arctan2(5.0, 3.0) / (2 * np.pi)
+        exact = [0.25, 0.25 + angle, 0.5 - angle]
+    np.testing.assert_allclose(probs, exact, atol=2e-4)
