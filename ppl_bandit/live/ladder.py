@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines
+from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE
 from ppl_bandit.engines.exact.certificate import resolution
 from ppl_bandit.live.history import History
 from ppl_bandit.live.learning import Learner, Rows, Task, fold, prepare_growth, start
@@ -26,6 +27,7 @@ LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
     "svi": engines.nuts,
 }
 _MAX_EXAMPLES = 8  # refused rows for which another engine is sought
+_PATIENCE = 20  # rewards in a row after which draws that are renewed with each may lack evidence
 
 _LOGGER = logging.getLogger("ppl_bandit")
 
@@ -37,7 +39,9 @@ class NotCertified(ValueError):
 def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[Learner, Any, list[str]]:
     """Learn rows on top of a history, moving up the ladder with all of it where the evidence is missing.
 
-    On the last rung the draws are kept, with one warning. Nothing is changed; what is returned takes over, or nothing does.
+    On the last rung the draws are kept, with one warning; and on that of `reweight` for some rewards, which mostly bring the
+    evidence: a posterior is hardest while there are few, and the engine above takes a hundred times as long for each.
+    Nothing is changed; what is returned takes over, or nothing does.
 
     Returns:
         The learner after these rows, the engine's evidence, and warnings for the user.
@@ -49,7 +53,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     explanation = learner.engine.explanation
     state, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
-        after = learner._replace(state=state, doubts="")
+        after = learner._replace(state=state, doubts="", num_doubted=0)
         num_refreshes = int(getattr(info, "num_refreshes", 0))
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
@@ -62,10 +66,15 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     if explanation.engine == "conjugate":
         refused = _refused(rows, info)
         factory = functools.partial(_next_to_exact, refused)
-    if factory is None:
-        warning = f"{why}; no engine is left to move to, so these draws are used with caution"
-        after = learner._replace(state=state, has_warned=True, doubts=why)
-        return after, info, [] if learner.has_warned else [warning]
+    is_patient = _may_recover(learner, rows, info)
+    if factory is None or is_patient:
+        rest = (
+            f"they are renewed with the next of up to {_PATIENCE} rewards"
+            if is_patient
+            else "no engine is left to move to"
+        )
+        after = learner._replace(state=state, has_warned=True, doubts=why, num_doubted=learner.num_doubted + 1)
+        return after, info, [] if learner.has_warned else [f"{why}; {rest}, so these draws are used with caution"]
     above = start(task, factory)._replace(has_warned=learner.has_warned)
     if above.engine.explanation.engine == "collapsed":
         above = above._replace(examples=refused)
@@ -81,6 +90,14 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     )
     _LOGGER.info(moved)
     return above, info, [*warnings, *more, moved]
+
+
+def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:
+    """Tell whether draws without evidence may be kept for now: enough of them count, and the next reward renews them."""
+    engine = learner.engine
+    if engine.explanation.engine != "reweight" or rows.arms.size > 1 or learner.num_doubted + 1 >= _PATIENCE:
+        return False
+    return bool(info.ess >= MIN_ESS_SHARE * engine.settings["num_particles"]) and not bool(info.is_full)
 
 
 def _next_to_exact(refused: Interaction | None, model: RewardModel) -> Engine:

@@ -92,6 +92,7 @@ def save(path: str | PathLike, experiment: Experiment) -> None:
             "engine": learner.engine.explanation.engine,
             "has_warned": learner.has_warned,
             "doubts": learner.doubts,
+            "num_doubted": learner.num_doubted,
             "position": standing.position,
             "next_number": experiment.num_decisions,
             "num_played": standing.num_played.tolist(),

@@ -21,6 +21,7 @@ _NUM_NODES = 48  # of an arm; those of all together are denser
 _NUM_POINTS = 24  # of an arm, in a contest; with middles
 _MOST_NODES = 512  # of all arms together: they are dense where many arms have theirs
 _FEW_NODES = 64
+_FEW_ARMS = 8
 _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 _LEAST = 1e-12  # the probability that the largest variable lies below all nodes that are kept
 
@@ -148,7 +149,14 @@ def _where_it_is_decided(
 
 def _product_of_others(factors: Float[Array, "n A"]) -> Float[Array, "n A"]:
     """Multiply, for each arm, the factors of all other arms; from both ends, because a factor may be 0."""
-    one = jnp.ones_like(factors[..., :1])
-    from_left = jnp.cumprod(jnp.concatenate([one, factors[..., :-1]], axis=-1), axis=-1)
-    from_right = jnp.cumprod(jnp.concatenate([one, factors[..., :0:-1]], axis=-1), axis=-1)[..., ::-1]
+    num_arms = factors.shape[1]
+    if num_arms <= _FEW_ARMS:  # written out: a third of the time of running products, for a CPU
+        below, above = [jnp.ones_like(factors[:, 0])], [jnp.ones_like(factors[:, 0])]
+        for arm in range(num_arms - 1):
+            below.append(below[-1] * factors[:, arm])
+            above.append(above[-1] * factors[:, num_arms - 1 - arm])
+        return jnp.stack([low * high for low, high in zip(below, above[::-1], strict=True)], axis=1)
+    one = jnp.ones_like(factors[:, :1])
+    from_left = jnp.cumprod(jnp.concatenate([one, factors[:, :-1]], axis=1), axis=1)
+    from_right = jnp.cumprod(jnp.concatenate([one, factors[:, :0:-1]], axis=1), axis=1)[:, ::-1]
     return from_left * from_right

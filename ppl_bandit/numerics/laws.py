@@ -46,6 +46,7 @@ _QUANTILE_NODES = 192
 LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _NUM_NEWTON = 3
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
+_STRIDE = 8
 LOGIT, LOG, PLAIN = range(3)
 
 
@@ -190,7 +191,8 @@ def nodes_of(law: Law, num_nodes: int) -> Nodes:
     """Return each arm's law at evenly spaced values of v."""
     step = 2.0 * law.reach / (num_nodes - 1)
     v = step[:, None] * jnp.arange(num_nodes) - law.reach[:, None]
-    rise, fall = jnp.exp(v), jnp.exp(-v)
+    rise = _exponentials(step, law.reach, num_nodes)
+    fall = 1.0 / rise
     density = jnp.exp(log_density(law, 0.5 * (rise - fall))) * 0.5 * (rise + fall)
     padded = jnp.pad(density, ((0, 0), (1, 1)))
     inner = (13.0 * (density[:, :-1] + density[:, 1:]) - padded[:, :-3] - padded[:, 3:]) / 24.0
@@ -202,6 +204,13 @@ def nodes_of(law: Law, num_nodes: int) -> Nodes:
     left, right, rise = mass[:, :-1], mass[:, 1:], pieces
     cubics = jnp.stack([below[:, :-1], left, 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise], axis=-1)
     return Nodes(step, v, mass, below, above, cubics)
+
+
+def _exponentials(step: Float[Array, " A"], reach: Float[Array, " A"], num_nodes: int) -> Float[Array, "A G"]:
+    """Return exp(step i - reach) for i = 0, 1, ...: products of a few exponentials, which cost several times as much."""
+    coarse = jnp.exp(_STRIDE * step[:, None] * jnp.arange(-(-num_nodes // _STRIDE)) - reach[:, None])
+    fine = jnp.exp(step[:, None] * jnp.arange(_STRIDE))
+    return (coarse[:, :, None] * fine[:, None, :]).reshape(step.size, -1)[:, :num_nodes]
 
 
 def reach(law: Law, side: Float[Array, " A"]) -> Float[Array, " A"]:

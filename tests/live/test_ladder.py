@@ -1,12 +1,19 @@
-"""From the exact engine to the next that is nearest to it."""
+"""From the exact engine to the next that is nearest to it, and from there, once the evidence stays away, further."""
 
+import warnings
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, engines
+from ppl_bandit.live import ladder
+from ppl_bandit.types import Engine, Explanation
 
 
 def drifting(arm, context):
@@ -89,3 +96,78 @@ def test_draws_that_lack_evidence_are_told_for_as_long_as_they_do(tmp_path):
     assert "NOT TRUSTED" in Bandit.load(tmp_path / "doubted", clicks, engine=wary).explain()
     bandit.update(arm=0, reward=0)
     assert "NOT TRUSTED" not in bandit.explain()
+
+
+class FakeInfo(NamedTuple):
+    is_trusted: jax.Array
+    ess: jax.Array
+    is_full: jax.Array
+
+
+def fake(name):
+    """An engine whose draws lack evidence after a reward below 0, and all but a few of them after one below -1."""
+
+    def factory(model):
+        def update(key, state, interaction):
+            lowest = jnp.min(interaction.reward)
+            ess = jnp.where(lowest < -1.0, 50.0, 900.0)
+            return state + interaction.arm.shape[0], FakeInfo(lowest >= 0.0, ess, jnp.array(False))
+
+        def sample(key, state, num_samples):
+            return {"mean": jr.normal(key, (num_samples, 2))}
+
+        explanation = Explanation(name, False, "", {}, name)
+        return Engine(lambda key: jnp.zeros(()), update, sample, explanation, settings={"num_particles": 1000})
+
+    return factory
+
+
+def plain(arm):
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+
+@pytest.fixture
+def doubter(monkeypatch):
+    monkeypatch.setattr(ladder, "LADDER", {"reweight": fake("nuts")})
+    monkeypatch.setattr(engines, "reweight", fake("reweight"))
+    return Bandit(plain, 2, engine=engines.reweight, num_samples=10)
+
+
+def give(bandit, *rewards):
+    for reward in rewards:
+        bandit.update(arm=0, reward=reward)
+
+
+def test_draws_without_evidence_are_kept_while_the_next_rewards_may_bring_it(doubter, tmp_path):
+    with pytest.warns(
+        UserWarning, match="renewed with the next of up to 20 rewards, so these draws are used with caution"
+    ):
+        give(doubter, -0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one warning is enough
+        give(doubter, *[-0.5] * 18)
+        assert "NOT TRUSTED" in doubter.explain() and doubter.explanation.engine == "reweight"
+        doubter.save(tmp_path / "doubted")
+        give(doubter, 1.0)
+        assert "NOT TRUSTED" not in doubter.explain()
+        give(doubter, *[-0.5] * 19)
+    assert doubter.explanation.engine == "reweight" and doubter.num_rewards == 39
+    with pytest.warns(UserWarning, match="uses the nuts engine, with all 40 rewards replayed"):
+        give(doubter, -0.5)
+    # How long it has waited is saved with it.
+    loaded = Bandit.load(tmp_path / "doubted", plain, engine=engines.reweight)
+    with pytest.warns(UserWarning, match="uses the nuts engine, with all 20 rewards replayed"):
+        give(loaded, -0.5)
+
+
+def test_draws_of_which_few_count_are_replaced_at_once(doubter):
+    give(doubter, 1.0)
+    with pytest.warns(UserWarning, match="uses the nuts engine, with all 2 rewards replayed"):
+        give(doubter, -1.5)
+
+
+def test_a_batch_whose_draws_lack_evidence_leads_to_the_next_engine(doubter):
+    with pytest.warns(UserWarning, match="uses the nuts engine, with all 2 rewards replayed"):
+        doubter.update_many(arms=[0, 1], rewards=[-0.5, -0.5])

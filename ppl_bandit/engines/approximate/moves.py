@@ -33,6 +33,7 @@ _TARGET_ACCEPT = 0.8
 _MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting says something
 _MAX_WINDOWS = 5
 _TRAPPED = 0.8  # memory that twice as many transitions should have brought down
+_FADING = 0.5  # of the share of divergent transitions that a longer window should have left
 _MAX_LEAPS = 64
 _LOST_ENERGY = 1000.0
 _MAX_TREE_DEPTH = 7
@@ -156,6 +157,8 @@ class _Window(NamedTuple):
     step_size: Float[Array, ""]
     ess: Float[Array, ""]
     memory_before: Float[Array, ""]
+    divergent_share: Float[Array, ""]
+    is_diverging: Bool[Array, ""]
     evidence: MoveEvidence
 
 
@@ -231,30 +234,37 @@ def move(
         stuck = 1.0 - jnp.mean(has_moved.astype(positions.dtype))
         # Particles that all start at a few points have nothing to forget: the window after it can tell.
         is_judged = before.ess >= _MIN_START_SHARE * num
-        is_sound = (
+        is_mixed = (
             is_judged
             & (memory <= MAX_MEMORY)
             & (drift <= 1.0)
             & (accept >= MIN_ACCEPT)
-            & (divergent <= MAX_DIVERGENT_SHARE * num_settled * num)
             & (stuck <= MAX_STUCK_SHARE)
             & jnp.all(jnp.isfinite(energies))
         )
+        divergent_share = (divergent / (num_settled * num)).astype(positions.dtype)
+        is_sound = is_mixed & (divergent_share <= MAX_DIVERGENT_SHARE)
+        # They forgot, and as many trajectories diverge as in half as many transitions: at a place that no step size suits.
+        is_diverging = is_mixed & ~is_sound & (divergent_share > _FADING * before.divergent_share)
         evidence = MoveEvidence(memory, drift, accept, divergent, stuck, is_sound)
         after_ess = 1.0 / (memory**2 / before.ess + (1.0 - memory**2) / num)
-        return _Window(before.number + 1, swept, step_size, after_ess, before.evidence.memory, evidence)
+        number, memory_before = before.number + 1, before.evidence.memory
+        return _Window(number, swept, step_size, after_ess, memory_before, divergent_share, is_diverging, evidence)
 
     def needs_more(last: _Window) -> Bool[Array, ""]:
         is_done = last.evidence.is_sound & (last.ess >= _ENOUGH * num)
         # Twice as many transitions, and they remember as much: modes that no trajectory connects.
         is_trapped = (last.number > 2) & (last.evidence.memory > jnp.maximum(0.9 * last.memory_before, _TRAPPED))
-        return (last.number == 0) | (~is_done & ~is_trapped & (last.number < _MAX_WINDOWS))
+        is_hopeless = is_trapped | ((last.number > 2) & last.is_diverging)
+        return (last.number == 0) | (~is_done & ~is_hopeless & (last.number < _MAX_WINDOWS))
 
     one = jnp.ones((), positions.dtype)
     none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
     unknown = jnp.zeros(num, positions.dtype)
     starts = Swept(positions, unknown, unknown)
-    begin = _Window(jnp.zeros((), int), starts, step_size, ess.astype(positions.dtype), one, none)
+    begin = _Window(
+        jnp.zeros((), int), starts, step_size, ess.astype(positions.dtype), one, one, jnp.array(False), none
+    )
     end = jax.lax.while_loop(needs_more, window, begin)
     return Moved(*end.swept, end.step_size, end.evidence)
 

@@ -3,7 +3,8 @@
 Iterated batch importance sampling (Chopin 2002): a row multiplies the weight of every particle by its likelihood, which
 costs one row's work and not that of all data. Latents that are proved independent of each other are weighed apart, and a row
 touches one block of them. When a block's effective sample size falls below a half, or Pareto k-hat passes 0.7, its particles
-are renewed: by importance where that has evidence, by moving every one of them elsewhere.
+are renewed: by importance where that has evidence, by moving every one of them elsewhere. Particles that were moved without
+evidence are renewed with the next row that speaks of them, whatever their weights say.
 
 Weights say nothing of a place where no particle is. Some draws of the prior, the scouts, stay where they are: where rows make
 one of them likely that had less than a particle's share when the particles were drawn, these are renewed as well, and modes are
@@ -122,6 +123,7 @@ class _Progress(NamedTuple):
     ess: Float[Array, " B"]
     k_hat: Float[Array, ""]
     was_stale: Bool[Array, ""]
+    is_doubted: Bool[Array, " B"]
 
 
 def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 64, discount: float = 1.0) -> Engine:
@@ -217,20 +219,24 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
 
         def stage(progress: _Progress) -> _Progress:
             progress = absorb_until_stale(progress)
+            is_doubted = progress.is_doubted & (progress.row >= num_rows)
             # The block whose weights are the least even stands for all: none has a worse claim to be kept.
-            block = jnp.argmin(progress.ess)
+            block = jnp.argmin(jnp.where(is_doubted, 0.0, progress.ess))
             k_hat = pareto_k_hat(progress.state.clouds.log_weights[block])
-            is_stale = (progress.ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT)
+            is_stale = (progress.ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT) | is_doubted[block]
             key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
             renewed = when(is_stale, lambda state: renew(key_block, state, block), progress.state)
             ess = progress.ess.at[block].set(jnp.where(is_stale, num_particles, progress.ess[block]))
-            return _Progress(renewed, progress.row, ess, k_hat, is_stale)
+            left = progress.is_doubted.at[block].set(progress.is_doubted[block] & ~is_stale)
+            return _Progress(renewed, progress.row, ess, k_hat, is_stale, left)
 
         def is_wanting(progress: _Progress) -> Bool[Array, ""]:
             return (progress.row < num_rows) | progress.was_stale
 
         ess = jax.vmap(weight_ess)(state.clouds.log_weights)
-        begin = _Progress(state, jnp.zeros((), int), ess, jnp.zeros_like(ess[0]), jnp.array(False))
+        is_spoken_of = jnp.zeros(ess.shape, bool).at[of_arm[rows.arm]].max(rows.mask)
+        is_doubted = is_spoken_of & ~state.clouds.evidence.is_sound
+        begin = _Progress(state, jnp.zeros((), int), ess, jnp.zeros_like(ess[0]), jnp.array(False), is_doubted)
         end = jax.lax.while_loop(is_wanting, stage, begin)
         after, k_hat = end.state, end.k_hat
         clouds = after.clouds

@@ -34,6 +34,7 @@ def keep(experiment: Experiment) -> None:
         "engine": learner.engine.explanation.engine,
         "has_warned": learner.has_warned,
         "doubts": learner.doubts,
+        "num_doubted": learner.num_doubted,
         "num_rows": num_rows,
     }
     trees = {"state": learner.state, "examples": learner.examples}
@@ -86,6 +87,7 @@ def learner_like(standing: Standing, header: Mapping[str, Any], trees: Mapping[s
         state=jax.tree.unflatten(structure, leaves),
         has_warned=header["has_warned"],
         doubts=header.get("doubts", ""),
+        num_doubted=header.get("num_doubted", 0),
     )
 
 

@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer.util import potential_energy
 
+from ppl_bandit import engines
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.buffer import append, empty_buffer, fits, grow, read
 from ppl_bandit.engines.approximate.diagnostics import (
@@ -23,6 +24,7 @@ from ppl_bandit.engines.approximate.modes import find_mode
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY, hamiltonian, move
 from ppl_bandit.engines.approximate.target import Target, second_derivatives
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.numerics.compilation import quick_jit
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction, InvalidProgram
 
@@ -389,3 +391,41 @@ def test_second_derivatives_take_the_modes_that_there_are(cube, error):
     np.testing.assert_allclose(gradient, 3 * np.asarray(at) ** 2 + np.array([-2.0, 1.0, 0.0]), rtol=1e-5)
     expected = np.diag(6 * np.asarray(at)) + np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     np.testing.assert_allclose(hessian, expected, atol=error)
+
+
+def test_particles_moved_without_evidence_are_renewed_with_the_next_row_that_speaks_of_them():
+    def program(arm):
+        with numpyro.plate("arms", 2):
+            score = numpyro.sample("score", dist.Normal(0.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(logits=0.1 * score[arm]))
+
+    engine = engines.reweight(RewardModel(program, 2), num_particles=64)
+    update = quick_jit(engine.update)
+    state = engine.init(jr.key(0))
+    doubted = state.clouds.evidence._replace(is_sound=jnp.array([False, True]))
+    state = state._replace(clouds=state.clouds._replace(evidence=doubted))
+    other, info = update(jr.key(1), state, Interaction(jnp.array([1]), jnp.array([1.0])))
+    assert int(info.num_refreshes) == 0 and not bool(info.is_trusted)
+    own, info = update(jr.key(1), other, Interaction(jnp.array([0]), jnp.array([1.0])))
+    # The weights of so flat a likelihood are even: nothing else would have renewed them.
+    assert int(info.num_refreshes) == 1 and bool(info.is_trusted)
+    _, info = update(jr.key(2), own, Interaction(jnp.array([0]), jnp.array([1.0])))
+    assert int(info.num_refreshes) == 1
+
+
+def test_moves_that_keep_diverging_end_early_and_are_flagged():
+    """A funnel: where the log of the scale is low, no step size of the whole cloud suits; all windows would take 124."""
+    rng = np.random.default_rng(0)
+    log_scale = rng.standard_normal(400)
+    starts = jnp.asarray(np.column_stack([log_scale, np.exp(log_scale) * rng.standard_normal(400)]))
+    lengths = []
+
+    def counting(key, target, positions, step_size):
+        jax.debug.callback(lambda: lengths.append(1))
+        return hamiltonian(key, target, positions, step_size)
+
+    target = density_of(lambda x: -0.5 * x[0] ** 2 - 0.5 * (x[1] * jnp.exp(-x[0])) ** 2 - x[0])
+    end = moved(target, starts, counting)
+    jax.effects_barrier()
+    assert not bool(end.evidence.is_sound) and float(end.evidence.memory) < MAX_MEMORY
+    assert len(lengths) == 4 + 8 + 16 + 32
