@@ -32,6 +32,7 @@ _ENOUGH = 0.5  # effective sample size, of the number of particles, at which no 
 _TARGET_ACCEPT = 0.8
 _MIN_START_SHARE = 0.1  # effective sample size of particles whose forgetting says something
 _MAX_WINDOWS = 5
+_NUM_BEFORE = 2  # windows before one that may say that no more of them will help, or are needed
 _TRAPPED = 0.8  # memory that twice as many transitions should have brought down
 _FADING = 0.5  # of the share of divergent transitions that a longer window should have left
 _MAX_LEAPS = 64
@@ -158,6 +159,7 @@ class _Window(NamedTuple):
     ess: Float[Array, ""]
     memory_before: Float[Array, ""]
     divergent_share: Float[Array, ""]
+    is_mixed: Bool[Array, ""]
     is_diverging: Bool[Array, ""]
     evidence: MoveEvidence
 
@@ -181,7 +183,7 @@ def move(
     Args:
         positions: where the particles start: draws of the target, with as many repetitions as their weights demand.
         ess: effective sample size of these.
-        min_narrowing: of a cloud that is swept (`sweeps.sweep`).
+        min_narrowing: of a cloud that is swept (`sweeps.sweep`); one whose trajectories diverge always is.
         covariance: of the target, as far as it is known.
     """
     num, size = positions.shape
@@ -227,7 +229,10 @@ def move(
         x, step_size, first_energies, accept, divergent, has_moved = jax.lax.fori_loop(0, length, transition, carry)
         moved = centre + x @ root.T
         sd = jnp.sqrt(jnp.sum(jnp.square(root), axis=1))
-        swept = sweep(key_sweep, target, moved, sd, first_sweep * 2**before.number, min_narrowing)
+        divergent_share = (divergent / (num_settled * num)).astype(positions.dtype)
+        is_calm = divergent_share <= MAX_DIVERGENT_SHARE
+        least = jnp.where(is_calm, min_narrowing, 0.0)
+        swept, is_swept = sweep(key_sweep, target, moved, sd, first_sweep * 2**before.number, least)
         has_moved |= jnp.any(swept.positions != moved, axis=1)
         energies = -swept.log_prior - swept.log_likelihood
         memory, drift = forgetting(start, inside_of(swept.positions), first_energies, energies, before.ess)
@@ -242,29 +247,32 @@ def move(
             & (stuck <= MAX_STUCK_SHARE)
             & jnp.all(jnp.isfinite(energies))
         )
-        divergent_share = (divergent / (num_settled * num)).astype(positions.dtype)
-        is_sound = is_mixed & (divergent_share <= MAX_DIVERGENT_SHARE)
+        # Sweeps go where trajectories diverge: of particles that they led to forget twice in a row, no more is asked.
+        is_followed = is_swept & before.is_mixed & (before.number >= _NUM_BEFORE)
+        is_sound = is_mixed & (is_calm | is_followed)
         # They forgot, and as many trajectories diverge as in half as many transitions: at a place that no step size suits.
         is_diverging = is_mixed & ~is_sound & (divergent_share > _FADING * before.divergent_share)
         evidence = MoveEvidence(memory, drift, accept, divergent, stuck, is_sound)
         after_ess = 1.0 / (memory**2 / before.ess + (1.0 - memory**2) / num)
         number, memory_before = before.number + 1, before.evidence.memory
-        return _Window(number, swept, step_size, after_ess, memory_before, divergent_share, is_diverging, evidence)
+        flags = is_mixed, is_diverging
+        return _Window(number, swept, step_size, after_ess, memory_before, divergent_share, *flags, evidence)
 
     def needs_more(last: _Window) -> Bool[Array, ""]:
         is_done = last.evidence.is_sound & (last.ess >= _ENOUGH * num)
         # Twice as many transitions, and they remember as much: modes that no trajectory connects.
-        is_trapped = (last.number > 2) & (last.evidence.memory > jnp.maximum(0.9 * last.memory_before, _TRAPPED))
-        is_hopeless = is_trapped | ((last.number > 2) & last.is_diverging)
+        is_trapped = (last.number > _NUM_BEFORE) & (
+            last.evidence.memory > jnp.maximum(0.9 * last.memory_before, _TRAPPED)
+        )
+        is_hopeless = is_trapped | ((last.number > _NUM_BEFORE) & last.is_diverging)
         return (last.number == 0) | (~is_done & ~is_hopeless & (last.number < _MAX_WINDOWS))
 
     one = jnp.ones((), positions.dtype)
     none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
     unknown = jnp.zeros(num, positions.dtype)
     starts = Swept(positions, unknown, unknown)
-    begin = _Window(
-        jnp.zeros((), int), starts, step_size, ess.astype(positions.dtype), one, one, jnp.array(False), none
-    )
+    no = jnp.array(False)
+    begin = _Window(jnp.zeros((), int), starts, step_size, ess.astype(positions.dtype), one, one, no, no, none)
     end = jax.lax.while_loop(needs_more, window, begin)
     return Moved(*end.swept, end.step_size, end.evidence)
 

@@ -91,7 +91,7 @@ def sweep(
     sd: Float[Array, " k"],
     length: Int[Array, ""] | int,
     min_narrowing: Float[Array, ""] | float = 0.0,
-) -> Swept:
+) -> tuple[Swept, Bool[Array, ""]]:
     """Make `length` times 4 moves of every particle, by turns of one latent alone and of all others with it.
 
     Every move leaves the target as it is, given the centre and the slopes, which the cloud as a whole decides.
@@ -100,6 +100,9 @@ def sweep(
         sd: of the cloud, roughly: steps are made in proportion.
         min_narrowing: moves end as soon as nothing narrows by as much, in logarithms, with a standard deviation of another
             coordinate; in most clouds, before they begin.
+
+    Returns:
+        The particles, and whether all of these moves were made.
     """
     num, size = positions.shape
     dtype = positions.dtype
@@ -142,4 +145,5 @@ def sweep(
     unknown, zeros = jnp.zeros(num, dtype), jnp.zeros(size, dtype)
     nothing = Stretch(zeros, jnp.zeros((size, size), dtype), zeros, jnp.zeros((), dtype))
     begin = (jnp.zeros((), int), nothing, Swept(positions, unknown, unknown))
-    return jax.lax.while_loop(goes_on, moves, begin)[-1]
+    number, _, swept = jax.lax.while_loop(goes_on, moves, begin)
+    return swept, (length > 0) & (number > length)

@@ -34,7 +34,7 @@ def exact_draws(seed):
 
 @jax.jit
 def swept(key, positions):
-    return sweep(key, TARGET, positions, jnp.std(positions, axis=0), 16)
+    return sweep(key, TARGET, positions, jnp.std(positions, axis=0), 16)[0]
 
 
 def shares(positions):
@@ -80,7 +80,7 @@ def test_slopes_tell_what_narrows_with_what():
 def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing():
     nowhere = TARGET._replace(parts=lambda x: (jnp.nan * x[0], x[0]))
     start = jnp.ones((20, 2))
-    end = jax.jit(lambda: sweep(jr.key(0), nowhere, start, jnp.ones(2), 2))()
+    end = jax.jit(lambda: sweep(jr.key(0), nowhere, start, jnp.ones(2), 2)[0])()
     np.testing.assert_array_equal(end.positions, start)
     found = stretches(start, jnp.full(20, -jnp.inf), jnp.ones(2))
     np.testing.assert_array_equal(found.slopes, 0.0)
@@ -90,14 +90,15 @@ def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing
 def test_a_particle_without_a_density_stops_no_other():
     start = exact_draws(4).at[0].set(0.5)
     parts = TARGET._replace(parts=lambda x: (jnp.where(x[1] == 0.5, jnp.nan, log_density(x)), jnp.zeros(())))
-    end = jax.jit(lambda: sweep(jr.key(0), parts, start, jnp.ones(SIZE + 1), 4))()
+    end = jax.jit(lambda: sweep(jr.key(0), parts, start, jnp.ones(SIZE + 1), 4)[0])()
     assert np.mean(np.any(end.positions != start, axis=1)) > 0.9
 
 
 def test_a_cloud_that_does_not_narrow_is_left_alone():
     start = jr.normal(jr.key(0), (1000, 3))
     gaussian = TARGET._replace(parts=lambda x: (-0.5 * jnp.sum(x**2), jnp.ones(())))
-    end = jax.jit(lambda: sweep(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5))()
+    end, is_swept = jax.jit(lambda: sweep(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5))()
+    assert not bool(is_swept)
     np.testing.assert_array_equal(end.positions, start)
     np.testing.assert_allclose(end.log_prior, -0.5 * jnp.sum(start**2, axis=1), rtol=1e-5)
     np.testing.assert_array_equal(end.log_likelihood, 1.0)
