@@ -14,11 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import betaln, gammaln
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.derivation import derive
 from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural
+from ppl_bandit.numerics.gammas import betaln, gammaln
 
 __all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "recentre", "statistics_of"]
 
