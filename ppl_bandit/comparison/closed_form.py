@@ -41,11 +41,11 @@ def exact_marginals(model: RewardModel, engine: Engine, state: Any) -> dict[str,
     precision u ~ Gamma(a, b) scales the reals: 2 a degrees of freedom, and the squared scale is their covariance times
     precision, times b / a.
     """
-    known, entries, bounds = _parameters(engine, state), _entries(engine, state), support_bounds(model)
-    return {name: _law(known[name], entries[name], jax.device_get(state), bounds[name]) for name in model.latent_shapes}
+    known, bounds = _parameters(engine, state), support_bounds(model)
+    return {name: _law(known[name], jax.device_get(state), bounds[name]) for name in model.latent_shapes}
 
 
-def _law(values: Mapping[str, Any], entry: np.ndarray, state: Any, bounds: tuple[Any, Any]) -> Law:
+def _law(values: Mapping[str, Any], state: Any, bounds: tuple[Any, Any]) -> Law:
     from scipy import stats
 
     kind, (low, high) = _kind(values), bounds
@@ -62,13 +62,14 @@ def _law(values: Mapping[str, Any], entry: np.ndarray, state: Any, bounds: tuple
         with np.errstate(all="ignore"):  # a power of a Gamma has the moments n for which a + n / power is positive
             mean = np.where(a + 1.0 / power > 0, law.mean(), np.inf)
             return Law(law, mean, np.where(a + 2.0 / power > 0, law.std(), np.inf))
-    mean, is_scaled = values["mean"], entry > 0
+    mean = values["mean"]
+    owner = np.asarray(values.get("scaled_by", np.full(mean.shape, -1)))
+    is_scaled = owner >= 0
     spread = np.asarray(values.get("covariance", values.get("covariance_times_precision")))
     variance, degrees = np.diagonal(spread).reshape(mean.shape), np.full(mean.shape, np.inf)
     if is_scaled.any():
-        row = np.where(is_scaled, entry - 1, 0) // state.scaled_mean.shape[1]
-        degrees = np.where(is_scaled, 2.0 * state.shape[row], np.inf)
-        variance = variance * np.where(is_scaled, state.rate[row] / state.shape[row], 1.0)
+        degrees = np.where(is_scaled, 2.0 * state.shape[owner], np.inf)
+        variance = variance * np.where(is_scaled, state.rate[owner] / state.shape[owner], 1.0)
     law = stats.t(degrees, loc=mean, scale=np.sqrt(variance))
     with np.errstate(all="ignore"):
         ratio = np.where(np.isinf(degrees), 1.0, np.where(degrees > 2, degrees / (degrees - 2.0), np.inf))
@@ -107,19 +108,19 @@ def exact_log_evidence(
 
 
 class _Place(NamedTuple):
-    """Latents in the coordinates of the families: unit elements, simplexes, u, scaled reals (G, S), free reals."""
+    """Latents in the coordinates of the families: unit elements, simplexes, u, reals by block, and the u of each block."""
 
     unit: np.ndarray
     simplex: list[np.ndarray]
     u: np.ndarray
-    scaled: np.ndarray
-    free: np.ndarray
+    reals: np.ndarray
+    u_of_block: np.ndarray
 
 
 def _locate(point: Mapping[str, Any], known: Any, entries: Any, bounds: Any, state: Any) -> _Place:
     unit, u = np.zeros(len(state.beta)), np.zeros(state.shape.size)
     simplex = [np.zeros(rows.shape) for rows in state.dirichlet]
-    scaled, free = np.zeros(state.scaled_mean.size), np.zeros(state.mean.size)
+    reals, owner = np.zeros(state.mean.size), np.full(state.mean.shape[0], -1)
     for name, entry in entries.items():
         value, (low, high), kind = np.asarray(point[name], float), bounds[name], _kind(known[name])
         if kind == "unit":
@@ -130,9 +131,9 @@ def _locate(point: Mapping[str, Any], known: Any, entries: Any, bounds: Any, sta
             number = int(entry.flat[0])
             simplex[number] = value.reshape(simplex[number].shape)
         else:
-            scaled[entry[entry > 0] - 1] = value[entry > 0]
-            free[-1 - entry[entry < 0]] = value[entry < 0]
-    return _Place(unit, simplex, u, scaled.reshape(state.scaled_mean.shape), free)
+            reals[entry] = value
+            owner[entry // state.mean.shape[1]] = known[name].get("scaled_by", -1)
+    return _Place(unit, simplex, u, reals.reshape(state.mean.shape), np.append(u, 1.0)[owner])
 
 
 def _log_density(state: Any, place: _Place) -> float:
@@ -143,9 +144,9 @@ def _log_density(state: Any, place: _Place) -> float:
         flat = rows.reshape(-1, rows.shape[-1]), shares.reshape(-1, rows.shape[-1])
         total += sum(stats.dirichlet.logpdf(p / p.sum(), c) for c, p in zip(*flat, strict=True))
     total += stats.gamma.logpdf(place.u, state.shape, scale=1.0 / state.rate).sum()
-    for row in range(place.u.size if place.scaled.shape[1] else 0):  # padding is the same before and after the data
-        total += _log_normal(place.scaled[row], state.scaled_mean[row], place.u[row] * state.scaled_precision[row])
-    return total + _log_normal(place.free, state.mean, state.precision)
+    for x, u, mean, precision in zip(place.reals, place.u_of_block, state.mean, state.precision, strict=True):
+        total += _log_normal(x, mean, u * precision)  # padding is the same before and after the data
+    return total
 
 
 def _log_normal(x: np.ndarray, mean: np.ndarray, precision: np.ndarray) -> float:
@@ -169,17 +170,13 @@ def _kind(values: Mapping[str, Any]) -> str:
 
 
 def _entries(engine: Engine, state: Any) -> dict[str, np.ndarray]:
-    """Return, arranged by site, the number of each element's entry in the state.
-
-    Scaled reals count 1, 2, ... along (G, S), free reals -1, -2, ...; every other kind counts from 0.
-    """
+    """Return, arranged by site, the number of each element's entry in the state; reals are counted along (R, S)."""
     host = jax.device_get(state)
     numbers = host._replace(
         beta=np.stack([np.arange(len(host.beta)), np.ones(len(host.beta))], axis=-1),
         dirichlet=tuple(np.full(rows.shape, number) for number, rows in enumerate(host.dirichlet)),
         shape=np.arange(host.shape.size),
-        mean=-1 - np.arange(host.mean.size),
-        scaled_mean=1 + np.arange(host.scaled_mean.size).reshape(host.scaled_mean.shape),
+        mean=np.arange(host.mean.size).reshape(host.mean.shape),
     )
     name_of = {"unit": "concentration1", "simplex": "concentration", "positive": "concentration", "real": "mean"}
     return {

@@ -162,7 +162,7 @@ class Bandit(ReadableBandit):
         mask = standing.task.arms.mask(allowed)
         with uncollected():  # thousands of records at once, which all stay
             events = self._experiment.decide(standing, mask, contexts, num_rows)
-            return [self._decision(event) for event in events]
+            return list(map(self._decision, events))
 
     def update(
         self,
@@ -399,11 +399,11 @@ class Bandit(ReadableBandit):
         context = self._context_form.unflatten(body["context"] or ())
         propensities = body["propensities"]
         return Decision(
-            str(event.decision),
+            event.decision,  # type: ignore[arg-type]
             body["name"],
             body["best_arm_probs"],
             body["num_candidates"],
-            float(propensities[event.arm]),
+            propensities.item(event.arm),
             propensities,
             context,
             self._notes(context),

@@ -13,7 +13,7 @@ from ppl_bandit.live.archive import pack, unpack
 
 __all__ = ["context_form", "context_like", "read", "write"]
 
-_FORMAT, _VERSION = "ppl_bandit.live.bandit", 2
+_FORMAT, _VERSION = "ppl_bandit.live.bandit", 3
 
 
 def write(path: str | PathLike, header: Mapping[str, Any], trees: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Log gamma and log beta functions of positive numbers, as sums that vector units work through at once.
 
 Stirling's series beyond 8, and below it eight steps of the recursion, whose factors are multiplied before one logarithm is
-taken. On a CPU this takes a third of the time of `jax.scipy.special`, in either precision; and in double precision a log beta is
-right to 1e-14 of itself, where `jax.scipy.special.betaln` of numbers up to 1e6 is off by as much as 1e-6 nats.
+taken. On a CPU this takes a third of the time of `jax.scipy.special`, in either precision; and in double precision a log beta
+is right to 1e-14 of itself, where `jax.scipy.special.betaln` of numbers up to 1e6 is off by as much as 1e-6 nats.
 """
 
 import math

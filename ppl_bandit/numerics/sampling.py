@@ -29,25 +29,27 @@ __all__ = [
     "log_gamma",
     "multivariate_normal_precision",
     "normal",
-    "normal_inverse_gamma",
     "student_t",
 ]
 
 
-def log_gamma(key: Key, concentration: Float[Array, "..."], sample_shape: Shape = ()) -> Float[Array, "..."]:
-    """Draw the logarithm of Gamma(concentration, 1) variables.
+def log_gamma(
+    key: Key, concentration: Float[Array, "..."], sample_shape: Shape = (), rate: Float[Array, "..."] | float = 1.0
+) -> Float[Array, "..."]:
+    """Draw the logarithm of Gamma(concentration, rate) variables; both parameters may be large.
 
     A draw of shape 1e-3 is typically e^-1000, which only its logarithm can hold.
 
     Args:
         concentration: shape parameters, positive; a draw of any other is nan.
         sample_shape: axes of independent draws, put in front of those of `concentration`.
+        rate: of each variable, positive.
 
     Returns:
         Draws of shape `sample_shape + concentration.shape`.
     """
     concentration = as_float(concentration)
-    return _log_gamma_over(key, concentration, jnp.ones_like(concentration), sample_shape)
+    return jnp.log(_mode(concentration) / rate) + _log_gamma_ratio(key, concentration, sample_shape)
 
 
 def gamma(key: Key, concentration: Float[Array, "..."], sample_shape: Shape = ()) -> Float[Array, "..."]:
@@ -174,42 +176,9 @@ def student_t(
     key_precision, key_noise = jr.split(key)
     is_normal = jnp.isinf(df)
     half = jnp.where(is_normal, 1.0, 0.5 * df)
-    log_precision = jnp.where(is_normal, 0.0, _log_gamma_over(key_precision, half, half, sample_shape))
+    log_precision = jnp.where(is_normal, 0.0, log_gamma(key_precision, half, sample_shape, half))
     noise = _standard_normal(key_noise, sample_shape + loc.shape, jnp.result_type(df, loc, scale))
     return loc + scale * noise * jnp.exp(-0.5 * log_precision)
-
-
-def normal_inverse_gamma(
-    key: Key,
-    mean: Float[Array, "... D"],
-    precision_cholesky: Float[Array, "... D D"],
-    concentration: Float[Array, "..."],
-    rate: Float[Array, "..."],
-    sample_shape: Shape = (),
-) -> tuple[Float[Array, "..."], Float[Array, "... D"]]:
-    """Draw variances from InverseGamma(concentration, rate), and Gaussian vectors of that variance.
-
-    Given its variance v, a vector has covariance v (L L')^-1; over all variances it is a multivariate Student-t.
-
-    Args:
-        mean: location of each vector.
-        precision_cholesky: lower-triangular L.
-        concentration: of each variance, positive.
-        rate: of each variance, positive.
-        sample_shape: axes of independent draws, put in front of those of the parameters.
-
-    Returns:
-        The logarithms of 1 / v, which hold variances that floats cannot, and the vectors.
-    """
-    key_precision, key_vector = jr.split(key)
-    log_precision = _log_gamma_over(key_precision, as_float(concentration), as_float(rate), sample_shape)
-    spread = multivariate_normal_precision(key_vector, jnp.zeros_like(mean), precision_cholesky, sample_shape)
-    return log_precision, mean + jnp.exp(-0.5 * log_precision)[..., None] * spread
-
-
-def _log_gamma_over(key: Key, concentration: Array, rate: Array, sample_shape: Shape) -> Array:
-    """Draw the logarithm of Gamma(concentration, rate) variables; both parameters may be large."""
-    return jnp.log(_mode(concentration) / rate) + _log_gamma_ratio(key, concentration, sample_shape)
 
 
 def _mode(concentration: Array) -> Array:

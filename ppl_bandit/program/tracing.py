@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpyro
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpyro import handlers
+from numpyro.distributions import Distribution, Independent, MaskedDistribution
 
 from ppl_bandit.types import Key
 
@@ -19,6 +20,7 @@ __all__ = [
     "Trace",
     "is_prior_term",
     "log_prob",
+    "log_prob_terms",
     "possible",
     "repeat_rows",
     "run_program",
@@ -92,6 +94,26 @@ def log_prob(site: Site, mask: Bool[Array, " N"] | None = None) -> Array:
     return density if site["scale"] is None else site["scale"] * density
 
 
+def log_prob_terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]:
+    """Return a site's log density in as many terms as it has independent elements.
+
+    Args:
+        is_plain: leave scale and mask out, as a draw of the site does.
+    """
+    fn, value, num_summed = site["fn"], site["value"], 0
+    if is_plain:
+        fn = _unmasked(fn)
+    while isinstance(fn, Independent):
+        num_summed += fn.reinterpreted_batch_ndims
+        fn = fn.base_dist
+    density = fn.log_prob(value)
+    scale = None if is_plain else site["scale"]
+    if scale is not None:
+        scale = jnp.asarray(scale)
+        density *= scale.reshape(scale.shape + (1,) * num_summed) if scale.ndim else scale
+    return jnp.ravel(jnp.asarray(density, float))
+
+
 def possible(fn: Any, value: Array) -> Bool[Array, "..."]:
     """Tell where a distribution can produce a value; anything is possible where the distribution is masked."""
     masked = jnp.zeros(value.shape, bool)
@@ -111,3 +133,9 @@ def repeat_rows(context: Any, num_rows: int) -> Any:
     if context is None:
         return None
     return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (num_rows, *jnp.shape(leaf))), context)
+
+
+def _unmasked(fn: Distribution) -> Distribution:
+    if isinstance(fn, Independent):
+        return _unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+    return _unmasked(fn.base_dist) if isinstance(fn, MaskedDistribution) else fn

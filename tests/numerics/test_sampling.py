@@ -197,37 +197,6 @@ def test_student_t_draws_follow_their_laws(dtype):
             assert stats.poisson(expected).sf(count - 1) > LEVEL / NUM_TESTS
 
 
-@precision
-@pytest.mark.parametrize(("concentration", "rate"), [(0.1, 0.1), (1.0, 3.0), (40.0, 1e-3), (1e6, 1e6)])
-def test_normal_inverse_gamma_draws_follow_their_laws(concentration, rate, dtype):
-    factor = np.array([[2.0, 0.0], [-1.0, 0.5]])
-    covariance = np.linalg.inv(factor @ factor.T)
-    mean = np.array([[1.0, -2.0], [0.0, 5.0]])
-    with in_precision(dtype):
-        shape, scale = jnp.full(2, concentration, dtype), jnp.full(2, rate, dtype)
-        log_precision, vectors = sampling.normal_inverse_gamma(
-            jr.key(18), jnp.asarray(mean, dtype), jnp.asarray(factor, dtype), shape, scale, (NUM_DRAWS,)
-        )
-        assert log_precision.shape == (NUM_DRAWS, 2) and vectors.shape == (NUM_DRAWS, 2, 2)
-        assert log_precision.dtype == dtype and vectors.dtype == dtype
-    log_precision, vectors = np.asarray(log_precision, float), np.asarray(vectors, float)
-    marginal = stats.t(2 * concentration)
-    law = log_gamma_cdf(concentration)
-    for group in range(2):
-        assert_follows(log_precision[:, group] + np.log(rate), law, "log precision")
-        for feature in range(2):
-            scale = np.sqrt(rate / concentration * covariance[feature, feature])
-            assert_follows((vectors[:, group, feature] - mean[group, feature]) / scale, marginal.cdf, "marginal")
-        # Given the variance, L'(x - mean) / sqrt(variance) is standard normal, whatever the variance. Where that is so
-        # large that the mean is lost beside it, or so small beside the mean, float32 keeps too few digits to tell.
-        noise = (vectors[:, group] - mean[group]) * np.exp(0.5 * log_precision[:, group])[:, None] @ factor
-        if dtype == "float64" or rate > 1e-2:
-            for column in noise.T:
-                assert_follows(column, stats.norm.cdf, "noise")
-                correlation = stats.spearmanr(np.abs(column), log_precision[:, group]).statistic
-                assert abs(correlation) < two_sided_z(8) / np.sqrt(NUM_DRAWS - 1)
-
-
 def test_one_mean_and_one_precision_serve_a_batch_of_the_other():
     mean, factor = jnp.zeros(2), jnp.eye(2)
     assert sampling.multivariate_normal_precision(jr.key(0), mean, jnp.stack([factor] * 3)).shape == (3, 2)
@@ -258,9 +227,6 @@ DRAW = {
     "dirichlet": lambda key: sampling.dirichlet(key, SHAPES, (11,)),
     "normal": lambda key: sampling.normal(key, SHAPES, SHAPES, (11,)),
     "student_t": lambda key: sampling.student_t(key, SHAPES, 0.0, 1.0, (11,)),
-    "normal_inverse_gamma": lambda key: sampling.normal_inverse_gamma(
-        key, jnp.ones(2), FACTOR, jnp.array(3.0), jnp.array(2.0), (11,)
-    )[1],
     "gaussian": lambda key: sampling.multivariate_normal_precision(key, jnp.ones(2), FACTOR, (11,)),
 }
 FACTOR = jnp.array([[1.5, 0.0], [0.5, 1.0]])

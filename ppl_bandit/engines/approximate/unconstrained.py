@@ -19,7 +19,7 @@ from numpyro.distributions.transforms import IndependentTransform
 from ppl_bandit.engines.approximate.buffer import Data
 from ppl_bandit.program.recording import recorded
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.tracing import Site, Trace, is_prior_term, run_program
+from ppl_bandit.program.tracing import Site, Trace, is_prior_term, log_prob_terms, run_program
 from ppl_bandit.types import Draws, Interaction, Key
 
 __all__ = ["Space", "unconstrained_space"]
@@ -87,7 +87,7 @@ def unconstrained_space(model: RewardModel) -> Space:
     @recorded
     def log_prior(flat: Float[Array, " K"]) -> Float[Array, " terms"]:
         trace, log_jacobians = run(flat)
-        return jnp.concatenate([*map(_terms, prior_sites(trace)), *log_jacobians])
+        return jnp.concatenate([*map(log_prob_terms, prior_sites(trace)), *log_jacobians])
 
     log_likelihood = recorded(model.log_likelihood)
 
@@ -104,10 +104,10 @@ def unconstrained_space(model: RewardModel) -> Space:
         trace = run_program(model.program, *_one_row(model, latents))
         terms = []
         for site in prior_sites(trace):
-            own = _terms(site)
+            own = log_prob_terms(site)
             if site["name"] in shapes:
                 is_plain = site["scale"] is None and not _is_masked(site["fn"])
-                terms.append(jnp.zeros_like(own) if is_plain else own - _terms(site, is_plain=True))
+                terms.append(jnp.zeros_like(own) if is_plain else own - log_prob_terms(site, is_plain=True))
             else:
                 terms.append(own)
         num_terms = jax.eval_shape(log_prior, jnp.zeros(total)).shape[0]
@@ -121,36 +121,10 @@ def unconstrained_space(model: RewardModel) -> Space:
     return Space(total, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
 
 
-def _terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]:
-    """Return a site's log density in as many terms as it has independent elements.
-
-    Args:
-        is_plain: leave scale and mask out, as a draw of the site does.
-    """
-    fn, value, num_summed = site["fn"], site["value"], 0
-    if is_plain:
-        fn = _unmasked(fn)
-    while isinstance(fn, Independent):
-        num_summed += fn.reinterpreted_batch_ndims
-        fn = fn.base_dist
-    density = fn.log_prob(value)
-    scale = None if is_plain else site["scale"]
-    if scale is not None:
-        scale = jnp.asarray(scale)
-        density *= scale.reshape(scale.shape + (1,) * num_summed) if scale.ndim else scale
-    return jnp.ravel(jnp.asarray(density, float))
-
-
 def _is_masked(fn: Distribution) -> bool:
     while isinstance(fn, Independent):
         fn = fn.base_dist
     return isinstance(fn, MaskedDistribution)
-
-
-def _unmasked(fn: Distribution) -> Distribution:
-    if isinstance(fn, Independent):
-        return _unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
-    return _unmasked(fn.base_dist) if isinstance(fn, MaskedDistribution) else fn
 
 
 def _one_row(model: RewardModel, latents: Mapping[str, Array] | None = None) -> tuple[Any, Any, dict[str, Array]]:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.collapsed.outer import given
-from ppl_bandit.engines.exact.families import Layout, Posterior
+from ppl_bandit.engines.exact.families import Layout, Posterior, standard_law
 from ppl_bandit.engines.exact.marginals import marginals_of
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Marginals
@@ -53,7 +53,7 @@ def mixture_of(
         def look(law: Posterior) -> None:
             found.append(offer(law, view.context))
 
-        jax.eval_shape(look, _example_law(layout))
+        jax.eval_shape(look, standard_law(layout))
         return found[0] is not None, found[0] is not None and found[0].best_arm_probs is not None
 
     def marginals(state: Any, context: Any) -> Marginals | None:
@@ -127,18 +127,3 @@ def _with_outer_as_context(model: RewardModel, example: Mapping[str, Array]) -> 
     view.context = {"outer": dict(example), "context": model.context}
     view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in example}
     return view
-
-
-def _example_law(layout: Layout) -> Posterior:
-    num_positive, num_scaled = layout.members.shape
-    return Posterior(
-        jnp.ones((layout.count("unit"), 2)),
-        tuple(jnp.ones((site.size // site.shape[-1], site.shape[-1])) for site in layout.of("simplex")),
-        jnp.ones(num_positive),
-        jnp.ones(num_positive),
-        jnp.zeros((num_positive, num_scaled)),
-        jnp.broadcast_to(jnp.eye(num_scaled), (num_positive, num_scaled, num_scaled)),
-        jnp.zeros(layout.free.size),
-        jnp.eye(layout.free.size),
-        jnp.zeros((), int),
-    )

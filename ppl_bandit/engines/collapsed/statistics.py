@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ppl_bandit.engines.exact.blocks import pick, where_member
 from ppl_bandit.engines.exact.derivation import derive
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, by_owner
 from ppl_bandit.numerics.gammas import betaln, gammaln
 
 __all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "recentre", "statistics_of"]
@@ -54,17 +55,15 @@ def _at_centre(natural: Natural, centre: Coordinates) -> Array:
 
 def no_statistics(layout: Layout, centre: Coordinates) -> Statistics:
     """Return the statistics of no data."""
-    num_positive, num_scaled, num_free = layout.power.size, layout.members.shape[1], layout.free.size
+    num_positive, (num_blocks, size) = layout.power.size, layout.members.shape
     dtype = centre.real.dtype
     natural = Natural(
         jnp.zeros((centre.unit.size, 2), dtype),
         tuple(jnp.zeros_like(logits) for logits in centre.simplex),
         jnp.zeros(num_positive, dtype),
         jnp.zeros(num_positive, dtype),
-        jnp.zeros((num_positive, num_scaled), dtype),
-        jnp.zeros((num_positive, num_scaled, num_scaled), dtype),
-        jnp.zeros(num_free, dtype),
-        jnp.zeros((num_free, num_free), dtype),
+        jnp.zeros((num_blocks, size), dtype),
+        jnp.zeros((num_blocks, size, size), dtype),
     )
     return Statistics(natural, jnp.zeros((), dtype))
 
@@ -77,16 +76,12 @@ def add(*parts: Statistics) -> Statistics:
 def recentre(layout: Layout, statistics: Statistics, old: Coordinates, new: Coordinates) -> Statistics:
     """Return the same density with its reals relative to another centre."""
     natural, constant = statistics
-    moved = new.real - old.real
-    x, y = jnp.where(layout.is_member, moved[layout.members], 0.0), moved[layout.free]
-    bend, scaled_bend = natural.quadratic @ y, jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x)
+    x = where_member(layout.is_member, pick(new.real - old.real, layout.members))
+    bend = jnp.einsum("rst,rt->rs", natural.quadratic, x)
+    gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
     return Statistics(
-        natural._replace(
-            scale=natural.scale + jnp.sum((natural.scaled_linear - 0.5 * scaled_bend) * x, axis=-1),
-            scaled_linear=natural.scaled_linear - scaled_bend,
-            linear=natural.linear - bend,
-        ),
-        constant + (natural.linear - 0.5 * bend) @ y,
+        natural._replace(scale=natural.scale + by_owner(layout, gain), linear=natural.linear - bend),
+        constant + jnp.sum(gain[layout.owner < 0]),
     )
 
 
@@ -97,50 +92,53 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, ""]:
         terms.append(jnp.sum(jnp.log(jnp.broadcast_to(jnp.asarray(site.high - site.low, float), site.shape))))
     for rows in natural.simplex:
         terms.append(jnp.sum(gammaln(rows + 1.0)) - jnp.sum(gammaln(jnp.sum(rows + 1.0, axis=-1))))
-    num_members = layout.is_member.sum(axis=1)
+    gain = jnp.zeros(0)
+    if layout.members.size:
+        padding = np.eye(layout.members.shape[1]) * ~layout.is_member[:, :, None]
+        gain, log_det = _gaussians(natural.quadratic + padding, natural.linear)
+        constant = 0.5 * np.log(2.0 * np.pi) * layout.is_member.sum()
+        terms.append(constant + jnp.sum(gain[layout.owner < 0]) - 0.5 * jnp.sum(log_det))
     if layout.power.size:
-        padding = jnp.eye(layout.members.shape[1]) * (~layout.is_member[:, :, None]).astype(float)
-        gain, log_det = jax.vmap(_gaussian)(natural.scaled_quadratic + padding, natural.scaled_linear)
         # u = z^power: what is integrated over z has u^(1/power - 1) more, and u^(-1/2) for each real that u scales.
-        shape = natural.log_scale + 1.0 / layout.power - 0.5 * num_members
-        rate = -natural.scale - gain
-        terms.append(jnp.sum(gammaln(shape) - shape * jnp.log(rate) - 0.5 * log_det))
+        shape = natural.log_scale + 1.0 / layout.power - 0.5 * layout.num_scaled
+        rate = -natural.scale - by_owner(layout, gain)
+        terms.append(jnp.sum(gammaln(shape) - shape * jnp.log(rate)))
         # A shape below 0 has a finite log gamma and no integral.
         terms.append(jnp.where(jnp.all(shape > 0), 0.0, jnp.nan))
         terms.append(jnp.asarray(-np.sum(np.log(np.abs(layout.power))), float))
-    gain, log_det = _gaussian(natural.quadratic, natural.linear)
-    terms.append(gain - 0.5 * log_det + 0.5 * np.log(2.0 * np.pi) * (layout.free.size + num_members.sum()))
     return sum(terms, start=jnp.zeros(()))
 
 
-def _gaussian(precision: Float[Array, "F F"], linear: Float[Array, " F"]) -> tuple[Array, Array]:
-    """Return linear' inverse(precision) linear / 2 and the log determinant of the precision.
+def _gaussians(precision: Float[Array, "R S S"], linear: Float[Array, "R S"]) -> tuple[Array, Array]:
+    """Return linear' inverse(precision) linear / 2 and the log determinant of the precision, (R,) each.
 
     They are nan where the precision is not positive, and where its conditioning leaves a pivot no more than rounding: in single
     precision a hierarchy whose spread is a thousandth of its scale. A number made of rounding would draw particles there.
     """
-    size = linear.shape[0]
+    size = linear.shape[-1]
     smallest = _ROUNDINGS * jnp.finfo(precision.dtype).eps
-    if size == 0:
-        return jnp.zeros(()), jnp.zeros(())
     if size > _UNROLLED:
         factor = jnp.linalg.cholesky(precision)
-        half = jax.lax.linalg.triangular_solve(factor, linear[:, None], left_side=True, lower=True)
-        squares = jnp.diagonal(factor) ** 2
-        is_resolved = jnp.all(squares > smallest * jnp.diagonal(precision))
-        return 0.5 * jnp.sum(half**2), jnp.where(is_resolved, jnp.sum(jnp.log(squares)), jnp.nan)
+        half = jax.lax.linalg.triangular_solve(factor, linear[..., None], left_side=True, lower=True)[..., 0]
+        squares = jnp.diagonal(factor, axis1=-2, axis2=-1) ** 2
+        is_resolved = jnp.all(squares > smallest * jnp.diagonal(precision, axis1=-2, axis2=-1), axis=-1)
+        log_det = jnp.sum(jnp.log(squares), axis=-1)
+        return 0.5 * jnp.sum(half**2, axis=-1), jnp.where(is_resolved, log_det, jnp.nan)
+    # Blocks and particles stay the axes of every operation: under a `vmap` of its own each entry would be copied first.
+    nothing = jnp.zeros(linear.shape[:-1], linear.dtype)
+    gain, log_det = nothing, nothing
     rows: list[list[Array]] = []
     halves: list[Array] = []
-    pivots: list[Array] = []
     for i in range(size):
         row: list[Array] = []
         for j in range(i):
-            dot = sum((row[k] * rows[j][k] for k in range(j)), start=jnp.zeros(()))
-            row.append((precision[i, j] - dot) / rows[j][j])
-        pivot = precision[i, i] - sum((entry * entry for entry in row), start=jnp.zeros(()))
+            dot = sum((row[k] * rows[j][k] for k in range(j)), start=nothing)
+            row.append((precision[:, i, j] - dot) / rows[j][j])
+        pivot = precision[:, i, i] - sum((entry * entry for entry in row), start=nothing)
         row.append(jnp.sqrt(pivot))
         rows.append(row)
-        pivots.append(jnp.where(pivot > smallest * precision[i, i], pivot, jnp.nan))
-        dot = sum((row[k] * halves[k] for k in range(i)), start=jnp.zeros(()))
-        halves.append((linear[i] - dot) / row[i])
-    return 0.5 * jnp.sum(jnp.stack(halves) ** 2), jnp.sum(jnp.log(jnp.stack(pivots)))
+        dot = sum((row[k] * halves[k] for k in range(i)), start=nothing)
+        halves.append((linear[:, i] - dot) / row[i])
+        gain += 0.5 * halves[i] ** 2
+        log_det += jnp.log(jnp.where(pivot > smallest * precision[:, i, i], pivot, jnp.nan))
+    return gain, log_det

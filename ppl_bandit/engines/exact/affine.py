@@ -20,6 +20,8 @@ from ppl_bandit.engines.exact.families import (
     Layout,
     Natural,
     Posterior,
+    by_block,
+    by_owner,
 )
 
 __all__ = ["Region", "affine_change", "magnitude_of", "natural_of", "recentre", "region_around"]
@@ -31,21 +33,20 @@ class Region(NamedTuple):
     Attributes:
         changes: statistics less those of the centre, laid out like the coefficients that multiply them.
         sizes: what multiplies the size of each coefficient to bound what is added up, and how it is rounded.
-        scaled_at, free_at: sizes of the real elements, which multiply the slopes.
+        at: sizes of the real elements, which multiply the slopes.
     """
 
     points: Coordinates
     changes: Natural
     sizes: Natural
-    scaled_at: Float[Array, "P G S"]
-    free_at: Float[Array, "P F"]
+    at: Float[Array, "P R S"]
 
 
 def natural_of(layout: Layout, posterior: Posterior) -> Natural:
     """Return the natural parameters of a density of the latents, relative to its own means."""
     pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
     # The density of z = u^(1/power) has (shape - 1/power) log u where that of u has shape - 1.
-    offset = np.asarray(0.5 * layout.is_member.sum(axis=1) - 1.0 / layout.power, posterior.shape.dtype)
+    offset = np.asarray(0.5 * layout.num_scaled - 1.0 / layout.power, posterior.shape.dtype)
     beta, dirichlet = map_blocks(lambda leaf: leaf - 1.0, (posterior.beta, posterior.dirichlet))
     return Natural(
         beta,
@@ -53,9 +54,7 @@ def natural_of(layout: Layout, posterior: Posterior) -> Natural:
         map_blocks(lambda leaf: leaf + offset, posterior.shape),
         map_blocks(lambda leaf: -leaf, posterior.rate),
         nothing(layout.members.shape, posterior.mean.dtype),
-        where_member(pairs, posterior.scaled_precision),
-        nothing(layout.free.shape, posterior.mean.dtype),
-        posterior.precision,
+        where_member(pairs, posterior.precision),
     )
 
 
@@ -66,10 +65,8 @@ def magnitude_of(layout: Layout, natural: Natural, centre: Coordinates) -> Natur
     """
     sizes = map_blocks(abs, natural)
     if layout.members.size:
-        bend = jnp.einsum("gst,gt->gs", sizes.scaled_quadratic, abs(_scaled(layout, centre.real)))
-        sizes = sizes._replace(scaled_linear=sizes.scaled_linear + bend)
-    if layout.free.size:
-        sizes = sizes._replace(linear=sizes.linear + sizes.quadratic @ abs(pick(centre.real, layout.free)))
+        bend = jnp.einsum("rst,rt->rs", sizes.quadratic, abs(_in_blocks(layout, centre.real)))
+        sizes = sizes._replace(linear=sizes.linear + bend)
     return sizes
 
 
@@ -78,40 +75,30 @@ def recentre(layout: Layout, natural: Natural, old: Coordinates, new: Coordinate
     size = magnitude_of(layout, natural, old)
     if not old.real.size:
         return natural, size
-    moved, there = new.real - old.real, magnitude_of(layout, natural, new)
-    if layout.members.size:
-        x = _scaled(layout, moved)
-        bend = jnp.einsum("gst,gt->gs", natural.scaled_quadratic, x)
-        gain = jnp.sum((natural.scaled_linear - 0.5 * bend) * x, axis=-1)
-        size = size._replace(
-            scale=size.scale + jnp.sum((size.scaled_linear + 0.5 * jnp.abs(bend)) * jnp.abs(x), axis=-1),
-            scaled_linear=size.scaled_linear + there.scaled_linear,
-        )
-        natural = natural._replace(scale=natural.scale + gain, scaled_linear=natural.scaled_linear - bend)
-    if layout.free.size:
-        bend = natural.quadratic @ pick(moved, layout.free)
-        size = size._replace(linear=size.linear + there.linear)
-        natural = natural._replace(linear=natural.linear - bend)
-    return natural, size
+    there, x = magnitude_of(layout, natural, new), _in_blocks(layout, new.real - old.real)
+    bend = jnp.einsum("rst,rt->rs", natural.quadratic, x)
+    scale, sizes_of_scale = natural.scale, size.scale
+    if np.any(layout.owner >= 0):
+        gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
+        gain_size = jnp.sum((size.linear + 0.5 * jnp.abs(bend)) * jnp.abs(x), axis=-1)
+        scale, sizes_of_scale = scale + by_owner(layout, gain), sizes_of_scale + by_owner(layout, gain_size)
+    size = size._replace(scale=sizes_of_scale, linear=size.linear + there.linear)
+    return natural._replace(scale=scale, linear=natural.linear - bend), size
 
 
 def region_around(layout: Layout, points: Coordinates) -> Region:
     """Return what an affine form needs to know of points, (P, ...), the first of which is their centre."""
-    away = points.real - points.real[0] if points.real.size else points.real
-    scaled, sizes_of_scaled, scaled_at = _around_scaled(layout, points, away)
-    y, at = pick(away, layout.free), abs(pick(points.real, layout.free))
     unit, sizes_of_unit = _around_units(layout, points.unit)
     logs = tuple(jax.nn.log_softmax(rows, axis=-1) for rows in points.simplex)
-    kept: tuple[Any, ...] = (unit, logs, *scaled[:2])
-    free = (y, -0.5 * y[..., :, None] * y[..., None, :])
-    changes = Natural._make([*kept, *scaled[2:], *free])
+    log_u, u, stretch = _around_positives(layout, points.positive)
+    kept: tuple[Any, ...] = (unit, logs, log_u, u)
+    reals, sizes_of_reals, at = _around_reals(layout, points.real, u, stretch)
+    changes = Natural._make([*kept, *reals])
     # The latents of a point are rounded at their own size: 1 - z near 1, a distant location times the slope there.
-    rounded = (sizes_of_unit, tuple(1.0 + jnp.abs(rows) for rows in points.simplex), *sizes_of_scaled[:2])
-    y = abs(y)
-    free = (y, (0.5 * y[..., :, None] + at[..., :, None]) * y[..., None, :])
+    rounded = (sizes_of_unit, tuple(1.0 + jnp.abs(rows) for rows in points.simplex), stretch, stretch * u)
     rounded = map_blocks(lambda own, leaf: own + abs(leaf) + abs(leaf[:1]), rounded, kept)
-    sizes = Natural._make([*rounded, *sizes_of_scaled[2:], *free])
-    return Region(points, map_blocks(lambda leaf: leaf - leaf[:1], changes), sizes, scaled_at, at)
+    sizes = Natural._make([*rounded, *sizes_of_reals])
+    return Region(points, map_blocks(lambda leaf: leaf - leaf[:1], changes), sizes, at)
 
 
 def _around_units(layout: Layout, logits: Float[Array, "P U"]) -> tuple[Any, Any]:
@@ -127,37 +114,34 @@ def _around_units(layout: Layout, logits: Float[Array, "P U"]) -> tuple[Any, Any
     return jax.nn.log_sigmoid(both), (share + np.arange(2, dtype=logits.dtype)) / w
 
 
-def _around_scaled(layout: Layout, points: Coordinates, away: Float[Array, "P D"]) -> tuple[Any, Any, Any]:
-    """Return the statistics of the positive elements and of the reals that they scale, their sizes, and the reals' own."""
-    log_u, dtype = points.positive, points.positive.dtype
-    shape = (log_u.shape[0], *layout.members.shape)
-    none = nothing(shape, dtype)
+def _around_positives(layout: Layout, log_u: Float[Array, "P G"]) -> tuple[Any, Any, Any]:
+    """Return the statistics log u and u of the positive elements, and how much more than once they are rounded."""
     if not log_u.size:
-        return (
-            (log_u, log_u, none, nothing((*shape, 0), dtype)),
-            (log_u, log_u, none, nothing((*shape, 0), dtype)),
-            none,
-        )
-    power, (floor, _) = np.asarray(layout.power, dtype), _bounds(layout, POSITIVE)
-    u, log_z = jnp.exp(log_u), log_u / power
-    far = abs(log_z) if np.all(floor == 0) else abs(log_z) + np.asarray(abs(floor), dtype) * jnp.exp(-log_z)
-    stretch = 1.0 + abs(power) * (1.0 + far)
-    weight = stretch * u
-    if not layout.members.size:
-        empty = none, nothing((*shape, shape[-1]), dtype)
-        return (log_u, u, *empty), (stretch, weight, *empty), none
-    x, at = (where_member(layout.is_member, pick(real, layout.members)) for real in (away, points.real))
-    changes = u[..., None] * x
-    size, at = abs(x), abs(at)
+        return log_u, log_u, log_u
+    power, (floor, _) = np.asarray(layout.power, log_u.dtype), _bounds(layout, POSITIVE)
+    log_z = log_u / power
+    far = abs(log_z) if np.all(floor == 0) else abs(log_z) + np.asarray(abs(floor), log_u.dtype) * jnp.exp(-log_z)
+    return log_u, jnp.exp(log_u), 1.0 + abs(power) * (1.0 + far)
+
+
+def _around_reals(layout: Layout, real: Float[Array, "P D"], u: Any, stretch: Any) -> tuple[Any, Any, Any]:
+    """Return the statistics of the Gaussian blocks, their sizes, and the reals' own, times what scales them."""
+    num_blocks, size = layout.members.shape
+    shape = (real.shape[0], num_blocks, size)
+    if not real.size:
+        none = nothing(shape, real.dtype), nothing((*shape, size), real.dtype)
+        return none, none, none[0]
+    x, at = _in_blocks(layout, real - real[0]), abs(_in_blocks(layout, real))
+    away = abs(x)
+    changes = (x, -0.5 * x[..., :, None] * x[..., None, :])
+    sizes = (away, (0.5 * away[..., :, None] + at[..., :, None]) * away[..., None, :])
+    if np.all(layout.owner < 0):
+        return changes, sizes, at
+    unit, weight = by_block(layout, u, 1.0)[..., None], by_block(layout, stretch * u, 1.0)[..., None]
     return (
-        (log_u, u, changes, -0.5 * changes[..., :, None] * x[..., None, :]),
-        (
-            stretch,
-            weight,
-            weight[..., None] * size,
-            weight[..., None, None] * (0.5 * size[..., :, None] + at[..., :, None]) * size[..., None, :],
-        ),
-        weight[..., None] * at,
+        (unit * changes[0], unit[..., None] * changes[1]),
+        (weight * sizes[0], weight[..., None] * sizes[1]),
+        weight * at,
     )
 
 
@@ -168,8 +152,7 @@ def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Floa
         natural: relative to the region's centre.
         size: the size to which each coefficient is rounded, by `magnitude_of` or `recentre`.
     """
-    slopes = map_blocks(abs, (natural.scaled_linear, natural.linear))
-    sizes = _dot((size, slopes), (region.sizes, (region.scaled_at, region.free_at)))
+    sizes = _dot((size, map_blocks(abs, natural.linear)), (region.sizes, region.at))
     return _dot(natural, region.changes), sizes
 
 
@@ -179,7 +162,7 @@ def _dot(coefficients: Any, statistics: Any) -> Float[Array, " P"]:
     return sum(terms[1:], start=terms[0]) if terms else jnp.zeros(jax.tree.leaves(statistics)[0].shape[0])
 
 
-def _scaled(layout: Layout, real: Array) -> Float[Array, "G S"]:
+def _in_blocks(layout: Layout, real: Float[Array, "*batch D"]) -> Float[Array, "*batch R S"]:
     return where_member(layout.is_member, pick(real, layout.members))
 
 

@@ -9,8 +9,9 @@ from jaxtyping import Array
 from numpyro.distributions import constraints
 
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Posterior, SiteBlock, coordinates_at, latents_at
+from ppl_bandit.engines.exact.families import Coordinates, Layout, SiteBlock, coordinates_at, latents_at, standard_law
 from ppl_bandit.engines.exact.remedies import outcome_remedy
+from ppl_bandit.engines.exact.ties import in_blocks
 from ppl_bandit.numerics.compilation import quick_jit, run_once
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
@@ -47,14 +48,8 @@ def read_supports(model: RewardModel) -> Layout:
         block = SiteBlock(name, kind, shape, starts[kind], low, high)
         starts[kind] += 1 if kind == "simplex" else block.size
         sites.append(block)
-    num_positive = starts["positive"]
-    return Layout(
-        tuple(sites),
-        np.ones(num_positive),
-        np.zeros((num_positive, 0), np.int32),
-        np.zeros((num_positive, 0), bool),
-        np.arange(starts["real"], dtype=np.int32),  # not int64: jax caches indices across a change of its precision
-    )
+    layout = Layout(tuple(sites), np.ones(starts["positive"]), *(np.zeros(0),) * 3)
+    return in_blocks(layout, np.full(starts["real"], -1), np.zeros(starts["real"], int))
 
 
 def _kind(model: RewardModel, name: str, support: Any, bounds: list[Array]) -> tuple[str, Any, Any]:
@@ -122,15 +117,12 @@ def find_scales(model: RewardModel, layout: Layout) -> Layout:
                 f"is not conjugate: the prior of '{site.name}' is not Gamma in any power of it",
                 outcome_remedy(model),
             )
-    owners: list[list[int]] = [[] for _ in range(num_positive)]
-    free = []
+    owner = np.full(num_real, -1)
     for index, ratio in enumerate(ratios):
         matches = np.flatnonzero(np.isclose(factors, ratio, rtol=1e-7))
-        if np.isclose(ratio, 1.0, rtol=1e-7):
-            free.append(index)
-        elif matches.size == 1:
-            owners[int(matches[0])].append(index)
-        else:
+        if matches.size == 1:
+            owner[index] = matches[0]
+        elif not np.isclose(ratio, 1.0, rtol=1e-7):
             site = next(s for s in layout.of("real") if s.start <= index < s.start + s.size)
             positives = [s.name for s in layout.of("positive")]
             raise report.refusal(
@@ -139,11 +131,7 @@ def find_scales(model: RewardModel, layout: Layout) -> Layout:
                 f"of {positives} that is Gamma",
                 f"write '{site.name}' ~ Normal(m, s * sd) with sd the noise's standard deviation, or with a fixed scale",
             )
-    width = max((len(own) for own in owners), default=0)
-    members, is_member = np.zeros((num_positive, width), np.int32), np.zeros((num_positive, width), bool)
-    for row, own in enumerate(owners):
-        members[row, : len(own)], is_member[row, : len(own)] = own, True
-    return layout._replace(power=power, members=members, is_member=is_member, free=np.array(free, np.int32))
+    return in_blocks(layout._replace(power=power), owner, np.zeros(num_real, int))
 
 
 def _snap(power: Array) -> Array:
@@ -155,15 +143,5 @@ def _snap(power: Array) -> Array:
 
 def start_point(layout: Layout) -> Coordinates:
     """Return a point inside every support, to read a density at before anything is known of it."""
-    flat = Posterior(
-        jnp.ones((layout.count("unit"), 2)),
-        tuple(jnp.ones((site.size // site.shape[-1], site.shape[-1])) for site in layout.of("simplex")),
-        jnp.full(layout.count("positive"), 1.3, jnp.result_type(float)),
-        jnp.ones(layout.count("positive")),
-        jnp.zeros(layout.members.shape),
-        jnp.broadcast_to(jnp.eye(layout.members.shape[1]), (*layout.members.shape, layout.members.shape[1])),
-        jnp.zeros(layout.free.size),
-        jnp.eye(layout.free.size),
-        jnp.zeros((), int),
-    )
-    return coordinates_at(layout, flat)
+    law = standard_law(layout)
+    return coordinates_at(layout, law._replace(shape=1.3 * law.shape))

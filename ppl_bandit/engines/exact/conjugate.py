@@ -147,10 +147,7 @@ def _update(
     num_rows = interaction.arm.shape[0]
     if interaction.mask is None:
         interaction = interaction._replace(mask=jnp.ones(num_rows, bool))
-    num_real = layout.count("real")
-    num_chunk = max(
-        1, min(num_rows, 256, _CHUNK_ELEMENTS // max(1, num_real * max(layout.free.size, layout.members.shape[1])))
-    )
+    num_chunk = max(1, min(num_rows, 256, _CHUNK_ELEMENTS // max(1, layout.count("real") * layout.members.shape[1])))
     chunks, is_row = split_chunks(interaction, num_rows, num_chunk)
     chunks = chunks._replace(mask=chunks.mask & is_row)
     prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
@@ -159,7 +156,7 @@ def _update(
         """Add the natural parameters of a chunk, and say where they are to be certified."""
         kept = posterior
         if discount < 1.0:
-            kept, share = forget(posterior, prior, discount**num_new)
+            kept, share = forget(layout, posterior, prior, discount**num_new)
             total = jax.tree.map(jnp.add, total, share)
         after = absorb(layout, kept, total, num_new)
         # Nothing is asked of places that an improper posterior would name.

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.blocks import nothing, pick, where_member
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, by_block
 
 __all__ = ["derive"]
 
@@ -18,7 +18,7 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
 
     Where the log density is not affine in the sufficient statistics the result is meaningless: the certificate tells.
     Second derivatives between families vanish if it is, so one product with the Hessian serves all of the elementwise
-    families, and one per member serves all of the Gaussian blocks.
+    families, and one per place in a block serves all of the Gaussian blocks.
     """
     gradient_of = jax.grad(log_density)
     gradient, pull = jax.linearize(gradient_of, point)
@@ -60,28 +60,19 @@ def _as_counts(coefficients: Array) -> Array:
 
 def _derive_reals(
     layout: Layout, gradient: Float[Array, " D"], pull: Callable, zeros: Coordinates, u: Float[Array, " G"]
-) -> tuple[Array, Array, Array, Array]:
-    """Read the linear and quadratic coefficients of the scaled reals, and of the free ones."""
-    num_free, num_scaled = layout.free.size, layout.members.shape[1]
+) -> tuple[Array, Array]:
+    """Read the linear and quadratic coefficients of the Gaussian blocks."""
+    num_blocks, size = layout.members.shape
     if not gradient.size:
-        shapes = (layout.members.shape, (*layout.members.shape, num_scaled), (0,), (0, 0))
-        scaled_linear, scaled_quadratic, linear, quadratic = (nothing(shape, gradient.dtype) for shape in shapes)
-        return scaled_linear, scaled_quadratic, linear, quadratic
-    directions = np.zeros((max(num_free, num_scaled), gradient.size))
-    for slot in range(num_scaled):
+        return nothing((num_blocks, size), gradient.dtype), nothing((num_blocks, size, size), gradient.dtype)
+    directions = np.zeros((size, gradient.size))
+    for slot in range(size):
         directions[slot, layout.members[layout.is_member[:, slot], slot]] = 1.0
-    for slot, index in enumerate(layout.free):
-        directions[slot, index] = 1.0
-    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(jnp.asarray(directions, gradient.dtype))  # (C, D)
-    linear, quadratic = pick(gradient, layout.free), -pick(bends[:num_free], layout.free)
-    if not num_scaled:
-        shape = layout.members.shape
-        return nothing(shape, gradient.dtype), nothing((*shape, 0), gradient.dtype), linear, quadratic
+    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(jnp.asarray(directions, gradient.dtype))  # (S, D)
     pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
-    scaled_bends = jnp.moveaxis(pick(bends[:num_scaled], layout.members), 0, 1)  # (G, S, S)
-    return (
-        where_member(layout.is_member, pick(gradient, layout.members)) / u[:, None],
-        -where_member(pairs, scaled_bends) / u[:, None, None],
-        linear,
-        quadratic,
-    )
+    linear = where_member(layout.is_member, pick(gradient, layout.members))
+    quadratic = -where_member(pairs, jnp.moveaxis(pick(bends, layout.members), 0, 1))  # (R, S, S)
+    if np.all(layout.owner < 0):
+        return linear, quadratic
+    unit = by_block(layout, u, 1.0)
+    return linear / unit[:, None], quadratic / unit[:, None, None]

@@ -41,6 +41,7 @@ from ppl_bandit.engines.exact.families import (
 )
 from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
+from ppl_bandit.engines.exact.ties import tie
 from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.probing import feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
@@ -74,7 +75,7 @@ def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
     """
     words: list[Obstacle] = []
     try:
-        layout = find_scales(model, read_supports(model))
+        layout = tie(model, find_scales(model, read_supports(model)))
         found = run_once(lambda: measure(model, layout, words))
     except NotConjugate:
         raise
@@ -235,7 +236,6 @@ def _improper(prior: Posterior) -> list[str]:
         ("positive", prior.shape),
         ("positive", prior.rate),
         ("real", eigen(prior.precision)),
-        ("real", eigen(prior.scaled_precision)),
         *(("simplex", rows) for rows in prior.dirichlet),
     )
     return [kind for kind, values in parameters if not np.all(np.asarray(values) > 0)]
@@ -243,12 +243,11 @@ def _improper(prior: Posterior) -> list[str]:
 
 def _is_singular(prior: Posterior) -> bool:
     """Tell whether rounding leaves a precision matrix without a smallest eigenvalue: reals tied too tightly to each other."""
-    for precision in (np.asarray(prior.precision), np.asarray(prior.scaled_precision)):
-        if precision.size and np.all(np.isfinite(precision)):
-            eigen = np.linalg.eigvalsh(precision)
-            if np.any(eigen[..., 0] <= np.finfo(precision.dtype).eps * precision.shape[-1] * eigen[..., -1]):
-                return True
-    return False
+    precision = np.asarray(prior.precision)
+    if not precision.size or not np.all(np.isfinite(precision)):
+        return False
+    eigen = np.linalg.eigvalsh(precision)
+    return bool(np.any(eigen[:, 0] <= np.finfo(precision.dtype).eps * precision.shape[-1] * eigen[:, -1]))
 
 
 def _refuse_improper(model: RewardModel, layout: Layout, prior: Posterior) -> None:

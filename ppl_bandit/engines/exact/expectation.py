@@ -83,12 +83,9 @@ def has_infinite_mean(
 
 def _tails(layout: Layout, posterior: Posterior) -> list[tuple[str, float, Float[Array, " E"]]]:
     """Return (kind, direction, nats per unit) of the tails that are exponential in their coordinates."""
-    is_member = layout.is_member.any(axis=1)
-    owner = np.zeros(layout.count("real"), int)
-    for group, (own, inside) in enumerate(zip(layout.members, layout.is_member, strict=True)):
-        owner[own[inside]] = group
-    scaled = np.setdiff1d(np.arange(layout.count("real")), layout.free)
-    heavy = 2.0 * posterior.shape[owner[scaled]] if is_member.any() else jnp.zeros(0)  # a Student-t
+    owner = layout.owner_of_real
+    scaled = np.flatnonzero(owner >= 0)
+    heavy = 2.0 * posterior.shape[owner[scaled]] if scaled.size else jnp.zeros(0)  # a Student-t
     return [
         ("unit", -1.0, posterior.beta[:, 0]),
         ("unit", 1.0, posterior.beta[:, 1]),
@@ -108,7 +105,7 @@ def _gone(
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (block.size, *leaf.shape)), middle)._replace(
             **{kind: moved}
         )
-    scaled = np.setdiff1d(np.arange(layout.count("real")), layout.free)
+    scaled = np.flatnonzero(layout.owner_of_real >= 0)
     sd = jnp.sqrt(jnp.max(posterior.rate / posterior.shape, initial=0.0))
     away = direction * jnp.exp(step) * sd * jnp.eye(layout.count("real"))[scaled]
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (scaled.size, *leaf.shape)), middle)._replace(

@@ -1,15 +1,15 @@
 """The exponential families that the exact engine knows, and the coordinates in which it reads them.
 
 A latent's support names its family: the unit interval a Beta, positive numbers a Gamma of a power of the latent, the simplex
-a Dirichlet, the reals a Gaussian - one dense block of all real latents whose prior no positive latent scales, and one block
-for each positive element that scales its reals (Normal-InverseGamma, Normal-Gamma). In each family the log density is affine
-in sufficient statistics T(z):
+a Dirichlet, the reals a Gaussian - in blocks of those that the prior or a datum may tie to each other (`ties`), each scaled by
+one positive element or by none (Normal-InverseGamma, Normal-Gamma). In each family the log density is affine in sufficient
+statistics T(z):
 
     Beta          log w, log(1 - w)                 w = (z - low) / (high - low)
     Dirichlet     log z_k
     Gamma         log u, u                          u = (z - low)^power: power -1 is an InverseGamma, -2 a standard deviation
-    Normal-Gamma  log u, u, u x, u x x'             x the real elements that u scales, u their precision
-    Gaussian      x, x x'
+    Normal-Gamma  log u, u, u x, u x x'             x a block of reals that u scales, u their precision
+    Gaussian      x, x x'                           the same, with u = 1
 
 so that natural parameters can be read off from first and second derivatives at one point. Real elements are read relative to
 the current mean: sums of squares about a distant origin would lose all digits of a variance.
@@ -33,6 +33,8 @@ __all__ = [
     "Posterior",
     "SiteBlock",
     "absorb",
+    "by_block",
+    "by_owner",
     "coordinates_at",
     "forget",
     "is_proper",
@@ -41,6 +43,7 @@ __all__ = [
     "posterior_of",
     "reals_of",
     "sample",
+    "standard_law",
     "total_of",
 ]
 
@@ -70,16 +73,37 @@ class Layout(NamedTuple):
     Attributes:
         sites: one block per latent site.
         power: (G,), u = z^power for each of G positive elements.
-        members: (G, S) indices of the real elements that each positive element scales, padded with 0.
-        is_member: (G, S), false for padding.
-        free: indices of the real elements that nothing scales.
+        members: (R, S) indices of the real elements of each of R Gaussian blocks, padded with 0.
+        is_member: (R, S), false for padding.
+        owner: (R,), the positive element that scales a block, -1 where none does.
     """
 
     sites: tuple[SiteBlock, ...]
     power: np.ndarray
     members: np.ndarray
     is_member: np.ndarray
-    free: np.ndarray
+    owner: np.ndarray
+
+    @property
+    def num_scaled(self) -> np.ndarray:
+        """How many reals each positive element scales, (G,)."""
+        counts = self.is_member.sum(axis=1)
+        return np.array([counts[self.owner == element].sum() for element in range(self.power.size)], int)
+
+    @property
+    def owner_of_real(self) -> np.ndarray:
+        """The positive element that scales each real, -1 where none does, (D,)."""
+        return self._by_real(self.owner)
+
+    @property
+    def block_of_real(self) -> np.ndarray:
+        """The block that each real is in, (D,)."""
+        return self._by_real(np.arange(self.owner.size))
+
+    def _by_real(self, values: np.ndarray) -> np.ndarray:
+        found = np.full(self.count(REAL), -1)
+        found[self.members[self.is_member]] = np.broadcast_to(values[:, None], self.members.shape)[self.is_member]
+        return found
 
     def of(self, kind: str) -> list[SiteBlock]:
         """Return the sites of a kind."""
@@ -106,18 +130,15 @@ class Natural(NamedTuple):
         unit: coefficients of log w and log(1 - w).
         simplex: coefficients of log z_k.
         log_scale, scale: coefficients of log u and u.
-        scaled_linear, scaled_quadratic: of u (x - centre) and -u (x - centre)(x - centre)' / 2, per positive element.
-        linear, quadratic: of x - centre and -(x - centre)(x - centre)' / 2 for the free reals.
+        linear, quadratic: of u (x - centre) and -u (x - centre)(x - centre)' / 2, per block; u = 1 where nothing scales it.
     """
 
     unit: Float[Array, "U 2"]
     simplex: tuple[Float[Array, "rows K"], ...]
     log_scale: Float[Array, " G"]
     scale: Float[Array, " G"]
-    scaled_linear: Float[Array, "G S"]
-    scaled_quadratic: Float[Array, "G S S"]
-    linear: Float[Array, " F"]
-    quadratic: Float[Array, "F F"]
+    linear: Float[Array, "R S"]
+    quadratic: Float[Array, "R S S"]
 
 
 class Posterior(NamedTuple):
@@ -127,8 +148,7 @@ class Posterior(NamedTuple):
         beta: (alpha, beta) of each unit element.
         dirichlet: concentrations, per simplex site.
         shape, rate: of u ~ Gamma(shape, rate).
-        scaled_mean, scaled_precision: x | u ~ Normal(mean, inverse(u precision)); padding has mean 0, precision 1.
-        mean, precision: of the free reals.
+        mean, precision: x | u ~ Normal(mean, inverse(u precision)), per block; padding has mean 0, precision 1.
         num_rows: rows of data absorbed.
     """
 
@@ -136,10 +156,8 @@ class Posterior(NamedTuple):
     dirichlet: tuple[Float[Array, "rows K"], ...]
     shape: Float[Array, " G"]
     rate: Float[Array, " G"]
-    scaled_mean: Float[Array, "G S"]
-    scaled_precision: Float[Array, "G S S"]
-    mean: Float[Array, " F"]
-    precision: Float[Array, "F F"]
+    mean: Float[Array, "R S"]
+    precision: Float[Array, "R S S"]
     num_rows: Int[Array, ""]
 
 
@@ -174,7 +192,7 @@ def coordinates_at(layout: Layout, posterior: Posterior) -> Coordinates:
         jnp.full(posterior.beta.shape[:1], _UNIT_POINT, posterior.beta.dtype),
         jnp.log(posterior.shape / posterior.rate) if posterior.shape.size else posterior.shape,
         tuple(_uneven_logits(rows.shape) for rows in posterior.dirichlet),
-        reals_of(layout, posterior.mean, posterior.scaled_mean),
+        reals_of(layout, posterior.mean),
     )
 
 
@@ -182,17 +200,29 @@ def _uneven_logits(shape: tuple[int, ...]) -> Array:
     return jnp.broadcast_to(jnp.linspace(-0.3, 0.4, shape[-1]), shape)
 
 
-def reals_of(
-    layout: Layout, free: Float[Array, "*batch F"], scaled: Float[Array, "*batch G S"]
-) -> Float[Array, "*batch D"]:
-    """Put the real elements that nothing scales and those that are scaled into their places."""
-    if not layout.members.size:
-        return pick(free, np.argsort(layout.free))
-    own = scaled.reshape(*scaled.shape[:-2], -1)
-    given = np.concatenate([layout.free, layout.members[layout.is_member]])
-    kept = np.concatenate([np.arange(layout.free.size), layout.free.size + np.flatnonzero(layout.is_member.ravel())])
-    everything = jnp.concatenate([free, own], axis=-1) if layout.free.size else own
-    return pick(everything, kept[np.argsort(given)])
+def reals_of(layout: Layout, blocks: Float[Array, "*batch R S"]) -> Float[Array, "*batch D"]:
+    """Put the elements of blocks into their places among all reals."""
+    flat = blocks.reshape(*blocks.shape[:-2], layout.members.size)
+    places = np.flatnonzero(layout.is_member.ravel())
+    return pick(flat, places[np.argsort(layout.members[layout.is_member])])
+
+
+def by_block(layout: Layout, values: Float[Array, "*batch G"], otherwise: float) -> Any:
+    """Return the value of the positive element that scales each block, (*batch, R), or another where none does."""
+    if np.all(layout.owner < 0):
+        return np.full((*values.shape[:-1], layout.owner.size), otherwise, values.dtype)
+    if np.all(layout.owner >= 0):
+        return pick(values, layout.owner)
+    more = jnp.concatenate([values, jnp.full((*values.shape[:-1], 1), otherwise, values.dtype)], axis=-1)
+    return pick(more, np.where(layout.owner < 0, layout.power.size, layout.owner))
+
+
+def by_owner(layout: Layout, values: Float[Array, " R"]) -> Any:
+    """Return the sum over the blocks that each positive element scales, (G,); 0 where it scales none."""
+    if np.array_equal(layout.owner, np.arange(layout.power.size)):
+        return values
+    is_own = layout.owner == np.arange(layout.power.size)[:, None]
+    return np.asarray(is_own, values.dtype) @ values if is_own.any() else nothing(layout.power.shape, values.dtype)
 
 
 def total_of(naturals: Natural) -> Natural:
@@ -200,31 +230,28 @@ def total_of(naturals: Natural) -> Natural:
     return map_blocks(lambda leaf: leaf.sum(0), naturals)
 
 
-def forget(posterior: Posterior, prior: Posterior, keep: Float[Array, ""]) -> tuple[Posterior, Natural]:
+def forget(layout: Layout, posterior: Posterior, prior: Posterior, keep: Float[Array, ""]) -> tuple[Posterior, Natural]:
     """Discount a posterior towards its prior: its natural parameters times `keep`, the prior's times 1 - keep.
 
     Returns:
         What is kept, and the prior's share as natural parameters read at the posterior's means, for `absorb` to add.
     """
-    scaled_gap, gap = prior.scaled_mean - posterior.scaled_mean, prior.mean - posterior.mean
-    scaled_pull = jnp.einsum("gst,gt->gs", prior.scaled_precision, scaled_gap)
+    gap = prior.mean - posterior.mean
+    pull = jnp.einsum("rst,rt->rs", prior.precision, gap)
     share = Natural(
         prior.beta,
         prior.dirichlet,
         prior.shape,
-        -prior.rate - 0.5 * jnp.sum(scaled_gap * scaled_pull, axis=-1),
-        scaled_pull,
-        prior.scaled_precision,
-        prior.precision @ gap,
-        prior.precision,
+        -prior.rate - 0.5 * by_owner(layout, jnp.sum(gap * pull, axis=-1)),
+        pull,
+        _without_padding(layout, prior.precision),
     )
     kept = posterior._replace(
         beta=keep * posterior.beta,
         dirichlet=tuple(keep * rows for rows in posterior.dirichlet),
         shape=keep * posterior.shape,
         rate=keep * posterior.rate,
-        scaled_precision=keep * posterior.scaled_precision,
-        precision=keep * posterior.precision,
+        precision=keep * _without_padding(layout, posterior.precision) + _padding(layout, posterior.precision.dtype),
     )
     return kept, jax.tree.map(lambda leaf: (1.0 - keep) * leaf, share)
 
@@ -239,23 +266,18 @@ def absorb(layout: Layout, posterior: Posterior, natural: Natural, num_rows: Int
     beta, dirichlet, shape, rate = map_blocks(
         lambda old, new: old + new, counts, (natural.unit, natural.simplex, natural.log_scale, -natural.scale)
     )
-    scaled_mean, scaled_precision = posterior.scaled_mean, posterior.scaled_precision
-    if layout.members.size:
-        scaled_precision = scaled_precision + natural.scaled_quadratic
-        shift = _solve(scaled_precision, natural.scaled_linear)
-        scaled_mean = scaled_mean + shift
-        rate = rate - 0.5 * jnp.sum(natural.scaled_linear * shift, axis=-1)
     mean, precision = posterior.mean, posterior.precision
-    if layout.free.size:
+    if layout.members.size:
         precision = precision + natural.quadratic
-        mean = mean + _solve(precision, natural.linear)
-    num_rows = posterior.num_rows + num_rows
-    return Posterior(beta, dirichlet, shape, rate, scaled_mean, scaled_precision, mean, precision, num_rows)
+        shift = _solve(precision, natural.linear)
+        mean = mean + shift
+        rate = rate - 0.5 * by_owner(layout, jnp.sum(natural.linear * shift, axis=-1)) if rate.size else rate
+    return Posterior(beta, dirichlet, shape, rate, mean, precision, posterior.num_rows + num_rows)
 
 
 def is_proper(posterior: Posterior) -> Bool[Array, ""]:
     """Tell whether all parameters are finite and inside their domains: a precision too ill-conditioned for its dtype is not."""
-    reals = (posterior.scaled_mean, posterior.scaled_precision, posterior.mean, posterior.precision)
+    reals = (posterior.mean, posterior.precision)
     positive = (posterior.beta, *posterior.dirichlet, posterior.shape, posterior.rate)
     # Finite, and not nan, is what lies strictly below infinity.
     is_fine = [posterior.num_rows >= 0, *(jnp.all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size)]
@@ -285,23 +307,28 @@ def is_resolved(
     is_held += [jnp.all(jnp.abs(new - old - add) - 0.1 * jnp.abs(add) <= 1e-6) for old, new, add in counts if old.size]
     if layout.members.size:
         x = jnp.abs(where_member(layout.is_member, pick(steps, layout.members)))
-        span = after.shape / after.rate * jnp.einsum("pgs,gst,pgt->g", x, jnp.abs(after.scaled_precision), x)
+        span = jnp.einsum("prs,rst,prt->r", x, jnp.abs(after.precision), x)
+        span = span * by_block(layout, after.shape / after.rate, 1.0) if after.shape.size else span
         is_held.append(jnp.all(roundings * span <= 0.2 * len(steps) * (1.0 + layout.is_member.sum(axis=1))))
-    if layout.free.size:
-        y = jnp.abs(pick(steps, layout.free))
-        span = jnp.sum(y @ jnp.abs(after.precision) * y)
-        is_held.append(roundings * span <= 0.2 * len(steps) * (1.0 + layout.free.size))
-    for old, new, add in (
-        (before.precision, after.precision, natural.quadratic),
-        (before.scaled_precision, after.scaled_precision, natural.scaled_quadratic),
-    ):
-        if old.size:
-            gap, grown, typical = (
-                jnp.diagonal(matrix, axis1=-2, axis2=-1)
-                for matrix in (new - old - add, add, new / (1.0 + after.num_rows))
+        gap, grown, typical = (
+            jnp.diagonal(matrix, axis1=-2, axis2=-1)
+            for matrix in (
+                after.precision - before.precision - natural.quadratic,
+                natural.quadratic,
+                after.precision / (1.0 + after.num_rows),
             )
-            is_held.append(jnp.all(jnp.abs(gap) <= 0.1 * (jnp.abs(grown) + typical)))
+        )
+        is_held.append(jnp.all(jnp.abs(gap) <= 0.1 * (jnp.abs(grown) + typical)))
     return jnp.all(jnp.stack(is_held))
+
+
+def _padding(layout: Layout, dtype: Any) -> Any:
+    """Return what the precision of blocks has where they are filled up, and 0 elsewhere."""
+    return np.eye(layout.members.shape[1], dtype=dtype) * ~layout.is_member[:, :, None]
+
+
+def _without_padding(layout: Layout, precision: Float[Array, "R S S"]) -> Float[Array, "R S S"]:
+    return where_member(layout.is_member[:, :, None] & layout.is_member[:, None, :], precision)
 
 
 def _solve(precision: Array, rhs: Array) -> Array:
@@ -315,23 +342,18 @@ def _solve(precision: Array, rhs: Array) -> Array:
 
 def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> Draws:
     """Draw from the posterior: {site: (M, ...)}, exact and independent."""
-    keys = dict(zip(("beta", "scale", "free", "simplex"), jax.random.split(key, 4), strict=True))
+    keys = dict(zip(("beta", "scale", "real", "simplex"), jax.random.split(key, 4), strict=True))
     lead = (num_samples,)
     draws: Draws = {}
     unit = sampling.beta(keys["beta"], posterior.beta[:, 0], posterior.beta[:, 1], lead)
-    real = jnp.zeros((num_samples, layout.count(REAL)), posterior.mean.dtype)
-    if layout.free.size:
-        factor = jnp.linalg.cholesky(posterior.precision)
-        free = sampling.multivariate_normal_precision(keys["free"], posterior.mean, factor, lead)
-        real = real.at[:, layout.free].set(free)
+    log_u = sampling.log_gamma(keys["scale"], posterior.shape, lead, posterior.rate)
+    real = nothing((num_samples, 0), posterior.mean.dtype)
     if layout.members.size:
-        factor = jnp.linalg.cholesky(posterior.scaled_precision)
-        log_u, scaled = sampling.normal_inverse_gamma(
-            keys["scale"], posterior.scaled_mean, factor, posterior.shape, posterior.rate, lead
-        )
-        real = real.at[:, layout.members[layout.is_member]].set(scaled[:, layout.is_member])
-    else:
-        log_u = sampling.log_gamma(keys["scale"], posterior.shape, lead) - jnp.log(posterior.rate)
+        factor = jnp.linalg.cholesky(posterior.precision)
+        steps = sampling.multivariate_normal_precision(keys["real"], jnp.zeros_like(posterior.mean), factor, lead)
+        if np.any(layout.owner >= 0):
+            steps = jnp.exp(-0.5 * by_block(layout, log_u, 0.0))[..., None] * steps
+        real = reals_of(layout, posterior.mean + steps)
     for site in layout.sites:
         span = slice(site.start, site.start + site.size)
         full = (num_samples, *site.shape)
@@ -352,17 +374,28 @@ def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> 
 def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
     """Return the law whose log density is <natural, T(theta)>, with reals relative to `centre`, as parameters."""
     dtype = centre.real.dtype
-    identity = np.eye(layout.members.shape[1], dtype=dtype)
     empty = Posterior(
         nothing(natural.unit.shape, dtype) + 1.0,
         tuple(nothing(rows.shape, dtype) + 1.0 for rows in natural.simplex),
         # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
-        nothing(natural.scale.shape, dtype) + (1.0 / layout.power - 0.5 * layout.is_member.sum(axis=1)).astype(dtype),
+        nothing(natural.scale.shape, dtype) + (1.0 / layout.power - 0.5 * layout.num_scaled).astype(dtype),
         nothing(natural.scale.shape, dtype),
         where_member(layout.is_member, pick(centre.real, layout.members)),
-        identity * ~layout.is_member[:, :, None],
-        pick(centre.real, layout.free),
-        nothing(natural.quadratic.shape, dtype),
+        _padding(layout, dtype),
         jnp.zeros((), int),
     )
     return absorb(layout, empty, natural, 0)
+
+
+def standard_law(layout: Layout) -> Posterior:
+    """Return a law of all families with parameters 1, and means 0: for a shape, or a point inside of every support."""
+    num_blocks, size = layout.members.shape
+    return Posterior(
+        jnp.ones((layout.count(UNIT), 2)),
+        tuple(jnp.ones((site.size // site.shape[-1], site.shape[-1])) for site in layout.of(SIMPLEX)),
+        jnp.ones(layout.power.size),
+        jnp.ones(layout.power.size),
+        jnp.zeros((num_blocks, size)),
+        jnp.broadcast_to(jnp.eye(size), (num_blocks, size, size)),
+        jnp.zeros((), int),
+    )

@@ -14,9 +14,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.blocks import independent_blocks
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.exact import pseudo_counts as counting
+from ppl_bandit.engines.exact.blocks import pick, where_member
 from ppl_bandit.engines.exact.families import Layout, Posterior, reals_of
 from ppl_bandit.engines.exact.reads import NotAffine, reads_of_rewards
 from ppl_bandit.numerics import contests, laws, sampling
@@ -25,10 +24,9 @@ from ppl_bandit.numerics.excess import tail
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Contest, Key, Marginals
 
-__all__ = ["marginals_of", "parts_apart"]
+__all__ = ["marginals_of"]
 
 Table: TypeAlias = Callable[[Key, int], Array]  # (key, M) -> (M, A)
-_Members: TypeAlias = tuple[Int[np.ndarray, "A S"], Bool[np.ndarray, "A S"]]
 
 _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 
@@ -63,41 +61,33 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
         return None
     kind = kinds[reads[0][0]]
     if kind == "real":
-        owner = _owners(layout)
-        own = [{int(owner[places[e]]) for e in row} for row in reads]
-        if power != 1 or any(len(groups) != 1 for groups in own):
+        blocks = [np.unique(layout.block_of_real[places[row]]) for row in reads]
+        owners = [np.unique(layout.owner[own]) for own in blocks]
+        if power != 1 or any(own.size != 1 for own in owners):
             return None
-        groups = np.array([groups.pop() for groups in own])
-        if np.all(groups < 0):
-            find_noise = _when_asked(lambda: counting.known_noise(model, layout))
-            parts = parts_apart(model, reads, kinds.size)
-            apart = None if parts is None else _own_reals(layout, parts, kinds, places)
-
-            def normal_offer(state: Posterior, context: Any) -> Marginals:
-                law, table = _joint_normal(model, layout, apart, state, context)
-
-                def counts() -> Float[Array, " A"] | None:
-                    noise = find_noise()
-                    return None if noise is None else noise(context) / law.width**2
-
-                return _offer(law, apart is not None, counts=counts)._replace(table=table)
-
-            return normal_offer
-        if np.any(groups < 0):
+        groups = np.concatenate(owners)
+        if np.unique(groups < 0).size > 1:
             return None
-        is_independent = np.unique(groups).size == groups.size
-        find_scale = _when_asked(lambda: counting.own_noise(model, layout, groups))
+        is_scaled = bool(groups[0] >= 0)
+        is_apart = np.concatenate(blocks).size == np.unique(np.concatenate(blocks)).size
+        is_independent = is_apart and (not is_scaled or np.unique(groups).size == groups.size)
+        find_noise = _when_asked(
+            lambda: counting.own_noise(model, layout, groups) if is_scaled else counting.known_noise(model, layout)
+        )
 
-        def student_t_offer(state: Posterior, context: Any) -> Marginals:
-            law, table = _joint_student_t(model, layout, groups, state, context)
+        def gaussian_offer(state: Posterior, context: Any) -> Marginals:
+            law, table = _joint(model, layout, blocks, state, context)
 
             def counts() -> Float[Array, " A"] | None:
-                scale = find_scale()
-                return None if scale is None else scale(context) * (state.rate / state.shape)[groups] / law.width**2
+                noise = find_noise()
+                if noise is None:
+                    return None
+                scale = (state.rate / state.shape)[groups] if is_scaled else 1.0
+                return noise(context) * scale / law.width**2
 
             return _offer(law, is_independent, counts=counts)._replace(table=table)
 
-        return student_t_offer
+        return gaussian_offer
     if kind not in ("unit", "positive") or any(row.size != 1 for row in reads):
         return None
     places = np.array([places[row[0]] for row in reads])
@@ -126,38 +116,6 @@ def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], 
         return _offer(law, is_independent, counts=counts)
 
     return offer
-
-
-def parts_apart(model: RewardModel, reads: list[np.ndarray], num_elements: int) -> list[np.ndarray] | None:
-    """Return the elements of the latents that each arm's expected reward is tied to, whatever the data, itself or by others.
-
-    Args:
-        reads: the elements that each arm's reads, in the order of the program's latents.
-
-    Returns:
-        None unless it is proved that no two arms share any: then their expected rewards are independent.
-    """
-    space = unconstrained_space(model)
-    if space.size != num_elements:  # a simplex has fewer coordinates than elements
-        return None
-    blocks = independent_blocks(model, space)
-    label = np.zeros(space.size + 1, int)
-    label[blocks.coordinates] = np.arange(len(blocks.coordinates))[:, None]
-    own = [frozenset(label[row].tolist()) for row in reads]
-    if sum(map(len, own)) > len(frozenset().union(*own)):
-        return None
-    return [np.flatnonzero(np.isin(label[:-1], list(labels))) for labels in own]
-
-
-def _own_reals(layout: Layout, parts: list[np.ndarray], kinds: np.ndarray, places: np.ndarray) -> _Members:
-    """Return each arm's part of the free reals, numbered among these and filled up to the longest, and what is not filling."""
-    rank = {place: number for number, place in enumerate(layout.free.tolist())}
-    found = [[rank[places[e]] for e in part if kinds[e] == "real" and places[e] in rank] for part in parts]
-    size = max(map(len, found))
-    members, is_member = np.zeros((len(found), size), int), np.zeros((len(found), size), bool)
-    for row, mask, own in zip(members, is_member, found, strict=True):
-        row[: len(own)], mask[: len(own)] = own, True
-    return members, is_member
 
 
 def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | None]:
@@ -204,59 +162,54 @@ def _gamma(
     return laws.gamma_law(state.shape[places], state.rate[places], offset + slope * low, slope, exponent)
 
 
-def _joint_student_t(
-    model: RewardModel, layout: Layout, groups: np.ndarray, state: Posterior, context: Any
+def _joint(
+    model: RewardModel, layout: Layout, blocks: list[np.ndarray], state: Posterior, context: Any
 ) -> tuple[laws.Law, Table]:
     """Return the law of linear forms, and a way to draw them together.
 
-    Each reads one block x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate).
+    Args:
+        blocks: those that each form reads, x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate), of one u, or of
+            none; and none or all of the forms have one.
     """
-    loc, weights = _linear_form(model, layout, reals_of(layout, state.mean, state.scaled_mean), context)
-    own = jnp.where(layout.is_member[groups], jnp.take_along_axis(weights, layout.members[groups], axis=1), 0.0)
-    halves = jnp.einsum("ast,at->as", _inverse_root(state.scaled_precision)[groups], own, precision=_HIGHEST)
-    shape, rate = state.shape[groups], state.rate[groups]
-    law = laws.student_t_law(2.0 * shape, loc, jnp.sqrt(jnp.sum(halves**2, axis=1) * rate / shape))
-    kinds, which = np.unique(groups, return_inverse=True)
-    root = _apart(halves, which)
+    every, (num_blocks, size) = np.concatenate(blocks), layout.members.shape
+    is_apart, is_single = np.unique(every).size == every.size, every.size == len(blocks)
+    inverse_root, mean = _inverse_root(state.precision), reals_of(layout, state.mean)
+    if is_single:  # a step along one place of all blocks moves each form by the slope in its own
+        loc, slopes = _linear_form(model, layout, mean, context, _along_places(layout))
+        halves = jnp.einsum("ast,ta->as", inverse_root[every], slopes, precision=_HIGHEST)
+    else:
+        loc, slopes = _linear_form(model, layout, mean, context, np.eye(layout.count("real")))
+        slopes = where_member(layout.is_member, pick(slopes.T, layout.members))
+        halves = jnp.einsum("rst,art->ars", inverse_root, slopes, precision=_HIGHEST).reshape(-1, num_blocks * size)
+    width = jnp.sqrt(jnp.sum(halves**2, axis=1))
+    groups = np.array([layout.owner[own[0]] for own in blocks])
+    is_scaled = bool(groups[0] >= 0)
+    scales, which = np.unique(groups, return_inverse=True)
+    if is_scaled:
+        shape, rate = state.shape[groups], state.rate[groups]
+        law = laws.student_t_law(2.0 * shape, loc, width * jnp.sqrt(rate / shape))
+    else:
+        law = laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, width)
 
     def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
         key_scale, key_noise = jr.split(key)
-        log_u = sampling.log_gamma(key_scale, state.shape[kinds], (num_samples,)) - jnp.log(state.rate[kinds])
-        spread = jnp.exp(-0.5 * log_u)[:, which] * _correlated(key_noise, root, num_samples)
-        return (loc + spread)[:, _twins(loc, root)]
+        first: Any = np.arange(loc.size)
+        if is_apart:
+            spread = sampling.normal(key_noise, jnp.zeros_like(width), width, (num_samples,))
+        else:
+            root = _side_by_side(halves, every) if is_single else halves
+            spread, first = _correlated(key_noise, root, num_samples), _twins(loc, root)
+        if is_scaled:
+            log_u = sampling.log_gamma(key_scale, state.shape[scales], (num_samples,), state.rate[scales])
+            spread = jnp.exp(-0.5 * log_u)[:, which] * spread
+        return (loc + spread)[:, first]
 
     return law, table
 
 
-def _joint_normal(
-    model: RewardModel, layout: Layout, apart: _Members | None, state: Posterior, context: Any
-) -> tuple[laws.Law, Table]:
-    """Return the law of linear forms of the free Gaussian block, and a way to draw them together.
-
-    Args:
-        apart: the part of the block that each arm is tied to and no other is (`_own_reals`); None where arms share any.
-    """
-    loc, weights = _linear_form(model, layout, reals_of(layout, state.mean, state.scaled_mean), context)
-    weights = weights[:, layout.free]
-    if apart is None:
-        halves = root = jnp.einsum("st,at->as", _inverse_root(state.precision), weights, precision=_HIGHEST)
-    else:
-        members, is_member = apart
-        both = is_member[:, :, None] & is_member[:, None, :]
-        blocks = jnp.where(both, state.precision[members[:, :, None], members[:, None, :]], np.eye(members.shape[1]))
-        slopes = jnp.where(is_member, jnp.take_along_axis(weights, members, axis=1), 0.0)
-        halves = jnp.einsum("ast,at->as", _inverse_root(blocks), slopes, precision=_HIGHEST)
-        root = _apart(halves, np.arange(loc.size))
-    law = laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, jnp.sqrt(jnp.sum(halves**2, axis=1)))
-
-    def table(key: Key, num_samples: int) -> Float[Array, "M A"]:
-        return (loc + _correlated(key, root, num_samples))[:, _twins(loc, root)]
-
-    return law, table
-
-
-def _apart(halves: Float[Array, "A S"], which: Int[np.ndarray, " A"]) -> Float[Array, "A K"]:
-    """Return rows side by side: those of different blocks, or arms, are orthogonal."""
+def _side_by_side(halves: Float[Array, "A S"], blocks: Int[np.ndarray, " A"]) -> Float[Array, "A K"]:
+    """Return rows side by side: those of different blocks are orthogonal."""
+    _, which = np.unique(blocks, return_inverse=True)
     place = jax.nn.one_hot(which, int(which.max()) + 1, dtype=halves.dtype)
     return (halves[:, None, :] * place[:, :, None]).reshape(halves.shape[0], -1)
 
@@ -289,8 +242,18 @@ def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch
     return jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
 
 
-def _linear_form(model: RewardModel, layout: Layout, centre: Array, context: Any) -> tuple[Array, Array]:
-    """Return the expected rewards at the mean of the reals, (A,), and their slopes, (A, D)."""
+def _along_places(layout: Layout) -> Float[np.ndarray, "S D"]:
+    """Return steps of the reals, each along one place of every block."""
+    steps = np.zeros((layout.members.shape[1], layout.count("real")))
+    for step, members, is_member in zip(steps, layout.members.T, layout.is_member.T, strict=True):
+        step[members[is_member]] = 1.0
+    return steps
+
+
+def _linear_form(
+    model: RewardModel, layout: Layout, centre: Array, context: Any, steps: Float[np.ndarray, "K D"]
+) -> tuple[Float[Array, " A"], Float[Array, "K A"]]:
+    """Return the expected rewards at a point of the reals, and what they change by along steps from it."""
 
     def rewards(real: Array) -> Array:
         latents = {site.name: jnp.ones(site.shape, real.dtype) for site in layout.sites}
@@ -298,8 +261,8 @@ def _linear_form(model: RewardModel, layout: Layout, centre: Array, context: Any
             latents[site.name] = real[site.start : site.start + site.size].reshape(site.shape)
         return _expected(model, latents, context)
 
-    value, pull = jax.vjp(rewards, centre)
-    return value, jax.vmap(lambda row: pull(row)[0])(jnp.eye(model.num_arms, dtype=value.dtype))
+    value, push = jax.linearize(rewards, centre)
+    return value, jax.vmap(push)(jnp.asarray(steps, centre.dtype))
 
 
 def _coefficients(model: RewardModel, power: int, context: Any) -> tuple[Array, Array]:
@@ -316,14 +279,6 @@ def _coefficients(model: RewardModel, power: int, context: Any) -> tuple[Array, 
 
 def _expected(model: RewardModel, latents: dict[str, Array], context: Any) -> Float[Array, " A"]:
     return model.expected_rewards({name: value[None] for name, value in latents.items()}, context)[0]
-
-
-def _owners(layout: Layout) -> np.ndarray:
-    """Return, for each real element, the positive element that scales it, or -1."""
-    owner = np.full(layout.count("real"), -1)
-    for group, (members, is_member) in enumerate(zip(layout.members, layout.is_member, strict=True)):
-        owner[members[is_member]] = group
-    return owner
 
 
 def _bounds(layout: Layout, kind: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

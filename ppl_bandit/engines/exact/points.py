@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.blocks import map_blocks
+from ppl_bandit.engines.exact.blocks import map_blocks, pick, where_member
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
     Posterior,
+    by_block,
     coordinates_at,
     reals_of,
 )
@@ -116,17 +117,15 @@ def _whitened(layout: Layout, posterior: Posterior, steps: Any) -> Float[Array, 
     """Turn independent steps of size 1 into steps of the reals' joint law."""
     if not steps.size:
         return steps
-    free, scaled = steps[:, layout.free], steps[:, layout.members]
-    if free.size:
-        free = _along(posterior.precision, free)
-    if scaled.size:
-        scaled = jax.vmap(_along, in_axes=(0, 1), out_axes=1)(posterior.scaled_precision, scaled)
-        scaled = scaled * jnp.sqrt(posterior.rate / posterior.shape)[:, None]
-    return _where_finite(reals_of(layout, free, scaled), steps)  # an improper prior is refused elsewhere, as such
+    moved = _along(posterior.precision, where_member(layout.is_member, pick(jnp.asarray(steps), layout.members)))
+    if np.any(layout.owner >= 0):
+        moved = moved * by_block(layout, jnp.sqrt(posterior.rate / posterior.shape), 1.0)[:, None]
+    return _where_finite(reals_of(layout, moved), steps)  # an improper prior is refused elsewhere, as such
 
 
-def _along(precision: Float[Array, "S S"], steps: Float[Array, "P S"]) -> Float[Array, "P S"]:
+def _along(precision: Float[Array, "R S S"], steps: Float[Array, "P R S"]) -> Float[Array, "P R S"]:
     if precision.shape[-1] == 1:
-        return steps / jnp.sqrt(precision[0])
-    root = jnp.linalg.cholesky(precision)
-    return jax.lax.linalg.triangular_solve(root, steps.T, left_side=True, lower=True, transpose_a=True).T
+        return steps / jnp.sqrt(precision[..., 0])
+    root, columns = jnp.linalg.cholesky(precision), jnp.moveaxis(steps, 0, -1)
+    solved = jax.lax.linalg.triangular_solve(root, columns, left_side=True, lower=True, transpose_a=True)
+    return jnp.moveaxis(solved, -1, 0)

@@ -35,7 +35,8 @@ def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.n
 
     Beta: `concentration1`, `concentration0`. Dirichlet: `concentration`. Gamma of a power u of the site: `concentration`,
     `rate`, `power`. Reals: `mean` and `covariance` over the site's elements; for reals that a latent precision u scales
-    it is `covariance_times_precision`, their covariance times u.
+    it is `covariance_times_precision`, their covariance times u, and `scaled_by` is the number of the positive element that
+    scales each, counted over all positive sites in order, -1 where none does.
     """
     posterior = jax.device_get(posterior)
     found: dict[str, dict[str, Any]] = {}
@@ -63,17 +64,14 @@ def parameters(layout: Layout, posterior: Posterior) -> dict[str, dict[str, np.n
 def _real_parameters(layout: Layout, posterior: Posterior, site: SiteBlock) -> dict[str, np.ndarray]:
     num_real, span = layout.count("real"), slice(site.start, site.start + site.size)
     mean, spread = np.zeros(num_real), np.zeros((num_real, num_real))
-    if layout.free.size:
-        mean[layout.free] = posterior.mean
-        spread[np.ix_(layout.free, layout.free)] = np.linalg.inv(posterior.precision)
     for row, (own, inside) in enumerate(zip(layout.members, layout.is_member, strict=True)):
         own = own[inside]
-        mean[own] = posterior.scaled_mean[row, : own.size]
-        scaled = np.linalg.inv(posterior.scaled_precision[row])[: own.size, : own.size]
-        spread[np.ix_(own, own)] = scaled
-    is_scaled = not set(range(span.start, span.stop)) <= set(layout.free.tolist())
-    name = "covariance_times_precision" if is_scaled else "covariance"
-    return {"mean": mean[span].reshape(site.shape), name: spread[span, span]}
+        mean[own] = posterior.mean[row, : own.size]
+        spread[np.ix_(own, own)] = np.linalg.inv(posterior.precision[row])[: own.size, : own.size]
+    found, owner = {"mean": mean[span].reshape(site.shape)}, layout.owner_of_real[span].reshape(site.shape)
+    if np.all(owner < 0):
+        return {**found, "covariance": spread[span, span]}
+    return {**found, "covariance_times_precision": spread[span, span], "scaled_by": owner}
 
 
 def family(layout: Layout, site: SiteBlock) -> str:
@@ -85,14 +83,12 @@ def family(layout: Layout, site: SiteBlock) -> str:
     if site.kind == "simplex":
         return "Dirichlet"
     if site.kind == "positive":
-        owners = [i for i in elements if layout.is_member[i].any()]
+        owners = [i for i in elements if layout.num_scaled[i]]
         return " and ".join(dict.fromkeys(_scale_words(layout.power[i], i in owners, site.name) for i in elements))
-    owners = [i for i in range(len(layout.power)) if set(layout.members[i][layout.is_member[i]]) & set(elements)]
-    words = []
-    if set(layout.free.tolist()) & set(elements):
-        words.append("Gaussian")
+    scales = set(layout.owner_of_real[elements.start : elements.stop].tolist())
+    words = ["Gaussian"] if -1 in scales else []
     for site_of in layout.of("positive"):
-        if any(site_of.start <= i < site_of.start + site_of.size for i in owners):
+        if any(site_of.start <= i < site_of.start + site_of.size for i in scales):
             words.append(f"{_scale_words(layout.power[site_of.start], True, site_of.name)}, scaled by {site_of.name}")
     return " and ".join(words)
 
@@ -189,7 +185,7 @@ def _update_words(layout: Layout, site: SiteBlock) -> str:
     if site.kind == "simplex":
         return f"alpha_k += a_k, where log likelihood = sum_k a_k log({z}_k) + constant"
     u = _power_of(layout, site) if site.kind == "positive" else "u"
-    if site.kind == "positive" and layout.is_member[site.start].any():
+    if site.kind == "positive" and layout.num_scaled[site.start]:
         return f"with u = {u}: shape += 1/2 per Normal row, rate += (squared residual after the mean has moved) / 2"
     if site.kind == "positive":
         return f"shape += a, rate += b, where log likelihood = a log({u}) - b {u} + constant"
@@ -208,7 +204,7 @@ def _example_words(layout: Layout, site: SiteBlock, examples: tuple[tuple[dict[s
             rows: Any = natural.unit[span]
         elif site.kind == "simplex":
             rows = natural.simplex[site.start]
-        elif site.kind == "positive" and not layout.is_member[span].any():
+        elif site.kind == "positive" and not layout.num_scaled[span].any():
             rows = np.stack([natural.log_scale[span], -natural.scale[span]], axis=-1)
         else:
             return ""
@@ -256,7 +252,7 @@ def density_refusal(
     if is_prior:
         given = "; ".join(dict.fromkeys(PRIORS[site.kind] for site in sites))
         remedy = f"in a conjugate program {given}, and no factor bends it"
-    elif not alone and {"real", "positive"} <= kinds and layout.free.size:
+    elif not alone and {"real", "positive"} <= kinds and np.any(layout.owner < 0):
         real = next(site.name for site in layout.of("real"))
         scale = layout.of("positive")[0].name
         remedy = (
@@ -291,7 +287,7 @@ def blurred_refusal(model: RewardModel, layout: Layout, residual: Residual) -> N
     )
     if not residual.nats < jnp.inf:
         hidden = "rounding leaves no precision matrix that could be inverted"
-    if layout.free.size > 1 or layout.members.shape[1] > 1:
+    if layout.members.shape[1] > 1:
         return refusal(
             model,
             f"cannot be certified in float64: its prior ties reals to each other so tightly that {hidden}",

@@ -13,7 +13,17 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.affine import natural_of, recentre
-from ppl_bandit.engines.exact.families import POSITIVE, REAL, SIMPLEX, UNIT, Layout, Posterior, absorb, coordinates_at
+from ppl_bandit.engines.exact.families import (
+    POSITIVE,
+    REAL,
+    SIMPLEX,
+    UNIT,
+    Layout,
+    Posterior,
+    absorb,
+    by_block,
+    coordinates_at,
+)
 
 __all__ = ["wider"]
 
@@ -36,14 +46,13 @@ def _wider_prior(layout: Layout, prior: Posterior, moving: Collection[str], by: 
             is_moving[site.start : site.start + site.size] = site.name in moving
         return is_moving
 
-    real = powers(REAL)
-    free, members = real[layout.free], real[layout.members] * layout.is_member
     growth = layout.power.astype(prior.mean.dtype) * powers(POSITIVE)  # of log u, in units of log by
-    scaled = prior.scaled_precision
+    precision = prior.precision
     if layout.members.size:
-        shrinks = -growth[:, None, None] - members[:, :, None] - members[:, None, :]
+        members = powers(REAL)[layout.members] * layout.is_member
+        shrinks = -by_block(layout, growth, 0.0)[:, None, None] - members[:, :, None] - members[:, None, :]
         pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
-        scaled = jnp.where(pairs, scaled * by**shrinks, scaled)
+        precision = jnp.where(pairs, precision * by**shrinks, precision)
     dirichlet = [
         rows * by**-2.0 if site.name in moving else rows
         for site, rows in zip(layout.of(SIMPLEX), prior.dirichlet, strict=True)
@@ -52,6 +61,5 @@ def _wider_prior(layout: Layout, prior: Posterior, moving: Collection[str], by: 
         beta=prior.beta * by ** (-2.0 * powers(UNIT)[:, None]),
         dirichlet=tuple(dirichlet),
         rate=prior.rate * by**-growth,
-        scaled_precision=scaled,
-        precision=prior.precision * by ** -(free[:, None] + free[None, :]),
+        precision=precision,
     )

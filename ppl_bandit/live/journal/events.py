@@ -25,6 +25,7 @@ __all__ = [
     "encode",
     "new_event",
     "new_id",
+    "new_ids",
 ]
 
 OPENED = "opened"  # the experiment as it was opened: program, settings, versions
@@ -68,6 +69,12 @@ class Event(NamedTuple):
 def new_id() -> str:
     """Return an id that no other call, process or machine returns."""
     return os.urandom(16).hex()
+
+
+def new_ids(num: int) -> list[str]:
+    """Return several at once, which costs little more than one."""
+    digits = os.urandom(16 * num).hex()
+    return [digits[start : start + 32] for start in range(0, 32 * num, 32)]
 
 
 def new_event(

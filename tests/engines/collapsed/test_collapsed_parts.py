@@ -14,9 +14,10 @@ from ppl_bandit.engines.collapsed.statistics import Statistics, log_normalizer, 
 from ppl_bandit.engines.exact.families import Coordinates, Layout, SiteBlock
 
 
-def layout_of(*sites, power=(), members=None, free=()):
-    own = np.zeros((len(power), 0), np.int32) if members is None else np.array(members, np.int32)
-    return Layout(sites, np.array(power, float), own, np.ones(own.shape, bool), np.array(free, np.int32))
+def layout_of(*sites, power=(), members=((),), owner=-1):
+    own = np.array(members, np.int32)
+    own = own if own.size else np.zeros((0, 0), np.int32)
+    return Layout(sites, np.array(power, float), own, np.ones(own.shape, bool), np.full(len(own), owner))
 
 
 def point(layout):
@@ -55,8 +56,9 @@ def test_the_log_normalizer_is_the_log_integral_for_every_family():
             SiteBlock("x", "real", (1,), 0),
             power=[-2.0],
             members=[[0]],
+            owner=0,
         )
-        fields = dict(log_scale=[2.5], scale=[-1.1], scaled_linear=[[0.4]], scaled_quadratic=[[[1.7]]])
+        fields = dict(log_scale=[2.5], scale=[-1.1], linear=[[0.4]], quadratic=[[[1.7]]])
         found = log_normalizer(joint, natural_of(joint, **fields))
 
         def density(x, z):
@@ -72,9 +74,9 @@ def test_gaussians_of_any_size_have_their_normalizer_about_any_centre(size):
     rng = np.random.default_rng(0)
     root = rng.standard_normal((size, size))
     precision, linear = root @ root.T + np.eye(size), rng.standard_normal(size)
-    layout = layout_of(SiteBlock("x", "real", (size,), 0), free=range(size))
+    layout = layout_of(SiteBlock("x", "real", (size,), 0), members=[range(size)])
     with jax.enable_x64(True):
-        natural = natural_of(layout, quadratic=precision, linear=linear)
+        natural = natural_of(layout, quadratic=precision[None], linear=linear[None])
         exact = 0.5 * linear @ np.linalg.solve(precision, linear) - 0.5 * np.linalg.slogdet(precision)[1]
         exact += 0.5 * size * np.log(2 * np.pi)
         np.testing.assert_allclose(log_normalizer(layout, natural), exact, rtol=1e-10)
@@ -87,11 +89,13 @@ def test_a_normalizer_that_is_made_of_rounding_is_not_a_number():
     """A common mean of precision 1/4 behind five arms of precision 1e8: single precision has lost the quarter."""
     precision = np.diag([0.25 + 5e8, *[1e8] * 5])
     precision[0, 1:] = precision[1:, 0] = -1e8
-    layout = layout_of(SiteBlock("x", "real", (6,), 0), free=range(6))
-    assert not np.isfinite(log_normalizer(layout, natural_of(layout, quadratic=precision)))
+    layout = layout_of(SiteBlock("x", "real", (6,), 0), members=[range(6)])
+    assert not np.isfinite(log_normalizer(layout, natural_of(layout, quadratic=precision[None])))
     with jax.enable_x64(True):
         exact = 3 * np.log(2 * np.pi) - 0.5 * (np.log(0.25) + 5 * np.log(1e8))
-        np.testing.assert_allclose(log_normalizer(layout, natural_of(layout, quadratic=precision)), exact, rtol=1e-6)
+        np.testing.assert_allclose(
+            log_normalizer(layout, natural_of(layout, quadratic=precision[None])), exact, rtol=1e-6
+        )
 
 
 def test_particles_that_stand_for_all_are_spread_out_in_every_coordinate():

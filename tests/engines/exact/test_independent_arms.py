@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Interaction, RewardModel, engines
-from ppl_bandit.engines.exact.marginals import parts_apart
+from ppl_bandit.engines.exact.assignment import find_scales, read_supports
+from ppl_bandit.engines.exact.ties import tie
 
 
 def weights_of(arms=3):
@@ -48,23 +49,31 @@ def tied(arm, context):
     numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context, axis=-1), 1.0))
 
 
+def scaled_by_one_noise(arm, context):
+    variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0))
+    with numpyro.plate("arms", 3):
+        weights = numpyro.sample("weights", dist.Normal(jnp.zeros(2), jnp.sqrt(variance)).to_event(1))
+    numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context, axis=-1), jnp.sqrt(variance)))
+
+
 @pytest.mark.parametrize(
-    ("program", "num_before", "expected"),
+    ("program", "blocks"),
     [
-        (own_weights, 0, True),
-        (shared_level, 1, False),
-        (common_mean, 1, False),
-        (spills_over, 0, False),
-        (tied, 0, False),
+        (own_weights, [[0, 1], [2, 3], [4, 5]]),
+        (scaled_by_one_noise, [[0, 1], [2, 3], [4, 5]]),
+        (shared_level, [[0, 1, 2, 3, 4, 5, 6]]),
+        (common_mean, [[0, 1, 2, 3, 4, 5, 6]]),
+        (spills_over, [[0, 1, 2, 3, 4, 5]]),
+        (tied, [[0, 1, 2, 3], [4, 5]]),
     ],
 )
-def test_arms_are_apart_only_where_no_datum_and_no_prior_ties_them(program, num_before, expected):
-    model = RewardModel(program, 3, jnp.ones(2))
-    reads = [num_before + 2 * arm + np.arange(2) for arm in range(3)]
-    parts = parts_apart(model, reads, num_before + 6)
-    assert (parts is not None) == expected
-    if parts is not None:
-        assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+def test_reals_are_apart_only_where_no_datum_and_no_prior_ties_them(program, blocks):
+    with jax.enable_x64(True):
+        model = RewardModel(program, 3, jnp.ones(2))
+        layout = tie(model, find_scales(model, read_supports(model)))
+    found = [own[mask].tolist() for own, mask in zip(layout.members, layout.is_member, strict=True)]
+    assert found == blocks
+    assert set(layout.owner.tolist()) == ({0} if program is scaled_by_one_noise else {-1})
 
 
 def test_the_probability_of_being_best_is_that_of_independent_normals():

@@ -127,8 +127,8 @@ def hierarchy(top: str, noise: str, is_centred: bool = True) -> Shape:
             middle = unit * np.array([loc, shift + slope * loc])
             if not is_centred:
                 jacobian, middle = np.array([[unit * spread, 0.0], [0.0, 1.0]]), np.array([unit * loc, 0.0])
-            precision = jacobian.T @ np.asarray(posterior.precision) @ jacobian
-            mean = np.linalg.solve(jacobian, np.asarray(posterior.mean) - middle)
+            precision = jacobian.T @ np.asarray(posterior.precision[0]) @ jacobian
+            mean = np.linalg.solve(jacobian, np.asarray(posterior.mean[0]) - middle)
             return mean, precision, lambda z: -0.5 * np.einsum("...i,ij,...j", z - mean, precision, z - mean)
 
         constants = {
@@ -229,8 +229,8 @@ def mean_and_variance(noise: str) -> Shape:
 
         def claim(posterior):
             a, b = float(posterior.shape[0]), float(posterior.rate[0]) / unit**2
-            precision = float(posterior.scaled_precision[0, 0, 0]) * spread**2
-            centre = (float(posterior.scaled_mean[0, 0]) / unit - loc) / spread
+            precision = float(posterior.precision[0, 0, 0]) * spread**2
+            centre = (float(posterior.mean[0, 0]) / unit - loc) / spread
 
             def log_claim(z):
                 s, x = z[..., 0], z[..., 1]
