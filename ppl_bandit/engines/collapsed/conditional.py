@@ -102,7 +102,9 @@ class Conditional(NamedTuple):
 
     def total(self, reading: Reading, kept: Any) -> Statistics:
         """Return the statistics of prior and data, (..., C)."""
-        return add(reading.prior, kept if self.store is None else self.store.statistics(kept, reading.at))
+        if self.store is None:
+            return add(reading.prior, kept)
+        return self.store.total(reading.prior, kept, reading.at)
 
     def log_targets(self, reading: Reading, kept: Any) -> Float[Array, " C"]:
         """Return the log density of outer values, inner sites integrated out."""

@@ -49,7 +49,7 @@ class Store(NamedTuple):
         read: (centre, outer values, data) -> kept of rows, and per row how far its statistics at these outer values are from
             what the store says of them, relatively.
         at: (centre, outer values) -> what the statistics of rows depend on, whatever the rows.
-        statistics: (kept, at) -> the statistics of all rows, (..., C) or (..., 1), without the common constant.
+        total: (statistics of the prior, kept, at) -> those of prior and all rows, (..., C), without the common constant.
         size: (kept, at) -> how large the terms are of which the constant of these statistics is made, (C,) or (1,).
         common: kept -> the constant that all outer values share.
         recentred: (kept, old centre, new centre) -> kept; None where the centre must stay.
@@ -59,7 +59,7 @@ class Store(NamedTuple):
     empty: Callable[[Coordinates], Any]
     read: Callable[[Coordinates, Mapping[str, Array], WeightedRows], tuple[Any, Float[Array, " N"]]]
     at: Callable[[Coordinates, Mapping[str, Array]], Any]
-    statistics: Callable[[Any, Any], Statistics]
+    total: Callable[[Statistics, Any, Any], Statistics]
     size: Callable[[Any, Any], Float[Array, " C"]]
     common: Callable[[Any], Float[Array, ""]]
     recentred: Callable[[Any, Coordinates, Coordinates], Any] | None
@@ -95,8 +95,8 @@ def shared_store(model: RewardModel, split: Split) -> Store:
         read,
         lambda centre, values: (),
         # What all particles share is left out of their targets, where it would only cost digits.
-        lambda kept, at: jax.tree.map(
-            lambda leaf: leaf[..., None], kept._replace(constant=jnp.zeros_like(kept.constant))
+        lambda prior, kept, at: Statistics(
+            jax.tree.map(lambda own, shared: own + shared[..., None], prior.natural, kept.natural), prior.constant
         ),
         lambda kept, at: jnp.zeros_like(kept.constant)[None],
         lambda kept: kept.constant,
@@ -168,24 +168,22 @@ def separable_store(model: RewardModel, split: Split, examples: Interaction | No
     entry_j, entry_y = np.nonzero(np.any(weights != 0.0, axis=2))
     entry_weights = weights[entry_j, entry_y]
     last = entry_j == num_statistics - 1  # the constant is the last of the statistics
-    # By statistic, the places of its first, second, ... entry; the last place of all is a zero.
-    places = np.full((np.bincount(entry_j).max(), num_statistics), len(entry_j))
-    for e, j in enumerate(entry_j):
-        places[np.argmax(places[:, j] == len(entry_j)), j] = e
 
     def at(centre: Coordinates, own: Mapping[str, Array]) -> Array:
         return _read_each(model, split, centre, own, as_used(anchors, centre.real.dtype))[entry_y, entry_j]
 
-    def statistics(kept: Array, at: Array) -> Statistics:
+    def total(prior: Statistics, kept: Array, at: Array) -> Statistics:
         factors = jnp.einsum("ep,pe->e", jnp.asarray(entry_weights, kept.dtype), kept[:, entry_j])
-        terms = jnp.concatenate([factors[:, None] * at, jnp.zeros_like(at[:1])])
-        total = sum((terms[place] for place in places[1:]), start=terms[places[0]])
-        leaves, treedef = jax.tree.flatten(example)
-        ends = np.cumsum([leaf.size for leaf in leaves])
-        return treedef.unflatten(
-            total[end - leaf.size : end].reshape(*leaf.shape, at.shape[-1])
-            for leaf, end in zip(leaves, ends, strict=True)
-        )
+        terms = factors[:, None] * at
+        leaves, treedef = jax.tree.flatten(prior)
+        ends = np.cumsum([leaf.size // at.shape[-1] for leaf in leaves])
+        found = []
+        for leaf, start, end in zip(leaves, [0, *ends], ends, strict=False):
+            own = (entry_j >= start) & (entry_j < end)
+            # Added to the few entries that rows reach: a sum of whole matrices takes three times as long.
+            flat = leaf.reshape(end - start, at.shape[-1])
+            found.append(flat.at[entry_j[own] - start].add(terms[own]).reshape(leaf.shape) if own.any() else leaf)
+        return treedef.unflatten(found)
 
     def size(kept: Array, at: Array) -> Array:
         sizes = jnp.asarray(np.abs(entry_weights[last]), kept.dtype) @ jnp.abs(kept[:, -1])
@@ -196,7 +194,7 @@ def separable_store(model: RewardModel, split: Split, examples: Interaction | No
         lambda centre: jnp.zeros((len(outer_picks), num_statistics), centre.real.dtype),
         read,
         at,
-        statistics,
+        total,
         size,
         lambda kept: jnp.zeros((), kept.dtype),
         None,
