@@ -183,7 +183,7 @@ def separable_store(model: RewardModel, split: Split, examples: Interaction | No
             # Added to the few entries that rows reach: a sum of whole matrices takes three times as long.
             flat = leaf.reshape(end - start, at.shape[-1])
             found.append(flat.at[entry_j[own] - start].add(terms[own]).reshape(leaf.shape) if own.any() else leaf)
-        return treedef.unflatten(found)
+        return jax.tree.unflatten(treedef, found)
 
     def size(kept: Array, at: Array) -> Array:
         sizes = jnp.asarray(np.abs(entry_weights[last]), kept.dtype) @ jnp.abs(kept[:, -1])
