@@ -68,16 +68,34 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     """
     num_draws = log_weights.shape[0]
     num_tail = max(5, math.ceil(min(0.2 * num_draws, 3.0 * math.sqrt(num_draws))))
-    top, _ = jax.lax.top_k(log_weights, num_tail + 1)
-    weights = jnp.exp(top - top[0])
+    top = jnp.max(log_weights)
+    relative = log_weights - jnp.where(jnp.isfinite(top), top, 0.0)
+    weights = jnp.exp(_largest(relative, num_tail + 1))
     exceedances = weights[:-1] - weights[-1]
-    shape, scale = fit_generalized_pareto(exceedances)
+    shape, _ = fit_generalized_pareto(exceedances)
     shape = (num_tail * shape + 5.0) / (num_tail + 10.0)
     # Where the largest weights agree to a thousandth, or to the rounding of a log density, there is no tail to fit.
-    is_flat = exceedances[0] <= jnp.maximum(1e-3, 10 * jnp.finfo(weights.dtype).eps * jnp.abs(top[0]))
+    is_flat = jnp.max(exceedances) <= jnp.maximum(1e-3, 10 * jnp.finfo(weights.dtype).eps * jnp.abs(top))
     k_hat = jnp.where(is_flat, 0.0, shape)
-    is_sound = jnp.isfinite(top[0]) & jnp.isfinite(k_hat) & ~jnp.any(jnp.isnan(log_weights))
+    is_sound = jnp.isfinite(top) & jnp.isfinite(k_hat) & ~jnp.any(jnp.isnan(log_weights))
     return jnp.where(is_sound, k_hat, jnp.inf)
+
+
+def _largest(values: Float[Array, " M"], num: int) -> Float[Array, " num"]:
+    """Return the largest values, the smallest of them last.
+
+    In single precision places are found in a tenth of the time. Rounding keeps the order of what it tells apart: where it left
+    out a value that is larger than one that it took, double precision sorts them.
+    """
+    # Their places are asked for, not their values: XLA takes the fast way only then.
+    _, places = jax.lax.top_k(values.astype(jnp.float32), num)
+    found = values[places]
+    last = jnp.argmin(found)
+    found = found.at[last].set(found[-1]).at[-1].set(found[last])
+    if values.dtype == jnp.float32:
+        return found
+    is_found = jnp.sum(values > found[-1]) == jnp.sum(found > found[-1])
+    return jax.lax.cond(is_found, lambda: found, lambda: jax.lax.top_k(values, num)[0])
 
 
 def moment_shifts(

@@ -21,8 +21,8 @@ from ppl_bandit.engines.collapsed.conditional import (
     CollapsedState,
     Conditional,
     first_state,
-    law_of,
-    rounding_of,
+    laws_of,
+    roundings_of,
 )
 from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, read_new
 from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
@@ -113,7 +113,7 @@ def collapsed(
 
     def laws(state: CollapsedState) -> tuple[Any, Posterior]:
         picks = spread_out(state.particles, finite_weights(state.log_weights))
-        return jax.vmap(lambda which: law_of(posterior, state, which))(picks)
+        return laws_of(posterior, state, picks)
 
     example = {name: value[0] for name, value in split.values.items()}
     return Engine(
@@ -143,7 +143,7 @@ def _update(
 
     # By the proof one outer value speaks for all; where the likelihood depends on it, two are asked.
     picks = (state.buffer.num_rows + jnp.arange(1 if split.has_shared_statistics else 2)) % num_particles
-    picked, laws = jax.vmap(lambda which: law_of(posterior, state, which))(picks)
+    picked, laws = laws_of(posterior, state, picks)
 
     num_new = jnp.sum(mask)
     age = jnp.where(mask, num_new - jnp.cumsum(mask), 0)
@@ -183,12 +183,16 @@ def _update(
         acceptance=moved.acceptance,
         num_refreshes=state.num_refreshes + has_moved,
     )
-    after = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), after, state)
+    # A reading is as large as all else, and changes only where particles have moved, which those of unsound rows have not.
+    bare = jax.tree.map(
+        lambda new, old: jnp.where(is_sound, new, old), after._replace(reading=None), state._replace(reading=None)
+    )
+    after = bare._replace(reading=after.reading)
     is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
     is_forgotten = (after.num_refreshes == 0) | (after.memory <= max_memory(num_particles))
     is_finite = jnp.isfinite(after.log_evidence)
     index = resample(jnp.array(0.5, ess.dtype), finite_weights(after.log_weights), _NUM_ROUNDED)
-    roundings = jax.vmap(lambda which: rounding_of(posterior, after, which))(index)
+    roundings = roundings_of(posterior, after, index)
     is_resolved = jnp.mean(roundings > MAX_ROUNDING) <= 0.1
     return after, CollapsedInfo(
         is_sound & has_room & is_fresh & is_forgotten & is_inside & is_finite & is_resolved,
@@ -223,10 +227,10 @@ def _sample(posterior: Conditional, key: Key, state: CollapsedState, num_samples
     weights = finite_weights(state.log_weights)
     index = resample(jr.uniform(key_outer, dtype=weights.dtype), weights, num_samples)
 
-    def draw(key: Key, which: Array) -> Draws:
-        values, law = law_of(posterior, state, which)
-        inner = sample(posterior.split.layout, key, law, 1)
-        return {**values, **{name: value[0] for name, value in inner.items()}}
+    values, laws = laws_of(posterior, state, index)
 
-    drawn = jax.vmap(draw)(jr.split(key_inner, num_samples), index)
+    def draw(key: Key, law: Posterior) -> Draws:
+        return {name: value[0] for name, value in sample(posterior.split.layout, key, law, 1).items()}
+
+    drawn = {**values, **jax.vmap(draw)(jr.split(key_inner, num_samples), laws)}
     return {name: drawn[name] for name in posterior.model.latent_shapes}

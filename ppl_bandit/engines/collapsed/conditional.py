@@ -1,7 +1,6 @@
 """The state of the collapsed engine, and the density of the outer sites with the inner ones integrated out."""
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +16,34 @@ from ppl_bandit.engines.exact.families import Coordinates, Posterior, posterior_
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key
 
-__all__ = ["MAX_ROUNDING", "CollapsedState", "Conditional", "first_state", "law_of", "rounding_of"]
+__all__ = [
+    "MAX_ROUNDING",
+    "CollapsedState",
+    "Conditional",
+    "Reading",
+    "first_state",
+    "laws_of",
+    "reading_at",
+    "reading_of",
+    "roundings_of",
+]
 
 MAX_ROUNDING = 0.02  # nats of a log target
+_MAX_HELD = 1 << 18  # numbers of a reading that are kept from row to row; more are read again
+
+
+class Reading(NamedTuple):
+    """What outer values say before any data; the last axis of every array goes over these, so that loops over them are long.
+
+    Attributes:
+        prior: its statistics in the inner sites.
+        at: what the statistics of rows depend on; see `Store`.
+        log_jacobian: of the outer sites.
+    """
+
+    prior: Statistics
+    at: Any
+    log_jacobian: Float[Array, " C"]
 
 
 class CollapsedState(NamedTuple):
@@ -27,9 +51,10 @@ class CollapsedState(NamedTuple):
 
     Attributes:
         buffer: the rows, where they must be read again; otherwise without room, and only the number of rows counts.
-        kept: sums of statistics, or where rows are read again, each particle's own sum.
+        kept: sums of statistics, or where rows are read again, each particle's own sum, (..., M).
         centre: the point at which densities of the inner sites are read.
         particles: outer sites, unconstrained.
+        reading: what the particles say before any data, about the centre: it stays while they do. None where it is too large.
         log_targets: log density, inner sites integrated out, of which the particles are an equally weighted sample.
         log_weights: from there to the posterior.
         log_evidence: log p(data); with forgetting, the sum of log predictive densities.
@@ -42,6 +67,7 @@ class CollapsedState(NamedTuple):
     kept: Any
     centre: Coordinates
     particles: Float[Array, "M K"]
+    reading: Reading | None
     log_targets: Float[Array, " M"]
     log_weights: Float[Array, " M"]
     log_evidence: Float[Array, ""]
@@ -64,19 +90,27 @@ class Conditional(NamedTuple):
     store: Store | None
     discount: float
 
-    def log_target(self, centre: Coordinates, position: Array, read: Callable[[Any], Statistics]) -> Float[Array, ""]:
-        """Return the log density of an unconstrained outer value, inner sites integrated out.
+    def read(self, centre: Coordinates, positions: Float[Array, "C K"]) -> Reading:
+        """Return what unconstrained outer values say before any data."""
 
-        Args:
-            read: outer values -> the statistics of the data.
-        """
-        values, log_jacobian = self.split.space.constrain(position)
-        total = self.total(centre, values, read(values))
-        return log_normalizer(self.split.layout, total.natural) + total.constant + log_jacobian
+        def one(position: Float[Array, " K"]) -> Reading:
+            values, log_jacobian = self.split.space.constrain(position)
+            at = () if self.store is None else self.store.at(centre, values)
+            return Reading(read_prior(self.model, self.split, centre, values), at, log_jacobian)
 
-    def total(self, centre: Coordinates, values: Any, data: Statistics) -> Statistics:
-        """Return the statistics of prior and data."""
-        return add(read_prior(self.model, self.split, centre, values), data)
+        return jax.vmap(one, out_axes=-1)(positions)
+
+    def total(self, reading: Reading, kept: Any) -> Statistics:
+        """Return the statistics of prior and data, (..., C)."""
+        if self.store is None:
+            return add(reading.prior, kept)
+        return self.store.total(reading.prior, kept, reading.at)
+
+    def log_targets(self, reading: Reading, kept: Any) -> Float[Array, " C"]:
+        """Return the log density of outer values, inner sites integrated out."""
+        total = self.total(reading, kept)
+        integrals = jax.vmap(lambda own: log_normalizer(self.split.layout, own), in_axes=-1)(total.natural)
+        return integrals + total.constant + reading.log_jacobian
 
 
 def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: int) -> CollapsedState:
@@ -85,26 +119,29 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
     centre = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), split.centre)
     prior = model.sample_prior(key, num_particles)
     particles = jax.vmap(split.space.unconstrain)({name: prior[name] for name in split.space.names})
-    nothing = no_statistics(split.layout, centre)
-    targets = jax.vmap(lambda x: posterior.log_target(centre, x, lambda _: nothing))(particles)
+    if posterior.store is None:
+        nothing = no_statistics(split.layout, centre)
+        kept = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, num_particles)), nothing)
+    else:
+        kept = posterior.store.empty(centre)
+    reading = posterior.read(centre, particles)
+    targets = posterior.log_targets(reading, kept)
     generated = targets
     extra = model.terms_beside_draws()
     if extra:  # particles come from the program without its factors and observed constants: weigh with those
         view = copy.copy(model)
         view.outcomes = (*model.outcomes, *extra)
         without = posterior._replace(model=view)
-        generated = jax.vmap(lambda x: without.log_target(centre, x, lambda _: nothing))(particles)
+        generated = without.log_targets(without.read(centre, particles), kept)
     is_finite = jnp.isfinite(targets) & jnp.isfinite(generated)
     zero = jnp.zeros((), particles.dtype)
-    if posterior.store is None:
-        kept = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_particles, *leaf.shape)), nothing)
-    else:
-        kept = posterior.store.empty(centre)
+    is_held = sum(leaf.size for leaf in jax.tree.leaves(reading)) <= _MAX_HELD
     return CollapsedState(
         empty_buffer(model, capacity if posterior.store is None else 0),
         kept,
         centre,
         particles,
+        reading if is_held else None,
         # What this precision cannot resolve has no weight.
         jnp.where(is_finite, generated, 0.0),
         jnp.where(is_finite, targets - generated, -jnp.inf),
@@ -116,22 +153,37 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
     )
 
 
-def law_of(posterior: Conditional, state: CollapsedState, which: Int[Array, ""]) -> tuple[dict[str, Array], Posterior]:
-    """Return the outer values of a particle and the law of the inner sites given them."""
-    split, store = posterior.split, posterior.store
-    values, _ = split.space.constrain(state.particles[which])
-    if store is None:
-        data = jax.tree.map(lambda leaf: leaf[which], state.kept)
-    else:
-        data = store.statistics(state.kept, state.centre, values)
-    total = posterior.total(state.centre, values, data)
-    return values, posterior_of(split.layout, total.natural, state.centre)
+def reading_of(posterior: Conditional, state: CollapsedState) -> Reading:
+    """Return what the particles say before any data."""
+    return posterior.read(state.centre, state.particles) if state.reading is None else state.reading
 
 
-def rounding_of(posterior: Conditional, state: CollapsedState, which: Int[Array, ""]) -> Float[Array, ""]:
-    """Return how many nats of a particle's log target may be rounding: constants may be large, and the integral undo them."""
-    store, centre = posterior.store, state.centre
-    values, _ = posterior.split.space.constrain(state.particles[which])
-    prior = read_prior(posterior.model, posterior.split, centre, values).constant
-    size = jnp.abs(state.kept.constant[which]) if store is None else store.size(state.kept, centre, values)
-    return jnp.finfo(state.particles.dtype).eps * (size + jnp.abs(prior))
+def reading_at(posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]) -> Reading:
+    """Return what some particles say before any data."""
+    if state.reading is None:
+        return posterior.read(state.centre, state.particles[index])
+    return jax.tree.map(lambda leaf: leaf[..., index], state.reading)
+
+
+def laws_of(
+    posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]
+) -> tuple[dict[str, Array], Posterior]:
+    """Return the outer values of some particles and the laws of the inner sites given them, (C, ...) each."""
+    layout = posterior.split.layout
+    values, _ = jax.vmap(posterior.split.space.constrain)(state.particles[index])
+    total = posterior.total(reading_at(posterior, state, index), _kept_at(posterior, state, index))
+    return values, jax.vmap(lambda own: posterior_of(layout, own, state.centre), in_axes=-1)(total.natural)
+
+
+def roundings_of(posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]) -> Float[Array, " C"]:
+    """Return how many nats of particles' log targets may be rounding: constants may be large, and the integral undo them."""
+    reading, kept = reading_at(posterior, state, index), _kept_at(posterior, state, index)
+    size = jnp.abs(kept.constant) if posterior.store is None else posterior.store.size(kept, reading.at)
+    return jnp.finfo(state.particles.dtype).eps * (size + jnp.abs(reading.prior.constant))
+
+
+def _kept_at(posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]) -> Any:
+    """Return what is kept of the data for some particles: the same for all, unless each has a sum of its own."""
+    if posterior.store is not None:
+        return state.kept
+    return jax.tree.map(lambda leaf: leaf[..., index], state.kept)

@@ -9,9 +9,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.approximate.buffer import append, read, row_mask
-from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional
+from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional, Reading, reading_of
 from ppl_bandit.engines.collapsed.inspection import certify_rows
-from ppl_bandit.engines.collapsed.particles import Moved
+from ppl_bandit.engines.collapsed.particles import Moved, where_wanted
 from ppl_bandit.engines.collapsed.statistics import Statistics
 from ppl_bandit.engines.collapsed.stores import WeightedRows, read_rows
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
@@ -89,46 +89,48 @@ def learn_by_sums(
     forgotten = state.kept if posterior.discount == 1.0 else jax.tree.map(lambda leaf: keep * leaf, state.kept)
     kept = jax.tree.map(jnp.add, forgotten, fresh)
 
-    def targets(centre: Coordinates, positions: Array, sums: Any) -> Array:
-        return jax.vmap(
-            lambda x: posterior.log_target(centre, x, lambda values: store.statistics(sums, centre, values))
-        )(positions)
-
     def path(data: Any, positions: Array, part: Array) -> Array:
         centre, before, after = data
-        return targets(centre, positions, jax.tree.map(lambda old, new: old + part * (new - old), before, after))
+        here = jax.tree.map(lambda old, new: old + part * (new - old), before, after)
+        return posterior.log_targets(posterior.read(centre, positions), here)
 
     def settle(moved: Moved, has_moved: Array) -> CollapsedState:
+        recentred = store.recentred
+        there = centre
+        if recentred is not None:
+            there = where_wanted(mean_of, (centre, kept, moved.positions), centre, has_moved)
         after = state._replace(
             buffer=state.buffer._replace(num_rows=state.buffer.num_rows + jnp.sum(row_mask(new.rows))),
             kept=kept,
             particles=moved.positions,
+            reading=_read_again(posterior, state, there, moved, has_moved),
             log_targets=moved.log_targets,
         )
-        if store.recentred is None:
+        if recentred is None:
             return after
-
-        def mean_of(positions: Array) -> Coordinates:
-            middle = posterior.split.space.constrain(jnp.mean(positions, axis=0))[0]
-            total = posterior.total(centre, middle, kept)
-            there = coordinates_at(posterior.split.layout, posterior_of(posterior.split.layout, total.natural, centre))
-            return jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(a), a, b), there, centre)
-
-        there = jax.lax.cond(has_moved, mean_of, lambda _: centre, moved.positions)
-        shifted = store.recentred(kept, centre, there)
+        shifted = recentred(kept, centre, there)
         return after._replace(
             kept=shifted,
             centre=there,
             log_targets=after.log_targets + store.common(kept) - store.common(shifted),
         )
 
+    def mean_of(data: Any) -> Coordinates:
+        """Return the means of the inner sites at the middle of the particles."""
+        layout, (centre, kept, positions) = posterior.split.layout, data
+        total = posterior.total(posterior.read(centre, jnp.mean(positions, axis=0)[None]), kept)
+        natural = jax.tree.map(lambda leaf: leaf[..., 0], total.natural)
+        there = coordinates_at(layout, posterior_of(layout, natural, centre))
+        return jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(a), a, b), there, centre)
+
+    reading = reading_of(posterior, state)
     befores = (
         state.log_targets + state.log_weights
         if posterior.discount == 1.0
-        else targets(centre, state.particles, forgotten)
+        else posterior.log_targets(reading, forgotten)
     )
     common = store.common(kept) - store.common(forgotten)
-    ends = targets(centre, state.particles, kept)
+    ends = posterior.log_targets(reading, kept)
     return Learnt(ends, befores, common, path, (centre, state.kept, kept), settle)
 
 
@@ -150,21 +152,21 @@ def learn_by_rows(
             jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, positions[0]))
         )
         flat = jax.lax.map(lambda x: ravel_pytree(function(x))[0], positions, batch_size=batch)
-        return jax.vmap(unravel)(flat)
+        return jax.vmap(unravel, out_axes=-1)(flat)
 
     def read_at(position: Array, rows: WeightedRows) -> Statistics:
         return read_rows(model, split, centre, split.space.constrain(position)[0], rows)
 
-    def own_targets(sums: Statistics) -> Array:
-        return jax.vmap(lambda x, own: posterior.log_target(centre, x, lambda _: own))(state.particles, sums)
-
     def path(given: Any, positions: Array, part: Array) -> Array:
         centre, old_weights, data = given
         here = data._replace(weights=old_weights + part * (data.weights - old_weights))
-        return over_particles(
-            lambda x: posterior.log_target(centre, x, lambda values: read_rows(model, split, centre, values, here)),
-            positions,
-        )
+
+        def target(position: Array) -> Array:
+            rows = read_rows(model, split, centre, split.space.constrain(position)[0], here)
+            own = jax.tree.map(lambda leaf: leaf[..., None], rows)
+            return posterior.log_targets(posterior.read(centre, position[None]), own)[0]
+
+        return over_particles(target, positions)
 
     read_new = over_particles(lambda x: read_at(x, new), state.particles)
     read_new = jax.tree.map(lambda leaf: jnp.where(jnp.any(row_mask(new.rows)), leaf, 0.0), read_new)
@@ -177,9 +179,21 @@ def learn_by_rows(
             lambda _: kept,
             moved.positions,
         )
-        return state._replace(buffer=buffer, kept=own, particles=moved.positions, log_targets=moved.log_targets)
+        again = _read_again(posterior, state, centre, moved, has_moved)
+        return state._replace(
+            buffer=buffer, kept=own, particles=moved.positions, reading=again, log_targets=moved.log_targets
+        )
 
-    befores = state.log_targets + state.log_weights if discount == 1.0 else own_targets(forgotten)
-    return Learnt(
-        own_targets(kept), befores, jnp.zeros_like(state.log_evidence), path, (centre, old_weights, data), settle
-    )
+    reading = reading_of(posterior, state)
+    befores = state.log_targets + state.log_weights if discount == 1.0 else posterior.log_targets(reading, forgotten)
+    ends = posterior.log_targets(reading, kept)
+    return Learnt(ends, befores, jnp.zeros_like(state.log_evidence), path, (centre, old_weights, data), settle)
+
+
+def _read_again(
+    posterior: Conditional, state: CollapsedState, centre: Coordinates, moved: Moved, has_moved: Array
+) -> Reading | None:
+    """Return what the particles say before any data, about a new centre, if they have moved."""
+    if state.reading is None:
+        return None
+    return where_wanted(lambda data: posterior.read(*data), (centre, moved.positions), state.reading, has_moved)

@@ -22,7 +22,7 @@ from ppl_bandit.engines.approximate.diagnostics import finite_weights, weight_es
 from ppl_bandit.numerics import bits
 from ppl_bandit.types import Key
 
-__all__ = ["Moved", "follow", "max_memory", "squared_error"]
+__all__ = ["Moved", "follow", "max_memory", "squared_error", "where_wanted"]
 
 _MIN_MOVES, _MAX_MOVES = 8, 60
 _MAX_STAGES = 200  # of a path: one outlier of 1e4 prior standard deviations takes 150
@@ -68,11 +68,10 @@ class _Walk(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """What `follow` is given, as arrays: the random key's data, what the targets read, the particles, whether to move them."""
+    """Something to compute from data, and what it is where it is not wanted; of `follow`, the particles as they are."""
 
-    key: Array
     data: Any
-    start: Moved
+    start: Any
     is_wanted: Bool[Array, ""]
 
 
@@ -98,14 +97,30 @@ def follow(
         data: arrays that the targets read.
         start: the particles, with the density of which they are an equally weighted sample and their weights at part 0.
     """
-    move = functools.partial(_follow, log_targets)
-    walk = jax.custom_batching.custom_vmap(move)
-    walk.def_vmap(functools.partial(_few_at_a_time, move))
-    return walk(_Task(jr.key_data(key), data, start, is_wanted))
+    return _where_wanted(functools.partial(_follow, log_targets), _Task((jr.key_data(key), data), start, is_wanted))
 
 
-def _few_at_a_time(move: Callable[[_Task], Moved], num_clouds: int, is_batched: Any, task: _Task) -> tuple[Moved, Any]:
-    """Move the clouds that are wanted, some 30th of all at a time, and leave the others."""
+def where_wanted(compute: Callable[[Any], Any], data: Any, otherwise: Any, is_wanted: Bool[Array, ""]) -> Any:
+    """Return compute(data) where it is wanted, and of many clouds (`vmap`) compute it for those alone.
+
+    Args:
+        compute: it closes over no traced value.
+    """
+
+    def run(task: _Task) -> Any:
+        return jax.lax.cond(task.is_wanted, compute, lambda _: task.start, task.data)
+
+    return _where_wanted(run, _Task(data, otherwise, is_wanted))
+
+
+def _where_wanted(run: Callable[[_Task], Any], task: _Task) -> Any:
+    one = jax.custom_batching.custom_vmap(run)
+    one.def_vmap(functools.partial(_few_at_a_time, run))
+    return one(task)
+
+
+def _few_at_a_time(run: Callable[[_Task], Any], num_clouds: int, is_batched: Any, task: _Task) -> tuple[Any, Any]:
+    """Run what is wanted, some 30th of all clouds at a time, and leave the others."""
     task = jax.tree.map(
         lambda leaf, own: leaf if own else jnp.broadcast_to(leaf, (num_clouds, *jnp.shape(leaf))), task, is_batched[0]
     )
@@ -113,23 +128,23 @@ def _few_at_a_time(move: Callable[[_Task], Moved], num_clouds: int, is_batched: 
     order = jnp.argsort(~task.is_wanted, stable=True)
     num_wanted = jnp.sum(task.is_wanted)
 
-    def body(carry: tuple[Array, Moved]) -> tuple[Array, Moved]:
-        first, moved = carry
+    def body(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        first, results = carry
         place = first + jnp.arange(at_once)
         chosen = order[jnp.minimum(place, num_clouds - 1)]
         some = jax.tree.map(lambda leaf: leaf[chosen], task)
-        found = jax.vmap(move)(some._replace(is_wanted=some.is_wanted & (place < num_clouds)))
+        found = jax.vmap(run)(some._replace(is_wanted=some.is_wanted & (place < num_clouds)))
         # Places beyond the last cloud repeat it: what is found there is dropped.
         target = jnp.where(place < num_clouds, chosen, num_clouds)
-        return first + at_once, jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), moved, found)
+        return first + at_once, jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), results, found)
 
-    _, moved = jax.lax.while_loop(lambda carry: carry[0] < num_wanted, body, (jnp.zeros((), int), task.start))
-    return moved, jax.tree.map(lambda _: True, moved)
+    _, results = jax.lax.while_loop(lambda carry: carry[0] < num_wanted, body, (jnp.zeros((), int), task.start))
+    return results, jax.tree.map(lambda _: True, results)
 
 
 def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> Moved:
     """Follow the path in one loop with one evaluation of the target, whatever it is needed for: what compiles is small."""
-    key, data, start, is_wanted = task
+    (key, data), start, is_wanted = task
     num_particles, num_dims = start.positions.shape
     step = 1.7 / math.sqrt(num_dims)
     zero = jnp.zeros((), start.positions.dtype)

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import betaln, gammaln
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.blocks import pick, where_member
 from ppl_bandit.engines.exact.derivation import derive
 from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, by_owner
+from ppl_bandit.numerics.gammas import betaln, gammaln
 
 __all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "recentre", "statistics_of"]
 
@@ -95,7 +95,7 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, ""]:
     gain = jnp.zeros(0)
     if layout.members.size:
         padding = np.eye(layout.members.shape[1]) * ~layout.is_member[:, :, None]
-        gain, log_det = jax.vmap(_gaussian)(natural.quadratic + padding, natural.linear)
+        gain, log_det = _gaussians(natural.quadratic + padding, natural.linear)
         constant = 0.5 * np.log(2.0 * np.pi) * layout.is_member.sum()
         terms.append(constant + jnp.sum(gain[layout.owner < 0]) - 0.5 * jnp.sum(log_det))
     if layout.power.size:
@@ -109,34 +109,36 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, ""]:
     return sum(terms, start=jnp.zeros(()))
 
 
-def _gaussian(precision: Float[Array, "S S"], linear: Float[Array, " S"]) -> tuple[Array, Array]:
-    """Return linear' inverse(precision) linear / 2 and the log determinant of the precision.
+def _gaussians(precision: Float[Array, "R S S"], linear: Float[Array, "R S"]) -> tuple[Array, Array]:
+    """Return linear' inverse(precision) linear / 2 and the log determinant of the precision, (R,) each.
 
     They are nan where the precision is not positive, and where its conditioning leaves a pivot no more than rounding: in single
     precision a hierarchy whose spread is a thousandth of its scale. A number made of rounding would draw particles there.
     """
-    size = linear.shape[0]
+    size = linear.shape[-1]
     smallest = _ROUNDINGS * jnp.finfo(precision.dtype).eps
-    if size == 0:
-        return jnp.zeros(()), jnp.zeros(())
     if size > _UNROLLED:
         factor = jnp.linalg.cholesky(precision)
-        half = jax.lax.linalg.triangular_solve(factor, linear[:, None], left_side=True, lower=True)
-        squares = jnp.diagonal(factor) ** 2
-        is_resolved = jnp.all(squares > smallest * jnp.diagonal(precision))
-        return 0.5 * jnp.sum(half**2), jnp.where(is_resolved, jnp.sum(jnp.log(squares)), jnp.nan)
+        half = jax.lax.linalg.triangular_solve(factor, linear[..., None], left_side=True, lower=True)[..., 0]
+        squares = jnp.diagonal(factor, axis1=-2, axis2=-1) ** 2
+        is_resolved = jnp.all(squares > smallest * jnp.diagonal(precision, axis1=-2, axis2=-1), axis=-1)
+        log_det = jnp.sum(jnp.log(squares), axis=-1)
+        return 0.5 * jnp.sum(half**2, axis=-1), jnp.where(is_resolved, log_det, jnp.nan)
+    # Blocks and particles stay the axes of every operation: under a `vmap` of its own each entry would be copied first.
+    nothing = jnp.zeros(linear.shape[:-1], linear.dtype)
+    gain, log_det = nothing, nothing
     rows: list[list[Array]] = []
     halves: list[Array] = []
-    pivots: list[Array] = []
     for i in range(size):
         row: list[Array] = []
         for j in range(i):
-            dot = sum((row[k] * rows[j][k] for k in range(j)), start=jnp.zeros(()))
-            row.append((precision[i, j] - dot) / rows[j][j])
-        pivot = precision[i, i] - sum((entry * entry for entry in row), start=jnp.zeros(()))
+            dot = sum((row[k] * rows[j][k] for k in range(j)), start=nothing)
+            row.append((precision[:, i, j] - dot) / rows[j][j])
+        pivot = precision[:, i, i] - sum((entry * entry for entry in row), start=nothing)
         row.append(jnp.sqrt(pivot))
         rows.append(row)
-        pivots.append(jnp.where(pivot > smallest * precision[i, i], pivot, jnp.nan))
-        dot = sum((row[k] * halves[k] for k in range(i)), start=jnp.zeros(()))
-        halves.append((linear[i] - dot) / row[i])
-    return 0.5 * jnp.sum(jnp.stack(halves) ** 2), jnp.sum(jnp.log(jnp.stack(pivots)))
+        dot = sum((row[k] * halves[k] for k in range(i)), start=nothing)
+        halves.append((linear[:, i] - dot) / row[i])
+        gain += 0.5 * halves[i] ** 2
+        log_det += jnp.log(jnp.where(pivot > smallest * precision[:, i, i], pivot, jnp.nan))
+    return gain, log_det

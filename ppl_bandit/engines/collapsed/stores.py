@@ -39,15 +39,18 @@ class WeightedRows(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Functions of a pytree `kept`, in which sums over rows are linear.
+    """Functions of a pytree `kept`, in which sums over rows are linear, and of what they need of outer values, `at`.
+
+    Of many outer values at once, here C of them, the last axis of every array goes over these.
 
     Attributes:
         words: what is kept, for people.
         empty: centre -> kept, of no data.
         read: (centre, outer values, data) -> kept of rows, and per row how far its statistics at these outer values are from
             what the store says of them, relatively.
-        statistics: (kept, centre, outer values) -> the statistics of all rows, without the common constant.
-        size: (kept, centre, outer values) -> how large the terms are of which the constant of these statistics is made.
+        at: (centre, outer values) -> what the statistics of rows depend on, whatever the rows.
+        total: (statistics of the prior, kept, at) -> those of prior and all rows, (..., C), without the common constant.
+        size: (kept, at) -> how large the terms are of which the constant of these statistics is made, (C,) or (1,).
         common: kept -> the constant that all outer values share.
         recentred: (kept, old centre, new centre) -> kept; None where the centre must stay.
     """
@@ -55,8 +58,9 @@ class Store(NamedTuple):
     words: str
     empty: Callable[[Coordinates], Any]
     read: Callable[[Coordinates, Mapping[str, Array], WeightedRows], tuple[Any, Float[Array, " N"]]]
-    statistics: Callable[[Any, Coordinates, Mapping[str, Array]], Statistics]
-    size: Callable[[Any, Coordinates, Mapping[str, Array]], Float[Array, ""]]
+    at: Callable[[Coordinates, Mapping[str, Array]], Any]
+    total: Callable[[Statistics, Any, Any], Statistics]
+    size: Callable[[Any, Any], Float[Array, " C"]]
     common: Callable[[Any], Float[Array, ""]]
     recentred: Callable[[Any, Coordinates, Coordinates], Any] | None
 
@@ -89,9 +93,12 @@ def shared_store(model: RewardModel, split: Split) -> Store:
         "one sum of statistics, shared by all particles",
         lambda centre: no_statistics(split.layout, centre),
         read,
+        lambda centre, values: (),
         # What all particles share is left out of their targets, where it would only cost digits.
-        lambda kept, centre, values: kept._replace(constant=jnp.zeros_like(kept.constant)),
-        lambda kept, centre, values: jnp.zeros_like(kept.constant),
+        lambda prior, kept, at: Statistics(
+            jax.tree.map(lambda own, shared: own + shared[..., None], prior.natural, kept.natural), prior.constant
+        ),
+        lambda kept, at: jnp.zeros_like(kept.constant)[None],
         lambda kept: kept.constant,
         lambda kept, old, new: recentre(split.layout, kept, old, new),
     )
@@ -157,20 +164,37 @@ def separable_store(model: RewardModel, split: Split, examples: Interaction | No
         limit = 1e-10 if dtype == jnp.float64 else 3e-3  # of a relative deviation that rounding explains
         return total, jnp.where(counted, jnp.where(jnp.isnan(residual), jnp.inf, residual / limit), 0.0)
 
-    def statistics(kept: Array, centre: Coordinates, own: Mapping[str, Array]) -> Statistics:
-        _, unravel = ravel_pytree(no_statistics(split.layout, centre))
-        return unravel(combine(_read_each(model, split, centre, own, as_used(anchors, centre.real.dtype)), kept))
+    # Of the table of statistics of the chosen rows, entries (row, statistic) that count: for most statistics a row or none.
+    entry_j, entry_y = np.nonzero(np.any(weights != 0.0, axis=2))
+    entry_weights = weights[entry_j, entry_y]
+    last = entry_j == num_statistics - 1  # the constant is the last of the statistics
 
-    def size(kept: Array, centre: Coordinates, own: Mapping[str, Array]) -> Array:
-        # The constant is the last of the statistics.
-        there = jnp.abs(_read_each(model, split, centre, own, as_used(anchors, centre.real.dtype))[:, -1])
-        return there @ jnp.abs(jnp.asarray(weights[-1], kept.dtype)) @ jnp.abs(kept[:, -1])
+    def at(centre: Coordinates, own: Mapping[str, Array]) -> Array:
+        return _read_each(model, split, centre, own, as_used(anchors, centre.real.dtype))[entry_y, entry_j]
+
+    def total(prior: Statistics, kept: Array, at: Array) -> Statistics:
+        factors = jnp.einsum("ep,pe->e", jnp.asarray(entry_weights, kept.dtype), kept[:, entry_j])
+        terms = factors[:, None] * at
+        leaves, treedef = jax.tree.flatten(prior)
+        ends = np.cumsum([leaf.size // at.shape[-1] for leaf in leaves])
+        found = []
+        for leaf, start, end in zip(leaves, [0, *ends], ends, strict=False):
+            own = (entry_j >= start) & (entry_j < end)
+            # Added to the few entries that rows reach: a sum of whole matrices takes three times as long.
+            flat = leaf.reshape(end - start, at.shape[-1])
+            found.append(flat.at[entry_j[own] - start].add(terms[own]).reshape(leaf.shape) if own.any() else leaf)
+        return jax.tree.unflatten(treedef, found)
+
+    def size(kept: Array, at: Array) -> Array:
+        sizes = jnp.asarray(np.abs(entry_weights[last]), kept.dtype) @ jnp.abs(kept[:, -1])
+        return sizes @ jnp.abs(at[last])
 
     return Store(
         f"sums of statistics at {len(outer_picks)} outer values, from which those at any other follow by linear algebra",
         lambda centre: jnp.zeros((len(outer_picks), num_statistics), centre.real.dtype),
         read,
-        statistics,
+        at,
+        total,
         size,
         lambda kept: jnp.zeros((), kept.dtype),
         None,

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from scipy.integrate import dblquad, quad
 
+from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, pareto_k_hat
 from ppl_bandit.engines.collapsed import particles
 from ppl_bandit.engines.collapsed.mixture import spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
 from ppl_bandit.engines.collapsed.statistics import Statistics, log_normalizer, no_statistics, recentre
 from ppl_bandit.engines.exact.families import Coordinates, Layout, SiteBlock
+from ppl_bandit.numerics.tails import fit_generalized_pareto
 
 
 def layout_of(*sites, power=(), members=((),), owner=-1):
@@ -184,3 +186,30 @@ def test_particles_that_a_path_is_too_long_for_are_weighted_to_its_end(monkeypat
     assert int(moved.num_stages) == 3
     np.testing.assert_allclose(moved.log_targets + moved.log_weights, targets((), moved.positions, 1.0), rtol=1e-4)
     assert float(jnp.std(moved.log_weights)) > 10.0
+
+
+def test_the_k_hat_of_weights_whose_tail_is_found_in_single_precision_is_that_of_a_sort():
+    """Tails that raise the flag and tails that do not, a level far from 0, and weights that single precision cannot tell apart.
+
+    They are the same numbers but for the rounding of exponentials, 1e-16: of exceedances of 1e-10, in the last case, a
+    millionth, and so much of their logarithms, of which k-hat is a mean.
+    """
+    noise = np.random.default_rng(0).standard_normal(1000)
+    uniform = np.random.default_rng(1).uniform(size=1000)
+    cases = [
+        *(-shape * np.log(uniform) for shape in (0.2, 0.6, 0.8, 1.5)),
+        0.05 * noise,
+        -1e5 - 0.9 * np.log(uniform),
+        np.where(uniform > 0.95, 3.0 * uniform, 1e-9 * noise),
+    ]
+    with jax.enable_x64(True):
+        find = jax.jit(pareto_k_hat)
+        fires = []
+        for log_weights in cases:
+            ordered = np.sort(log_weights)[::-1][:96]
+            weights = np.exp(ordered - ordered[0])
+            shape, _ = fit_generalized_pareto(jnp.asarray(weights[:-1] - weights[-1]))
+            expected = (95 * float(shape) + 5.0) / 105.0
+            assert abs(float(find(jnp.asarray(log_weights))) - expected) < 1e-6
+            fires.append(expected > MAX_K_HAT)
+        assert any(fires) and not all(fires)

@@ -1,0 +1,82 @@
+"""What is read of particles when they move serves until they move again, as if it were read at every row."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import engines
+from ppl_bandit.engines.collapsed import conditional
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Interaction
+
+NUM_ROWS = 12
+
+
+def shared(arm):
+    """One sum for all particles, about a centre that moves with them."""
+    spread = numpyro.sample("spread", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(1.0, spread))
+    numpyro.sample("reward", dist.Normal(mean[arm], 0.5))
+
+
+def separable(arm):
+    noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 3.0))
+    numpyro.sample("reward", dist.Normal(mean[arm], noise))
+
+
+def by_rows(arm, context):
+    power = numpyro.sample("power", dist.Normal(0.0, 1.0))
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    numpyro.sample("reward", dist.Poisson(rate[arm] * context**power))
+
+
+CASES = {
+    "shared": (shared, None, 2.0 + 3.0 * np.sin(np.arange(NUM_ROWS))),
+    "separable": (separable, None, 2.0 + 0.1 * np.sin(np.arange(NUM_ROWS))),
+    "by_rows": (by_rows, jnp.array(2.0), np.arange(NUM_ROWS) % 5 + 2.0),
+}
+
+
+def learn(name, *, is_at_once):
+    """Return states, evidence and readings after rows, one after another, for three seeds: each alone, or all at once."""
+    program, context, rewards = CASES[name]
+    model = RewardModel(program, 2, context)
+    contexts = None if context is None else 1.0 + jnp.arange(NUM_ROWS) / 4
+    rows = Interaction(jnp.arange(NUM_ROWS) % 2, jnp.asarray(rewards), contexts)
+    engine = engines.collapsed(model, num_particles=60)
+
+    def run(key):
+        def step(state, new):
+            number, row = new
+            state, info = engine.update(jr.fold_in(key, number), state, jax.tree.map(lambda leaf: leaf[None], row))
+            return state, info
+
+        state, infos = jax.lax.scan(step, engine.init(key), (jnp.arange(NUM_ROWS), rows))
+        return state._replace(reading=None), infos, state.reading
+
+    keys = jr.split(jr.key(3), 3)
+    return jax.jit(jax.vmap(run) if is_at_once else lambda own: jax.lax.map(run, own))(keys)
+
+
+@pytest.mark.parametrize("name", ["shared", "separable", pytest.param("by_rows", marks=pytest.mark.slow)])
+def test_a_reading_serves_until_particles_move(name, monkeypatch):
+    """The same random numbers: what differs is rounding, some 1e-16 of a log density, over 12 rows and refreshes.
+
+    Many clouds at once read those that moved by a way of their own.
+    """
+    with jax.enable_x64(True):
+        held, evidence, reading = learn(name, is_at_once=name != "separable")
+        monkeypatch.setattr(conditional, "_MAX_HELD", 0)
+        anew, _, nothing = learn(name, is_at_once=False)
+    assert reading is not None and nothing is None
+    assert np.all(np.asarray(evidence.num_refreshes[:, -1]) >= 1)
+    assert np.all(np.asarray(evidence.num_refreshes[:, -1]) < NUM_ROWS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8), held, anew)
