@@ -27,7 +27,7 @@ LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
     "svi": engines.nuts,
 }
 _MAX_EXAMPLES = 8  # refused rows for which another engine is sought
-_PATIENCE = 20  # rewards in a row after which draws that are renewed with each may lack evidence
+_PATIENCE = 10  # times in a row that draws may be renewed and lack evidence
 
 _LOGGER = logging.getLogger("ppl_bandit")
 
@@ -39,8 +39,9 @@ class NotCertified(ValueError):
 def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[Learner, Any, list[str]]:
     """Learn rows on top of a history, moving up the ladder with all of it where the evidence is missing.
 
-    On the last rung the draws are kept, with one warning; and on that of `reweight` for some rewards, which mostly bring the
-    evidence: a posterior is hardest while there are few, and the engine above takes a hundred times as long for each.
+    On the last rung the draws are kept, with one warning; and on that of `reweight` until they were renewed some times more,
+    which mostly brings the evidence: a posterior is hardest while there are few rewards, and the engine above takes a hundred
+    times as long for each.
     Nothing is changed; what is returned takes over, or nothing does.
 
     Returns:
@@ -66,14 +67,14 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     if explanation.engine == "conjugate":
         refused = _refused(rows, info)
         factory = functools.partial(_next_to_exact, refused)
-    is_patient = _may_recover(learner, rows, info)
+    num_refreshes = int(getattr(info, "num_refreshes", 0))
+    num_doubted = learner.num_doubted + (num_refreshes > learner.num_refreshes)
+    is_patient = num_doubted < _PATIENCE and _may_recover(learner, rows, info)
     if factory is None or is_patient:
-        rest = (
-            f"they are renewed with the next of up to {_PATIENCE} rewards"
-            if is_patient
-            else "no engine is left to move to"
+        rest = "they are renewed as rewards come" if is_patient else "no engine is left to move to"
+        after = learner._replace(
+            state=state, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
         )
-        after = learner._replace(state=state, has_warned=True, doubts=why, num_doubted=learner.num_doubted + 1)
         return after, info, [] if learner.has_warned else [f"{why}; {rest}, so these draws are used with caution"]
     above = start(task, factory)._replace(has_warned=learner.has_warned)
     if above.engine.explanation.engine == "collapsed":
@@ -93,9 +94,9 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
 
 
 def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:
-    """Tell whether draws without evidence may be kept for now: enough of them count, and the next reward renews them."""
+    """Tell whether draws without evidence may be kept for now: enough of them count, and more rewards renew them."""
     engine = learner.engine
-    if engine.explanation.engine != "reweight" or rows.arms.size > 1 or learner.num_doubted + 1 >= _PATIENCE:
+    if engine.explanation.engine != "reweight" or rows.arms.size > 1:
         return False
     return bool(info.ess >= MIN_ESS_SHARE * engine.settings["num_particles"]) and not bool(info.is_full)
 

@@ -47,8 +47,8 @@ class Learner(NamedTuple):
         seed: the bandit's, on the device.
         has_warned: whether its user knows that these draws lack evidence and that no engine is left to move to.
         doubts: why the draws of now lack evidence, in words; empty where they do not.
-        num_doubted: rewards in a row after which they did.
-        num_refreshes: how often its draws were renewed, as far as this process has seen.
+        num_doubted: how often in a row they were renewed and did.
+        num_refreshes: how often its draws were renewed.
         is_growth_prepared: whether the state that has more room is compiled, or being compiled.
         examples: the rows that the engine was sought for, where it took over from one that refused them.
     """

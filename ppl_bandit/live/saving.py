@@ -93,6 +93,7 @@ def save(path: str | PathLike, experiment: Experiment) -> None:
             "has_warned": learner.has_warned,
             "doubts": learner.doubts,
             "num_doubted": learner.num_doubted,
+            "num_refreshes": learner.num_refreshes,
             "position": standing.position,
             "next_number": experiment.num_decisions,
             "num_played": standing.num_played.tolist(),

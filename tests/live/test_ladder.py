@@ -101,17 +101,22 @@ def test_draws_that_lack_evidence_are_told_for_as_long_as_they_do(tmp_path):
 class FakeInfo(NamedTuple):
     is_trusted: jax.Array
     ess: jax.Array
+    num_refreshes: jax.Array
     is_full: jax.Array
 
 
 def fake(name):
-    """An engine whose draws lack evidence after a reward below 0, and all but a few of them after one below -1."""
+    """An engine whose draws lack evidence after a reward below 0, and all but a few of them after one below -1.
+
+    They are renewed with every second reward.
+    """
 
     def factory(model):
         def update(key, state, interaction):
             lowest = jnp.min(interaction.reward)
             ess = jnp.where(lowest < -1.0, 50.0, 900.0)
-            return state + interaction.arm.shape[0], FakeInfo(lowest >= 0.0, ess, jnp.array(False))
+            num = state + interaction.arm.shape[0]
+            return num, FakeInfo(lowest >= 0.0, ess, (num + 1) // 2, jnp.array(False))
 
         def sample(key, state, num_samples):
             return {"mean": jr.normal(key, (num_samples, 2))}
@@ -141,24 +146,22 @@ def give(bandit, *rewards):
 
 
 def test_draws_without_evidence_are_kept_while_the_next_rewards_may_bring_it(doubter, tmp_path):
-    with pytest.warns(
-        UserWarning, match="renewed with the next of up to 20 rewards, so these draws are used with caution"
-    ):
+    with pytest.warns(UserWarning, match="renewed as rewards come, so these draws are used with caution"):
         give(doubter, -0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one warning is enough
-        give(doubter, *[-0.5] * 18)
+        give(doubter, *[-0.5] * 17)  # 18 rewards, 9 renewals
         assert "NOT TRUSTED" in doubter.explain() and doubter.explanation.engine == "reweight"
         doubter.save(tmp_path / "doubted")
         give(doubter, 1.0)
         assert "NOT TRUSTED" not in doubter.explain()
         give(doubter, *[-0.5] * 19)
-    assert doubter.explanation.engine == "reweight" and doubter.num_rewards == 39
-    with pytest.warns(UserWarning, match="uses the nuts engine, with all 40 rewards replayed"):
+    assert doubter.explanation.engine == "reweight" and doubter.num_rewards == 38
+    with pytest.warns(UserWarning, match="uses the nuts engine, with all 39 rewards replayed"):
         give(doubter, -0.5)
-    # How long it has waited is saved with it.
+    # How often they were renewed in vain is saved with it.
     loaded = Bandit.load(tmp_path / "doubted", plain, engine=engines.reweight)
-    with pytest.warns(UserWarning, match="uses the nuts engine, with all 20 rewards replayed"):
+    with pytest.warns(UserWarning, match="uses the nuts engine, with all 19 rewards replayed"):
         give(loaded, -0.5)
 
 

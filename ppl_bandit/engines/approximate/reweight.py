@@ -4,7 +4,7 @@ Iterated batch importance sampling (Chopin 2002): a row multiplies the weight of
 costs one row's work and not that of all data. Latents that are proved independent of each other are weighed apart, and a row
 touches one block of them. When a block's effective sample size falls below a half, or Pareto k-hat passes 0.7, its particles
 are renewed: by importance where that has evidence, by moving every one of them elsewhere. Particles that were moved without
-evidence are renewed with the next row that speaks of them, whatever their weights say.
+evidence are renewed as soon as rows that speak of them have changed their weights a little.
 
 Weights say nothing of a place where no particle is. Some draws of the prior, the scouts, stay where they are: where rows make
 one of them likely that had less than a particle's share when the particles were drawn, these are renewed as well, and modes are
@@ -55,6 +55,7 @@ __all__ = ["ReweightInfo", "ReweightState", "draw_prior_clouds", "reweight", "sa
 
 
 _MIN_ESS_INSIDE = 0.2  # share of the particles, inside of a batch
+_DOUBTED_ESS = 0.9  # share below which particles without evidence are renewed: until then it is the same posterior
 _SCOUT_SHARE = 0.125  # scouts, of the particles
 _MAX_HIDDEN = 0.005  # posterior mass that a scout may stand for where there may be no particle
 
@@ -219,7 +220,9 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
 
         def stage(progress: _Progress) -> _Progress:
             progress = absorb_until_stale(progress)
-            is_doubted = progress.is_doubted & (progress.row >= num_rows)
+            is_doubted = (
+                progress.is_doubted & (progress.row >= num_rows) & (progress.ess < _DOUBTED_ESS * num_particles)
+            )
             # The block whose weights are the least even stands for all: none has a worse claim to be kept.
             block = jnp.argmin(jnp.where(is_doubted, 0.0, progress.ess))
             k_hat = pareto_k_hat(progress.state.clouds.log_weights[block])

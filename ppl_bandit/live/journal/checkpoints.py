@@ -35,6 +35,7 @@ def keep(experiment: Experiment) -> None:
         "has_warned": learner.has_warned,
         "doubts": learner.doubts,
         "num_doubted": learner.num_doubted,
+        "num_refreshes": learner.num_refreshes,
         "num_rows": num_rows,
     }
     trees = {"state": learner.state, "examples": learner.examples}
@@ -88,6 +89,7 @@ def learner_like(standing: Standing, header: Mapping[str, Any], trees: Mapping[s
         has_warned=header["has_warned"],
         doubts=header.get("doubts", ""),
         num_doubted=header.get("num_doubted", 0),
+        num_refreshes=header.get("num_refreshes", 0),
     )
 
 
