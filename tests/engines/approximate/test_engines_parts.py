@@ -393,6 +393,7 @@ def test_second_derivatives_take_the_modes_that_there_are(cube, error):
     np.testing.assert_allclose(hessian, expected, atol=error)
 
 
+@pytest.mark.slow
 def test_particles_moved_without_evidence_are_renewed_once_a_row_that_speaks_of_them_changed_their_weights():
     def program(arm):
         with numpyro.plate("arms", 2):
