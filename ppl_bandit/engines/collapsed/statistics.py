@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.blocks import pick, where_member
 from ppl_bandit.engines.exact.derivation import derive
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, by_owner
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, blocks_of, by_owner
 from ppl_bandit.numerics.gammas import betaln, gammaln
 
 __all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "recentre", "statistics_of"]
@@ -76,7 +75,7 @@ def add(*parts: Statistics) -> Statistics:
 def recentre(layout: Layout, statistics: Statistics, old: Coordinates, new: Coordinates) -> Statistics:
     """Return the same density with its reals relative to another centre."""
     natural, constant = statistics
-    x = where_member(layout.is_member, pick(new.real - old.real, layout.members))
+    x = blocks_of(layout, new.real - old.real)
     bend = jnp.einsum("rst,rt->rs", natural.quadratic, x)
     gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
     return Statistics(

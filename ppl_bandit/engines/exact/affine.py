@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.blocks import map_blocks, nothing, pick, where_member
+from ppl_bandit.engines.exact.blocks import map_blocks, nothing, where_member
 from ppl_bandit.engines.exact.families import (
     POSITIVE,
     UNIT,
@@ -20,6 +20,7 @@ from ppl_bandit.engines.exact.families import (
     Layout,
     Natural,
     Posterior,
+    blocks_of,
     by_block,
     by_owner,
 )
@@ -48,7 +49,6 @@ class Region(NamedTuple):
 
 def natural_of(layout: Layout, posterior: Posterior) -> Natural:
     """Return the natural parameters of a density of the latents, relative to its own means."""
-    pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
     # The density of z = u^(1/power) has (shape - 1/power) log u where that of u has shape - 1.
     offset = np.asarray(0.5 * layout.num_scaled - 1.0 / layout.power, posterior.shape.dtype)
     beta, dirichlet = map_blocks(lambda leaf: leaf - 1.0, (posterior.beta, posterior.dirichlet))
@@ -58,7 +58,7 @@ def natural_of(layout: Layout, posterior: Posterior) -> Natural:
         map_blocks(lambda leaf: leaf + offset, posterior.shape),
         map_blocks(lambda leaf: -leaf, posterior.rate),
         nothing(layout.members.shape, posterior.mean.dtype),
-        where_member(pairs, posterior.precision),
+        where_member(layout.is_pair, posterior.precision),
     )
 
 
@@ -69,7 +69,7 @@ def magnitude_of(layout: Layout, natural: Natural, centre: Coordinates) -> Natur
     """
     sizes = map_blocks(abs, natural)
     if layout.members.size:
-        bend = jnp.einsum("rst,rt->rs", sizes.quadratic, abs(_in_blocks(layout, centre.real)))
+        bend = jnp.einsum("rst,rt->rs", sizes.quadratic, abs(blocks_of(layout, centre.real)))
         sizes = sizes._replace(linear=sizes.linear + bend)
     return sizes
 
@@ -79,7 +79,7 @@ def recentre(layout: Layout, natural: Natural, old: Coordinates, new: Coordinate
     size = magnitude_of(layout, natural, old)
     if not old.real.size:
         return natural, size
-    there, x = magnitude_of(layout, natural, new), _in_blocks(layout, new.real - old.real)
+    there, x = magnitude_of(layout, natural, new), blocks_of(layout, new.real - old.real)
     bend = jnp.einsum("rst,rt->rs", natural.quadratic, x)
     scale, sizes_of_scale = natural.scale, size.scale
     if np.any(layout.owner >= 0):
@@ -100,7 +100,7 @@ def region_around(layout: Layout, points: Coordinates) -> Region:
     sizes = (sizes_of_unit, tuple(1.0 + jnp.abs(rows) for rows in points.simplex), stretch, stretch * u)
     sizes = map_blocks(lambda own, leaf: own + abs(leaf) + abs(leaf[:1]), sizes, changes)
     away, at = (
-        _in_blocks(layout, real) for real in (map_blocks(lambda leaf: leaf - leaf[:1], points.real), points.real)
+        blocks_of(layout, real) for real in (map_blocks(lambda leaf: leaf - leaf[:1], points.real), points.real)
     )
     is_scaled = bool(np.any(layout.owner >= 0))
     units = by_block(layout, u, 1.0) if is_scaled else None
@@ -162,10 +162,6 @@ def _dot(coefficients: Any, statistics: Any) -> Float[Array, " P"]:
         return sum(terms[1:], start=terms[0])
     first = jax.tree.leaves(statistics)[0]
     return nothing(first.shape[:1], first.dtype)
-
-
-def _in_blocks(layout: Layout, real: Float[Array, "*batch D"]) -> Float[Array, "*batch R S"]:
-    return where_member(layout.is_member, pick(real, layout.members))
 
 
 def _bounds(layout: Layout, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.blocks import nothing, pick, where_member
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, by_block
+from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, blocks_of, by_block
 
 __all__ = ["derive"]
 
@@ -65,13 +65,10 @@ def _derive_reals(
     num_blocks, size = layout.members.shape
     if not gradient.size:
         return nothing((num_blocks, size), gradient.dtype), nothing((num_blocks, size, size), gradient.dtype)
-    directions = np.zeros((size, gradient.size))
-    for slot in range(size):
-        directions[slot, layout.members[layout.is_member[:, slot], slot]] = 1.0
-    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(jnp.asarray(directions, gradient.dtype))  # (S, D)
-    pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
-    linear = where_member(layout.is_member, pick(gradient, layout.members))
-    quadratic = -where_member(pairs, jnp.moveaxis(pick(bends, layout.members), 0, 1))  # (R, S, S)
+    directions = jnp.asarray(layout.along_places, gradient.dtype)
+    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(directions)  # (S, D)
+    linear = blocks_of(layout, gradient)
+    quadratic = -where_member(layout.is_pair, jnp.moveaxis(pick(bends, layout.members), 0, 1))  # (R, S, S)
     if np.all(layout.owner < 0):
         return linear, quadratic
     unit = by_block(layout, u, 1.0)

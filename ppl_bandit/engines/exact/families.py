@@ -33,6 +33,7 @@ __all__ = [
     "Posterior",
     "SiteBlock",
     "absorb",
+    "blocks_of",
     "by_block",
     "by_owner",
     "coordinates_at",
@@ -83,6 +84,19 @@ class Layout(NamedTuple):
     members: np.ndarray
     is_member: np.ndarray
     owner: np.ndarray
+
+    @property
+    def is_pair(self) -> np.ndarray:
+        """(R, S, S), whether both places of a block are filled by members."""
+        return self.is_member[:, :, None] & self.is_member[:, None, :]
+
+    @property
+    def along_places(self) -> np.ndarray:
+        """(S, D), steps of the reals, each along one place of every block."""
+        steps = np.zeros((self.members.shape[1], self.count(REAL)))
+        for step, members, is_member in zip(steps, self.members.T, self.is_member.T, strict=True):
+            step[members[is_member]] = 1.0
+        return steps
 
     @property
     def num_scaled(self) -> np.ndarray:
@@ -207,6 +221,11 @@ def reals_of(layout: Layout, blocks: Float[Array, "*batch R S"]) -> Float[Array,
     return pick(flat, places[np.argsort(layout.members[layout.is_member])])
 
 
+def blocks_of(layout: Layout, real: Float[Array, "*batch D"]) -> Float[Array, "*batch R S"]:
+    """Undo `reals_of`; places that are filled up hold 0."""
+    return where_member(layout.is_member, pick(real, layout.members))
+
+
 def by_block(layout: Layout, values: Float[Array, "*batch G"], otherwise: float) -> Any:
     """Return the value of the positive element that scales each block, (*batch, R), or another where none does."""
     if np.all(layout.owner < 0):
@@ -306,7 +325,7 @@ def is_resolved(
     is_held = [roundings < 1.0]
     is_held += [jnp.all(jnp.abs(new - old - add) - 0.1 * jnp.abs(add) <= 1e-6) for old, new, add in counts if old.size]
     if layout.members.size:
-        x = jnp.abs(where_member(layout.is_member, pick(steps, layout.members)))
+        x = jnp.abs(blocks_of(layout, steps))
         span = jnp.einsum("prs,rst,prt->r", x, jnp.abs(after.precision), x)
         span = span * by_block(layout, after.shape / after.rate, 1.0) if after.shape.size else span
         is_held.append(jnp.all(roundings * span <= 0.2 * len(steps) * (1.0 + layout.is_member.sum(axis=1))))
@@ -328,7 +347,7 @@ def _padding(layout: Layout, dtype: Any) -> Any:
 
 
 def _without_padding(layout: Layout, precision: Float[Array, "R S S"]) -> Float[Array, "R S S"]:
-    return where_member(layout.is_member[:, :, None] & layout.is_member[:, None, :], precision)
+    return where_member(layout.is_pair, precision)
 
 
 def _solve(precision: Array, rhs: Array) -> Array:
@@ -380,7 +399,7 @@ def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Poste
         # log p(z) has (shape - 1/power + members/2) log u where the Gamma density of u would have shape - 1.
         nothing(natural.scale.shape, dtype) + (1.0 / layout.power - 0.5 * layout.num_scaled).astype(dtype),
         nothing(natural.scale.shape, dtype),
-        where_member(layout.is_member, pick(centre.real, layout.members)),
+        blocks_of(layout, centre.real),
         _padding(layout, dtype),
         jnp.zeros((), int),
     )

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact import pseudo_counts as counting
-from ppl_bandit.engines.exact.blocks import pick, where_member
-from ppl_bandit.engines.exact.families import Layout, Posterior, reals_of
+from ppl_bandit.engines.exact.families import Layout, Posterior, blocks_of, reals_of
 from ppl_bandit.engines.exact.reads import NotAffine, reads_of_rewards
 from ppl_bandit.numerics import contests, laws, sampling
 from ppl_bandit.numerics.compilation import run_once
@@ -180,11 +179,11 @@ def _joint(
     is_apart, is_single = np.unique(every).size == every.size, every.size == len(blocks)
     inverse_root, mean = _inverse_root(state.precision), reals_of(layout, state.mean)
     if is_single:  # a step along one place of all blocks moves each form by the slope in its own
-        loc, slopes = _linear_form(model, layout, mean, context, _along_places(layout))
+        loc, slopes = _linear_form(model, layout, mean, context, layout.along_places)
         halves = jnp.einsum("ast,ta->as", inverse_root[every], slopes, precision=_HIGHEST)
     else:
         loc, slopes = _linear_form(model, layout, mean, context, np.eye(layout.count("real")))
-        slopes = where_member(layout.is_member, pick(slopes.T, layout.members))
+        slopes = blocks_of(layout, slopes.T)
         halves = jnp.einsum("rst,art->ars", inverse_root, slopes, precision=_HIGHEST).reshape(-1, num_blocks * size)
     width = jnp.sqrt(jnp.sum(halves**2, axis=1))
     groups = np.array([layout.owner[own[0]] for own in blocks])
@@ -245,14 +244,6 @@ def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch
         return 1.0 / jnp.sqrt(precision)
     identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
     return jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
-
-
-def _along_places(layout: Layout) -> Float[np.ndarray, "S D"]:
-    """Return steps of the reals, each along one place of every block."""
-    steps = np.zeros((layout.members.shape[1], layout.count("real")))
-    for step, members, is_member in zip(steps, layout.members.T, layout.is_member.T, strict=True):
-        step[members[is_member]] = 1.0
-    return steps
 
 
 def _linear_form(

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.blocks import map_blocks, pick, where_member
+from ppl_bandit.engines.exact.blocks import map_blocks
 from ppl_bandit.engines.exact.families import (
     Coordinates,
     Layout,
     Posterior,
+    blocks_of,
     by_block,
     coordinates_at,
     reals_of,
@@ -117,7 +118,7 @@ def _whitened(layout: Layout, posterior: Posterior, steps: Any) -> Float[Array, 
     """Turn independent steps of size 1 into steps of the reals' joint law."""
     if not steps.size:
         return steps
-    moved = _along(posterior.precision, where_member(layout.is_member, pick(jnp.asarray(steps), layout.members)))
+    moved = _along(posterior.precision, blocks_of(layout, jnp.asarray(steps)))
     if np.any(layout.owner >= 0):
         moved = moved * by_block(layout, jnp.sqrt(posterior.rate / posterior.shape), 1.0)[:, None]
     return _where_finite(reals_of(layout, moved), steps)  # an improper prior is refused elsewhere, as such

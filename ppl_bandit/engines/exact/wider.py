@@ -51,8 +51,7 @@ def _wider_prior(layout: Layout, prior: Posterior, moving: Collection[str], by: 
     if layout.members.size:
         members = powers(REAL)[layout.members] * layout.is_member
         shrinks = -by_block(layout, growth, 0.0)[:, None, None] - members[:, :, None] - members[:, None, :]
-        pairs = layout.is_member[:, :, None] & layout.is_member[:, None, :]
-        precision = jnp.where(pairs, precision * by**shrinks, precision)
+        precision = jnp.where(layout.is_pair, precision * by**shrinks, precision)
     dirichlet = [
         rows * by**-2.0 if site.name in moving else rows
         for site, rows in zip(layout.of(SIMPLEX), prior.dirichlet, strict=True)

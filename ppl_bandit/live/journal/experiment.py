@@ -273,7 +273,7 @@ def _decided(
     by_row: Iterable[Any] = zip(*leaves, strict=True) if is_batch and leaves else itertools.repeat(leaves or ())
     batch, *ids = new_ids(1 + len(chosen.arms))
     events = []
-    # Column by column: thousands of decisions at once take longer to write down than to index.
+    # Column by column: of thousands of decisions, indexing every row takes as long as writing it down.
     columns = zip(ids, *chosen, by_row, strict=False)
     for row, (name, arm, best_arm_probs, num_candidates, propensities, context) in enumerate(columns):
         body = {
