@@ -12,7 +12,7 @@ from ppl_bandit.engines.approximate.buffer import append, read, row_mask
 from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional, Reading, reading_of
 from ppl_bandit.engines.collapsed.inspection import certify_rows
 from ppl_bandit.engines.collapsed.particles import Moved, where_wanted
-from ppl_bandit.engines.collapsed.statistics import Statistics
+from ppl_bandit.engines.collapsed.statistics import Statistics, change_of_one, changes_one, has_only_elements
 from ppl_bandit.engines.collapsed.stores import WeightedRows, read_rows
 from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.families import Coordinates, Posterior, coordinates_at, posterior_of
@@ -130,8 +130,25 @@ def learn_by_sums(
         else posterior.log_targets(reading, forgotten)
     )
     common = store.common(kept) - store.common(forgotten)
-    ends = posterior.log_targets(reading, kept)
+    if _adds_up(posterior, centre.real.dtype):
+        fresh_natural, layout = fresh.natural, posterior.split.layout
+        before = posterior.total(reading, forgotten).natural
+        gained = jax.vmap(lambda own: change_of_one(layout, own, fresh_natural), in_axes=-1)(before)
+        ends = where_wanted(
+            lambda data: posterior.log_targets(*data), (reading, kept), befores + gained, ~changes_one(fresh_natural)
+        )
+    else:
+        ends = posterior.log_targets(reading, kept)
     return Learnt(ends, befores, common, path, (centre, state.kept, kept), settle)
+
+
+def _adds_up(posterior: Conditional, dtype: Any) -> bool:
+    """Tell whether log targets can be carried on from row to row by what each row changes, and digits last.
+
+    A million rows add a million roundings of one element's integral, some thousands of nats: 1e-9 in double precision.
+    """
+    is_alone = posterior.split.has_shared_statistics and has_only_elements(posterior.split.layout)
+    return is_alone and posterior.discount == 1.0 and dtype == jnp.float64
 
 
 def learn_by_rows(

@@ -14,13 +14,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.derivation import derive
 from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, blocks_of, by_owner
 from ppl_bandit.numerics.gammas import betaln, gammaln
 
-__all__ = ["Statistics", "add", "log_normalizer", "no_statistics", "recentre", "statistics_of"]
+__all__ = [
+    "Statistics",
+    "add",
+    "change_of_one",
+    "changes_one",
+    "has_only_elements",
+    "log_normalizer",
+    "no_statistics",
+    "recentre",
+    "statistics_of",
+]
 
 _ROUNDINGS = 32.0  # a pivot that is this many roundings of what it was left over from is known to 3%
 _UNROLLED = 8  # up to this size a Cholesky factor is written out: no call per matrix, and one fused loop over particles
@@ -86,7 +96,7 @@ def recentre(layout: Layout, statistics: Statistics, old: Coordinates, new: Coor
 
 def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, ""]:
     """Return A, the log integral of exp <natural, T(theta)> over theta; not finite where that has no integral."""
-    terms = [jnp.sum(betaln(natural.unit[:, 0] + 1.0, natural.unit[:, 1] + 1.0))]
+    terms = [jnp.sum(_units(natural.unit))]
     for site in layout.of("unit"):
         terms.append(jnp.sum(jnp.log(jnp.broadcast_to(jnp.asarray(site.high - site.low, float), site.shape))))
     for rows in natural.simplex:
@@ -100,12 +110,56 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, ""]:
     if layout.power.size:
         # u = z^power: what is integrated over z has u^(1/power - 1) more, and u^(-1/2) for each real that u scales.
         shape = natural.log_scale + 1.0 / layout.power - 0.5 * layout.num_scaled
-        rate = -natural.scale - by_owner(layout, gain)
-        terms.append(jnp.sum(gammaln(shape) - shape * jnp.log(rate)))
-        # A shape below 0 has a finite log gamma and no integral.
-        terms.append(jnp.where(jnp.all(shape > 0), 0.0, jnp.nan))
+        terms.append(jnp.sum(_scales(shape, -natural.scale - by_owner(layout, gain))))
         terms.append(jnp.asarray(-np.sum(np.log(np.abs(layout.power))), float))
     return sum(terms, start=jnp.zeros(()))
+
+
+def has_only_elements(layout: Layout) -> bool:
+    """Tell whether A is a sum over elements that have an integral each: probabilities and rates alone."""
+    return not layout.members.size and not layout.of("simplex")
+
+
+def changes_one(fresh: Natural) -> Bool[Array, ""]:
+    """Tell whether rows say something of at most one probability and one rate."""
+    return (jnp.sum(_changed_units(fresh)) <= 1) & (jnp.sum(_changed_scales(fresh)) <= 1)
+
+
+def change_of_one(layout: Layout, before: Natural, fresh: Natural) -> Float[Array, ""]:
+    """Return how A changes by rows that change one element of each kind; of few arms or many, it costs the same.
+
+    Args:
+        before: without the rows.
+        fresh: the rows' own, of a layout that has only elements.
+    """
+    terms = []
+    if fresh.unit.size:
+        index = jnp.argmax(_changed_units(fresh))
+        old = before.unit[index]
+        terms.append(_units(old + fresh.unit[index]) - _units(old))
+    if layout.power.size:
+        index = jnp.argmax(_changed_scales(fresh))
+        shape, rate = before.log_scale[index] + 1.0 / jnp.asarray(layout.power)[index], -before.scale[index]
+        after = _scales(shape + fresh.log_scale[index], rate - fresh.scale[index])
+        terms.append(after - _scales(shape, rate))
+    return sum(terms, start=jnp.zeros(()))
+
+
+def _changed_units(fresh: Natural) -> Bool[Array, " U"]:
+    return jnp.any(fresh.unit != 0, axis=1)
+
+
+def _changed_scales(fresh: Natural) -> Bool[Array, " G"]:
+    return (fresh.log_scale != 0) | (fresh.scale != 0)
+
+
+def _units(natural: Float[Array, "*U 2"]) -> Float[Array, "*U"]:
+    return betaln(natural[..., 0] + 1.0, natural[..., 1] + 1.0)
+
+
+def _scales(shape: Float[Array, "*G"], rate: Float[Array, "*G"]) -> Float[Array, "*G"]:
+    # A shape below 0 has a finite log gamma and no integral.
+    return jnp.where(shape > 0, gammaln(shape) - shape * jnp.log(rate), jnp.nan)
 
 
 def _gaussians(precision: Float[Array, "R S S"], linear: Float[Array, "R S"]) -> tuple[Array, Array]:

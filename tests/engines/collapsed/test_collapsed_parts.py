@@ -11,7 +11,15 @@ from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, pareto_k_hat
 from ppl_bandit.engines.collapsed import particles
 from ppl_bandit.engines.collapsed.mixture import spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
-from ppl_bandit.engines.collapsed.statistics import Statistics, log_normalizer, no_statistics, recentre
+from ppl_bandit.engines.collapsed.statistics import (
+    Statistics,
+    change_of_one,
+    changes_one,
+    has_only_elements,
+    log_normalizer,
+    no_statistics,
+    recentre,
+)
 from ppl_bandit.engines.exact.families import Coordinates, Layout, SiteBlock
 from ppl_bandit.numerics.tails import fit_generalized_pareto
 
@@ -69,6 +77,30 @@ def test_the_log_normalizer_is_the_log_integral_for_every_family():
 
         exact = dblquad(density, 0.02, 60.0, lambda z: -12 * z, lambda z: 12 * z)[0]
         np.testing.assert_allclose(found, np.log(exact), atol=1e-5)  # the integral ends at 60
+
+
+def test_rows_of_one_probability_and_one_rate_change_the_normalizer_by_theirs_alone():
+    with jax.enable_x64(True):
+        sites = SiteBlock("w", "unit", (3,), 0, 1.0, 3.0), SiteBlock("v", "positive", (2,), 0)
+        layout = layout_of(*sites, power=[-1.0, 1.0])
+        assert has_only_elements(layout) and not has_only_elements(
+            layout_of(SiteBlock("x", "real", (1,), 0), members=[[0]])
+        )
+        before = natural_of(
+            layout, unit=[[2.0, 7.5], [0.4, 30.0], [12.0, 0.1]], log_scale=[3.5, 1.2], scale=[-0.7, -4.0]
+        )
+        for unit, log_scale, scale in (
+            ([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], [0.0, 2.0], [0.0, -1.0]),
+            ([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]], [0.0, 0.0], [0.0, 0.0]),  # of no rate
+            ([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [0.5, 0.0], [-2.0, 0.0]),
+        ):
+            fresh = natural_of(layout, unit=unit, log_scale=log_scale, scale=scale)
+            assert changes_one(fresh)
+            after = jax.tree.map(jnp.add, before, fresh)
+            exact = log_normalizer(layout, after) - log_normalizer(layout, before)
+            np.testing.assert_allclose(change_of_one(layout, before, fresh), exact, atol=1e-12)
+        assert not changes_one(natural_of(layout, unit=[[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]))
+        assert not changes_one(natural_of(layout, scale=[-1.0, -1.0]))
 
 
 @pytest.mark.parametrize("size", [3, 12])  # written out, and by the library

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed import conditional
+from ppl_bandit.engines.collapsed import conditional, learning
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -38,15 +38,24 @@ def by_rows(arm, context):
     numpyro.sample("reward", dist.Poisson(rate[arm] * context**power))
 
 
+def elements(arm):
+    """Probabilities and rates alone: a row changes what it is about, and nothing else."""
+    mean_rate = numpyro.sample("mean_rate", dist.Beta(1.0, 3.0))
+    with numpyro.plate("arms", 2):
+        buys = numpyro.sample("buys", dist.Beta(8.0 * mean_rate, 8.0 * (1.0 - mean_rate)))
+    numpyro.sample("reward", dist.Binomial(9, buys[arm]))
+
+
 CASES = {
+    "elements": (elements, None, np.arange(NUM_ROWS) % 5 + 5.0),
     "shared": (shared, None, 2.0 + 3.0 * np.sin(np.arange(NUM_ROWS))),
     "separable": (separable, None, 2.0 + 0.1 * np.sin(np.arange(NUM_ROWS))),
     "by_rows": (by_rows, jnp.array(2.0), np.arange(NUM_ROWS) % 5 + 2.0),
 }
 
 
-def learn(name, *, is_at_once):
-    """Return states, evidence and readings after rows, one after another, for three seeds: each alone, or all at once."""
+def learn(name, *, is_at_once, at_a_time=1):
+    """Return states, evidence and readings after rows, in order, for three seeds: each alone, or all at once."""
     program, context, rewards = CASES[name]
     model = RewardModel(program, 2, context)
     contexts = None if context is None else 1.0 + jnp.arange(NUM_ROWS) / 4
@@ -56,10 +65,11 @@ def learn(name, *, is_at_once):
     def run(key):
         def step(state, new):
             number, row = new
-            state, info = engine.update(jr.fold_in(key, number), state, jax.tree.map(lambda leaf: leaf[None], row))
+            state, info = engine.update(jr.fold_in(key, number), state, row)
             return state, info
 
-        state, infos = jax.lax.scan(step, engine.init(key), (jnp.arange(NUM_ROWS), rows))
+        pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, at_a_time, *leaf.shape[1:]), rows)
+        state, infos = jax.lax.scan(step, engine.init(key), (jnp.arange(NUM_ROWS // at_a_time), pieces))
         return state._replace(reading=None), infos, state.reading
 
     keys = jr.split(jr.key(3), 3)
@@ -82,3 +92,15 @@ def test_a_reading_serves_until_particles_move(name, monkeypatch):
     assert np.all(np.asarray(evidence.num_refreshes[:, -1]) >= 1)
     assert np.all(np.asarray(evidence.num_refreshes[:, -1]) < NUM_ROWS)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8), held, anew)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_a_time, is_at_once", [(1, False), (1, True), (3, False), (3, True)])
+def test_log_targets_are_carried_on_by_what_rows_change(at_a_time, is_at_once, monkeypatch):
+    """As if all elements were integrated at every row; three rows are of both arms, of which one change does not tell."""
+    with jax.enable_x64(True):
+        carried, evidence, _ = learn("elements", is_at_once=is_at_once, at_a_time=at_a_time)
+        monkeypatch.setattr(learning, "_adds_up", lambda *_: False)
+        anew, _, _ = learn("elements", is_at_once=False, at_a_time=at_a_time)
+    assert np.all(np.asarray(evidence.num_refreshes[:, -1]) < NUM_ROWS // at_a_time)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8), carried, anew)
