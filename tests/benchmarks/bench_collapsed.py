@@ -5,10 +5,10 @@
 
 A step is an update by one row after that many; of 40 steps the median is given, and the mean, in which refreshes count. Errors
 are those of the arms' expected rewards after the rows, in posterior standard deviations (mean), relatively (sd), and in total
-variation (p-hat, of 4,000 draws), against quadrature over the outer sites (`collapsed_references`). With --stream, all rows are
-learnt one after another from the prior, compiled as one program, and the time is that of a row, refreshes included. With
---jobs, every model and engine is a process of its own, which is ended at the limit with what it has printed; give half as many
-jobs as there are idle cores.
+variation (p-hat, of 4,000 draws), against quadrature over the outer sites (`collapsed_references`), the worst arm's, as a mean
+over --seeds with its standard error. With --stream, all rows are learnt one after another from the prior, compiled
+as one program, and the time is that of a row, refreshes included. With --jobs, every model and engine is a process of its own,
+which is ended at the limit with what it has printed; give half as many jobs as there are idle cores.
 """
 
 import argparse
@@ -78,7 +78,16 @@ def stream(engine_name, model, rows):
     )
 
 
-def measure(name, engine_name, num_rows, loaded):
+def errors_of(table, exact):
+    """Return the largest error of an arm's mean and of its standard deviation, and that of p-hat."""
+    sd = exact.std(axis=0)
+    mean_error = np.max(np.abs(table.mean(axis=0) - exact.mean(axis=0)) / sd)
+    sd_error = np.max(np.abs(table.std(axis=0) / sd - 1.0))
+    shares = (np.bincount(np.argmax(t, axis=1), minlength=t.shape[1]) / len(t) for t in (table, exact))
+    return mean_error, 100 * sd_error, 0.5 * np.abs(next(shares) - next(shares)).sum()
+
+
+def measure(name, engine_name, num_rows, loaded, num_seeds):
     """Return a line of errors and times after rows."""
     model, truth, contexts = loaded
     rows = rows_of(model, truth, contexts, num_rows)
@@ -86,36 +95,38 @@ def measure(name, engine_name, num_rows, loaded):
     reference = collapsed_references.REFERENCES[name]
     exact = collapsed_references.exact_draws(reference(*(np.asarray(leaf) for leaf in rows[:3])))
     engine = engine_of(engine_name, model, num_rows + NUM_STEPS + 1)
-    update = jax.jit(engine.update)
+    init, update, sample = jax.jit(engine.init), jax.jit(engine.update), jax.jit(engine.sample, static_argnums=2)
     started = time.perf_counter()
-    state, info = jax.block_until_ready(update(jr.key(0), jax.jit(engine.init)(jr.key(1)), rows))
+    jax.block_until_ready(update(jr.key(0), init(jr.key(1)), rows))
     batch = time.perf_counter() - started
-    table = np.asarray(model.expected_rewards(engine.sample(jr.key(2), state, NUM_DRAWS), model.context))
-    is_trusted, times, cpus = bool(info.is_trusted), [], []
+    errors, num_trusted, times, cpus = [], 0, [], []
+    for seed in range(num_seeds):
+        state, info = update(jr.key(3 * seed), init(jr.key(3 * seed + 1)), rows)
+        table = model.expected_rewards(sample(jr.key(3 * seed + 2), state, NUM_DRAWS), model.context)
+        errors.append(errors_of(np.asarray(table), exact))
+        num_trusted += bool(info.is_trusted)
     for i in range(NUM_STEPS + 1):
         row = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], more)
         started, cpu = time.perf_counter(), time.process_time()
         state, info = jax.block_until_ready(update(jr.key(i), state, row))
         times.append(1e3 * (time.perf_counter() - started))
         cpus.append(1e3 * (time.process_time() - cpu))
-    sd = exact.std(axis=0)
-    mean_error = np.max(np.abs(table.mean(axis=0) - exact.mean(axis=0)) / sd)
-    sd_error = np.max(np.abs(table.std(axis=0) / sd - 1.0))
-    shares = (np.bincount(np.argmax(t, axis=1), minlength=t.shape[1]) / len(t) for t in (table, exact))
-    distance = 0.5 * np.abs(next(shares) - next(shares)).sum()
+    mean, sd, distance = np.mean(errors, axis=0)
+    spread = np.std(errors, axis=0, ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else np.full(3, np.nan)
     return (
-        f"mean {mean_error:.3f} sd, sd {100 * sd_error:.1f}%, p-hat {distance:.3f}, trusted {is_trusted}, batch with compiling "
-        f"{batch:.1f} s, step median {np.median(times[1:]):.2f} ms, mean {np.mean(times[1:]):.2f} ms, CPU median "
-        f"{np.median(cpus[1:]):.2f} ms"
+        f"mean {mean:.3f} ± {spread[0]:.3f} sd, sd {sd:.1f} ± {spread[1]:.1f}%, p-hat {distance:.3f} ± {spread[2]:.3f}, "
+        f"trusted {num_trusted} of {num_seeds}, batch with compiling {batch:.1f} s, step median {np.median(times[1:]):.2f} ms, mean "
+        f"{np.mean(times[1:]):.2f} ms, CPU median {np.median(cpus[1:]):.2f} ms"
     )
 
 
 def run_jobs(options):
     """Run every model and engine as a process of its own, and print what each said."""
     cases = [(model, engine) for model in options.models.split(",") for engine in options.engines.split(",")]
+    seeds = ["--seeds", str(options.seeds)]
 
     def run(case):
-        command = [sys.executable, __file__, "--models", case[0], "--engines", case[1], "--rows", options.rows]
+        command = [sys.executable, __file__, "--models", case[0], "--engines", case[1], "--rows", options.rows, *seeds]
         command += [] if options.stream is None else ["--stream", str(options.stream)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
@@ -137,6 +148,7 @@ def main():
     parser.add_argument("--rows", default="100,1000,10000")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--stream", type=int)
+    parser.add_argument("--seeds", type=int, default=1, help="of the engine, over which errors are averaged")
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--limit", type=float, default=420.0, help="seconds of one job")
     options = parser.parse_args()
@@ -151,10 +163,8 @@ def main():
                 print(f"{name:>20} {engine_name:>9} stream of {options.stream}: {said}", flush=True)
                 continue
             for num_rows in map(int, options.rows.split(",")):
-                print(
-                    f"{name:>20} {engine_name:>9} n={num_rows:<6} {measure(name, engine_name, num_rows, loaded)}",
-                    flush=True,
-                )
+                said = measure(name, engine_name, num_rows, loaded, options.seeds)
+                print(f"{name:>20} {engine_name:>9} n={num_rows:<6} {said}", flush=True)
 
 
 if __name__ == "__main__":

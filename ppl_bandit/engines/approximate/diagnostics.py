@@ -178,7 +178,7 @@ def forgetting(
         ess: effective sample size of the start.
 
     Returns:
-        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of five standard errors.
+        The memory, and the largest shift of a mean, a mean square or the mean energy, in units of six standard errors.
     """
     num, size = start.shape
     both = jnp.concatenate([start, end])
