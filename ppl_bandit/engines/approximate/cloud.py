@@ -15,7 +15,7 @@ from ppl_bandit.engines.approximate.moves import Kernel, MoveEvidence, hamiltoni
 from ppl_bandit.engines.approximate.target import Target, whiten
 from ppl_bandit.types import Key
 
-__all__ = ["MIN_ESS_SHARE", "Cloud", "is_trusted", "refresh", "sample_size", "start_cloud", "when"]
+__all__ = ["MIN_ESS_SHARE", "Cloud", "is_trusted", "refresh", "rough_covariance", "sample_size", "start_cloud", "when"]
 
 # By which latents narrow with a standard deviation of another, in logarithms, where a cloud is swept: at least 0.78 in clouds
 # that had not reached the end of their neck, at most 0.34 in those of hierarchies without one.
@@ -63,10 +63,6 @@ def start_cloud(
 ) -> Cloud:
     """Return the cloud of a prior from draws of it, weighted by the factors of the program."""
     num, size = positions.shape
-    # A prior may have no variance: differences of draws are cut off at many times their geometric mean, which always exists.
-    gaps = positions - jnp.roll(positions, 1, axis=0)
-    reach = _CUT * jnp.exp(jnp.mean(jnp.log(jnp.abs(gaps) + jnp.finfo(gaps.dtype).tiny), axis=0))
-    gaps = jnp.clip(gaps, -reach, reach)
     zero = jnp.zeros((), positions.dtype)
     none = jnp.zeros((), int)
     return Cloud(
@@ -74,7 +70,7 @@ def start_cloud(
         log_weights,
         log_prior,
         jnp.zeros_like(log_weights),
-        gaps.T @ gaps / (2 * num),
+        rough_covariance(positions),
         jnp.asarray(size**-0.25, positions.dtype),
         jnp.asarray(1.0 / num, positions.dtype),
         _sound(positions.dtype),
@@ -85,6 +81,18 @@ def start_cloud(
         none,
         none,
     )
+
+
+def rough_covariance(positions: Float[Array, "M k"]) -> Float[Array, "k k"]:
+    """Return the covariance of draws but for their tails: a prior may have no variance.
+
+    Differences of draws are cut off at many times their geometric mean, which always exists.
+    """
+    num = positions.shape[0]
+    gaps = positions - jnp.roll(positions, num // 2, axis=0)  # copies of a particle stand side by side
+    reach = _CUT * jnp.exp(jnp.mean(jnp.log(jnp.abs(gaps) + jnp.finfo(gaps.dtype).tiny), axis=0))
+    gaps = jnp.clip(gaps, -reach, reach)
+    return gaps.T @ gaps / (2 * num)
 
 
 def refresh(

@@ -10,9 +10,10 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.approximate.account import explain
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
-from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, is_trusted, refresh, sample_size
+from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, is_trusted, sample_size
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY, no_u_turn
+from ppl_bandit.engines.approximate.renewal import renew
 from ppl_bandit.engines.approximate.reweight import draw_prior_clouds, sample_clouds
 from ppl_bandit.engines.approximate.target import block_target
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
@@ -98,7 +99,8 @@ def nuts(
         return NutsState(empty_buffer(model, capacity), clouds, reference, none, jnp.zeros((), int))
 
     def run(key: Key, state: NutsState, block: Array) -> NutsState:
-        target = block_target(space, blocks, block, state.buffer, state.reference, discount)
+        given = space, blocks, block, state.buffer, state.reference, discount
+        target = block_target(*given)
         cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
         log_prior, log_likelihood = jax.vmap(target.parts)(cloud.positions)
         stale = cloud._replace(
@@ -106,10 +108,11 @@ def nuts(
             log_prior=log_prior,
             log_likelihood=log_likelihood,
         )
-        cloud = refresh(
+        cloud = renew(
             key,
             target,
             stale,
+            *given,
             kernel=no_u_turn,
             first_length=2,
             first_sweep=16,

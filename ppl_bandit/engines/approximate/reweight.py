@@ -37,7 +37,6 @@ from ppl_bandit.engines.approximate.cloud import (
     MIN_ESS_SHARE,
     Cloud,
     is_trusted,
-    refresh,
     sample_size,
     start_cloud,
     when,
@@ -45,6 +44,7 @@ from ppl_bandit.engines.approximate.cloud import (
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
 from ppl_bandit.engines.approximate.importance import Scouts
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY
+from ppl_bandit.engines.approximate.renewal import renew as renew_cloud
 from ppl_bandit.engines.approximate.target import block_target
 from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
 from ppl_bandit.engines.settings import check_settings
@@ -187,11 +187,12 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         return state._replace(buffer=buffer, clouds=clouds, log_shares=log_shares), jnp.where(is_ahead, 0.0, ess)
 
     def renew(key: Key, state: ReweightState, block: Array) -> ReweightState:
-        target = block_target(space, blocks, block, state.buffer, state.reference, discount)
+        given = space, blocks, block, state.buffer, state.reference, discount
+        target = block_target(*given)
         cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
         places, is_ahead = state.scouts[block], jnp.max(state.log_shares[block]) > max_log_share
         scouts = Scouts(places, jax.vmap(lambda own: target.parts(own)[1])(places), is_ahead)
-        cloud = refresh(key, target, cloud, keeps_evidence=merges, scouts=scouts)
+        cloud = renew_cloud(key, target, cloud, *given, keeps_evidence=merges, scouts=scouts)
         # Of the prior a scout stands for 1 / S; with forgetting the evidence is not known.
         posterior = scouts.log_likelihood - cloud.log_evidence + math.log(num_particles / num_scouts)
         return state._replace(

@@ -3,6 +3,14 @@
 Every latent site is mapped to the reals by NumPyro's bijection for its support, and the log density carries the bijection's
 Jacobian. The support of a site may depend on other latents, so the map is read from a run of the program. The prior is kept
 as a list of terms, as many as the program allows, so that it can be told which latents it ties to each other.
+
+In a hierarchy a latent x has a location m and a scale s that are latents too. It may also be measured in a frame of its own,
+
+    x = m + s^(1 - c) (v - c m),
+
+with a share c that is 1 for x itself and 0 for its distance from the location in units of the scale. While data say little of
+x, the distance knows nothing of the scale, and the funnel that x itself makes with it is gone; where they say much it is the
+other way around, and a share between the two suits what is between (Papaspiliopoulos, Roberts and Skold 2007).
 """
 
 import math
@@ -12,17 +20,40 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
 from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, Independent, MaskedDistribution, biject_to
 from numpyro.distributions.transforms import IndependentTransform
 
 from ppl_bandit.engines.approximate.buffer import Data
+from ppl_bandit.program.entries import entries_read
 from ppl_bandit.program.recording import recorded
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import Site, Trace, is_prior_term, log_prob_terms, run_program
 from ppl_bandit.types import Draws, Interaction, Key
 
-__all__ = ["Space", "unconstrained_space"]
+__all__ = ["Frames", "Space", "unconstrained_space"]
+
+_LOCATED = (dist.Normal, dist.LogNormal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
+_MAX_SIZE = 2000  # latents beyond which it is not looked for what depends on what
+
+
+class Frames(NamedTuple):
+    """Other coordinates of the latents whose prior has a scale that is a latent, by shares (K,): 1 is the latent itself.
+
+    Attributes:
+        is_framed: (K,), which latents have frames; of all others the share does not matter.
+        of: (K,) -> locations and log scales of the frames, (K,) each.
+        back: (coordinates, shares) -> (K,), the latents themselves, unconstrained.
+        constrain, log_prior: (coordinates, shares) -> those of `Space`.
+    """
+
+    is_framed: np.ndarray
+    of: Callable[[Float[Array, " K"]], tuple[Float[Array, " K"], Float[Array, " K"]]]
+    back: Callable[[Float[Array, " K"], Float[Array, " K"]], Float[Array, " K"]]
+    constrain: Callable[[Float[Array, " K"], Float[Array, " K"]], Draws]
+    log_prior: Callable[[Float[Array, " K"], Float[Array, " K"]], Float[Array, " terms"]]
 
 
 class Space(NamedTuple):
@@ -37,6 +68,7 @@ class Space(NamedTuple):
         log_joint: ((K,), data) -> log prior + log likelihood.
         draw_prior: (key, M) -> (M, K) draws of the generative prior, and what the prior has beyond it, (M, terms): factors,
             observed constants, latents that are scaled or masked. Their sum is a draw's log weight.
+        frames: other coordinates for hierarchies; None where there are none.
     """
 
     size: int
@@ -46,6 +78,7 @@ class Space(NamedTuple):
     log_likelihood: Callable[[Mapping[str, Array], Interaction], Float[Array, " N"]]
     log_joint: Callable[[Float[Array, " K"], Data], Float[Array, ""]]
     draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, "M terms"]]]
+    frames: Frames | None = None
 
 
 def unconstrained_space(model: RewardModel) -> Space:
@@ -58,36 +91,56 @@ def unconstrained_space(model: RewardModel) -> Space:
         pieces = jnp.split(flat, list(_running_sums(sizes.values()))[:-1])
         return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
 
-    def run(flat: Float[Array, " K"]) -> tuple[Trace, list[Array]]:
+    def run(flat: Float[Array, " K"], shares: Float[Array, " K"] | None = None) -> tuple[Trace, list[Array], dict]:
+        """Return a run of the program, the log Jacobians of its latents, and these unconstrained with their frames."""
         parts = split(flat)
-        log_jacobians = []
+        own_shares = None if shares is None else split(shares)
+        log_jacobians, framed = [], {}
 
         def choose(site: Site) -> Array | None:
-            if site["name"] not in parts or site["type"] != "sample":
+            name = site["name"]
+            if name not in parts or site["type"] != "sample":
                 return None
-            real = parts[site["name"]]
+            real, frame, stretch = parts[name], _frame(site["fn"], shapes[name]), jnp.zeros(())
+            if own_shares is not None and frame is not None:
+                location, log_scale = frame
+                stretch = (1.0 - own_shares[name]) * log_scale
+                real = location + jnp.exp(stretch) * (real - own_shares[name] * location)
             transform = biject_to(site["fn"].support)
             value = transform(real)
             while isinstance(transform, IndependentTransform):
                 transform = transform.base_transform
-            log_jacobians.append(jnp.ravel(transform.log_abs_det_jacobian(real, value)))
+            log_jacobians.append(jnp.ravel(transform.log_abs_det_jacobian(real, value) + stretch))
+            framed[name] = real, frame
             return value
 
         trace = run_program(model.program, *_one_row(model), choose=choose)
-        return trace, log_jacobians
+        return trace, log_jacobians, framed
 
     def prior_sites(trace: Trace) -> list[Site]:
         return [site for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
 
     @recorded
-    def constrain(flat: Float[Array, " K"]) -> Draws:
-        trace, _ = run(flat)
+    def constrain(flat: Float[Array, " K"], *shares: Float[Array, " K"]) -> Draws:
+        trace, _, _ = run(flat, *shares)
         return {name: trace[name]["value"] for name in shapes}
 
     @recorded
-    def log_prior(flat: Float[Array, " K"]) -> Float[Array, " terms"]:
-        trace, log_jacobians = run(flat)
+    def log_prior(flat: Float[Array, " K"], *shares: Float[Array, " K"]) -> Float[Array, " terms"]:
+        trace, log_jacobians, _ = run(flat, *shares)
         return jnp.concatenate([*map(log_prob_terms, prior_sites(trace)), *log_jacobians])
+
+    @recorded
+    def frames_of(flat: Float[Array, " K"]) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
+        _, _, framed = run(flat)
+        found = [framed[name][1] or (jnp.zeros(shapes[name]),) * 2 for name in shapes]
+        locations, log_scales = zip(*found, strict=True)
+        return jnp.concatenate([*map(jnp.ravel, locations)]), jnp.concatenate([*map(jnp.ravel, log_scales)])
+
+    @recorded
+    def back(flat: Float[Array, " K"], shares: Float[Array, " K"]) -> Float[Array, " K"]:
+        _, _, framed = run(flat, shares)
+        return jnp.concatenate([jnp.ravel(framed[name][0]) for name in shapes])
 
     log_likelihood = recorded(model.log_likelihood)
 
@@ -118,7 +171,22 @@ def unconstrained_space(model: RewardModel) -> Space:
         latents = model.sample_prior(key, num_samples)
         return jax.vmap(unconstrain)(latents), jax.vmap(excess)(latents)
 
-    return Space(total, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
+    space = Space(total, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
+    is_framed = np.zeros(total, bool)
+    if total <= _MAX_SIZE:  # a frame whose scale is known stretches nothing
+        is_framed = np.any(entries_read(lambda flat: frames_of(flat)[1], total, ()), axis=1)
+    if not is_framed.any():
+        return space
+    return space._replace(frames=Frames(is_framed, frames_of, back, constrain, log_prior))
+
+
+def _frame(fn: Distribution, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+    """Return the location and the log scale of a latent, as it is unconstrained; None where its prior has none."""
+    while isinstance(fn, Independent | dist.ExpandedDistribution | MaskedDistribution):
+        fn = fn.base_dist
+    if not isinstance(fn, _LOCATED):
+        return None
+    return jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(jnp.log(fn.scale), shape)
 
 
 def _is_masked(fn: Distribution) -> bool:
