@@ -115,8 +115,8 @@ def measure(name, engine_name, num_rows, loaded, num_seeds):
     spread = np.std(errors, axis=0, ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else np.full(3, np.nan)
     return (
         f"mean {mean:.3f} ± {spread[0]:.3f} sd, sd {sd:.1f} ± {spread[1]:.1f}%, p-hat {distance:.3f} ± {spread[2]:.3f}, "
-        f"trusted {num_trusted} of {num_seeds}, batch with compiling {batch:.1f} s, step median {np.median(times[1:]):.2f} ms, mean "
-        f"{np.mean(times[1:]):.2f} ms, CPU median {np.median(cpus[1:]):.2f} ms"
+        f"trusted {num_trusted} of {num_seeds}, batch with compiling {batch:.1f} s, "
+        f"step median {np.median(times[1:]):.2f} ms, mean {np.mean(times[1:]):.2f}, CPU median {np.median(cpus[1:]):.2f}"
     )
 
 

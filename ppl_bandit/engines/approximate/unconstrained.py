@@ -43,7 +43,7 @@ class Frames(NamedTuple):
     """Other coordinates of the latents whose prior has a scale that is a latent, by shares (K,): 1 is the latent itself.
 
     Attributes:
-        is_framed: (K,), which latents have frames; of all others the share does not matter.
+        is_framed: (K,), which latents have frames; the share of all others is 1.
         of: (K,) -> locations and log scales of the frames, (K,) each.
         back: (coordinates, shares) -> (K,), the latents themselves, unconstrained.
         constrain, log_prior: (coordinates, shares) -> those of `Space`.
@@ -86,6 +86,7 @@ def unconstrained_space(model: RewardModel) -> Space:
     shapes = _shapes(model)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     total = sum(sizes.values())
+    framed_names: set[str] = set()
 
     def split(flat: Float[Array, " K"]) -> dict[str, Array]:
         pieces = jnp.split(flat, list(_running_sums(sizes.values()))[:-1])
@@ -102,7 +103,8 @@ def unconstrained_space(model: RewardModel) -> Space:
             if name not in parts or site["type"] != "sample":
                 return None
             real, frame, stretch = parts[name], _frame(site["fn"], shapes[name]), jnp.zeros(())
-            if own_shares is not None and frame is not None:
+            if own_shares is not None and name in framed_names:
+                assert frame is not None
                 location, log_scale = frame
                 stretch = (1.0 - own_shares[name]) * log_scale
                 real = location + jnp.exp(stretch) * (real - own_shares[name] * location)
@@ -172,10 +174,13 @@ def unconstrained_space(model: RewardModel) -> Space:
         return jax.vmap(unconstrain)(latents), jax.vmap(excess)(latents)
 
     space = Space(total, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
-    is_framed = np.zeros(total, bool)
-    if total <= _MAX_SIZE:  # a frame whose scale is known stretches nothing
-        is_framed = np.any(entries_read(lambda flat: frames_of(flat)[1], total, ()), axis=1)
-    if not is_framed.any():
+    if total > _MAX_SIZE:
+        return space
+    # A frame whose scale is known stretches nothing.
+    is_framed = np.any(entries_read(lambda flat: frames_of(flat)[1], total, ()), axis=1)
+    ends = _running_sums(sizes.values())
+    framed_names |= {name for name, end in zip(sizes, ends, strict=True) if is_framed[end - sizes[name] : end].any()}
+    if not framed_names:
         return space
     return space._replace(frames=Frames(is_framed, frames_of, back, constrain, log_prior))
 
