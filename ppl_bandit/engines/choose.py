@@ -1,5 +1,7 @@
 """The engine that a program deserves: exact where that is proved, exact given a few sites where that is, draws elsewhere."""
 
+import functools
+
 from ppl_bandit.engines.approximate.reweight import reweight
 from ppl_bandit.engines.collapsed.collapsed import collapsed
 from ppl_bandit.engines.exact.conjugate import conjugate
@@ -12,11 +14,11 @@ __all__ = ["choose"]
 def choose(model: RewardModel) -> Engine:
     """Return the exact engine of a program if its posterior is proved conjugate, else `collapsed` if it is given a few sites.
 
-    Where neither is proved it is `reweight`. The explanation says which, and carries the refusals, with what would make the
-    program conjugate.
+    Where neither is proved, or the sites are most of the program, it is `reweight`. The explanation says which, and carries
+    the refusals, with what would make the program conjugate.
     """
     refusals: list[NotConjugate] = []
-    for factory in (conjugate, collapsed):
+    for factory in (conjugate, functools.partial(collapsed, is_selective=True)):
         try:
             return _with_refusals(factory(model), refusals)
         except NotConjugate as refusal:

@@ -76,6 +76,7 @@ def collapsed(
     capacity: int = 64,
     discount: float = 1.0,
     examples: Interaction | None = None,
+    is_selective: bool = False,
 ) -> Engine:
     """Return the engine that is exact given a few outer sites, and holds particles of those; or refuse.
 
@@ -86,6 +87,8 @@ def collapsed(
         discount: weight of a row's log likelihood relative to the next row's; 1 forgets nothing.
         examples: rows for which the rest has to be conjugate, beside those that are made up to find out: a datum that the
             exact engine refused.
+        is_selective: whether to refuse, where outer sites are looked for, those that have more dimensions than the rest, and
+            more than four: particles of most of a program are no better than draws of all of it. So does `engines.choose`.
 
     Raises:
         NotConjugate: if no split leaves the rest conjugate, or not provably so; its message lists what was tried.
@@ -95,7 +98,7 @@ def collapsed(
     if num_particles < 20:
         raise ValueError(f"num_particles must be at least 20, got {num_particles}; weights of fewer say nothing")
     with jax.enable_x64(True):
-        split = find_split(model, outer, examples)
+        split = find_split(model, outer, examples, is_selective)
         is_shared = split.has_shared_statistics
         store = shared_store(model, split) if is_shared else separable_store(model, split, examples)
     posterior = Conditional(model, split, store, discount)

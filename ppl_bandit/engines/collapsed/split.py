@@ -29,6 +29,7 @@ __all__ = ["MAX_OUTER_DIMS", "MAX_OUTER_SITES", "find_split"]
 
 MAX_OUTER_SITES = 3
 MAX_OUTER_DIMS = 12
+_FEW_DIMS = 4  # which particles hold well, whatever is left to integrate out
 _MAX_TRIES = 6
 _STEPS = 0.6 * np.arange(-3, 4)
 _SQUARE = tuple(itertools.product((-1.0, 0.0, 1.0), repeat=2))
@@ -47,11 +48,17 @@ class _Screening(NamedTuple):
     conflicts: list[tuple[str, str]]
 
 
-def find_split(model: RewardModel, outer: Sequence[str] | None, examples: Interaction | None = None) -> Split:
+def find_split(
+    model: RewardModel,
+    outer: Sequence[str] | None,
+    examples: Interaction | None = None,
+    is_selective: bool = False,
+) -> Split:
     """Return a program's split, at `outer` or at the smallest set of sites that works; runs in float64.
 
     Args:
         examples: rows for which the rest has to be conjugate beside those that are tried here.
+        is_selective: whether to look only for splits that integrate out at least as much as they leave, or leave little.
 
     Raises:
         NotConjugate: where there is none, with what was tried, and where none is needed.
@@ -74,6 +81,12 @@ def find_split(model: RewardModel, outer: Sequence[str] | None, examples: Intera
             )
     tried: list[tuple[tuple[str, ...], str]] = []
     for names in _candidates(model, screening):
+        num_outer, num_all = _size(model, names), _size(model, tuple(model.latent_shapes))
+        if is_selective and num_outer > max(_FEW_DIMS, num_all - num_outer):
+            tried.append(
+                (names, f"{num_outer} of {num_all} dimensions are left, which draws of all of them hold better")
+            )
+            continue
         try:
             return inspect(model, names, supports, examples)
         except NotConjugate as refused:

@@ -129,3 +129,19 @@ class _Odd(dist.Normal):
     def log_prob(self, value):
         plain = super().log_prob(value)
         return jnp.where(jnp.abs(value - 31.4159) < 1e-3, plain - self.loc**4, plain)
+
+
+def test_sites_that_are_most_of_a_program_are_outer_only_where_that_is_asked_for():
+    """Given the log rates and the spread, their mean alone is Gaussian: particles would hold 5 dimensions of 6."""
+
+    def program(arm):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+        with numpyro.plate("arms", 4):
+            log_rate = numpyro.sample("log_rate", dist.Normal(mean, spread))
+        numpyro.sample("reward", dist.Poisson(jnp.exp(log_rate[arm])))
+
+    model = RewardModel(program, 4)
+    with pytest.raises(NotConjugate, match="spread, log_rate: 5 of 6 dimensions are left"):
+        engines.collapsed(model, is_selective=True)
+    assert engines.choose(model).explanation.engine == "reweight"
