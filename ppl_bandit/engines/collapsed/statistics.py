@@ -126,7 +126,7 @@ def changes_one(fresh: Natural) -> Bool[Array, ""]:
 
 
 def change_of_one(layout: Layout, before: Natural, fresh: Natural) -> Float[Array, ""]:
-    """Return how A changes by rows that change one element of each kind; of few arms or many, it costs the same.
+    """Return how A changes by rows that change one element of each kind: two integrals of each, however many elements.
 
     Args:
         before: without the rows.
