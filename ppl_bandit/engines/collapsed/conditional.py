@@ -1,6 +1,5 @@
 """The state of the collapsed engine, and the density of the outer sites with the inner ones integrated out."""
 
-import copy
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.buffer import Buffer, empty_buffer
 from ppl_bandit.engines.collapsed.inspection import Split
+from ppl_bandit.engines.collapsed.outer import without
 from ppl_bandit.engines.collapsed.particles import squared_error
 from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics
 from ppl_bandit.engines.collapsed.stores import Store, read_prior
@@ -129,10 +129,8 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
     generated = targets
     extra = model.terms_beside_draws()
     if extra:  # particles come from the program without its factors and observed constants: weigh with those
-        view = copy.copy(model)
-        view.outcomes = (*model.outcomes, *extra)
-        without = posterior._replace(model=view)
-        generated = without.log_targets(without.read(centre, particles), kept)
+        plain = posterior._replace(model=without(model, extra))
+        generated = plain.log_targets(plain.read(centre, particles), kept)
     is_finite = jnp.isfinite(targets) & jnp.isfinite(generated)
     zero = jnp.zeros((), particles.dtype)
     is_held = sum(leaf.size for leaf in jax.tree.leaves(reading)) <= _MAX_HELD

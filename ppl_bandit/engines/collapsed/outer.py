@@ -6,7 +6,7 @@ is an ordinary reward model of the inner sites. Particles move in the outer site
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import is_prior_term, log_prob
 
-__all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "supports_of"]
+__all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "supports_of", "without"]
 
 _REACH = 100.0  # of reals in the smaller box: their exponentials can still be squared
 _LOG_REACH = 30.0  # of logarithms of positive numbers there
@@ -47,16 +47,26 @@ class OuterSpace(NamedTuple):
 
 def given(model: RewardModel, values: Mapping[str, Array]) -> RewardModel:
     """Return the model of the other sites, with some fixed to values, which may be traced."""
-    view = copy.copy(model)
     # Not NumPy arrays: those cannot be indexed by a traced arm.
-    fixed = handlers.substitute(model.program, data={name: jnp.asarray(value) for name, value in values.items()})
+    fixed = {name: jnp.asarray(value) for name, value in values.items()}
+    view = _with_program(model, handlers.substitute(model.program, data=fixed))
+    view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in values}
+    return view
+
+
+def without(model: RewardModel, names: Sequence[str]) -> RewardModel:
+    """Return the model whose prior lacks some terms: factors and constants that the program observes."""
+    return _with_program(model, handlers.block(model.program, hide=list(names)))
+
+
+def _with_program(model: RewardModel, handled: Callable) -> RewardModel:
+    view = copy.copy(model)
 
     @functools.wraps(model.program)
     def program(*rows: Any) -> Any:
-        return fixed(*rows)
+        return handled(*rows)
 
     view.program = program
-    view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in values}
     return view
 
 

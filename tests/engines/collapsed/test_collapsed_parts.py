@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from scipy.integrate import dblquad, quad
 
+from ppl_bandit import engines
 from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, pareto_k_hat
 from ppl_bandit.engines.collapsed import particles
 from ppl_bandit.engines.collapsed.mixture import spread_out
@@ -22,6 +25,7 @@ from ppl_bandit.engines.collapsed.statistics import (
 )
 from ppl_bandit.engines.exact.families import Coordinates, Layout, SiteBlock
 from ppl_bandit.numerics.tails import fit_generalized_pareto
+from ppl_bandit.program.reward_model import RewardModel
 
 
 def layout_of(*sites, power=(), members=((),), owner=-1):
@@ -245,3 +249,29 @@ def test_the_k_hat_of_weights_whose_tail_is_found_in_single_precision_is_that_of
             assert abs(float(find(jnp.asarray(log_weights))) - expected) < 1e-6
             fires.append(expected > MAX_K_HAT)
         assert any(fires) and not all(fires)
+
+
+def test_a_factor_is_part_of_the_prior():
+    """Rates a ~ Gamma(2, g), g ~ Gamma(3, 2), weighed by exp(-.3 sum a): integrated over g by quadrature.
+
+    Given g the rates are Gamma(2, g + .3), and g has the density Gamma(3, 2) (g / (g + .3))^4. Of 4,000 draws, at least half of
+    them different, a mean is known to sd / sqrt(2,000); four of these are allowed, and without the factor it is off by forty.
+    """
+
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Gamma(3.0, 2.0))
+        with numpyro.plate("arms", 2):
+            level = numpyro.sample("level", dist.Gamma(2.0, rate))
+        numpyro.factor("belief", -0.3 * jnp.sum(level))
+        numpyro.sample("reward", dist.Poisson(level[arm]))
+
+    with jax.enable_x64(True):
+        engine = engines.collapsed(RewardModel(program, 2), num_particles=4000)
+        sample = jax.jit(engine.sample, static_argnums=2)
+        draws = sample(jr.key(1), jax.jit(engine.init)(jr.key(0)), 4000)
+    g = np.linspace(1e-3, 20.0, 20_000)
+    density = g**2 * np.exp(-2.0 * g) * (g / (g + 0.3)) ** 4
+    density /= density.sum()
+    mean = density @ (2.0 / (g + 0.3))
+    sd = np.sqrt(density @ (6.0 / (g + 0.3) ** 2) - mean**2)
+    assert np.max(np.abs(np.mean(draws["level"], axis=0) - mean)) < 4.0 * sd / np.sqrt(2000)
