@@ -11,7 +11,10 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.approximate.renewal import _shares
+from ppl_bandit.engines.approximate.blocks import independent_blocks
+from ppl_bandit.engines.approximate.buffer import empty_buffer
+from ppl_bandit.engines.approximate.renewal import _shares, _within
+from ppl_bandit.engines.approximate.target import block_target
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
@@ -47,6 +50,31 @@ def test_a_frame_has_the_density_of_the_latents_with_its_jacobian():
             space.constrain(latents),
         )
         np.testing.assert_allclose(frames.back(latents, jnp.ones(space.size)), latents, rtol=1e-12)
+
+
+def test_every_block_has_the_jacobian_of_its_own_frames():
+    """Two arms that share nothing: the scale of an arm's mean is its own."""
+
+    def program(arm):
+        with numpyro.plate("arms", 2):
+            spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+            mean = numpyro.sample("mean", dist.Normal(1.0, spread))
+        numpyro.sample("reward", dist.Laplace(mean[arm], spread[arm]))
+
+    with jax.enable_x64(True):
+        model = RewardModel(program, 2)
+        space = unconstrained_space(model)
+        blocks, buffer = independent_blocks(model, space), empty_buffer(model, 4)
+        assert len(blocks.coordinates) == 2
+        own, reference = jnp.array([0.7, -1.3]), jnp.array([0.1, 0.2, 0.3, 0.4])
+        for number, coordinates in enumerate(blocks.coordinates):
+            shares = jnp.ones(4).at[coordinates].set(jnp.array([1.0, 0.25]))
+            latents = space.frames.back(reference.at[coordinates].set(own), shares)[coordinates]
+            framed = block_target(_within(space, space.frames, shares), blocks, number, buffer, reference, 1.0)
+            plain = block_target(space, blocks, number, buffer, reference, 1.0)
+            # mean = 1 + spread^.75 (v - .25), and the log of the spread is the first coordinate.
+            np.testing.assert_allclose(latents[1], 1.0 + np.exp(0.75 * own[0]) * (own[1] - 0.25), rtol=1e-12)
+            np.testing.assert_allclose(framed.log_prior(own), plain.log_prior(latents) + 0.75 * own[0], rtol=1e-12)
 
 
 def test_a_frame_without_a_share_is_the_distance_in_units_of_the_scale():
