@@ -268,7 +268,7 @@ def test_a_factor_is_part_of_the_prior():
     with jax.enable_x64(True):
         engine = engines.collapsed(RewardModel(program, 2), num_particles=4000)
         sample = jax.jit(engine.sample, static_argnums=2)
-        draws = sample(jr.key(1), jax.jit(engine.init)(jr.key(0)), 4000)
+        draws = jax.device_get(sample(jr.key(1), jax.jit(engine.init)(jr.key(0)), 4000))
     g = np.linspace(1e-3, 20.0, 20_000)
     density = g**2 * np.exp(-2.0 * g) * (g / (g + 0.3)) ** 4
     density /= density.sum()
