@@ -98,8 +98,11 @@ def test_a_reading_serves_until_particles_move(name, monkeypatch):
 @pytest.mark.parametrize("at_a_time, is_at_once", [(1, False), (1, True), (3, False), (3, True)])
 def test_log_targets_are_carried_on_by_what_rows_change(at_a_time, is_at_once, monkeypatch):
     """As if all elements were integrated at every row; three rows are of both arms, of which one change does not tell."""
+    calls, change_of_one = [], learning.change_of_one
+    monkeypatch.setattr(learning, "change_of_one", lambda *args: (calls.append(args), change_of_one(*args))[1])
     with jax.enable_x64(True):
         carried, evidence, _ = learn("elements", is_at_once=is_at_once, at_a_time=at_a_time)
+        assert calls  # it is carried on
         monkeypatch.setattr(learning, "_adds_up", lambda *_: False)
         anew, _, _ = learn("elements", is_at_once=False, at_a_time=at_a_time)
     assert np.all(np.asarray(evidence.num_refreshes[:, -1]) < NUM_ROWS // at_a_time)
