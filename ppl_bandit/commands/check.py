@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from ppl_bandit import engines
 from ppl_bandit.commands.model_files import ModelFileError, load_model
+from ppl_bandit.engines.choose import PROVED
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
@@ -36,7 +36,7 @@ def check_model(spec: str) -> Finding:
     except (ModelFileError, InvalidProgram) as error:
         return Finding(spec, "invalid", "", str(error), "", "")
     refusals = []
-    for factory in (engines.conjugate, engines.collapsed):
+    for factory in PROVED:
         try:
             explanation = factory(model).explanation
         except NotConjugate as refusal:

@@ -8,7 +8,10 @@ from ppl_bandit.engines.exact.conjugate import conjugate
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, NotConjugate
 
-__all__ = ["choose"]
+__all__ = ["PROVED", "choose"]
+
+# The engines that have to prove what they claim, in the order in which they are asked.
+PROVED = (conjugate, functools.partial(collapsed, is_selective=True))
 
 
 def choose(model: RewardModel) -> Engine:
@@ -18,7 +21,7 @@ def choose(model: RewardModel) -> Engine:
     the refusals, with what would make the program conjugate.
     """
     refusals: list[NotConjugate] = []
-    for factory in (conjugate, functools.partial(collapsed, is_selective=True)):
+    for factory in PROVED:
         try:
             return _with_refusals(factory(model), refusals)
         except NotConjugate as refusal:

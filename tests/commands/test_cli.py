@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from ppl_bandit.commands import demo
+from ppl_bandit.commands.check import check_model
 from ppl_bandit.commands.cli import main
 
 
@@ -97,3 +98,17 @@ def test_run_writes_table_figures_and_data(tmp_path, capsys):
 def test_run_refuses_what_it_does_not_know(arguments, message, tmp_path, capsys):
     assert main(["run", "bernoulli", *arguments, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_check_says_what_the_bandit_does_where_particles_would_hold_most_of_a_program(tmp_path):
+    path = tmp_path / "rates.py"
+    path.write_text(
+        "import jax.numpy as jnp\nimport numpyro\nimport numpyro.distributions as dist\n\nnum_arms = 4\n\n\n"
+        "def model(arm):\n"
+        "    mean = numpyro.sample('mean', dist.Normal(0.0, 1.0))\n"
+        "    spread = numpyro.sample('spread', dist.HalfNormal(1.0))\n"
+        "    log_rate = numpyro.sample('log_rate', dist.Normal(mean, spread).expand([4]).to_event(1))\n"
+        "    numpyro.sample('reward', dist.Poisson(jnp.exp(log_rate[arm])))\n"
+    )
+    found = check_model(str(path))
+    assert found.verdict == "not exact" and "5 of 6 dimensions are left" in found.report
