@@ -4,12 +4,10 @@ With the largest being x, and of arm b, arm a falls short of x by E max(x - thet
 that it is positive: integrals over the same nodes say what the identity of the best arm tells about every other one.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.numerics.duels import win_prob
 from ppl_bandit.numerics.laws import Law, Nodes, all_below, comparable, nodes_of, reach, value_of, without_points
@@ -19,8 +17,10 @@ __all__ = ["best_arm_probs", "contest"]
 
 _NUM_NODES = 48  # of an arm; those of all together are denser
 _NUM_POINTS = 24  # of an arm, in a contest; with middles
-_MOST_NODES = 512  # of all arms together: they are dense where many arms have theirs
+_MOST_NODES = 192  # of all arms together
+_MOST_POINTS = 512  # of all arms together, in a contest, which also asks what arms that rarely win tell
 _FEW_NODES = 64
+_GOLDEN = 0.6180339887498949  # its multiples spread evenly between whole numbers
 _FEW_ARMS = 8
 _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 _LEAST = 1e-12  # the probability that the largest variable lies below all nodes that are kept
@@ -60,7 +60,7 @@ def contest(law: Law, allowed: Bool[Array, " A"] | None = None) -> Contest:
     one = jnp.ones_like(law.centre)
     low, high = -reach(law, -one)[:, None], reach(law, one)[:, None]  # further up a Gamma variable would overflow
     spread = np.linspace(0.0, 1.0, _NUM_POINTS, dtype=law.centre.dtype)
-    points = _points(law, nodes, low + (high - low) * spread, allowed)
+    points = _points(law, nodes, low + (high - low) * spread, allowed, _MOST_POINTS)
     below = _once(jnp.where(allowed, all_below(law, nodes, points), 1.0))
     wins = jnp.where(allowed, jnp.maximum(_steps(below) * _product_of_others(below), 0.0), 0.0)
     wins = wins / jnp.sum(wins)
@@ -77,10 +77,19 @@ def contest(law: Law, allowed: Bool[Array, " A"] | None = None) -> Contest:
 
 def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
     """Integrate prod_b F_b dF_a between the nodes of all arms together."""
-    # Every third node: middles are added, and the parabolas are as good as the cubics between nodes.
-    points = _points(law, nodes, nodes.v[:, ::3], allowed)
+    # A third as many as nodes: middles are added, and the parabolas are as good as the cubics between nodes. Each arm's are
+    # shifted by another part, so that equal arms, whose product is steeper than each of them, do not share theirs.
+    parts = np.arange(law.centre.size) * _GOLDEN % 1.0
+    v = jnp.minimum(nodes.v[:, ::3] + 3.0 * (parts * nodes.step)[:, None], law.reach[:, None])
+    points = _points(law, nodes, v, allowed, _MOST_NODES)
     below = _once(jnp.where(allowed, all_below(law, nodes, points), 1.0))
-    return jnp.sum(_steps(below) * _product_of_others(below), axis=0)
+    others = _product_of_others(below)
+    weights = _thirds(below[:-1:2], below[1::2], below[2::2])
+    won = sum(w * part for w, part in zip(weights, (others[:-1:2], others[1::2], others[2::2]), strict=True))
+    won = jnp.maximum(won, 0.0)
+    # However many arms rise between two points that do not resolve them, the largest variable is there as often as it is.
+    known, total = jnp.diff((below[:, 0] * others[:, 0])[::2]), jnp.sum(won, axis=1)
+    return jnp.sum(won * (known / jnp.where(total > 0, total, 1.0))[:, None], axis=0)
 
 
 def _once(values: Float[Array, "n A"]) -> Float[Array, "n A"]:
@@ -90,16 +99,21 @@ def _once(values: Float[Array, "n A"]) -> Float[Array, "n A"]:
     """
     if jax.default_backend() != "cpu":
         return values
-    return jnp.matmul(values, jnp.eye(values.shape[1], dtype=values.dtype), precision=_HIGHEST)
+    if values.shape[1] <= _FEW_ARMS:
+        return jnp.matmul(values, jnp.eye(values.shape[1], dtype=values.dtype), precision=_HIGHEST)
+    flat = jnp.pad(values.ravel(), (0, -values.size % 4)).reshape(-1, 4)  # by a matrix of all arms it would take longer
+    return jnp.matmul(flat, jnp.eye(4, dtype=values.dtype), precision=_HIGHEST).ravel()[: values.size].reshape(
+        values.shape
+    )
 
 
-def _points(law: Law, nodes: Nodes, v: Float[Array, "A n"], allowed: Bool[Array, " A"]) -> Float[Array, " m"]:
-    """Return the values of all arms at v together, which resolve every arm's steps, with the middles between them."""
-    x = jnp.sort(jnp.where(allowed[:, None], comparable(law, v), jnp.inf).ravel())
-    num_real = jnp.sum(jnp.isfinite(x))
-    x = jnp.where(jnp.isfinite(x), x, jnp.max(jnp.where(jnp.isfinite(x), x, -jnp.inf)))
-    if x.size > _MOST_NODES:
-        x = _where_it_is_decided(law, nodes, allowed, x, num_real)
+def _points(
+    law: Law, nodes: Nodes, v: Float[Array, "A n"], allowed: Bool[Array, " A"], most: int
+) -> Float[Array, " m"]:
+    """Return the values of all arms at v together, or `most` of them where they matter, with the middles between them."""
+    x = jnp.where(allowed[:, None], comparable(law, v), jnp.nan)
+    x = jnp.where(jnp.isnan(x), jnp.nanmax(x), x)
+    x = jnp.sort(x.ravel()) if x.size <= most else _where_it_is_decided(law, nodes, allowed, x, most)
     return jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
 
 
@@ -135,28 +149,36 @@ def _running(values: Float[Array, "n A"], x: Float[Array, " n"]) -> Float[Array,
 
 
 def _where_it_is_decided(
-    law: Law, nodes: Nodes, allowed: Bool[Array, " A"], x: Float[Array, " n"], num_real: Int[Array, ""]
+    law: Law, nodes: Nodes, allowed: Bool[Array, " A"], x: Float[Array, "A n"], num: int
 ) -> Float[Array, " m"]:
-    """Keep as many nodes as are needed of those that the largest variable may reach: with many arms, those of upper tails."""
-    stride = x.size // _FEW_NODES
-    few = x[::stride]
-    log_below = jnp.log(jnp.where(allowed, all_below(law, nodes, few), 1.0))
-    is_lost = jnp.sum(log_below, axis=1) < math.log(_LEAST)
-    start = stride * jnp.maximum(jnp.sum(is_lost) - 1, 0)
-    spread = jnp.arange(_MOST_NODES) / (_MOST_NODES - 1.0)
-    return x[start + jnp.round(spread * (num_real - 1 - start)).astype(int)]
+    """Keep as many values as are needed, in order: those that the largest variable may reach, more of arms that may be it.
+
+    A few values tell roughly how often each arm wins. Two arms that are known well, among a hundred that are not, have few of
+    all values and decide alone; a hundred that are known well have nearly all, and may lie below two that are not.
+    """
+    values = x.ravel()
+    some = values[np.linspace(0, values.size - 1, _FEW_NODES).round().astype(int)]
+    few = jnp.sort(jnp.concatenate([some, jnp.min(values)[None], jnp.max(values)[None]]))
+    below = jnp.where(allowed, all_below(law, nodes, few), 1.0)
+    others = _product_of_others(below)
+    wins = jnp.sum(jnp.diff(below, axis=0) * 0.5 * (others[1:] + others[:-1]), axis=0)
+    start = jnp.max(jnp.where(below[:, 0] * others[:, 0] < _LEAST, few, few[0]))
+    # The root: an arm that wins once in a hundred times gets a tenth of the values of one that always does.
+    weights = jnp.where(x >= start, jnp.sqrt(jnp.maximum(wins, 0.0) + _LEAST)[:, None], 0.0)
+    passed = jnp.cumsum(weights.ravel())
+    index = jnp.searchsorted(passed, passed[-1] * np.linspace(0.0, 1.0, num - 2))
+    kept = values[jnp.minimum(index, values.size - 1)]
+    return jnp.sort(jnp.concatenate([kept, start[None], few[-1:]]))
 
 
 def _product_of_others(factors: Float[Array, "n A"]) -> Float[Array, "n A"]:
-    """Multiply, for each arm, the factors of all other arms; from both ends, because a factor may be 0."""
+    """Multiply, for each arm, the factors of all other arms; one of them may be 0, and where two are, all products are."""
     num_arms = factors.shape[1]
-    if num_arms <= _FEW_ARMS:  # written out: a third of the time of running products, for a CPU
+    if num_arms <= _FEW_ARMS:  # written out: the fastest way there, for a CPU
         below, above = [jnp.ones_like(factors[:, 0])], [jnp.ones_like(factors[:, 0])]
         for arm in range(num_arms - 1):
             below.append(below[-1] * factors[:, arm])
             above.append(above[-1] * factors[:, num_arms - 1 - arm])
         return jnp.stack([low * high for low, high in zip(below, above[::-1], strict=True)], axis=1)
-    one = jnp.ones_like(factors[:, :1])
-    from_left = jnp.cumprod(jnp.concatenate([one, factors[:, :-1]], axis=1), axis=1)
-    from_right = jnp.cumprod(jnp.concatenate([one, factors[:, :0:-1]], axis=1), axis=1)[:, ::-1]
-    return from_left * from_right
+    positive = jnp.maximum(factors, float(jnp.finfo(factors.dtype).tiny) ** 0.8)
+    return jnp.prod(positive, axis=1, keepdims=True) / positive

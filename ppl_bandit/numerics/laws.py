@@ -47,6 +47,7 @@ LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
 _NUM_NEWTON = 3
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
 _STRIDE = 8
+_HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 LOGIT, LOG, PLAIN = range(3)
 
 
@@ -198,8 +199,10 @@ def nodes_of(law: Law, num_nodes: int) -> Nodes:
     inner = (13.0 * (density[:, :-1] + density[:, 1:]) - padded[:, :-3] - padded[:, 3:]) / 24.0
     total = jnp.sum(inner, axis=1, keepdims=True)
     pieces, none = inner / total, jnp.zeros_like(total)
-    below = jnp.concatenate([none, jnp.cumsum(pieces, axis=1)], axis=1)
-    above = jnp.concatenate([jnp.cumsum(pieces[:, ::-1], axis=1)[:, ::-1], none], axis=1)
+    # Running sums as products of matrices: of many laws at once, a third of the time.
+    running = np.triu(np.ones((num_nodes - 1, num_nodes - 1), pieces.dtype))
+    below = jnp.concatenate([none, jnp.matmul(pieces, running, precision=_HIGHEST)], axis=1)
+    above = jnp.concatenate([jnp.matmul(pieces, running.T, precision=_HIGHEST), none], axis=1)
     mass = density / jnp.sum(density, axis=1, keepdims=True)
     left, right, rise = mass[:, :-1], mass[:, 1:], pieces
     cubics = jnp.stack([below[:, :-1], left, 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise], axis=-1)
