@@ -96,3 +96,34 @@ def test_a_contest_is_what_a_table_of_draws_estimates():
     # A mean given the winner is off by .25 / sqrt(200,000 p), p at least .02: .004; squares of shifts of at most .3 by .0024.
     np.testing.assert_allclose(found.probs[:3] @ shifts**2, informations[:3], atol=4 * 0.0024 * 0.1)
     assert found.probs[3] == 0 and np.all(found.gaps[3] == 0) and np.all(found.gaps[:, 3] == 0)
+
+
+MANY = {  # how many arms, successes, failures
+    "two known well above many that are not": [(1, 8e5, 2e5), (1, 8.001e5, 1.999e5), (98, 2.5, 4.5)],
+    "two known well amid many that are not": [(2, 8e6, 2e6), (1, 16.0, 6.0), (97, 2.5, 2.5)],
+    "three unknown above many known well": [(1, 6.0, 7.0), (1, 7.0, 6.0), (1, 6.5, 6.5), (97, 3e5, 7e5)],
+    "one seen, the others never": [(1, 6.0, 6.0), (99, 1.0, 1.0)],
+    "all alike but one": [(1, 501.0, 9501.0), (99, 41.0, 961.0)],
+}
+
+
+def test_of_a_hundred_arms_those_that_decide_are_resolved():
+    def reference(groups):
+        """Integrate with scipy's functions, arms of a kind at once, from the values that their quantiles have together."""
+        kinds, counts = [stats.beta(a, b) for _, a, b in groups], np.array([num for num, _, _ in groups])
+        orders = np.concatenate([np.logspace(-14, -2, 2000), np.linspace(0.01, 0.99, 10_000)])
+        x = np.unique([own(orders) for kind in kinds for own in (kind.ppf, kind.isf)])
+        below = np.stack([kind.cdf(x) for kind in kinds])
+        middle = 0.5 * (below[:, 1:] + below[:, :-1])
+        won = [
+            np.sum(np.diff(own) * np.prod(middle ** (counts - (np.arange(len(kinds)) == k))[:, None], axis=0))
+            for k, own in enumerate(below)
+        ]
+        return np.repeat(won, counts)
+
+    with jax.enable_x64(True):
+        find = jax.jit(lambda a, b: contests.best_arm_probs(laws.beta_law(a, b)))
+        for name, groups in MANY.items():
+            counts, a, b = map(np.array, zip(*groups, strict=True))
+            found = find(jnp.repeat(a, counts, total_repeat_length=100), jnp.repeat(b, counts, total_repeat_length=100))
+            np.testing.assert_allclose(found, reference(groups), rtol=0, atol=1e-4, err_msg=name)
