@@ -26,6 +26,7 @@ __all__ = ["BenchOptions", "Bench", "run_bench", "words"]
 
 _TURN = 20  # steps of one contestant before the next one's turn
 _GROWTH_STEPS = 4300  # rows: there is room for 4,096 at first
+_NUM_BATCHES = 5  # calls, of which the median is told
 _PACKAGES = ("ppl_bandit", "jax", "numpyro", "numpy", "bayesianbandits", "mabwiser", "river")
 
 

@@ -100,23 +100,22 @@ def _once(values: Float[Array, "n A"]) -> Float[Array, "n A"]:
     if jax.default_backend() != "cpu":
         return values
     if values.shape[1] <= _FEW_ARMS:
-        return jnp.matmul(
-            values, jnp.eye(values.shape[1], dtype=values.dtype) + (values[:1, :1] > 2), precision=_HIGHEST
-        )
+        # A matrix that is known beforehand would be the same for all of a batch, which would be made one: in another shape
+        # than that of the values, which are then computed one by one.
+        unit = jnp.eye(values.shape[1], dtype=values.dtype) + (values[:1, :1] > 2.0)
+        return jnp.matmul(values, unit, precision=_HIGHEST)
     flat = jnp.pad(values.ravel(), (0, -values.size % 4)).reshape(-1, 4)  # by a matrix of all arms it would take longer
-    return (
-        jnp.matmul(flat, jnp.eye(4, dtype=values.dtype), precision=_HIGHEST)
-        .ravel()[: values.size]
-        .reshape(values.shape)
-    )
+    same = jnp.matmul(flat, jnp.eye(4, dtype=values.dtype), precision=_HIGHEST)
+    return same.ravel()[: values.size].reshape(values.shape)
 
 
 def _points(
     law: Law, nodes: Nodes, v: Float[Array, "A n"], allowed: Bool[Array, " A"], most: int
 ) -> Float[Array, " m"]:
     """Return the values of all arms at v together, or `most` of them where they matter, with the middles between them."""
-    x = jnp.where(allowed[:, None], comparable(law, v), jnp.nan)
-    x = jnp.where(jnp.isnan(x), jnp.nanmax(x), x)
+    x = comparable(law, v)
+    is_real = allowed[:, None] & jnp.isfinite(x)
+    x = jnp.where(is_real, x, jnp.max(jnp.where(is_real, x, -jnp.inf)))
     x = jnp.sort(x.ravel()) if x.size <= most else _where_it_is_decided(law, nodes, allowed, x, most)
     return jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
 
