@@ -29,7 +29,7 @@ _LEAST = 1e-12  # the probability that the largest variable lies below all nodes
 def best_arm_probs(law: Law, allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
     """Compute the probability that each arm's variable is the largest, for independent arms.
 
-    To 1e-4; to 1e-3 for Student-t laws of less than 2 degrees of freedom, and for shapes below .02.
+    To 1e-4; to 1e-3 for Student-t laws of less than 6 degrees of freedom, and for shapes below .02.
 
     Args:
         allowed: arms that compete; the others get 0.
