@@ -13,6 +13,7 @@ __all__ = [
     "MAX_MEAN_SHIFT",
     "MAX_SD_SHIFT",
     "chain_ess",
+    "ess_and_log_mean",
     "finite_weights",
     "flatten_weights",
     "forgetting",
@@ -37,9 +38,18 @@ _NUM_ERRORS = (
 
 def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     """Return the effective sample size of weighted draws, 1 / sum w^2 (Kish); 0 where no weight is finite."""
-    weights = jax.nn.softmax(log_weights)
-    ess = 1.0 / jnp.sum(jnp.square(weights))
-    return jnp.where(jnp.isfinite(ess), ess, 0.0)
+    return ess_and_log_mean(log_weights)[0]
+
+
+def ess_and_log_mean(log_weights: Float[Array, " M"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return the effective sample size, and the log of the mean weight, of weights of which nan and inf are none."""
+    largest = jnp.max(log_weights)
+    largest = jnp.where(largest > -jnp.inf, largest, 0.0)
+    weights = jnp.exp(log_weights - largest)
+    total = jnp.sum(weights)
+    # Of normalised weights: two sums of the same exponentials would compute them twice.
+    ess = 1.0 / jnp.sum(jnp.square(weights / total))
+    return jnp.where(jnp.isfinite(ess), ess, 0.0), largest + jnp.log(total) - math.log(log_weights.shape[0])
 
 
 def finite_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:
@@ -70,9 +80,9 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     num_tail = max(5, math.ceil(min(0.2 * num_draws, 3.0 * math.sqrt(num_draws))))
     top = jnp.max(log_weights)
     relative = log_weights - jnp.where(jnp.isfinite(top), top, 0.0)
-    weights = jnp.exp(_largest(relative, num_tail + 1))
-    exceedances = weights[:-1] - weights[-1]
-    shape, _ = fit_generalized_pareto(exceedances)
+    weights = jnp.exp(_largest(relative, num_tail + 1)[::-1])
+    exceedances = weights[1:] - weights[0]
+    shape, _ = fit_generalized_pareto(exceedances, is_sorted=True)
     shape = (num_tail * shape + 5.0) / (num_tail + 10.0)
     # Where the largest weights agree to a thousandth, or to the rounding of a log density, there is no tail to fit.
     is_flat = jnp.max(exceedances) <= jnp.maximum(1e-3, 10 * jnp.finfo(weights.dtype).eps * jnp.abs(top))
@@ -82,7 +92,7 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
 
 
 def _largest(values: Float[Array, " M"], num: int) -> Float[Array, " num"]:
-    """Return the largest values, the smallest of them last.
+    """Return the largest values, in descending order but for what single precision does not tell apart, the smallest last.
 
     In single precision places are found in a tenth of the time. Rounding keeps the order of what it tells apart: where it left
     out a value that is larger than one that it took, double precision sorts them.

@@ -10,26 +10,32 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.buffer import fits, reserve, row_mask
-from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
+from ppl_bandit.engines.approximate.diagnostics import (
+    MAX_K_HAT,
+    ess_and_log_mean,
+    finite_weights,
+    pareto_k_hat,
+    resample,
+)
 from ppl_bandit.engines.collapsed import report
 from ppl_bandit.engines.collapsed.conditional import (
     MAX_ROUNDING,
     CollapsedState,
     Conditional,
+    as_matrices,
     first_state,
     laws_of,
     roundings_of,
 )
 from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, read_new
 from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
-from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
+from ppl_bandit.engines.collapsed.particles import Moved, error_of_mean, follow, max_memory
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.collapsed.stores import WeightedRows, separable_store, shared_store
-from ppl_bandit.engines.exact.families import Posterior, sample
+from ppl_bandit.engines.exact.families import Posterior, sample_each
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
@@ -116,7 +122,8 @@ def collapsed(
 
     def laws(state: CollapsedState) -> tuple[Any, Posterior]:
         picks = spread_out(state.particles, finite_weights(state.log_weights))
-        return laws_of(posterior, state, picks)
+        values, found = laws_of(posterior, state, picks)
+        return values, as_matrices(found)
 
     example = {name: value[0] for name, value in split.values.items()}
     return Engine(
@@ -158,7 +165,7 @@ def _update(
     learnt = learn(posterior, state, WeightedRows(rows, weights), fresh, keep)
 
     log_weights = finite_weights(learnt.ends - state.log_targets)
-    ess, k_hat = weight_ess(log_weights), pareto_k_hat(log_weights)
+    (ess, log_mean), k_hat = ess_and_log_mean(log_weights), pareto_k_hat(log_weights)
     is_stale = (ess < num_particles / 2) | (k_hat > MAX_K_HAT)
     start = Moved(
         state.particles,
@@ -175,9 +182,12 @@ def _update(
     has_moved = moved.num_stages > 0
     log_weights = jnp.where(has_moved, moved.log_weights, log_weights)
     # Weights that the moves left behind, on a path too long for them, are uneven whatever their tail is.
-    ess, k_hat = weight_ess(log_weights), jnp.where(has_moved, 0.0, k_hat)
+    ess, log_mean = jax.lax.cond(
+        has_moved, lambda: ess_and_log_mean(finite_weights(moved.log_weights)), lambda: (ess, log_mean)
+    )
+    k_hat = jnp.where(has_moved, 0.0, k_hat)
     is_fresh = (ess >= num_particles / 2) & (k_hat <= MAX_K_HAT)
-    predictive = moved.log_ratio + _log_mean(log_weights) - _log_mean(learnt.befores - state.log_targets)
+    predictive = moved.log_ratio + log_mean - ess_and_log_mean(finite_weights(learnt.befores - state.log_targets))[1]
     after = learnt.settle(moved, has_moved)._replace(
         log_weights=log_weights,
         log_evidence=state.log_evidence + predictive + learnt.common,
@@ -205,7 +215,7 @@ def _update(
         after.acceptance,
         after.num_refreshes,
         after.log_evidence,
-        after.log_evidence_error,
+        jnp.sqrt(after.squared_error + error_of_mean(ess, num_particles)),
         is_certified,
         excess,
         ~has_room,
@@ -220,10 +230,6 @@ def _sound_rows(rows: Interaction) -> Interaction:
     return filled._replace(mask=rows.mask)
 
 
-def _log_mean(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
-    return logsumexp(finite_weights(log_weights)) - jnp.log(float(log_weights.shape[0]))
-
-
 def _sample(posterior: Conditional, key: Key, state: CollapsedState, num_samples: int) -> Draws:
     """Draw outer sites from the particles, and inner sites from their exact law given those."""
     key_outer, key_inner = jr.split(key)
@@ -231,9 +237,5 @@ def _sample(posterior: Conditional, key: Key, state: CollapsedState, num_samples
     index = resample(jr.uniform(key_outer, dtype=weights.dtype), weights, num_samples)
 
     values, laws = laws_of(posterior, state, index)
-
-    def draw(key: Key, law: Posterior) -> Draws:
-        return {name: value[0] for name, value in sample(posterior.split.layout, key, law, 1).items()}
-
-    drawn = {**values, **jax.vmap(draw)(jr.split(key_inner, num_samples), laws)}
+    drawn = {**values, **sample_each(posterior.split.layout, key_inner, laws)}
     return {name: drawn[name] for name in posterior.model.latent_shapes}

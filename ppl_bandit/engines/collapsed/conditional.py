@@ -10,9 +10,10 @@ from ppl_bandit.engines.approximate.buffer import Buffer, empty_buffer
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.outer import without
 from ppl_bandit.engines.collapsed.particles import squared_error
-from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics
+from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics, precision_of
 from ppl_bandit.engines.collapsed.stores import Store, read_prior
 from ppl_bandit.engines.exact.families import Coordinates, Posterior, posterior_of
+from ppl_bandit.numerics.arrows import as_matrix, solve
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Key
 
@@ -21,6 +22,7 @@ __all__ = [
     "CollapsedState",
     "Conditional",
     "Reading",
+    "as_matrices",
     "first_state",
     "laws_of",
     "reading_at",
@@ -109,8 +111,7 @@ class Conditional(NamedTuple):
     def log_targets(self, reading: Reading, kept: Any) -> Float[Array, " C"]:
         """Return the log density of outer values, inner sites integrated out."""
         total = self.total(reading, kept)
-        integrals = jax.vmap(lambda own: log_normalizer(self.split.layout, own), in_axes=-1)(total.natural)
-        return integrals + total.constant + reading.log_jacobian
+        return log_normalizer(self.split.layout, total.natural) + total.constant + reading.log_jacobian
 
 
 def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: int) -> CollapsedState:
@@ -166,11 +167,23 @@ def reading_at(posterior: Conditional, state: CollapsedState, index: Int[Array, 
 def laws_of(
     posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]
 ) -> tuple[dict[str, Array], Posterior]:
-    """Return the outer values of some particles and the laws of the inner sites given them, (C, ...) each."""
+    """Return the outer values of some particles and the laws of the inner sites given them, (C, ...) each.
+
+    Precisions are arrows; see `as_matrices`.
+    """
     layout = posterior.split.layout
     values, _ = jax.vmap(posterior.split.space.constrain)(state.particles[index])
     total = posterior.total(reading_at(posterior, state, index), _kept_at(posterior, state, index))
-    return values, jax.vmap(lambda own: posterior_of(layout, own, state.centre), in_axes=-1)(total.natural)
+    natural, shift = total.natural, None
+    if layout.members.size:
+        shift = solve(precision_of(layout, natural), natural.linear)
+    found = jax.vmap(lambda own, by: posterior_of(layout, own, state.centre, by), in_axes=-1)(natural, shift)
+    return values, found
+
+
+def as_matrices(laws: Posterior) -> Posterior:
+    """Return laws with their precisions as matrices, for what knows no arrows: each has as many entries as pairs of reals."""
+    return laws._replace(precision=jax.vmap(as_matrix)(laws.precision))
 
 
 def roundings_of(posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]) -> Float[Array, " C"]:

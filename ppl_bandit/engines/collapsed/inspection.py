@@ -45,6 +45,7 @@ from ppl_bandit.engines.exact.families import (
     latents_at,
 )
 from ppl_bandit.engines.exact.proof import analyticity
+from ppl_bandit.numerics.arrows import as_arrow
 from ppl_bandit.numerics.compilation import run_once
 from ppl_bandit.program.probing import feasible_rewards
 from ppl_bandit.program.reward_model import RewardModel
@@ -108,7 +109,9 @@ def inspect(
     hidden = tuple(name for name in names if not reached[name] & set(inner))
     is_shared = not any(reached[name] & set(names) for name in model.outcomes)
     values = _try_values(model, space, max(16, 4 * space.size + 8))
-    layout, prior, evidence = examine(given(model, {name: value[0] for name, value in values.items()}))
+    layout, prior, evidence = examine(
+        given(model, {name: value[0] for name, value in values.items()}), around_cores=True
+    )
     centre = jax.device_get(coordinates_at(layout, prior))
     split = Split(space, layout, prior, centre, values, (), lambda _: jnp.array(True), is_shared, hidden, evidence)
     for is_whole in (True, False):
@@ -258,7 +261,7 @@ def certify_rows(
     is infinite for a row that the program cannot produce or whose proof fails, and 0 for a masked row.
 
     Args:
-        laws: of the inner sites at these outer values, before these rows; (V, ...) each.
+        laws: of the inner sites at these outer values, before these rows, precisions as arrows; (V, ...) each.
     """
     layout = split.layout
 
@@ -272,6 +275,7 @@ def certify_rows(
         by_outcomes = jax.vmap(read)(rows)
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=(0, 1)), by_outcomes)
         there = recentre(layout, total, centre, coordinates_at(layout, law))[0]
+        there = there._replace(quadratic=as_arrow(there.quadratic, *layout.leaves))
         after = absorb(layout, law, there, jnp.sum(row_mask(rows)))
         # Nothing is asked of places that an improper posterior would name.
         after = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, law)

@@ -22,7 +22,7 @@ from ppl_bandit.engines.approximate.diagnostics import finite_weights, weight_es
 from ppl_bandit.numerics import bits
 from ppl_bandit.types import Key
 
-__all__ = ["Moved", "follow", "max_memory", "squared_error", "where_wanted"]
+__all__ = ["Moved", "error_of_mean", "follow", "max_memory", "squared_error", "where_wanted"]
 
 _MIN_MOVES, _MAX_MOVES = 8, 60
 _MAX_STAGES = 200  # of a path: one outlier of 1e4 prior standard deviations takes 150
@@ -236,8 +236,13 @@ def _step(walk: _Walk, candidates: Float[Array, "M K"], found: Float[Array, " M"
 
 
 def squared_error(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
-    """Return the relative variance of the mean of M independent weights: (M / ess - 1) / M."""
-    return jnp.maximum(1.0 / jnp.maximum(weight_ess(log_weights), 1.0) - 1.0 / log_weights.shape[0], 0.0)
+    """Return the relative variance of the mean of M independent weights."""
+    return error_of_mean(weight_ess(log_weights), log_weights.shape[0])
+
+
+def error_of_mean(ess: Float[Array, ""], num: int) -> Float[Array, ""]:
+    """Return the relative variance of the mean of independent weights: (M / ess - 1) / M."""
+    return jnp.maximum(1.0 / jnp.maximum(ess, 1.0) - 1.0 / num, 0.0)
 
 
 def _next_part(part: Float[Array, ""], pending: Float[Array, " M"], gained: Float[Array, " M"]) -> Float[Array, ""]:

@@ -18,6 +18,8 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.derivation import derive
 from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, blocks_of, by_owner
+from ppl_bandit.numerics import arrows
+from ppl_bandit.numerics.arrows import Arrow
 from ppl_bandit.numerics.gammas import betaln, gammaln
 
 __all__ = [
@@ -28,12 +30,10 @@ __all__ = [
     "has_only_elements",
     "log_normalizer",
     "no_statistics",
+    "precision_of",
     "recentre",
     "statistics_of",
 ]
-
-_ROUNDINGS = 32.0  # a pivot that is this many roundings of what it was left over from is known to 3%
-_UNROLLED = 8  # up to this size a Cholesky factor is written out: no call per matrix, and one fused loop over particles
 
 
 class Statistics(NamedTuple):
@@ -45,7 +45,7 @@ class Statistics(NamedTuple):
 
 def statistics_of(layout: Layout, log_density: Callable[[Coordinates], Array], centre: Coordinates) -> Statistics:
     """Read a log density that is known to be affine in the sufficient statistics."""
-    natural = derive(layout, log_density, centre)
+    natural = derive(layout, log_density, centre, as_arrow=True)
     return Statistics(natural, log_density(centre) - _at_centre(natural, centre))
 
 
@@ -66,13 +66,14 @@ def no_statistics(layout: Layout, centre: Coordinates) -> Statistics:
     """Return the statistics of no data."""
     num_positive, (num_blocks, size) = layout.power.size, layout.members.shape
     dtype = centre.real.dtype
+    quadratic = arrows.as_arrow(np.zeros((num_blocks, size, size)), *layout.leaves)
     natural = Natural(
         jnp.zeros((centre.unit.size, 2), dtype),
         tuple(jnp.zeros_like(logits) for logits in centre.simplex),
         jnp.zeros(num_positive, dtype),
         jnp.zeros(num_positive, dtype),
         jnp.zeros((num_blocks, size), dtype),
-        jnp.zeros((num_blocks, size, size), dtype),
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), quadratic),
     )
     return Statistics(natural, jnp.zeros((), dtype))
 
@@ -86,7 +87,7 @@ def recentre(layout: Layout, statistics: Statistics, old: Coordinates, new: Coor
     """Return the same density with its reals relative to another centre."""
     natural, constant = statistics
     x = blocks_of(layout, new.real - old.real)
-    bend = jnp.einsum("rst,rt->rs", natural.quadratic, x)
+    bend = arrows.times(natural.quadratic, x)
     gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
     return Statistics(
         natural._replace(scale=natural.scale + by_owner(layout, gain), linear=natural.linear - bend),
@@ -94,25 +95,44 @@ def recentre(layout: Layout, statistics: Statistics, old: Coordinates, new: Coor
     )
 
 
-def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, ""]:
-    """Return A, the log integral of exp <natural, T(theta)> over theta; not finite where that has no integral."""
-    terms = [jnp.sum(_units(natural.unit))]
+def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
+    """Return A, the log integral of exp <natural, T(theta)> over theta; not finite where that has no integral.
+
+    Args:
+        natural: with axes over a batch at the end of every array.
+    """
+    batch = natural.linear.shape[2:]
+    terms = []
+    if natural.unit.size:
+        terms.append(jnp.sum(_units(natural.unit[:, 0], natural.unit[:, 1]), axis=0))
     for site in layout.of("unit"):
         terms.append(jnp.sum(jnp.log(jnp.broadcast_to(jnp.asarray(site.high - site.low, float), site.shape))))
     for rows in natural.simplex:
-        terms.append(jnp.sum(gammaln(rows + 1.0)) - jnp.sum(gammaln(jnp.sum(rows + 1.0, axis=-1))))
-    gain = jnp.zeros(0)
+        whole = gammaln(jnp.sum(rows + 1.0, axis=1))
+        terms.append(jnp.sum(gammaln(rows + 1.0), axis=(0, 1)) - jnp.sum(whole, axis=0))
+    gain = jnp.zeros((0, *batch))
     if layout.members.size:
-        padding = np.eye(layout.members.shape[1]) * ~layout.is_member[:, :, None]
-        gain, log_det = _gaussians(natural.quadratic + padding, natural.linear)
+        gain, log_det = arrows.gaussian_integral(precision_of(layout, natural), natural.linear)
         constant = 0.5 * np.log(2.0 * np.pi) * layout.is_member.sum()
-        terms.append(constant + jnp.sum(gain[layout.owner < 0]) - 0.5 * jnp.sum(log_det))
+        terms.append(constant + jnp.sum(gain[layout.owner < 0], axis=0) - 0.5 * jnp.sum(log_det, axis=0))
     if layout.power.size:
         # u = z^power: what is integrated over z has u^(1/power - 1) more, and u^(-1/2) for each real that u scales.
-        shape = natural.log_scale + 1.0 / layout.power - 0.5 * layout.num_scaled
-        terms.append(jnp.sum(_scales(shape, -natural.scale - by_owner(layout, gain))))
+        shape = natural.log_scale + _before(1.0 / layout.power - 0.5 * layout.num_scaled, batch)
+        terms.append(jnp.sum(_scales(shape, -natural.scale - by_owner(layout, gain)), axis=0))
         terms.append(jnp.asarray(-np.sum(np.log(np.abs(layout.power))), float))
-    return sum(terms, start=jnp.zeros(()))
+    return sum(terms, start=jnp.zeros(batch))
+
+
+def precision_of(layout: Layout, natural: Natural) -> Arrow:
+    """Return the precisions of the Gaussian blocks, with 1 where they are filled up; axes over a batch come last."""
+    padding = arrows.as_arrow(np.eye(layout.members.shape[1]) * ~layout.is_member[:, :, None], *layout.leaves)
+    batch = natural.linear.shape[2:]
+    return jax.tree.map(lambda own, more: own + _before(more, batch) if more.any() else own, natural.quadratic, padding)
+
+
+def _before(values: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
+    """Return values with axes of length 1 for those of a batch."""
+    return values.reshape(*values.shape, *(1 for _ in batch))
 
 
 def has_only_elements(layout: Layout) -> bool:
@@ -136,7 +156,7 @@ def change_of_one(layout: Layout, before: Natural, fresh: Natural) -> Float[Arra
     if fresh.unit.size:
         index = jnp.argmax(_changed_units(fresh))
         old = before.unit[index]
-        terms.append(_units(old + fresh.unit[index]) - _units(old))
+        terms.append(_units(*(old + fresh.unit[index])) - _units(*old))
     if layout.power.size:
         index = jnp.argmax(_changed_scales(fresh))
         shape, rate = before.log_scale[index] + 1.0 / jnp.asarray(layout.power)[index], -before.scale[index]
@@ -153,45 +173,10 @@ def _changed_scales(fresh: Natural) -> Bool[Array, " G"]:
     return (fresh.log_scale != 0) | (fresh.scale != 0)
 
 
-def _units(natural: Float[Array, "*U 2"]) -> Float[Array, "*U"]:
-    return betaln(natural[..., 0] + 1.0, natural[..., 1] + 1.0)
+def _units(successes: Float[Array, "*U"], failures: Float[Array, "*U"]) -> Float[Array, "*U"]:
+    return betaln(successes + 1.0, failures + 1.0)
 
 
 def _scales(shape: Float[Array, "*G"], rate: Float[Array, "*G"]) -> Float[Array, "*G"]:
     # A shape below 0 has a finite log gamma and no integral.
     return jnp.where(shape > 0, gammaln(shape) - shape * jnp.log(rate), jnp.nan)
-
-
-def _gaussians(precision: Float[Array, "R S S"], linear: Float[Array, "R S"]) -> tuple[Array, Array]:
-    """Return linear' inverse(precision) linear / 2 and the log determinant of the precision, (R,) each.
-
-    They are nan where the precision is not positive, and where its conditioning leaves a pivot no more than rounding: in single
-    precision a hierarchy whose spread is a thousandth of its scale. A number made of rounding would draw particles there.
-    """
-    size = linear.shape[-1]
-    smallest = _ROUNDINGS * jnp.finfo(precision.dtype).eps
-    if size > _UNROLLED:
-        factor = jnp.linalg.cholesky(precision)
-        half = jax.lax.linalg.triangular_solve(factor, linear[..., None], left_side=True, lower=True)[..., 0]
-        squares = jnp.diagonal(factor, axis1=-2, axis2=-1) ** 2
-        is_resolved = jnp.all(squares > smallest * jnp.diagonal(precision, axis1=-2, axis2=-1), axis=-1)
-        log_det = jnp.sum(jnp.log(squares), axis=-1)
-        return 0.5 * jnp.sum(half**2, axis=-1), jnp.where(is_resolved, log_det, jnp.nan)
-    # Blocks and particles stay the axes of every operation: under a `vmap` of its own each entry would be copied first.
-    nothing = jnp.zeros(linear.shape[:-1], linear.dtype)
-    gain, log_det = nothing, nothing
-    rows: list[list[Array]] = []
-    halves: list[Array] = []
-    for i in range(size):
-        row: list[Array] = []
-        for j in range(i):
-            dot = sum((row[k] * rows[j][k] for k in range(j)), start=nothing)
-            row.append((precision[:, i, j] - dot) / rows[j][j])
-        pivot = precision[:, i, i] - sum((entry * entry for entry in row), start=nothing)
-        row.append(jnp.sqrt(pivot))
-        rows.append(row)
-        dot = sum((row[k] * halves[k] for k in range(i)), start=nothing)
-        halves.append((linear[:, i] - dot) / row[i])
-        gain += 0.5 * halves[i] ** 2
-        log_det += jnp.log(jnp.where(pivot > smallest * precision[:, i, i], pivot, jnp.nan))
-    return gain, log_det

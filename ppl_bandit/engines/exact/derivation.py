@@ -9,16 +9,24 @@ from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.blocks import nothing, pick, where_member
 from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, blocks_of, by_block
+from ppl_bandit.numerics import arrows
+from ppl_bandit.numerics.arrows import Arrow
 
 __all__ = ["derive"]
 
 
-def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: Coordinates) -> Natural:
+def derive(
+    layout: Layout, log_density: Callable[[Coordinates], Array], point: Coordinates, *, as_arrow: bool = False
+) -> Natural:
     """Read the natural parameters of a log density off its derivatives at a point, which is the centre of its reals.
 
     Where the log density is not affine in the sufficient statistics the result is meaningless: the certificate tells.
     Second derivatives between families vanish if it is, so one product with the Hessian serves all of the elementwise
     families, and one per place in a block serves all of the Gaussian blocks.
+
+    Args:
+        as_arrow: whether to return the quadratics as what the layout's leaves and core may have. No more is read of them in any
+            case, with one product for all leaves at once.
     """
     gradient_of = jax.grad(log_density)
     gradient, pull = jax.linearize(gradient_of, point)
@@ -48,7 +56,11 @@ def derive(layout: Layout, log_density: Callable[[Coordinates], Array], point: C
         log_scale = _as_counts(slope_there - curve.positive * jnp.exp(-shift))
         u = jnp.exp(point.positive)
         scale = curve.positive / u
-    return Natural(unit, tuple(simplex), log_scale, scale, *_derive_reals(layout, gradient.real, pull, zeros, u))
+    read = _derive_arrows if as_arrow or layout.leaves[0] else _derive_reals
+    linear, quadratic = read(layout, gradient.real, pull, zeros, u)
+    if isinstance(quadratic, Arrow) and not as_arrow:
+        quadratic = arrows.as_matrix(quadratic)
+    return Natural(unit, tuple(simplex), log_scale, scale, linear, quadratic)
 
 
 def _as_counts(coefficients: Array) -> Array:
@@ -73,3 +85,29 @@ def _derive_reals(
         return linear, quadratic
     unit = by_block(layout, u, 1.0)
     return linear / unit[:, None], quadratic / unit[:, None, None]
+
+
+def _derive_arrows(
+    layout: Layout, gradient: Float[Array, " D"], pull: Callable, zeros: Coordinates, u: Float[Array, " G"]
+) -> tuple[Array, Arrow]:
+    """Read the coefficients of Gaussian blocks whose leaves are tied by the core alone: leaves do not disturb each other."""
+    (num_blocks, size), (num_leaves, leaf_size) = layout.members.shape, layout.leaves
+    first_core = num_leaves * leaf_size
+    shape = (num_blocks, num_leaves, leaf_size)
+    if not gradient.size:
+        leaves, cross, core = (*shape, leaf_size), (*shape, size - first_core), (num_blocks, 0, 0)
+        empty = Arrow(*(nothing(each, gradient.dtype) for each in (leaves, cross, core)))
+        return nothing((num_blocks, size), gradient.dtype), empty
+    along = layout.along_places
+    by_place = along[:first_core].reshape(num_leaves, leaf_size, gradient.size).sum(axis=0)
+    directions = jnp.asarray(np.concatenate([by_place, along[first_core:]]), gradient.dtype)
+    bends = jax.vmap(lambda v: pull(zeros._replace(real=v)).real)(directions)  # (s + c, D)
+    linear = blocks_of(layout, gradient)
+    found = -jnp.moveaxis(pick(bends, layout.members), 0, -1)  # (R, S, s + c)
+    if np.any(layout.owner >= 0):
+        unit = by_block(layout, u, 1.0)
+        linear, found = linear / unit[:, None], found / unit[:, None, None]
+    of_leaves = found[:, :first_core].reshape(*shape, found.shape[-1])
+    is_pair = arrows.as_arrow(layout.is_pair, num_leaves, leaf_size)
+    parts = Arrow(of_leaves[..., :leaf_size], of_leaves[..., leaf_size:], found[:, first_core:, leaf_size:])
+    return linear, jax.tree.map(where_member, is_pair, parts)

@@ -67,15 +67,18 @@ class Findings(NamedTuple):
     is_possible: Array
 
 
-def examine(model: RewardModel) -> tuple[Layout, Posterior, Evidence]:
+def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, Posterior, Evidence]:
     """Return how a program's latents fall into families, its prior in them, and the evidence.
+
+    Args:
+        around_cores: whether to look for leaves and cores in Gaussian blocks; see `ties`.
 
     Raises:
         NotConjugate: with the operation or the residual that stopped it.
     """
     words: list[Obstacle] = []
     try:
-        layout = tie(model, find_scales(model, read_supports(model)))
+        layout = tie(model, find_scales(model, read_supports(model)), around_cores=around_cores)
         found = run_once(lambda: measure(model, layout, words))
     except NotConjugate:
         raise

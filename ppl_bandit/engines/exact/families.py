@@ -23,7 +23,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.blocks import map_blocks, nothing, pick, where_member
-from ppl_bandit.numerics import sampling
+from ppl_bandit.numerics import arrows, sampling
+from ppl_bandit.numerics.arrows import Arrow
 from ppl_bandit.types import Draws, Key
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "posterior_of",
     "reals_of",
     "sample",
+    "sample_each",
     "standard_law",
     "total_of",
 ]
@@ -77,6 +79,7 @@ class Layout(NamedTuple):
         members: (R, S) indices of the real elements of each of R Gaussian blocks, padded with 0.
         is_member: (R, S), false for padding.
         owner: (R,), the positive element that scales a block, -1 where none does.
+        leaves: (L, s) where the first L s places of a block are L groups that only the others of the block, the core, may tie.
     """
 
     sites: tuple[SiteBlock, ...]
@@ -84,6 +87,7 @@ class Layout(NamedTuple):
     members: np.ndarray
     is_member: np.ndarray
     owner: np.ndarray
+    leaves: tuple[int, int] = (0, 0)
 
     @property
     def is_pair(self) -> np.ndarray:
@@ -144,7 +148,8 @@ class Natural(NamedTuple):
         unit: coefficients of log w and log(1 - w).
         simplex: coefficients of log z_k.
         log_scale, scale: coefficients of log u and u.
-        linear, quadratic: of u (x - centre) and -u (x - centre)(x - centre)' / 2, per block; u = 1 where nothing scales it.
+        linear, quadratic: of u (x - centre) and -u (x - centre)(x - centre)' / 2, per block; u = 1 where nothing scales it. The
+            latter as matrices, or as the entries that a layout with leaves leaves them.
     """
 
     unit: Float[Array, "U 2"]
@@ -152,7 +157,7 @@ class Natural(NamedTuple):
     log_scale: Float[Array, " G"]
     scale: Float[Array, " G"]
     linear: Float[Array, "R S"]
-    quadratic: Float[Array, "R S S"]
+    quadratic: Any  # Float[Array, "R S S"] | Arrow
 
 
 class Posterior(NamedTuple):
@@ -171,7 +176,7 @@ class Posterior(NamedTuple):
     shape: Float[Array, " G"]
     rate: Float[Array, " G"]
     mean: Float[Array, "R S"]
-    precision: Float[Array, "R S S"]
+    precision: Any  # Float[Array, "R S S"] | Arrow
     num_rows: Int[Array, ""]
 
 
@@ -236,12 +241,14 @@ def by_block(layout: Layout, values: Float[Array, "*batch G"], otherwise: float)
     return pick(more, np.where(layout.owner < 0, layout.power.size, layout.owner))
 
 
-def by_owner(layout: Layout, values: Float[Array, " R"]) -> Any:
-    """Return the sum over the blocks that each positive element scales, (G,); 0 where it scales none."""
+def by_owner(layout: Layout, values: Float[Array, "R ..."]) -> Any:
+    """Return the sum over the blocks that each positive element scales, (G, ...); 0 where it scales none."""
     if np.array_equal(layout.owner, np.arange(layout.power.size)):
         return values
     is_own = layout.owner == np.arange(layout.power.size)[:, None]
-    return np.asarray(is_own, values.dtype) @ values if is_own.any() else nothing(layout.power.shape, values.dtype)
+    if not is_own.any():
+        return nothing((layout.power.size, *values.shape[1:]), values.dtype)
+    return np.asarray(is_own, values.dtype) @ values
 
 
 def total_of(naturals: Natural) -> Natural:
@@ -275,11 +282,20 @@ def forget(layout: Layout, posterior: Posterior, prior: Posterior, keep: Float[A
     return kept, jax.tree.map(lambda leaf: (1.0 - keep) * leaf, share)
 
 
-def absorb(layout: Layout, posterior: Posterior, natural: Natural, num_rows: Int[Array, ""] | int) -> Posterior:
+def absorb(
+    layout: Layout,
+    posterior: Posterior,
+    natural: Natural,
+    num_rows: Int[Array, ""] | int,
+    shift: Float[Array, "R S"] | None = None,
+) -> Posterior:
     """Add natural parameters, read at the posterior's own means, to a posterior.
 
     For a Gaussian block: precision' = precision + quadratic and mean' = mean + inverse(precision') linear; completing the
     square moves linear' inverse(precision') linear / 2 from the rate of u, to which `-scale` was added.
+
+    Args:
+        shift: inverse(precision') linear, where it is known already.
     """
     counts = posterior.beta, posterior.dirichlet, posterior.shape, posterior.rate
     beta, dirichlet, shape, rate = map_blocks(
@@ -287,8 +303,8 @@ def absorb(layout: Layout, posterior: Posterior, natural: Natural, num_rows: Int
     )
     mean, precision = posterior.mean, posterior.precision
     if layout.members.size:
-        precision = precision + natural.quadratic
-        shift = _solve(precision, natural.linear)
+        precision = jax.tree.map(lambda old, new: old + new, precision, natural.quadratic)
+        shift = _solve(precision, natural.linear) if shift is None else shift
         mean = mean + shift
         rate = rate - 0.5 * by_owner(layout, jnp.sum(natural.linear * shift, axis=-1)) if rate.size else rate
     return Posterior(beta, dirichlet, shape, rate, mean, precision, posterior.num_rows + num_rows)
@@ -296,7 +312,7 @@ def absorb(layout: Layout, posterior: Posterior, natural: Natural, num_rows: Int
 
 def is_proper(posterior: Posterior) -> Bool[Array, ""]:
     """Tell whether all parameters are finite and inside their domains: a precision too ill-conditioned for its dtype is not."""
-    reals = (posterior.mean, posterior.precision)
+    reals = jax.tree.leaves((posterior.mean, posterior.precision))
     positive = (posterior.beta, *posterior.dirichlet, posterior.shape, posterior.rate)
     # Finite, and not nan, is what lies strictly below infinity.
     is_fine = [posterior.num_rows >= 0, *(jnp.all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size)]
@@ -350,7 +366,9 @@ def _without_padding(layout: Layout, precision: Float[Array, "R S S"]) -> Float[
     return where_member(layout.is_pair, precision)
 
 
-def _solve(precision: Array, rhs: Array) -> Array:
+def _solve(precision: Any, rhs: Array) -> Array:
+    if isinstance(precision, Arrow):
+        return arrows.solve(precision, rhs)
     if rhs.shape[-1] == 0:
         return rhs
     if rhs.shape[-1] == 1:
@@ -361,15 +379,23 @@ def _solve(precision: Array, rhs: Array) -> Array:
 
 def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> Draws:
     """Draw from the posterior: {site: (M, ...)}, exact and independent."""
+    return _draw(layout, key, posterior, num_samples, (num_samples,))
+
+
+def sample_each(layout: Layout, key: Key, laws: Posterior) -> Draws:
+    """Draw once from each of M laws, (M, ...) each, whose precisions are arrows: {site: (M, ...)}."""
+    return _draw(layout, key, laws, len(laws.mean), ())
+
+
+def _draw(layout: Layout, key: Key, posterior: Posterior, num_samples: int, lead: tuple[int, ...]) -> Draws:
+    """Draw (M, ...) values of each site, M = num_samples, from one law, or from M where no axis is put in front of theirs."""
     keys = dict(zip(("beta", "scale", "real", "simplex"), jax.random.split(key, 4), strict=True))
-    lead = (num_samples,)
     draws: Draws = {}
-    unit = sampling.beta(keys["beta"], posterior.beta[:, 0], posterior.beta[:, 1], lead)
+    unit = sampling.beta(keys["beta"], posterior.beta[..., 0], posterior.beta[..., 1], lead)
     log_u = sampling.log_gamma(keys["scale"], posterior.shape, lead, posterior.rate)
     real = nothing((num_samples, 0), posterior.mean.dtype)
     if layout.members.size:
-        factor = jnp.linalg.cholesky(posterior.precision)
-        steps = sampling.multivariate_normal_precision(keys["real"], jnp.zeros_like(posterior.mean), factor, lead)
+        steps = _steps(keys["real"], posterior, lead) if lead else _steps_of_each(keys["real"], posterior)
         if np.any(layout.owner >= 0):
             steps = jnp.exp(-0.5 * by_block(layout, log_u, 0.0))[..., None] * steps
         real = reals_of(layout, posterior.mean + steps)
@@ -390,9 +416,31 @@ def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> 
     return draws
 
 
-def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Posterior:
-    """Return the law whose log density is <natural, T(theta)>, with reals relative to `centre`, as parameters."""
+def _steps(key: Key, posterior: Posterior, lead: tuple[int, ...]) -> Float[Array, "M R S"]:
+    """Draw the reals less their means, of blocks that nothing scales."""
+    factor = jnp.linalg.cholesky(posterior.precision)
+    return sampling.multivariate_normal_precision(key, jnp.zeros_like(posterior.mean), factor, lead)
+
+
+def _steps_of_each(key: Key, laws: Posterior) -> Float[Array, "M R S"]:
+    """Draw the reals less their means from each of M laws."""
+    precision, middle = jax.tree.map(
+        lambda leaf: jnp.moveaxis(leaf, 0, -1), (laws.precision, jnp.zeros_like(laws.mean))
+    )
+    steps = arrows.steps_along(precision, sampling.normal(key, middle, jnp.ones_like(middle)))
+    return jnp.moveaxis(steps, -1, 0)
+
+
+def posterior_of(
+    layout: Layout, natural: Natural, centre: Coordinates, shift: Float[Array, "R S"] | None = None
+) -> Posterior:
+    """Return the law whose log density is <natural, T(theta)>, with reals relative to `centre`, as parameters.
+
+    Args:
+        shift: of the means from the centre, where it is known already.
+    """
     dtype = centre.real.dtype
+    padding = _padding(layout, dtype)
     empty = Posterior(
         nothing(natural.unit.shape, dtype) + 1.0,
         tuple(nothing(rows.shape, dtype) + 1.0 for rows in natural.simplex),
@@ -400,10 +448,10 @@ def posterior_of(layout: Layout, natural: Natural, centre: Coordinates) -> Poste
         nothing(natural.scale.shape, dtype) + (1.0 / layout.power - 0.5 * layout.num_scaled).astype(dtype),
         nothing(natural.scale.shape, dtype),
         blocks_of(layout, centre.real),
-        _padding(layout, dtype),
+        arrows.as_arrow(padding, *layout.leaves) if isinstance(natural.quadratic, Arrow) else padding,
         jnp.zeros((), int),
     )
-    return absorb(layout, empty, natural, 0)
+    return absorb(layout, empty, natural, 0, shift)
 
 
 def standard_law(layout: Layout) -> Posterior:

@@ -22,6 +22,7 @@ from ppl_bandit.engines.exact.families import (
     coordinates_at,
     reals_of,
 )
+from ppl_bandit.numerics.arrows import Arrow, steps_along
 
 __all__ = ["make_offsets", "offsets_at_home", "typical_point"]
 
@@ -124,7 +125,9 @@ def _whitened(layout: Layout, posterior: Posterior, steps: Any) -> Float[Array, 
     return _where_finite(reals_of(layout, moved), steps)  # an improper prior is refused elsewhere, as such
 
 
-def _along(precision: Float[Array, "R S S"], steps: Float[Array, "P R S"]) -> Float[Array, "P R S"]:
+def _along(precision: Any, steps: Float[Array, "P R S"]) -> Float[Array, "P R S"]:
+    if isinstance(precision, Arrow):
+        return jax.vmap(lambda own: steps_along(precision, own))(steps)
     if precision.shape[-1] == 1:
         return steps / jnp.sqrt(precision[..., 0])
     root, columns = jnp.linalg.cholesky(precision), jnp.moveaxis(steps, 0, -1)

@@ -66,8 +66,8 @@ def _real_parameters(layout: Layout, posterior: Posterior, site: SiteBlock) -> d
     mean, spread = np.zeros(num_real), np.zeros((num_real, num_real))
     for row, (own, inside) in enumerate(zip(layout.members, layout.is_member, strict=True)):
         own = own[inside]
-        mean[own] = posterior.mean[row, : own.size]
-        spread[np.ix_(own, own)] = np.linalg.inv(posterior.precision[row])[: own.size, : own.size]
+        mean[own] = posterior.mean[row, inside]
+        spread[np.ix_(own, own)] = np.linalg.inv(posterior.precision[row])[np.ix_(inside, inside)]
     found, owner = {"mean": mean[span].reshape(site.shape)}, layout.owner_of_real[span].reshape(site.shape)
     if np.all(owner < 0):
         return {**found, "covariance": spread[span, span]}

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.families import REAL, Layout
 from ppl_bandit.program.entries import entries_read, tied_together
@@ -19,16 +19,24 @@ from ppl_bandit.program.tracing import is_prior_term, log_prob, log_prob_terms
 
 __all__ = ["in_blocks", "tie"]
 
+_MAX_LEAF = 8  # reals of one piece
 _MAX_REALS = 2000  # beyond which a table of who reads whom is too large to be worth it
 
 
-def tie(model: RewardModel, layout: Layout) -> Layout:
-    """Cut the Gaussian blocks of a layout where no datum can tie their reals, given the other latents."""
+def tie(model: RewardModel, layout: Layout, *, around_cores: bool = False) -> Layout:
+    """Cut the Gaussian blocks of a layout where no datum can tie their reals, given the other latents.
+
+    Args:
+        around_cores: whether to look, in each block, for a core without which it falls into small pieces, its leaves: the
+            common mean of a hierarchy, and the arms that it ties.
+    """
     if layout.members.shape[1] <= 1 or layout.count(REAL) > _MAX_REALS:
         return layout
-    finer = in_blocks(layout, layout.owner_of_real, _ties(model, layout))
+    groups = _read_together(model, layout)
+    finer = in_blocks(layout, layout.owner_of_real, tied_together(groups))
     # Blocks are filled up to the largest: one large among many small ones would take more room than all in one.
-    return finer if _room(finer) <= _room(layout) else layout
+    layout = finer if _room(finer) <= _room(layout) else layout
+    return _around_cores(layout, groups) if around_cores else layout
 
 
 def in_blocks(layout: Layout, owner: Int[np.ndarray, " D"], label: Int[np.ndarray, " D"]) -> Layout:
@@ -48,8 +56,48 @@ def _room(layout: Layout) -> int:
     return layout.members.size * layout.members.shape[1]
 
 
-def _ties(model: RewardModel, layout: Layout) -> Int[np.ndarray, " D"]:
-    """Return a label for each real, the same where a term of the prior, or of the likelihood of an arm's rows, reads both."""
+def _around_cores(layout: Layout, groups: Bool[np.ndarray, "terms D"]) -> Layout:
+    """Put the members of each block into the order of an arrow, leaves first, where that saves work."""
+    read = groups.astype(np.float32)
+    ties = read.T @ read > 0
+    blocks = [members[inside] for members, inside in zip(layout.members, layout.is_member, strict=True)]
+    plans = [_leaves_and_core(ties[np.ix_(block, block)]) for block in blocks]
+    num_leaves = max(len(leaves) for leaves, _ in plans)
+    leaf_size = max((len(leaf) for leaves, _ in plans for leaf in leaves), default=0)
+    num_core = max(len(core) for _, core in plans)
+    if _work(num_leaves, leaf_size, num_core) >= _work(0, 0, layout.members.shape[1]):
+        return layout
+    shape = len(blocks), num_leaves * leaf_size + num_core
+    members, is_member = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    for row, mask, block, (leaves, core) in zip(members, is_member, blocks, plans, strict=True):
+        starts = [*(leaf_size * number for number in range(len(leaves))), num_leaves * leaf_size]
+        for start, own in zip(starts, [*leaves, core], strict=True):
+            row[start : start + len(own)], mask[start : start + len(own)] = block[own], True
+    return layout._replace(members=members, is_member=is_member, leaves=(num_leaves, leaf_size))
+
+
+def _leaves_and_core(ties: Bool[np.ndarray, "n n"]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the pieces into which a block falls without those of its reals that have the most ties, and these."""
+    degree, everything = ties.sum(axis=1), np.arange(len(ties))
+    best: tuple[list[np.ndarray], np.ndarray] = [], everything
+    least = _work(0, 0, len(ties))
+    for level in np.unique(degree):
+        rest, core = everything[degree <= level], everything[degree > level]
+        label = tied_together(ties[np.ix_(rest, rest)])
+        leaves = [rest[label == own] for own in np.unique(label)]
+        size = max(map(len, leaves))
+        if size <= _MAX_LEAF and _work(len(leaves), size, len(core)) < least:
+            best, least = (leaves, core), _work(len(leaves), size, len(core))
+    return best
+
+
+def _work(num_leaves: int, leaf_size: int, num_core: int) -> int:
+    """Return what eliminating an arrow takes, in multiplications."""
+    return num_leaves * leaf_size * (leaf_size + num_core) ** 2 + num_core**3
+
+
+def _read_together(model: RewardModel, layout: Layout) -> Bool[np.ndarray, "terms D"]:
+    """Return which reals each term of the prior, or of the likelihood of an arm's rows, reads."""
     sites = layout.of(REAL)
     arms = jnp.arange(model.num_arms)
 
@@ -64,4 +112,4 @@ def _ties(model: RewardModel, layout: Layout) -> Int[np.ndarray, " D"]:
     others = {site.name: jnp.ones(site.shape) for site in layout.sites if site.kind != REAL}
     outcomes = model.outcome_values({name: jnp.zeros(model.num_arms) for name in model.outcomes})
     data = (others, outcomes, model.context_rows(model.num_arms))
-    return tied_together(entries_read(terms, layout.count(REAL), data))
+    return entries_read(terms, layout.count(REAL), data)

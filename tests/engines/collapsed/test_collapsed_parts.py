@@ -24,6 +24,7 @@ from ppl_bandit.engines.collapsed.statistics import (
     recentre,
 )
 from ppl_bandit.engines.exact.families import Coordinates, Layout, SiteBlock
+from ppl_bandit.numerics.arrows import as_arrow
 from ppl_bandit.numerics.tails import fit_generalized_pareto
 from ppl_bandit.program.reward_model import RewardModel
 
@@ -45,7 +46,10 @@ def point(layout):
 
 def natural_of(layout, **fields):
     empty = no_statistics(layout, point(layout)).natural
-    return empty._replace(**{name: jnp.asarray(value, float) for name, value in fields.items()})
+    given = {name: jnp.asarray(value, float) for name, value in fields.items()}
+    if "quadratic" in given:
+        given["quadratic"] = as_arrow(given["quadratic"], *layout.leaves)
+    return empty._replace(**given)
 
 
 def test_the_log_normalizer_is_the_log_integral_for_every_family():
