@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decide
 from ppl_bandit.numerics.bits import fold_key
-from ppl_bandit.numerics.compilation import Ahead, quick_jit
+from ppl_bandit.numerics.compilation import Ahead, in_order_options, quick_jit
 from ppl_bandit.numerics.packing import pack, unpacker
 from ppl_bandit.numerics.turns import in_turn
 from ppl_bandit.program.probing import feasible_latents
@@ -116,17 +116,16 @@ def _compiled_functions(
         finish[rows.arm.shape[0]] = _finisher(after, verdict)
         return [leaf for leaf in jax.tree.leaves(after) if leaf.size], pack(verdict)
 
+    jit = functools.partial(jax.jit, compiler_options=in_order_options())
     return Compiled(
         quick_jit(lambda seed: init(jr.key(seed))),  # it runs once
         Ahead(select),
         Ahead(select_many),
         Ahead(learn, is_large=is_large),
         finish,
-        in_turn(jax.jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2)),
+        in_turn(jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2)),
         in_turn(
-            jax.jit(
-                lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3
-            )
+            jit(lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3)
         ),
     )
 

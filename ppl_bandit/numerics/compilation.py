@@ -16,14 +16,15 @@ from ppl_bandit.numerics.blas import one_thread
 from ppl_bandit.numerics.defaults import use_defaults
 from ppl_bandit.numerics.turns import Needs, compiled, needs_of
 
-__all__ = ["Ahead", "large_options", "quick_jit", "quick_options", "run_once", "uncollected"]
+__all__ = ["Ahead", "in_order_options", "large_options", "quick_jit", "quick_options", "run_once", "uncollected"]
 
 use_defaults()  # before anything is compiled
 
 # The older emitters compile in half the time of the new ones, fewer passes in less, and the code is as fast at the sizes of one
 # decision. A hundred operations of a microsecond run faster one after another than handed from thread to thread. Small programs
 # stay in one piece: to cut them up takes longer than compiling the pieces side by side saves.
-_PLAIN = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+_IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+_PLAIN = {"xla_cpu_use_fusion_emitters": False, **_IN_ORDER}
 _LARGE = {**_PLAIN, "xla_backend_optimization_level": 1}
 _SMALL = {**_PLAIN, "xla_backend_optimization_level": 2, "xla_cpu_parallel_codegen_split_count": 1}
 _QUICK = {**_SMALL, "xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -142,6 +143,11 @@ def _signature(args: Any) -> tuple[Any, Any]:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
     leaves, treedef = jax.tree.flatten(shapes)
     return shapes, (treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+def in_order_options() -> dict[str, Any]:
+    """Return options under which the operations of a program run one after another."""
+    return _known(_IN_ORDER)
 
 
 def large_options() -> dict[str, Any]:

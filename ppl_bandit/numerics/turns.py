@@ -2,8 +2,9 @@
 
 jaxlib hands the parts of such a batch to the threads of XLA's pool, of which there is one per core, and waits for them; it may
 do so in one of those very threads. Where several programs run at once, every thread can come to wait and none be left to work.
-So all cores but one, at most, run such programs at the same time; all others run freely. Single matrices, unless they are
-small, are factorized on one thread (`blas`).
+So all cores but one, at most, run such programs at the same time; all others run freely. Two batches of one program can do the
+same to each other, so that its operations run one after another. Single matrices, unless they are small, are factorized on one
+thread (`blas`).
 """
 
 import math
@@ -58,9 +59,13 @@ def _shapes(eqn: Any) -> list[tuple[int, ...]]:
     return [atom.aval.shape for atom in (*eqn.invars, *eqn.outvars)]
 
 
-def compiled(lowered: jax.stages.Lowered, needs: Needs) -> Callable:
-    """Compile a program, as one that gets what it needs."""
-    run = lowered.compile()
+def compiled(lowered: jax.stages.Lowered, needs: Needs, in_order: dict[str, Any] | None = None) -> Callable:
+    """Compile a program, as one that gets what it needs.
+
+    Args:
+        in_order: options under which operations run one after another, for a program that was not lowered with them.
+    """
+    run = lowered.compile(compiler_options=in_order if needs.turns else None)
     if needs.turns:
         return in_turn(run)
     return on_one_thread(run) if needs.one_thread else run

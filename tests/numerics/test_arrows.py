@@ -24,8 +24,8 @@ def matrices(num, num_leaves, size, num_core, seed=0):
 
 
 def arrows_of(dense, num_leaves, size):
-    each = [as_arrow(jnp.asarray(matrix), num_leaves, size) for matrix in dense]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=-1), *each)
+    each = [as_arrow(matrix, num_leaves, size) for matrix in dense]
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves, axis=-1)), *each)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -33,22 +33,27 @@ def test_an_arrow_is_the_matrix_that_it_stands_for(shape):
     num, num_leaves, size, _ = shape
     dense = matrices(*shape)
     vectors = np.random.default_rng(1).standard_normal((BATCH, num, dense.shape[-1]))
+    basis = np.broadcast_to(np.eye(dense.shape[-1])[:, None], (dense.shape[-1], num, dense.shape[-1]))
+
+    @jax.jit
+    def compute(arrow, columns, basis):
+        one = jax.tree.map(lambda leaf: leaf[..., 0], arrow)
+        root = jax.vmap(lambda own: steps_along(one, own))(basis)
+        return as_matrix(one), gaussian_integral(arrow, columns), solve(arrow, columns), times(arrow, columns), root
+
     with jax.enable_x64(True):
         arrow, columns = arrows_of(dense, num_leaves, size), jnp.asarray(np.moveaxis(vectors, 0, -1))
-        one = jax.tree.map(lambda leaf: leaf[..., 0], arrow)
-        np.testing.assert_array_equal(as_matrix(one), dense[0])
-        gain, log_det = gaussian_integral(arrow, columns)
-        solved = np.linalg.solve(dense, vectors[..., None])[..., 0]
-        np.testing.assert_allclose(gain.T, 0.5 * np.sum(vectors * solved, axis=2), rtol=1e-12)
-        np.testing.assert_allclose(log_det.T, np.linalg.slogdet(dense)[1], rtol=1e-12)
-        np.testing.assert_allclose(np.moveaxis(solve(arrow, columns), -1, 0), solved, rtol=1e-10, atol=1e-14)
-        product = np.einsum("brst,brt->brs", dense, vectors)
-        np.testing.assert_allclose(np.moveaxis(times(arrow, columns), -1, 0), product, rtol=1e-12, atol=1e-13)
-        # What unit vectors become are the columns of a root of the inverse: the law of draws is exact, not only nearly so.
-        basis = np.broadcast_to(np.eye(dense.shape[-1])[:, None], (dense.shape[-1], num, dense.shape[-1]))
-        root = np.asarray(jax.vmap(lambda own: steps_along(one, own))(jnp.asarray(basis)))
-        covariance = np.einsum("prs,prt->rst", root, root)
-        np.testing.assert_allclose(covariance, np.linalg.inv(dense[0]), rtol=1e-10, atol=1e-14)
+        matrix, (gain, log_det), found, product, root = jax.device_get(compute(arrow, columns, jnp.asarray(basis)))
+    np.testing.assert_array_equal(matrix, dense[0])
+    solved = np.linalg.solve(dense, vectors[..., None])[..., 0]
+    np.testing.assert_allclose(gain.T, 0.5 * np.sum(vectors * solved, axis=2), rtol=1e-12)
+    np.testing.assert_allclose(log_det.T, np.linalg.slogdet(dense)[1], rtol=1e-12)
+    np.testing.assert_allclose(np.moveaxis(found, -1, 0), solved, rtol=1e-10, atol=1e-14)
+    exact = np.einsum("brst,brt->brs", dense, vectors)
+    np.testing.assert_allclose(np.moveaxis(product, -1, 0), exact, rtol=1e-12, atol=1e-13)
+    # What unit vectors become are the columns of a root of the inverse: the law of draws is exact, not only nearly so.
+    covariance = np.einsum("prs,prt->rst", root, root)
+    np.testing.assert_allclose(covariance, np.linalg.inv(dense[0]), rtol=1e-10, atol=1e-14)
 
 
 def test_a_pivot_that_is_no_more_than_rounding_has_no_integral():

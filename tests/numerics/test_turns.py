@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ppl_bandit.numerics import turns
-from ppl_bandit.numerics.compilation import Ahead
+from ppl_bandit.numerics.compilation import Ahead, in_order_options
 from ppl_bandit.numerics.turns import needs_of
 
 
@@ -44,6 +44,29 @@ def test_threads_that_factorize_batches_do_not_wait_for_each_other_forever(monke
         thread.join(max(until - time.monotonic(), 0.0))
     assert not any(thread.is_alive() for thread in threads) and len(made) == 1
     np.testing.assert_allclose(found, [expected] * 80, rtol=1e-12)
+
+
+def test_batches_of_one_program_do_not_wait_for_each_other_forever():
+    """Side by side, as XLA schedules them, three were stuck within seconds, on two cores and jaxlib 0.10.2."""
+    half = np.random.default_rng(0).normal(size=(500, 13, 13))
+    matrices = half @ half.transpose(0, 2, 1) + np.eye(13)
+
+    def factorize(matrices):
+        return jnp.stack([jnp.sum(jnp.linalg.cholesky(matrices + i * jnp.eye(13))) for i in range(3)])
+
+    done = []
+
+    def work():
+        with jax.enable_x64(True):
+            traced = jax.jit(factorize).trace(matrices)
+            run = turns.compiled(traced.lower(), needs_of(traced.jaxpr), in_order_options())
+            done.extend(np.asarray(run(matrices))[0] for _ in range(300))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60.0)
+    assert not thread.is_alive()
+    np.testing.assert_allclose(done, [np.linalg.cholesky(matrices).sum()] * 300, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
