@@ -26,6 +26,7 @@ from bench_collapsed_simulation import MEANS, hierarchy
 
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.numerics.compilation import in_order_options
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -66,7 +67,11 @@ def stream(engine_name, model, rows):
         state, info = engine.update(key, state, jax.tree.map(lambda leaf: leaf[None], row))
         return state, (getattr(info, "num_refreshes", jnp.zeros((), int)), info.is_trusted)
 
-    learn = jax.jit(lambda key: jax.lax.scan(step, engine.init(key), (jr.split(key, num_rows), rows))[1])
+    # As a bandit's programs are compiled: threads that look for work would count as much as the work itself.
+    learn = jax.jit(
+        lambda key: jax.lax.scan(step, engine.init(key), (jr.split(key, num_rows), rows))[1],
+        compiler_options=in_order_options(),
+    )
     jax.block_until_ready(learn(jr.key(0)))
     started, cpu = time.perf_counter(), time.process_time()
     num_refreshes, is_trusted = jax.block_until_ready(learn(jr.key(1)))

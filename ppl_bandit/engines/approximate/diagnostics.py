@@ -1,6 +1,7 @@
 """Evidence of how good draws are: effective sample sizes, Pareto k-hat, and how far particles forgot where they were."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,15 @@ __all__ = [
     "MAX_K_HAT",
     "MAX_MEAN_SHIFT",
     "MAX_SD_SHIFT",
+    "Weighed",
     "chain_ess",
-    "ess_and_log_mean",
     "finite_weights",
     "flatten_weights",
     "forgetting",
     "moment_shifts",
     "pareto_k_hat",
     "resample",
+    "weigh",
     "weight_ess",
 ]
 
@@ -38,18 +40,27 @@ _NUM_ERRORS = (
 
 def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     """Return the effective sample size of weighted draws, 1 / sum w^2 (Kish); 0 where no weight is finite."""
-    return ess_and_log_mean(log_weights)[0]
+    return weigh(log_weights).ess
 
 
-def ess_and_log_mean(log_weights: Float[Array, " M"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the effective sample size, and the log of the mean weight, of weights of which nan and inf are none."""
+class Weighed(NamedTuple):
+    """Weights that add up to 1, their effective sample size, and the log of their mean before they did."""
+
+    weights: Float[Array, " M"]
+    ess: Float[Array, ""]
+    log_mean: Float[Array, ""]
+
+
+def weigh(log_weights: Float[Array, " M"]) -> Weighed:
+    """Return weights by their logarithms, of which none is nan or inf."""
     largest = jnp.max(log_weights)
     largest = jnp.where(largest > -jnp.inf, largest, 0.0)
-    weights = jnp.exp(log_weights - largest)
-    total = jnp.sum(weights)
-    # Of normalised weights: two sums of the same exponentials would compute them twice.
-    ess = 1.0 / jnp.sum(jnp.square(weights / total))
-    return jnp.where(jnp.isfinite(ess), ess, 0.0), largest + jnp.log(total) - math.log(log_weights.shape[0])
+    relative = jnp.exp(log_weights - largest)
+    total = jnp.sum(relative)
+    weights = relative / total
+    ess = 1.0 / jnp.sum(jnp.square(weights))
+    log_mean = largest + jnp.log(total) - math.log(log_weights.shape[0])
+    return Weighed(weights, jnp.where(jnp.isfinite(ess), ess, 0.0), log_mean)
 
 
 def finite_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:

@@ -15,10 +15,10 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.approximate.buffer import fits, reserve, row_mask
 from ppl_bandit.engines.approximate.diagnostics import (
     MAX_K_HAT,
-    ess_and_log_mean,
     finite_weights,
     pareto_k_hat,
     resample,
+    weigh,
 )
 from ppl_bandit.engines.collapsed import report
 from ppl_bandit.engines.collapsed.conditional import (
@@ -42,7 +42,7 @@ from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["CollapsedInfo", "collapsed"]
 
-_NUM_ROUNDED = 20  # particles that are asked how far rounding reaches; one in ten may exceed the limit
+_MAX_ROUNDED = 0.1  # of the weight may lie on particles whose log targets are rounded by more than the limit
 
 
 class CollapsedInfo(NamedTuple):
@@ -165,8 +165,8 @@ def _update(
     learnt = learn(posterior, state, WeightedRows(rows, weights), fresh, keep)
 
     log_weights = finite_weights(learnt.ends - state.log_targets)
-    (ess, log_mean), k_hat = ess_and_log_mean(log_weights), pareto_k_hat(log_weights)
-    is_stale = (ess < num_particles / 2) | (k_hat > MAX_K_HAT)
+    weighed, k_hat = weigh(log_weights), pareto_k_hat(log_weights)
+    is_stale = (weighed.ess < num_particles / 2) | (k_hat > MAX_K_HAT)
     start = Moved(
         state.particles,
         state.log_targets,
@@ -182,12 +182,10 @@ def _update(
     has_moved = moved.num_stages > 0
     log_weights = jnp.where(has_moved, moved.log_weights, log_weights)
     # Weights that the moves left behind, on a path too long for them, are uneven whatever their tail is.
-    ess, log_mean = jax.lax.cond(
-        has_moved, lambda: ess_and_log_mean(finite_weights(moved.log_weights)), lambda: (ess, log_mean)
-    )
+    weights, ess, log_mean = jax.lax.cond(has_moved, lambda: weigh(finite_weights(moved.log_weights)), lambda: weighed)
     k_hat = jnp.where(has_moved, 0.0, k_hat)
     is_fresh = (ess >= num_particles / 2) & (k_hat <= MAX_K_HAT)
-    predictive = moved.log_ratio + log_mean - ess_and_log_mean(finite_weights(learnt.befores - state.log_targets))[1]
+    predictive = moved.log_ratio + log_mean - weigh(finite_weights(learnt.befores - state.log_targets)).log_mean
     after = learnt.settle(moved, has_moved)._replace(
         log_weights=log_weights,
         log_evidence=state.log_evidence + predictive + learnt.common,
@@ -204,9 +202,7 @@ def _update(
     is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
     is_forgotten = (after.num_refreshes == 0) | (after.memory <= max_memory(num_particles))
     is_finite = jnp.isfinite(after.log_evidence)
-    index = resample(jnp.array(0.5, ess.dtype), finite_weights(after.log_weights), _NUM_ROUNDED)
-    roundings = roundings_of(posterior, after, index)
-    is_resolved = jnp.mean(roundings > MAX_ROUNDING) <= 0.1
+    is_resolved = weights @ (roundings_of(posterior, after) > MAX_ROUNDING).astype(weights.dtype) <= _MAX_ROUNDED
     return after, CollapsedInfo(
         is_sound & has_room & is_fresh & is_forgotten & is_inside & is_finite & is_resolved,
         ess,

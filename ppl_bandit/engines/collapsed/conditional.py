@@ -186,9 +186,9 @@ def as_matrices(laws: Posterior) -> Posterior:
     return laws._replace(precision=jax.vmap(as_matrix)(laws.precision))
 
 
-def roundings_of(posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]) -> Float[Array, " C"]:
+def roundings_of(posterior: Conditional, state: CollapsedState) -> Float[Array, " M"]:
     """Return how many nats of particles' log targets may be rounding: constants may be large, and the integral undo them."""
-    reading, kept = reading_at(posterior, state, index), _kept_at(posterior, state, index)
+    reading, kept = reading_of(posterior, state), state.kept
     size = jnp.abs(kept.constant) if posterior.store is None else posterior.store.size(kept, reading.at)
     return jnp.finfo(state.particles.dtype).eps * (size + jnp.abs(reading.prior.constant))
 
