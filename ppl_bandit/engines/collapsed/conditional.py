@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MAX_ROUNDING = 0.02  # nats of a log target
-_MAX_HELD = 1 << 18  # numbers of a reading that are kept from row to row; more are read again
+_MAX_HELD = 1 << 20  # numbers of a reading that are kept from row to row; more are read again
 
 
 class Reading(NamedTuple):

@@ -14,7 +14,7 @@ from ppl_bandit.engines.exact import ties
 from ppl_bandit.engines.exact.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.families import Layout
 from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Interaction
+from ppl_bandit.types import Interaction, NotConjugate
 
 
 def hierarchy_of(num_arms):
@@ -74,6 +74,29 @@ def test_what_only_a_core_ties_is_a_leaf(name):
     assert layout.leaves == leaves
     assert layout.members.shape == (1, leaves[0] * leaves[1] + num_core)
     assert sorted(layout.members[layout.is_member]) == list(range(layout.count("real")))
+
+
+def test_a_tie_that_was_overlooked_is_found_by_the_certificate(monkeypatch):
+    """Every reward reads the first arm too; told that it does not, the engine refuses rather than leave the tie out."""
+
+    def program(arm):
+        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+        common = numpyro.sample("common", dist.Normal(0.0, 2.0))
+        with numpyro.plate("arms", 4):
+            mean = numpyro.sample("mean", dist.Normal(common, spread))
+        numpyro.sample("reward", dist.Normal(mean[arm] + 0.3 * mean[0], 1.0))
+
+    read = ties._read_together
+
+    def overlooking(model, layout):
+        groups = read(model, layout)
+        first = next(site for site in layout.sites if site.name == "mean").start
+        groups[groups[:, first : first + 4].sum(axis=1) > 1, first] = False
+        return groups
+
+    monkeypatch.setattr(ties, "_read_together", overlooking)
+    with pytest.raises(NotConjugate, match="not conjugate given spread|log likelihood"):
+        engines.collapsed(RewardModel(program, 4), ("spread",))
 
 
 def test_leaves_of_unequal_size_are_filled_up():
