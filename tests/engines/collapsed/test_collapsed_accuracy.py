@@ -467,12 +467,14 @@ def test_draws_agree_with_quadrature_over_the_outer_sites(name, capsys):
         exact, log_evidence = case.reference(*rows)
         with jax.enable_x64(True):
             state, info = update(jr.key(52), init(jr.key(2)), padded(*rows))
-            drawn = np.asarray(table(jr.key(100), state))
+            tables = [np.asarray(table(jr.key(100 + seed), state)) for seed in range(4)]
+        drawn = tables[0]
         assert bool(info.is_trusted)
         spread = exact.std(axis=0)
         mean_error = np.max(np.abs(drawn.mean(axis=0) - exact.mean(axis=0)) / spread)
         sd_error = np.max(np.abs(drawn.std(axis=0) / spread - 1))
-        distance = 0.5 * np.abs(shares(drawn) - shares(exact)).sum()
+        # Of a typical table: with probabilities like .34, .15 and .51 one of 4,000 draws in sixty is .02 off by chance alone.
+        distance = np.mean([0.5 * np.abs(shares(each) - shares(exact)).sum() for each in tables])
         with capsys.disabled():
             print(
                 f"\n{name:>28} n={n:<3} mean {mean_error:.3f} sd {sd_error:.3f} p-hat {distance:.3f} evidence "
