@@ -6,8 +6,18 @@ import numpy as np
 
 from ppl_bandit.live.overview import Overview
 from ppl_bandit.numerics.plotting import figure_tools, styles
+from ppl_bandit.types import Explanation
 
-__all__ = ["draw_bandit"]
+__all__ = ["draw_bandit", "kind_of"]
+
+
+def kind_of(about: Explanation) -> str:
+    """Return what a posterior is, in a word or two: exact, exact given some sites, or approximate."""
+    if about.is_exact:
+        return "exact"
+    # `engines.choose` says first why what it asked before was refused.
+    own = about.reason.rpartition("; so ")[2]
+    return own.partition(":")[0] if own.startswith("exact given") else f"approximate ({about.engine})"
 
 
 def draw_bandit(found: Overview, played: np.ndarray, title: str, caption: str, unit: str = "") -> Any:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.live import summary
-from ppl_bandit.live.figures import draw_bandit
+from ppl_bandit.live.figures import draw_bandit, kind_of
 from ppl_bandit.live.frames import contexts_from, is_frame
 from ppl_bandit.live.html import as_html
 from ppl_bandit.live.inputs import check_contexts, count_rows
@@ -128,13 +128,10 @@ class ReadableBandit:
             unit: of the expected reward, for its axis.
         """
         found = self._overview(contexts)
-        about = self.explanation
-        given = about.reason.partition(":")[0] if about.reason.startswith("exact given") else ""
-        kind = "exact" if about.is_exact else given or f"approximate ({about.engine})"
         return draw_bandit(
             found,
             self._rows()[0],
-            f"{self._name}: {self.num_rewards} rewards, {kind} posterior",
+            f"{self._name}: {self.num_rewards} rewards, {kind_of(self.explanation)} posterior",
             f"{found.draws.shape[0]} posterior draws, decisions by {self._selector}, seed {self.seed}",
             unit,
         )

@@ -188,7 +188,7 @@ def _factorize(matrix: Array, axis: int, *sides: Array) -> tuple[_Factor, list[A
             more = side.ndim == matrix.ndim
             units = [jnp.expand_dims(unit, axis) if more else unit for unit in own]
             solved.append(sum((-unit * solved[k] for k, unit in enumerate(units)), start=side[(*at, i)]))
-    if not size:
+    if not size:  # no core: arrays without elements, of the right shape
         return _Factor(lower, sides[0], sides[0]), list(sides)
     factor = _Factor(lower, _stacked(pivots, axis), _stacked(inverses, axis))
     return factor, [_stacked(solved, axis) for solved in found]

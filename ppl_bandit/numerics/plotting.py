@@ -26,8 +26,10 @@ def figure_tools() -> Any:
 
 
 def styles() -> Iterator[tuple[str, Any]]:
-    """Yield colours and dashes without end; seven of each, of which no two agree."""
-    return zip(itertools.cycle(_COLOURS), itertools.cycle(_DASHES), strict=True)
+    """Yield colours and dashes without end: seven of which no two agree in either, and 49 of which none is another."""
+    for number in itertools.count():
+        turn, place = divmod(number, len(_COLOURS))
+        yield _COLOURS[place], _DASHES[(place + turn) % len(_DASHES)]
 
 
 def finish(figure: Any, title: str, caption: str, path: str | PathLike) -> None:

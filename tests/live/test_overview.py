@@ -1,5 +1,7 @@
 """What people look at: summary, notebook table, figure and the account of a contextual bandit."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -8,6 +10,9 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Bandit
+from ppl_bandit.live.figures import kind_of
+from ppl_bandit.numerics.plotting import styles
+from ppl_bandit.types import Explanation
 
 M = 4000
 
@@ -101,3 +106,18 @@ def test_the_figure_shows_both_panels_with_units_and_what_was_run(plain, tmp_pat
     np.testing.assert_allclose(areas, 1.0, atol=0.02)  # folding keeps all mass inside; what is left is the grid's error
     np.testing.assert_allclose([line.get_ydata()[-1] for line in right.lines], 0.5)
     figure.savefig(tmp_path / "bandit.png")
+
+
+def test_a_figure_says_what_its_posterior_is_however_the_engine_was_chosen():
+    given = "exact given noise, spread: mean integrated out, noise, spread held by 1000 particles"
+    for engine, is_exact, reason, words in (
+        ("conjugate", True, "conjugate", "exact"),
+        ("collapsed", False, given, "exact given noise, spread"),
+        ("collapsed", False, f"f is not conjugate: x; so {given}", "exact given noise, spread"),
+        ("reweight", False, "f is not conjugate: x; so draws", "approximate (reweight)"),
+    ):
+        assert kind_of(Explanation(engine, is_exact, reason, {}, "")) == words
+
+
+def test_the_lines_of_a_dozen_arms_are_told_apart():
+    assert len(set(itertools.islice(styles(), 49))) == 49

@@ -9,7 +9,13 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, flatten_weights, resample, weight_ess
+from ppl_bandit.engines.approximate.diagnostics import (
+    finite_weights,
+    flatten_weights,
+    resample,
+    variance_of_mean,
+    weight_ess,
+)
 from ppl_bandit.engines.approximate.importance import Scouts, propose
 from ppl_bandit.engines.approximate.moves import Kernel, MoveEvidence, hamiltonian, move, spread
 from ppl_bandit.engines.approximate.target import Target, whiten
@@ -228,8 +234,7 @@ def when(predicate: Bool[Array, ""], function, value):
 
 
 def _relative_variance(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
-    # Of a mean of M independent weights: (M / ess - 1) / M.
-    return jnp.maximum(1.0 / jnp.maximum(weight_ess(log_weights), 1.0) - 1.0 / log_weights.shape[0], 0.0)
+    return variance_of_mean(weight_ess(log_weights), len(log_weights))
 
 
 def _sound(dtype) -> MoveEvidence:

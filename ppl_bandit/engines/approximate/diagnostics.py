@@ -21,6 +21,7 @@ __all__ = [
     "moment_shifts",
     "pareto_k_hat",
     "resample",
+    "variance_of_mean",
     "weigh",
     "weight_ess",
 ]
@@ -52,7 +53,7 @@ class Weighed(NamedTuple):
 
 
 def weigh(log_weights: Float[Array, " M"]) -> Weighed:
-    """Return weights by their logarithms, of which none is nan or inf."""
+    """Return weights by their logarithms, of which none is nan or positive infinity; see `finite_weights`."""
     largest = jnp.max(log_weights)
     largest = jnp.where(largest > -jnp.inf, largest, 0.0)
     relative = jnp.exp(log_weights - largest)
@@ -61,6 +62,11 @@ def weigh(log_weights: Float[Array, " M"]) -> Weighed:
     ess = 1.0 / jnp.sum(jnp.square(weights))
     log_mean = largest + jnp.log(total) - math.log(log_weights.shape[0])
     return Weighed(weights, jnp.where(jnp.isfinite(ess), ess, 0.0), log_mean)
+
+
+def variance_of_mean(ess: Float[Array, "*B"], num: int) -> Float[Array, "*B"]:
+    """Return the relative variance of the mean of M independent weights: (M / ess - 1) / M."""
+    return jnp.maximum(1.0 / jnp.maximum(ess, 1.0) - 1.0 / num, 0.0)
 
 
 def finite_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:

@@ -41,7 +41,14 @@ from ppl_bandit.engines.approximate.cloud import (
     start_cloud,
     when,
 )
-from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, finite_weights, pareto_k_hat, resample, weight_ess
+from ppl_bandit.engines.approximate.diagnostics import (
+    MAX_K_HAT,
+    finite_weights,
+    pareto_k_hat,
+    resample,
+    variance_of_mean,
+    weight_ess,
+)
 from ppl_bandit.engines.approximate.importance import Scouts
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY
 from ppl_bandit.engines.approximate.renewal import renew as renew_cloud
@@ -86,8 +93,8 @@ class ReweightState(NamedTuple):
     def log_evidence_error(self) -> Float[Array, ""]:
         """Standard error of the log evidence, as if the draws of each refresh were independent and exact."""
         num = self.clouds.log_weights.shape[-1]
-        pending = 1.0 / jnp.maximum(jax.vmap(weight_ess)(self.clouds.log_weights), 1.0) - 1.0 / num
-        return jnp.sqrt(jnp.sum(self.clouds.squared_error + jnp.maximum(pending, 0.0)))
+        pending = variance_of_mean(jax.vmap(weight_ess)(self.clouds.log_weights), num)
+        return jnp.sqrt(jnp.sum(self.clouds.squared_error + pending))
 
 
 class ReweightInfo(NamedTuple):

@@ -18,6 +18,7 @@ from ppl_bandit.engines.approximate.diagnostics import (
     finite_weights,
     pareto_k_hat,
     resample,
+    variance_of_mean,
     weigh,
 )
 from ppl_bandit.engines.collapsed import report
@@ -32,10 +33,11 @@ from ppl_bandit.engines.collapsed.conditional import (
 )
 from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, read_new
 from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
-from ppl_bandit.engines.collapsed.particles import Moved, error_of_mean, follow, max_memory
+from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.collapsed.stores import WeightedRows, separable_store, shared_store
-from ppl_bandit.engines.exact.families import Posterior, sample_each
+from ppl_bandit.engines.exact.drawing import sample_each
+from ppl_bandit.engines.exact.families import Posterior
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
@@ -211,7 +213,7 @@ def _update(
         after.acceptance,
         after.num_refreshes,
         after.log_evidence,
-        jnp.sqrt(after.squared_error + error_of_mean(ess, num_particles)),
+        jnp.sqrt(after.squared_error + variance_of_mean(ess, num_particles)),  # not anew from all weights
         is_certified,
         excess,
         ~has_room,

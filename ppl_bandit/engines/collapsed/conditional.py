@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.buffer import Buffer, empty_buffer
+from ppl_bandit.engines.approximate.diagnostics import variance_of_mean, weight_ess
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.outer import without
-from ppl_bandit.engines.collapsed.particles import squared_error
 from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics, precision_of
 from ppl_bandit.engines.collapsed.stores import Store, read_prior
 from ppl_bandit.engines.exact.families import Coordinates, Posterior, posterior_of
@@ -81,7 +81,8 @@ class CollapsedState(NamedTuple):
     @property
     def log_evidence_error(self) -> Float[Array, ""]:
         """Standard error of the log evidence, as if the particles of each refresh were independent and exact."""
-        return jnp.sqrt(self.squared_error + squared_error(self.log_weights))
+        pending = variance_of_mean(weight_ess(self.log_weights), len(self.log_weights))
+        return jnp.sqrt(self.squared_error + pending)
 
 
 class Conditional(NamedTuple):

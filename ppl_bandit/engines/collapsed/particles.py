@@ -18,11 +18,11 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, weight_ess
+from ppl_bandit.engines.approximate.diagnostics import finite_weights, variance_of_mean, weight_ess
 from ppl_bandit.numerics import bits
 from ppl_bandit.types import Key
 
-__all__ = ["Moved", "error_of_mean", "follow", "max_memory", "squared_error", "where_wanted"]
+__all__ = ["Moved", "follow", "max_memory", "where_wanted"]
 
 _MIN_MOVES, _MAX_MOVES = 8, 60
 _MAX_STAGES = 200  # of a path: one outlier of 1e4 prior standard deviations takes 150
@@ -209,7 +209,7 @@ def _weigh(walk: _Walk, found: Float[Array, " M"], offset: Float[Array, ""]) -> 
             log_targets=found[index],
             log_weights=jnp.zeros_like(gained),
             log_ratio=moved.log_ratio + logsumexp(gained) - math.log(gained.shape[0]),
-            squared_error=moved.squared_error + squared_error(gained),
+            squared_error=moved.squared_error + variance_of_mean(weight_ess(gained), len(gained)),
         ),
     )
 
@@ -233,16 +233,6 @@ def _step(walk: _Walk, candidates: Float[Array, "M K"], found: Float[Array, " M"
             num_stages=moved.num_stages + is_done,
         ),
     )
-
-
-def squared_error(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
-    """Return the relative variance of the mean of M independent weights."""
-    return error_of_mean(weight_ess(log_weights), log_weights.shape[0])
-
-
-def error_of_mean(ess: Float[Array, ""], num: int) -> Float[Array, ""]:
-    """Return the relative variance of the mean of independent weights: (M / ess - 1) / M."""
-    return jnp.maximum(1.0 / jnp.maximum(ess, 1.0) - 1.0 / num, 0.0)
 
 
 def _next_part(part: Float[Array, ""], pending: Float[Array, " M"], gained: Float[Array, " M"]) -> Float[Array, ""]:

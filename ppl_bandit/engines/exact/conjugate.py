@@ -26,6 +26,7 @@ from ppl_bandit.engines.exact.certificate import (
     worst_of,
 )
 from ppl_bandit.engines.exact.chunks import for_each, join_chunks, over_chunks, split_chunks
+from ppl_bandit.engines.exact.drawing import sample
 from ppl_bandit.engines.exact.examination import examine
 from ppl_bandit.engines.exact.expectation import watch_means
 from ppl_bandit.engines.exact.families import (
@@ -39,7 +40,6 @@ from ppl_bandit.engines.exact.families import (
     is_proper,
     is_resolved,
     latents_at,
-    sample,
     total_of,
 )
 from ppl_bandit.engines.exact.marginals import marginals_of
