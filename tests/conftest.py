@@ -14,6 +14,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not i
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+# Proofs are made again in every test: some change what they are made of. Tests of what is handed on switch it on.
+os.environ.setdefault("PPL_BANDIT_CACHE", "off")
 os.environ.setdefault("MPLBACKEND", "agg")
 # Tests compile far more than they compute: compile without the expensive passes. A flag that XLA does not know ends the
 # process, and the last of these is on its way out.

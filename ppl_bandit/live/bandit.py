@@ -5,7 +5,6 @@ keeps is a stream of events, in memory or in a journal, and what was learnt from
 away here before anything is recorded.
 """
 
-import functools
 import os
 import time
 import warnings
@@ -28,8 +27,9 @@ from ppl_bandit.live.journal.journal import Journal
 from ppl_bandit.live.journal.memory import MemoryStore
 from ppl_bandit.live.journal.opening import can_grow, grown, open_experiment
 from ppl_bandit.live.journal.rewarding import discarding, expiring, importing, rewarding
-from ppl_bandit.live.learning import Learner, Rows, Task, start
+from ppl_bandit.live.learning import Learner, Rows, start
 from ppl_bandit.live.numbers import check_count, seconds
+from ppl_bandit.live.tasks import Task
 from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.numerics.compilation import uncollected
 from ppl_bandit.program.reward_model import RewardModel
@@ -380,7 +380,7 @@ class Bandit(ReadableBandit):
             model = RewardModel(grown(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
-        return task, start(task, functools.partial(_built, self._factory))
+        return task, start(task, self._factory)
 
     def _learn(self, make_events: Callable) -> Any:
         """Record and learn; on any error nothing has changed."""
@@ -426,10 +426,3 @@ def _id_of(decision: Any) -> str:
     if not isinstance(name, str):
         raise ValueError(f"decision must be a decision or its id, got {decision!r}")
     return name
-
-
-def _built(factory: Callable, model: RewardModel) -> Engine:
-    engine = factory(model)
-    if not isinstance(engine, Engine):
-        raise ValueError(f"engine must be a factory that returns an Engine, it returned {type(engine).__name__}")
-    return engine

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decide
 from ppl_bandit.numerics.bits import fold_key
-from ppl_bandit.numerics.compilation import Ahead, in_order_options, quick_jit
+from ppl_bandit.numerics.compilation import Ahead, in_order_options
 from ppl_bandit.numerics.packing import pack, unpacker
 from ppl_bandit.numerics.turns import in_turn
 from ppl_bandit.program.probing import feasible_latents
@@ -26,7 +26,7 @@ from ppl_bandit.program.recording import recorded
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["Compiled", "Verdict", "compiled_functions", "contexts_like", "row_numbers"]
+__all__ = ["Compiled", "Finish", "Verdict", "compiled_functions", "contexts_like", "row_numbers"]
 
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)
 
@@ -49,31 +49,42 @@ class Compiled(NamedTuple):
     """Compiled functions of a seed and a state; numbers are NumPy's, of 64 bits.
 
     Attributes:
-        init: seed -> state.
+        init: seed -> what `finish` takes, of the prior.
         select: (seed, state, number, context, allowed) -> a packed `Selection`, of the decision of that number, from 0.
         select_many: (seed, state, numbers, contexts, allowed) -> packed selections, one per row.
         learn: (seed, state, numbers, contexts) -> what `finish` takes, with `row_numbers`: one transfer for all of them.
-        finish: number of rows -> what turns the state before and that into (state, `Verdict`), once `learn` is compiled.
+        finish: number of rows, 0 for `init` -> what turns that into (state, `Verdict`), once it was traced.
         draw: (seed, state, M) -> draws for reading.
         expected: (seed, state, context, M) -> (M, A) expected rewards for reading.
     """
 
-    init: Callable
+    init: Ahead
     select: Ahead
     select_many: Ahead
     learn: Ahead
-    finish: dict[int, Callable[[Any, Any], tuple[Any, Verdict]]]
+    finish: dict[int, "Finish"]
     draw: Callable
     expected: Callable
 
 
 def compiled_functions(
-    model: RewardModel, engine: Engine, selector: Selector, num_samples: int, draws: bool = False
+    model: RewardModel,
+    engine: Engine,
+    selector: Selector,
+    num_samples: int,
+    draws: bool = False,
+    is_portable: bool = False,
 ) -> Compiled:
-    """Return the compiled functions of a model, an engine, a selector and M; `draws` as in `engines.decide`."""
+    """Return the compiled functions of a model, an engine, a selector and M.
+
+    Args:
+        draws: as in `engines.decide`.
+        is_portable: whether other processes are to have what is traced.
+    """
     # An explanation is no key, and says nothing about what is computed.
     is_large = engine.reserve is not None  # it reads its data again
-    return _compiled_functions(model, *engine[:3], engine.marginals, selector, num_samples, draws, is_large)
+    functions = *engine[:3], engine.marginals
+    return _compiled_functions(model, *functions, selector, num_samples, draws, is_large, is_portable)
 
 
 @functools.lru_cache(maxsize=8)  # each holds some 30 MB of compiled programs
@@ -87,6 +98,7 @@ def _compiled_functions(
     num_samples: int,
     draws: bool,
     is_large: bool,
+    is_portable: bool,
 ) -> Compiled:
     engine: Any = Engine(init, update, sample, None, marginals=marginals)  # type: ignore[arg-type]
 
@@ -104,7 +116,16 @@ def _compiled_functions(
     def select_many(seed: Array, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
         return jax.vmap(lambda number, context: select(seed, state, number, context, allowed))(numbers, contexts)
 
-    finish: dict[int, Callable[[Any, Any], tuple[Any, Verdict]]] = {}
+    finish: dict[int, Finish] = {}
+
+    def hand_over(num_rows: int, state: Any, verdict: Any) -> tuple[list[Array], Array]:
+        """Return the arrays that hold anything, and one row of numbers; how to undo that is noted while it is traced."""
+        finish[num_rows] = Finish(state, verdict)
+        row = pack(verdict) if num_rows else jnp.zeros(0)
+        return [leaf for leaf in jax.tree.leaves(state) if leaf.size], row
+
+    def first(seed: Array) -> tuple[list[Array], Array]:
+        return hand_over(0, init(jr.key(seed)), ())
 
     def learn(seed: Array, state: Any, numbers: Array, contexts: Any) -> tuple[list[Array], Array]:
         num_seen, rows = _rows_of(model, numbers, contexts)
@@ -112,16 +133,14 @@ def _compiled_functions(
         possible = in_support(some_latents(), rows)
         is_possible = jnp.all(jnp.stack([jnp.all(fits) for fits in possible.values()]))
         verdict = Verdict(is_possible, possible, info)
-        # Noted while this is traced: what it returns are the leaves that hold anything, and one row of numbers.
-        finish[rows.arm.shape[0]] = _finisher(after, verdict)
-        return [leaf for leaf in jax.tree.leaves(after) if leaf.size], pack(verdict)
+        return hand_over(rows.arm.shape[0], after, verdict)
 
     jit = functools.partial(jax.jit, compiler_options=in_order_options())
     return Compiled(
-        quick_jit(lambda seed: init(jr.key(seed))),  # it runs once
-        Ahead(select),
+        Ahead(first, is_quick=True, is_portable=is_portable),
+        Ahead(select, is_portable=is_portable),
         Ahead(select_many),
-        Ahead(learn, is_large=is_large),
+        Ahead(learn, is_large=is_large, is_portable=is_portable),
         finish,
         in_turn(jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2)),
         in_turn(
@@ -130,21 +149,34 @@ def _compiled_functions(
     )
 
 
-def _finisher(after: Any, verdict: Verdict) -> Callable[[Any, Any], tuple[Any, Verdict]]:
-    """Return what undoes how `learn` hands a state over: an array that holds nothing is taken from the state before."""
-    treedef: Any = jax.tree.structure(after)
-    empty = [i for i, leaf in enumerate(jax.tree.leaves(after)) if not leaf.size]
-    unpack = unpacker(verdict)
+class Finish:
+    """Undo how a state is handed over.
 
-    def finish(before: Any, returned: Any) -> tuple[Any, Verdict]:
+    Args:
+        state: one like it.
+        verdict: one like that which comes with it.
+
+    Attributes:
+        forms: both, without their numbers.
+    """
+
+    def __init__(self, state: Any, verdict: Any):
+        self.forms = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, verdict))
+        self._treedef: Any = jax.tree.structure(state)
+        self._unpack = unpacker(verdict)
+
+    def __call__(self, returned: Any) -> tuple[Any, Any]:
+        """Return the state, and the verdict on what led to it."""
         leaves, row = returned
-        if empty:
-            known = jax.tree.leaves(before)
-            for i in empty:
-                leaves.insert(i, known[i])
-        return treedef.unflatten(leaves), unpack(np.asarray(row))
+        for i, empty in self._empty:
+            leaves.insert(i, empty)
+        return self._treedef.unflatten(leaves), self._unpack(np.asarray(row))
 
-    return finish
+    @functools.cached_property
+    def _empty(self) -> list[tuple[int, jax.Array]]:
+        """Where to put the arrays that hold nothing."""
+        forms = enumerate(jax.tree.leaves(self.forms[0]))
+        return [(i, jax.device_put(np.zeros(form.shape, form.dtype))) for i, form in forms if not form.size]
 
 
 def row_numbers(num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]) -> np.ndarray:

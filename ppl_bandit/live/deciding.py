@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.live.learning import Learner, Task, pad_rows, pieces
+from ppl_bandit.live.learning import Learner, pad_rows, pieces
+from ppl_bandit.live.tasks import Task
 from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.selectors.contract import check_horizon
 

@@ -13,7 +13,8 @@ from ppl_bandit import engines
 from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE
 from ppl_bandit.engines.exact.certificate import resolution
 from ppl_bandit.live.history import History
-from ppl_bandit.live.learning import Learner, Rows, Task, fold, prepare_growth, start
+from ppl_bandit.live.learning import Learner, Rows, fold, prepare_growth, start
+from ppl_bandit.live.tasks import Task
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, NotConjugate
 

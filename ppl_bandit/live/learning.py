@@ -1,5 +1,6 @@
 """Fold rows into a posterior: what a live bandit has learnt is a value, replaced whole or not at all."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,35 +8,20 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
-from ppl_bandit.live.inputs import Arms
+from ppl_bandit.live.starts import Start, found_at, leave_at, name_at, newest_at, place_of
+from ppl_bandit.live.tasks import Task
+from ppl_bandit.numerics.compilation import in_background
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import without_programs
-from ppl_bandit.types import Engine, Interaction, Selector
+from ppl_bandit.types import Engine, Interaction
 
-__all__ = ["Learner", "Rows", "Task", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
+__all__ = ["Learner", "Rows", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
 
 _SIZES = (1024, 32, 1)  # of the pieces of many rows, compiled once each
 _FIRST_ROOM = 4000  # rows: steps without a pause must not outrun the compiler, and room that is empty costs nothing
 _FIRST_BYTES = 1 << 22  # of their contexts, which a step copies: of large ones there is room for a quarter as many rows
 _AHEAD = 7  # steps to come for each that was, when the next room is prepared
 _MOST_DOUBLINGS = 24  # of a capacity, in search of the next
-
-
-class Task(NamedTuple):
-    """What a bandit was built with, and never changes.
-
-    Attributes:
-        may_fall_back: whether another engine may take over from one that is exact.
-        draws: whether every decision draws the latents, also where there is a shorter way (`engines.decide`).
-    """
-
-    model: RewardModel
-    arms: Arms
-    selector: Selector
-    num_samples: int
-    seed: int
-    may_fall_back: bool
-    draws: bool = False
 
 
 class Learner(NamedTuple):
@@ -74,15 +60,56 @@ class Rows(NamedTuple):
 
 
 def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
-    """Build an engine, and return it with its prior; its first decision and update are compiled in the background."""
+    """Build an engine, and return it with its prior; its first decision and update are compiled in the background.
+
+    Where another process has started on the same task before, what it proved and traced is taken over.
+
+    Raises:
+        ValueError: if the factory does not return an engine.
+    """
+    place = place_of(task, factory)
+    guess = None if place is None else newest_at(place)
+    name = None
+    if place is not None and guess is not None:
+        found = found_at(guess)
+        learner = None if found is None else _begun(task, factory, found)  # compiles while the program is read
+        name = name_at(place, task)
+        if name is not None and name != guess:
+            found = found_at(name)
+            learner = None if found is None else _begun(task, factory, found)
+        if name is not None and learner is not None:
+            return learner
+    learner = _begun(task, factory, None, is_portable=place is not None)
+    if place is not None and learner.engine.reserve is None:
+        name = name or name_at(place, task)
+        if name is not None:
+            in_background(functools.partial(leave_at, name, learner.engine, learner.run))
+    return learner
+
+
+def _begun(task: Task, factory: Callable, found: Start | None, *, is_portable: bool = False) -> Learner:
+    """Return the prior; its first decision and update are compiled in the background."""
     with jax.enable_x64(True):
-        engine = factory(task.model)
-        run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws)
-        state = run.init(np.int64(task.seed))
+        engine = _built(factory, task.model) if found is None else found.engine(lambda: _built(factory, task.model))
+        is_portable = is_portable and engine.reserve is None
+        run = compiled_functions(
+            task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_portable
+        )
+        if found is not None:
+            found.give_to(run)
+        returned = run.init(np.int64(task.seed))
+        state = run.finish[0](returned)[0]
         state = state if engine.reserve is None else engine.reserve(state, _first_room(task.model))
         learner = Learner(engine, run, state, jax.device_put(np.int64(task.seed)))
     _prepare(task, learner, learner.state)
     return learner
+
+
+def _built(factory: Callable[[RewardModel], Engine], model: RewardModel) -> Engine:
+    engine = factory(model)
+    if not isinstance(engine, Engine):
+        raise ValueError(f"engine must be a factory that returns an Engine, it returned {type(engine).__name__}")
+    return engine
 
 
 def _first_room(model: RewardModel) -> int:
@@ -151,7 +178,7 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
             num_piece = min(size, num_rows - done)
             numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
             returned = learner.run.learn(learner.seed, state, numbers, piece.contexts)
-            state, verdict = learner.run.finish[size](state, returned)
+            state, verdict = learner.run.finish[size](returned)
             if not verdict.is_possible:  # rows that fill a piece up repeat its last one
                 raise _impossible(task, rows, verdict.possible, done)
             infos.append(verdict.info)

@@ -13,10 +13,11 @@ from ppl_bandit.live.frames import contexts_from, is_frame
 from ppl_bandit.live.html import as_html
 from ppl_bandit.live.inputs import check_contexts, count_rows
 from ppl_bandit.live.journal.experiment import Experiment
-from ppl_bandit.live.learning import Learner, Task
+from ppl_bandit.live.learning import Learner
 from ppl_bandit.live.numbers import check_count, seconds
 from ppl_bandit.live.overview import Overview, as_frame, overview, some_contexts
 from ppl_bandit.live.tables import history_table, pending_table
+from ppl_bandit.live.tasks import Task
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Selector
 

@@ -14,9 +14,19 @@ import jax
 
 from ppl_bandit.numerics.blas import one_thread
 from ppl_bandit.numerics.defaults import use_defaults
+from ppl_bandit.numerics.portable import Portable, exported, imported
 from ppl_bandit.numerics.turns import Needs, compiled, needs_of
 
-__all__ = ["Ahead", "in_order_options", "large_options", "quick_jit", "quick_options", "run_once", "uncollected"]
+__all__ = [
+    "Ahead",
+    "in_background",
+    "in_order_options",
+    "large_options",
+    "quick_jit",
+    "quick_options",
+    "run_once",
+    "uncollected",
+]
 
 use_defaults()  # before anything is compiled
 
@@ -33,6 +43,11 @@ _QUICK = {**_SMALL, "xla_backend_optimization_level": 0, "xla_llvm_disable_expen
 _BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
 
 
+def in_background(work: Callable[[], Any]) -> None:
+    """Do some work after everything that is being compiled; whatever comes of it, nobody waits for it."""
+    _BACKGROUND.submit(work)
+
+
 _Lowered: TypeAlias = tuple[jax.stages.Lowered, Needs]
 
 
@@ -43,15 +58,22 @@ class Ahead:
 
     Args:
         is_large: whether it has thousands of operations, and is worth more than one core of the compiler.
+        is_quick: whether it runs once, and is to be compiled quickly rather than well.
+        is_portable: whether other processes are to have what was traced.
 
     Attributes:
+        portables: what was traced for other processes, or by them, by the shapes of the arguments.
         num_waits: calls that had to wait because their shapes were not compiled yet.
         seconds: spent so far on tracing and compiling, wherever that was done.
     """
 
-    def __init__(self, function: Callable, *, is_large: bool = False):
+    def __init__(
+        self, function: Callable, *, is_large: bool = False, is_quick: bool = False, is_portable: bool = False
+    ):
         self._function = function
-        self._options = _LARGE if is_large else _SMALL
+        self._options = _QUICK if is_quick else _LARGE if is_large else _SMALL
+        self._is_portable = is_portable
+        self.portables: dict[str, Portable] = {}
         self._promises: dict[Any, Future[Callable]] = {}
         self._lowered: dict[Any, _Lowered] = {}
         self._lock = threading.Lock()
@@ -71,16 +93,16 @@ class Ahead:
         shapes, signature = _signature(args)
         if signature in self._promises:
             return
-        if within is None:
-            lowered = self._lower(shapes)
+        if within is None and str(signature) not in self.portables:
+            lowered = self._lower(shapes, signature)
             with self._lock:
                 self._promises[signature] = _BACKGROUND.submit(self._compile, lowered)
                 self._lowered[signature] = lowered
             return
 
         def trace_and_compile() -> Callable:
-            with within():
-                lowered = self._lower(shapes)
+            with within() if within is not None else contextlib.nullcontext():
+                lowered = self._lower(shapes, signature)
             return self._compile(lowered)
 
         with self._lock:
@@ -111,7 +133,7 @@ class Ahead:
         self.num_waits += not promise.done()
         try:
             if is_missing:
-                lowered = self._lowered.get(signature) or self._lower(shapes)
+                lowered = self._lowered.get(signature) or self._lower(shapes, signature)
                 promise.set_result(self._compile(lowered))
             elif promise.exception() is not None:
                 return self._find(*args)
@@ -124,11 +146,20 @@ class Ahead:
         self._lowered.pop(signature, None)
         return self._latest(*args)
 
-    def _lower(self, shapes: Any) -> _Lowered:
+    def _lower(self, shapes: Any, signature: Any) -> _Lowered:
         begin = time.perf_counter()
+        name, options = str(signature), _known(self._options)
         with jax.enable_x64(True), uncollected():
-            traced = jax.jit(self._function, compiler_options=_known(self._options)).trace(*shapes)
-            lowered = traced.lower(), needs_of(traced.jaxpr)
+            if self._is_portable and name not in self.portables:
+                portable = exported(self._function, shapes)
+                if portable is not None:
+                    self.portables[name] = portable
+            if name in self.portables:
+                portable = self.portables[name]
+                lowered = jax.jit(imported(portable), compiler_options=options).lower(*shapes), portable.needs
+            else:
+                traced = jax.jit(self._function, compiler_options=options).trace(*shapes)
+                lowered = traced.lower(), needs_of(traced.jaxpr)
         self.seconds += time.perf_counter() - begin
         return lowered
 

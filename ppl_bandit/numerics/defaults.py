@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-__all__ = ["cache_folder", "use_defaults"]
+__all__ = ["cache_folder", "is_cache_off", "use_defaults"]
 
 
 def use_defaults() -> None:
@@ -20,9 +20,8 @@ def use_defaults() -> None:
     """
     if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-    is_off = os.environ.get("PPL_BANDIT_CACHE", "").lower() in ("off", "0", "false", "no")
     settings: Any = jax.config
-    if is_off or settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
+    if is_cache_off() or settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
         return
     folder = cache_folder()
     try:
@@ -32,6 +31,11 @@ def use_defaults() -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def is_cache_off() -> bool:
+    """Tell whether the user wants nothing of this library kept between processes."""
+    return os.environ.get("PPL_BANDIT_CACHE", "").lower() in ("off", "0", "false", "no")
 
 
 def cache_folder() -> Path:

@@ -1,8 +1,4 @@
-"""What a bandit does before its first decision and update, counted and not timed: programs compiled, operations traced."""
-
-import json
-import subprocess
-import sys
+"""What a bandit does before its first decision and update, counted and not timed: operations traced."""
 
 import jax
 import jax.numpy as jnp
@@ -17,44 +13,6 @@ from ppl_bandit.engines.exact.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.examination import measure
 from ppl_bandit.engines.exact.ties import tie
 from ppl_bandit.numerics.equations import all_equations
-
-_START = """
-import json
-import jax
-import numpyro
-import numpyro.distributions as dist
-from ppl_bandit import Bandit
-
-compiled = []
-
-def note(event, seconds, **facts):
-    if event.endswith("backend_compile_duration"):
-        compiled.append(str(facts.get("fun_name")))
-
-jax.monitoring.register_event_duration_secs_listener(note)
-
-def conversion(arm):
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-bandit = Bandit(conversion, 3, num_samples=50)
-bandit.update(bandit.select(), 1.0)
-first = list(compiled)
-bandit.update(bandit.select(), 0.0)
-print(json.dumps([first, compiled[len(first):]]))
-"""
-
-
-def test_the_first_step_compiles_few_programs_and_the_second_none():
-    """Eleven: what the compiler knows (twice), arms' indices, rows, the examination, infinite means, the prior, what arms read,
-    their coefficients, select and learn. One more is an operation that ran outside of them, or a question asked twice.
-    """
-    ended = subprocess.run([sys.executable, "-c", _START], capture_output=True, text=True, check=True)
-    first, second = json.loads(ended.stdout)
-    assert len(first) <= 11, first
-    assert {"jit(select)", "jit(learn)"} <= set(first)
-    assert second == []
 
 
 def conversion(arm):

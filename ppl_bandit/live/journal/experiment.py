@@ -24,7 +24,8 @@ from ppl_bandit.live.journal.contract import Conflict, JournalError, NumberTaken
 from ppl_bandit.live.journal.events import ARMS, CHANGED, DECIDED, OPENED, Event, new_event, new_id, new_ids
 from ppl_bandit.live.journal.lessons import Learnt, Standing, learnt, lessons, relearnt
 from ppl_bandit.live.journal.rows import joined_rows
-from ppl_bandit.live.learning import Learner, Rows, Task
+from ppl_bandit.live.learning import Learner, Rows
+from ppl_bandit.live.tasks import Task
 
 __all__ = ["Experiment", "batches", "in_lane"]
 

@@ -1,48 +1,18 @@
 """What makes an experiment the same experiment: the program's computation, and every setting that decisions depend on."""
 
-import hashlib
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from ppl_bandit.live.learning import Task
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.types import Engine, Interaction, Selector
+from ppl_bandit.live.tasks import Task
+from ppl_bandit.program.fingerprints import fingerprint
+from ppl_bandit.types import Engine, Selector
 
-__all__ = ["describe_engine", "describe_selector", "differences", "fingerprint", "identity_of", "versions"]
-
-# Parameters that say how an operation is called or placed, not what it computes.
-_NAMES = {"name", "debug_info", "ctx_mesh", "in_shardings", "out_shardings", "in_layouts", "out_layouts"}
-
-
-def fingerprint(model: RewardModel) -> str:
-    """Return a digest of the program's computation, with every number in it.
-
-    It is equal for the same program on the same versions of jax and numpyro, and differs if any constant does, also one
-    that a jitted helper closes over.
-    """
-
-    def joint(latents: Any, rows: Interaction) -> Any:
-        return (
-            model.log_prior(latents),
-            model.log_likelihood(latents, rows),
-            model.expected_rewards(jax.tree.map(lambda leaf: leaf[None], latents), model.context),
-        )
-
-    with jax.enable_x64(True):
-        latents = {name: jnp.zeros(shape) for name, shape in model.latent_shapes.items()}
-        rewards = {name: jnp.zeros(2) for name in model.outcomes}
-        rows = Interaction(jnp.zeros(2, int), rewards, model.context_rows(2))
-        closed = jax.make_jaxpr(joint)(latents, rows)
-        digest = hashlib.sha256()
-        _digest_jaxpr(digest, closed.jaxpr, closed.consts)
-    return digest.hexdigest()
+__all__ = ["describe_engine", "describe_selector", "differences", "identity_of", "versions"]
 
 
 def identity_of(task: Task, engine: Engine, burn_in: int) -> dict[str, Any]:
@@ -92,57 +62,6 @@ def describe_selector(selector: Selector) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions that a fingerprint depends on."""
     return {name: version(name) for name in ("jax", "numpyro")}
-
-
-def _digest_jaxpr(digest: Any, jaxpr: Jaxpr, consts: Any) -> None:
-    """Add a jaxpr to a digest: its operations, their parameters, how they are wired, and its numbers."""
-    names: dict[Any, int] = {}
-
-    def name(atom: Any) -> None:
-        if isinstance(atom, Literal):
-            _digest_value(digest, atom.val)
-        else:
-            digest.update(f"v{names.setdefault(atom, len(names))}:{atom.aval};".encode())
-
-    for variable in [*jaxpr.constvars, *jaxpr.invars]:
-        name(variable)
-    for const in consts:
-        _digest_value(digest, const)
-    for eqn in jaxpr.eqns:
-        digest.update(f"{eqn.primitive.name}(".encode())
-        for atom in eqn.invars:
-            name(atom)
-        for key in sorted(set(eqn.params) - _NAMES):
-            digest.update(f"{key}=".encode())
-            _digest_parameter(digest, eqn.params[key])
-        for atom in eqn.outvars:
-            name(atom)
-    for atom in jaxpr.outvars:
-        name(atom)
-
-
-def _digest_parameter(digest: Any, value: Any) -> None:
-    if isinstance(value, ClosedJaxpr):
-        _digest_jaxpr(digest, value.jaxpr, value.consts)
-    elif isinstance(value, Jaxpr):
-        _digest_jaxpr(digest, value, [])
-    elif isinstance(value, tuple | list):
-        for item in value:
-            _digest_parameter(digest, item)
-    elif isinstance(value, np.ndarray | jax.Array):
-        _digest_value(digest, value)
-    elif callable(value) and not isinstance(value, type):
-        digest.update(getattr(value, "__name__", type(value).__name__).encode())
-    else:
-        digest.update(re.sub(r"0x[0-9a-f]+", "0x", str(value)).encode())
-
-
-def _digest_value(digest: Any, value: Any) -> None:
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    array: Any = np.asarray(value)
-    digest.update(f"{array.dtype}{array.shape}".encode())
-    digest.update(array.tobytes())
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,8 @@ from ppl_bandit.live.history import History
 from ppl_bandit.live.journal.events import Event
 from ppl_bandit.live.journal.rows import joined_rows, rows_of
 from ppl_bandit.live.ladder import NotCertified, learn
-from ppl_bandit.live.learning import Learner, Rows, Task
+from ppl_bandit.live.learning import Learner, Rows
+from ppl_bandit.live.tasks import Task
 
 __all__ = ["Learnt", "Standing", "before_all", "learnt", "lessons", "relearnt"]
 

@@ -13,7 +13,8 @@ from ppl_bandit.live.journal.events import ARMS, CHANGED, OPENED, Event, new_eve
 from ppl_bandit.live.journal.experiment import Experiment
 from ppl_bandit.live.journal.identity import differences, identity_of, versions
 from ppl_bandit.live.journal.lessons import Standing, before_all
-from ppl_bandit.live.learning import Learner, Task
+from ppl_bandit.live.learning import Learner
+from ppl_bandit.live.tasks import Task
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Facts", "can_grow", "engine_from", "facts_of", "grown", "open_experiment", "selector_from"]

@@ -14,7 +14,8 @@ from ppl_bandit.live.journal.events import DECIDED, Event
 from ppl_bandit.live.journal.experiment import Experiment, batches, in_lane
 from ppl_bandit.live.journal.lessons import Standing, before_all
 from ppl_bandit.live.journal.rows import context_from_json
-from ppl_bandit.live.learning import Learner, Task
+from ppl_bandit.live.learning import Learner
+from ppl_bandit.live.tasks import Task
 
 __all__ = ["Replay", "replay"]
 

@@ -1,0 +1,50 @@
+"""Traced programs that other processes can compile: what was traced once need not be traced, or proved, again."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import export
+
+from ppl_bandit.numerics.turns import Needs, needs_of
+
+__all__ = ["Portable", "exported", "imported"]
+
+
+class Portable(NamedTuple):
+    """A traced program in jax's own format, and what it needs when it runs."""
+
+    program: bytes
+    needs: Needs
+
+
+def exported(function: Callable, shapes: Any) -> Portable | None:
+    """Trace a function for the shapes of its arguments; None if jax cannot write that down.
+
+    It returns arrays, or lists and tuples of arrays.
+    """
+    leaves = jax.tree.leaves(shapes)
+    treedef: Any = jax.tree.structure(shapes)
+
+    @jax.jit
+    @functools.wraps(function)
+    def flat(*given: Any) -> Any:
+        return function(*treedef.unflatten(given))
+
+    needs = needs_of(flat.trace(*leaves).jaxpr)
+    try:
+        return Portable(bytes(export.export(flat)(*leaves).serialize()), needs)
+    except (ImportError, NotImplementedError, ValueError):  # a missing package; an operation whose format is not fixed
+        return None
+
+
+def imported(portable: Portable) -> Callable:
+    """Return the function that was exported, under its own name."""
+    program = export.deserialize(bytearray(portable.program))
+
+    def function(*args: Any) -> Any:
+        return program.call(*jax.tree.leaves(args))
+
+    function.__name__ = program.fun_name
+    return function

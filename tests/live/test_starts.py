@@ -1,0 +1,273 @@
+"""What one process proved and traced, the next takes over: only for the same task, and with the same results."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, Journal, RewardModel, engines, selectors
+from ppl_bandit.live import learning
+from ppl_bandit.live.inputs import Arms
+from ppl_bandit.live.starts import name_at, place_of
+from ppl_bandit.live.tasks import Task
+from ppl_bandit.numerics import compilation, keeping
+
+
+def conversion(arm):
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def unknown_spread(arm):
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    with numpyro.plate("arms", 3):
+        level = numpyro.sample("level", dist.Normal(0.0, spread))
+    numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+
+@pytest.fixture
+def kept_in(tmp_path, monkeypatch):
+    """Keep starts in a folder of this test's own, and count the engines that are built."""
+    monkeypatch.delenv("PPL_BANDIT_CACHE")
+    monkeypatch.setattr(keeping, "folder", lambda: tmp_path / "starts")
+    monkeypatch.setattr("ppl_bandit.live.starts.folder", keeping.folder)
+    return tmp_path / "starts"
+
+
+@pytest.fixture
+def num_built(monkeypatch):
+    built = []
+    original = learning._built
+    monkeypatch.setattr(learning, "_built", lambda *args: built.append(1) or original(*args))
+    return lambda: len(built)
+
+
+def settle():
+    """Wait until the background has left what it was to leave."""
+    compilation._BACKGROUND.submit(lambda: None).result()
+
+
+def played(bandit, num_steps=6):
+    """Return all that comes out of some steps: probabilities, decisions, evidence, and the posterior."""
+    found = []
+    for step in range(num_steps):
+        decision = bandit.select()
+        info = bandit.update(decision, float(step % 2))
+        found.append((decision.arm, decision.best_arm_probs.tolist(), decision.propensity, bool(info.is_trusted)))
+    return found, str(bandit.explain()), np.asarray(next(iter(bandit.posterior(50).values()))).tolist()
+
+
+@pytest.mark.parametrize(
+    "program, engine",
+    [(conversion, "conjugate"), pytest.param(unknown_spread, "collapsed", marks=pytest.mark.slow)],
+)
+def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, kept_in, num_built):
+    first = Bandit(program, 3, num_samples=50, seed=4)
+    settle()
+    (file,) = kept_in.iterdir()
+    second = Bandit(program, 3, num_samples=50, seed=4)
+    assert num_built() == 1  # the engine of the second is not built, not even for decisions and updates
+    assert second._learner.engine.explanation.engine == engine
+    for step in range(3):
+        second.update(second.select(), float(step % 2))
+    assert num_built() == 1
+    third = Bandit(program, 3, num_samples=50, seed=4)
+    assert played(third) == played(first)
+    assert num_built() == 2  # by the draws of the posterior
+    assert [other.name for other in kept_in.iterdir()] == [file.name]
+
+
+def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, tmp_path):
+    Bandit(conversion, 3, num_samples=50)
+    settle()
+    rewards = [1.0, 0.0, 1.0, 1.0] * 10
+    arms = [0, 1, 2, 2] * 10
+    bandits = [Bandit(conversion, 3, num_samples=50, engine=engines.conjugate), Bandit(conversion, 3, num_samples=50)]
+    for bandit in bandits:
+        bandit.update_many(arms=arms, rewards=rewards)  # traced now: in the middle of it the engine is built
+        bandit.select_many(num_decisions=20)
+    counts = [bandit.posterior_parameters()["rate"] for bandit in bandits]
+    assert all(np.array_equal(counts[0][name], counts[1][name]) for name in counts[0])
+    assert [d.arm for d in bandits[0].select_many(num_decisions=9)] == [
+        d.arm for d in bandits[1].select_many(num_decisions=9)
+    ]
+    bandits[1].save(tmp_path / "saved")
+    loaded = Bandit.load(tmp_path / "saved", conversion)
+    assert loaded.select().best_arm_probs.tolist() == bandits[0].select().best_arm_probs.tolist()
+    with Journal(tmp_path / "journal.db") as journal:
+        recorded = Bandit(conversion, 3, num_samples=50, journal=journal)
+        recorded.update(recorded.select(), 1.0)
+        again = Bandit(conversion, 3, num_samples=50, journal=journal)
+        assert again.posterior_parameters()["rate"]["concentration1"].sum() == 4.0
+
+
+def test_a_start_that_is_damaged_is_made_again(kept_in, num_built):
+    kept_in.mkdir()
+    task = Task(RewardModel(conversion, 3), Arms(3, None), selectors.double_sampling(), 50, 0, True)
+    file = kept_in / name_at(place_of(task, engines.choose), task)
+    file.write_bytes(b"not a start")
+    first = Bandit(conversion, 3, num_samples=50)
+    settle()
+    assert num_built() == 1 and len(file.read_bytes()) > 1000
+    second = Bandit(conversion, 3, num_samples=50)
+    assert num_built() == 1
+    assert second.select().best_arm_probs.tolist() == first.select().best_arm_probs.tolist()
+
+
+def test_what_was_cut_or_changed_is_not_read(kept_in):
+    keeping.keep("name", list(range(100)))
+    file = kept_in / "name"
+    whole = file.read_bytes()
+    assert keeping.kept("name") == list(range(100))
+    for contents in (b"", whole[:20], whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b"x" + whole[1:]):
+        file.write_bytes(contents)
+        assert keeping.kept("name") is None
+
+
+def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, monkeypatch, kept_in):
+    kept_in.parent.joinpath("starts").write_text("a file in its place")
+    assert Bandit(conversion, 3, num_samples=50).select().arm in range(3)
+    settle()
+
+
+def test_the_oldest_starts_are_let_go(kept_in, monkeypatch):
+    monkeypatch.setattr(keeping, "_MAX_FILES", 3)
+    for index in range(5):
+        keeping.keep(f"name-{index}", index)
+        os.utime(kept_in / f"name-{index}", (index, index))
+    assert {file.name for file in kept_in.iterdir()} == {"name-2", "name-3", "name-4"}
+    assert keeping.newest("name-") == "name-4" and keeping.kept("name-4") == 4 and keeping.kept("name-0") is None
+
+
+def priced(price=1.0, shape=1.0):
+    """Return a program of which one number is changed at a time."""
+
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Gamma(shape, 1.0).expand([2]))
+        numpyro.deterministic("expected_reward", price * rate[arm])
+        numpyro.sample("reward", dist.Exponential(rate[arm]))
+
+    return program
+
+
+def bent(slope):
+    @jax.custom_jvp
+    def own(x):
+        return x
+
+    own.defjvp(lambda primals, tangents: (primals[0], slope * tangents[0]))
+
+    def program(arm):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Normal(own(level)[arm], 1.0))
+
+    return program
+
+
+def name_of(program, **changed):
+    options = {"selector": selectors.double_sampling(), "num_samples": 50, "draws": False, "factory": engines.choose}
+    options |= changed
+    model = RewardModel(program, 2)
+    task = Task(model, Arms(2, None), options["selector"], options["num_samples"], 0, True, options["draws"])
+    place = place_of(task, options["factory"])
+    return None if place is None else name_at(place, task)
+
+
+def test_another_program_or_task_has_another_name(kept_in):
+    base = name_of(priced())
+    assert base is not None and name_of(priced()) == base
+    others = [
+        name_of(priced(price=1.5)),
+        name_of(priced(shape=1.5)),
+        name_of(bent(1.0)),
+        name_of(bent(2.0)),
+        name_of(priced(), num_samples=51),
+        name_of(priced(), draws=True),
+        name_of(priced(), selector=selectors.thompson()),
+        name_of(priced(), selector=selectors.with_floor(selectors.thompson(), 0.1)),
+        name_of(priced(), selector=selectors.with_floor(selectors.thompson(), 0.2)),
+        name_of(priced(), factory=engines.conjugate),
+        name_of(priced(), factory=functools.partial(engines.conjugate, discount=0.9)),
+    ]
+    assert None not in others and len({base, *others}) == 1 + len(others)
+
+
+class OwnNormal(dist.Normal):
+    """Draws as it likes."""
+
+
+def test_what_cannot_be_told_has_no_name(kept_in):
+    def own(arm):
+        level = numpyro.sample("level", OwnNormal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+    rule = selectors.contract.as_selector(lambda key, table, step, *, allowed=None, marginals=None: None)
+    assert name_of(own) is None
+    assert name_of(priced(), selector=rule) is None
+    assert name_of(priced(), factory=lambda model: engines.conjugate(model)) is None
+    assert name_of(priced(), factory=engines.reweight) is None
+
+
+def test_a_change_of_jax_changes_the_name(kept_in):
+    base = name_of(priced())
+    with jax.default_matmul_precision("highest"):
+        changed = name_of(priced())
+    assert None not in (base, changed) and changed != base and name_of(priced()) == base
+
+
+_START = """
+import json, jax, numpyro, numpyro.distributions as dist
+from ppl_bandit import Bandit
+
+compiled = []
+
+def note(event, seconds, **facts):
+    if event.endswith("backend_compile_duration"):
+        compiled.append(str(facts.get("fun_name")))
+
+jax.monitoring.register_event_duration_secs_listener(note)
+
+def conversion(arm):
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+bandit = Bandit(conversion, 3, num_samples=50)
+decisions = []
+for step in range(5):
+    decision = bandit.select()
+    decisions.append([decision.arm, *decision.best_arm_probs.tolist(), *decision.propensities.tolist()])
+    bandit.update(decision, float(step % 2))
+    if step == 0:
+        first = list(compiled)
+print(json.dumps([first, compiled[len(first) :], decisions]))
+"""
+
+
+def test_a_start_compiles_few_programs_the_next_fewer_and_later_steps_none(tmp_path):
+    """Twelve: what the compiler knows (three times), arms' indices, rows, the examination, infinite means, the prior, what arms
+    read, their coefficients, select and learn. One more is an operation that ran outside of them, or a question asked twice.
+    In the next process four are not needed: those of the proof.
+    """
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    del environment["PPL_BANDIT_CACHE"]
+    runs = []
+    for _ in range(2):
+        ended = subprocess.run(
+            [sys.executable, "-c", _START], capture_output=True, text=True, check=True, env=environment
+        )
+        runs.append(json.loads(ended.stdout))
+    (first, later, decided), (second, later_again, decided_again) = runs
+    assert decided_again == decided
+    assert len(first) <= 12, first
+    assert len(second) <= 8, second
+    assert {"jit(select)", "jit(learn)"} <= set(first) & set(second)
+    assert later == later_again == []
