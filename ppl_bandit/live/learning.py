@@ -1,6 +1,5 @@
 """Fold rows into a posterior: what a live bandit has learnt is a value, replaced whole or not at all."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,9 +7,8 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
-from ppl_bandit.live.starts import Start, found_at, leave_at, name_at, newest_at, place_of
+from ppl_bandit.live.starts import found_at, leave_at, place_of
 from ppl_bandit.live.tasks import Task
-from ppl_bandit.numerics.compilation import in_background
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import without_programs
 from ppl_bandit.types import Engine, Interaction
@@ -68,33 +66,11 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         ValueError: if the factory does not return an engine.
     """
     place = place_of(task, factory)
-    guess = None if place is None else newest_at(place)
-    name = None
-    if place is not None and guess is not None:
-        found = found_at(guess)
-        learner = None if found is None else _begun(task, factory, found)  # compiles while the program is read
-        name = name_at(place, task)
-        if name is not None and name != guess:
-            found = found_at(name)
-            learner = None if found is None else _begun(task, factory, found)
-        if name is not None and learner is not None:
-            return learner
-    learner = _begun(task, factory, None, is_portable=place is not None)
-    if place is not None and learner.engine.reserve is None:
-        name = name or name_at(place, task)
-        if name is not None:
-            in_background(functools.partial(leave_at, name, learner.engine, learner.run))
-    return learner
-
-
-def _begun(task: Task, factory: Callable, found: Start | None, *, is_portable: bool = False) -> Learner:
-    """Return the prior; its first decision and update are compiled in the background."""
+    found = found_at(place, task)
     with jax.enable_x64(True):
         engine = _built(factory, task.model) if found is None else found.engine(lambda: _built(factory, task.model))
-        is_portable = is_portable and engine.reserve is None
-        run = compiled_functions(
-            task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_portable
-        )
+        is_left = place is not None and found is None and engine.reserve is None
+        run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
         if found is not None:
             found.give_to(run)
         returned = run.init(np.int64(task.seed))
@@ -102,6 +78,8 @@ def _begun(task: Task, factory: Callable, found: Start | None, *, is_portable: b
         state = state if engine.reserve is None else engine.reserve(state, _first_room(task.model))
         learner = Learner(engine, run, state, jax.device_put(np.int64(task.seed)))
     _prepare(task, learner, learner.state)
+    if place is not None and is_left:
+        leave_at(place, task, engine, run)
     return learner
 
 

@@ -6,34 +6,25 @@ code itself is in jax's own cache.
 """
 
 import functools
-import hashlib
-import os
-import platform
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-import ppl_bandit
 from ppl_bandit import engines
 from ppl_bandit.engines.deferred import EngineFacts, deferred, facts_of
 from ppl_bandit.live.compiled import Compiled, Finish
 from ppl_bandit.live.tasks import Task
-from ppl_bandit.numerics.compilation import Ahead
-from ppl_bandit.numerics.cores import num_cores
-from ppl_bandit.numerics.keeping import folder, keep, kept, newest
-from ppl_bandit.numerics.portable import Portable
-from ppl_bandit.program.fingerprints import close_fingerprint, code_fingerprint
+from ppl_bandit.numerics.compilation import Ahead, in_background
+from ppl_bandit.numerics.keeping import keep, kept, newest, place
+from ppl_bandit.numerics.portable import Portable, can_export
+from ppl_bandit.program.fingerprints import code_fingerprint
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Start", "found_at", "leave_at", "name_at", "newest_at", "place_of"]
+__all__ = ["Start", "found_at", "leave_at", "place_of"]
 
 # Those that take seconds to prove and less to run; the others are built again.
 _FACTORIES = {engines.choose: "choose", engines.conjugate: "conjugate", engines.collapsed: "collapsed"}
-_SILENT = ("cache", "dump", "log", "traceback", "profil", "pprint")  # settings of jax that change no result
-_PACKAGES = ("jax", "jaxlib", "numpyro", "numpy")
 
 
 class Start(NamedTuple):
@@ -56,58 +47,37 @@ class Start(NamedTuple):
 
 
 def place_of(task: Task, factory: Callable) -> str | None:
-    """Return where starts on tasks like this are kept, by what can be told without running the program; None for nowhere."""
+    """Return how the names of starts on tasks like this begin, without running the program; None where none are kept."""
     engine, selector = _engine_words(factory), _selector_words(task.selector)
-    if engine is None or selector is None or folder() is None:
+    if engine is None or selector is None or not can_export():
         return None
     model = task.model
-    # Some are a thread's own.
-    settings = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
-    facts = [
-        *(code_fingerprint(model.program), model.num_arms, model.outcomes, str(jax.tree.structure(model.context))),
-        *(engine, selector, task.num_samples, task.draws, _own_code(), num_cores(), platform.platform()),
-        *(platform.python_version(), [version(name) for name in _PACKAGES], os.environ.get("XLA_FLAGS")),
-        [str(device.device_kind) for device in jax.devices()],
-        [(name, str(value)) for name, value in sorted(settings.items()) if not any(map(name.__contains__, _SILENT))],
-    ]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+    facts = code_fingerprint(model.program), model.num_arms, model.outcomes, str(jax.tree.structure(model.context))
+    return place("start", *facts, engine, selector, task.num_samples, task.draws)
 
 
-def name_at(place: str, task: Task) -> str | None:
-    """Return the name of a start on this very task, for which the program is read; None if it has none."""
-    try:
-        program = close_fingerprint(task.model)
-    except Exception:  # what the program cannot be asked is no reason not to start
+def found_at(where: str | None, task: Task) -> Start | None:
+    """Return the start on this very task that was left at a place."""
+    if where is None or newest(where) is None:  # nothing like it: the program need not be read
         return None
-    return None if program is None else f"{place}-{program}"
+    fingerprint = task.model.close_fingerprint
+    return None if fingerprint is None else kept(where + fingerprint)
 
 
-def newest_at(place: str) -> str | None:
-    """Return the name of the start that was used last at a place, most likely the one that is looked for."""
-    return newest(f"{place}-")
-
-
-def found_at(name: str) -> Start | None:
-    """Return the start that was left under a name."""
-    found = kept(name)
-    return found if isinstance(found, Start) else None
-
-
-def leave_at(name: str, engine: Engine, run: Compiled) -> None:
-    """Leave a start to the processes to come, if all of it could be written down."""
+def leave_at(where: str, task: Task, engine: Engine, run: Compiled) -> None:
+    """Leave a start to the processes to come, once it is compiled, if all of it can be written down."""
+    fingerprint = task.model.close_fingerprint
     parts: dict[str, Ahead] = {"init": run.init, "select": run.select, "learn": run.learn}
-    portables = {name: dict(part.portables) for name, part in parts.items()}
-    if all(portables.values()):
-        keep(name, Start(facts_of(engine), portables, {rows: run.finish[rows].forms for rows in (0, 1)}))
 
+    def write() -> None:
+        portables = {name: dict(part.portables) for name, part in parts.items()}
+        if all(portables.values()):
+            forms = {num_rows: run.finish[num_rows].forms for num_rows in (0, 1)}
+            keep(f"{where}{fingerprint}", Start(facts_of(engine), portables, forms))
+            task.model.keep_facts()
 
-@functools.cache
-def _own_code() -> str:
-    """Return a digest of this library: its version stays the same while somebody works on it."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(ppl_bandit.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    if fingerprint is not None:
+        in_background(write)
 
 
 def _engine_words(factory: Any) -> str | None:

@@ -4,18 +4,24 @@ They only save time. What cannot be read is computed again, and what cannot be w
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
+import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.numerics.defaults import is_cache_off
 
-__all__ = ["folder", "keep", "kept", "newest"]
+__all__ = ["folder", "keep", "kept", "newest", "place"]
 
+_SILENT = ("cache", "dump", "log", "traceback", "profil", "pprint")  # settings of jax that change no result
+_PACKAGES = ("jax", "jaxlib", "numpyro", "numpy")
 _MAX_FILES = 256  # the oldest go first
 _DIGEST_SIZE = 32
 
@@ -32,13 +38,41 @@ def folder() -> Path | None:
     return Path(given) / "starts"
 
 
+def place(*facts: Any) -> str | None:
+    """Return how the names begin under which results that follow from these facts are kept; None where nothing is.
+
+    They follow from this library, jax, NumPyro and their settings as well.
+    """
+    if folder() is None:
+        return None
+    # Some settings are a thread's own.
+    settings = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
+    all_facts = [
+        *(*facts, _own_code(), num_cores(), platform.platform(), platform.python_version()),
+        [version(name) for name in _PACKAGES],
+        [str(device.device_kind) for device in jax.devices()],
+        os.environ.get("XLA_FLAGS"),
+        [(name, str(value)) for name, value in sorted(settings.items()) if not any(map(name.__contains__, _SILENT))],
+    ]
+    return hashlib.sha256(repr(all_facts).encode()).hexdigest()[:32] + "-"
+
+
+@functools.cache
+def _own_code() -> str:
+    """Return a digest of this library: its version stays the same while somebody works on it."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def kept(name: str) -> Any:
     """Return what was kept under a name; None if there is nothing, or nothing whole."""
-    place = folder()
-    if place is None:
+    where = folder()
+    if where is None:
         return None
     try:
-        contents = (place / name).read_bytes()
+        contents = (where / name).read_bytes()
         digest, body = contents[:_DIGEST_SIZE], contents[_DIGEST_SIZE:]
         if hashlib.sha256(body).digest() != digest:
             return None
@@ -46,14 +80,14 @@ def kept(name: str) -> Any:
     except Exception:  # a class that is no more, a disk that fails: whatever it is, the result can be computed
         return None
     with contextlib.suppress(OSError):
-        os.utime(place / name)  # the last use, by which files grow old
+        os.utime(where / name)  # the last use, by which files grow old
     return found
 
 
 def newest(prefix: str) -> str | None:
     """Return the name, of those that begin so, under which something was last kept or found."""
-    place = folder()
-    files = [] if place is None or not place.is_dir() else list(place.glob(f"{prefix}*"))
+    where = folder()
+    files = [] if where is None or not where.is_dir() else list(where.glob(f"{prefix}*"))
     try:
         times = {file.name: file.stat().st_mtime for file in files if not file.name.endswith(".tmp")}
     except OSError:  # another process was quicker
@@ -63,22 +97,22 @@ def newest(prefix: str) -> str | None:
 
 def keep(name: str, result: Any) -> None:
     """Keep a result under a name: all of it or nothing, whoever else writes it."""
-    place = folder()
-    if place is None:
+    where = folder()
+    if where is None:
         return
     body = pickle.dumps(result)
     with contextlib.suppress(OSError):
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = place / f"{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = where / f"{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
         try:
             draft.write_bytes(hashlib.sha256(body).digest() + body)
-            draft.replace(place / name)
+            draft.replace(where / name)
         finally:
             draft.unlink(missing_ok=True)
-        _forget_oldest(place)
+        _forget_oldest(where)
 
 
-def _forget_oldest(place: Path) -> None:
-    files = [(file.stat().st_mtime, file) for file in place.iterdir()]
+def _forget_oldest(where: Path) -> None:
+    files = [(file.stat().st_mtime, file) for file in where.iterdir()]
     for _, file in sorted(files)[:-_MAX_FILES]:
         file.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Traced programs that other processes can compile: what was traced once need not be traced, or proved, again."""
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from jax import export
 
 from ppl_bandit.numerics.turns import Needs, needs_of
 
-__all__ = ["Portable", "exported", "imported"]
+__all__ = ["Portable", "can_export", "exported", "imported"]
 
 
 class Portable(NamedTuple):
@@ -17,6 +18,12 @@ class Portable(NamedTuple):
 
     program: bytes
     needs: Needs
+
+
+@functools.cache
+def can_export() -> bool:
+    """Tell whether jax has what it writes programs with."""
+    return importlib.util.find_spec("flatbuffers") is not None
 
 
 def exported(function: Callable, shapes: Any) -> Portable | None:
@@ -35,7 +42,7 @@ def exported(function: Callable, shapes: Any) -> Portable | None:
     needs = needs_of(flat.trace(*leaves).jaxpr)
     try:
         return Portable(bytes(export.export(flat)(*leaves).serialize()), needs)
-    except (ImportError, NotImplementedError, ValueError):  # a missing package; an operation whose format is not fixed
+    except (NotImplementedError, ValueError):  # an operation whose format is not fixed
         return None
 
 

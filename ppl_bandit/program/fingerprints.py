@@ -1,5 +1,6 @@
 """What a program computes, as a digest: equal for the same computation with the same numbers, in any process."""
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -12,93 +13,76 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.distributions import Distribution
 
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.tracing import Trace, log_prob
-from ppl_bandit.types import Interaction
+from ppl_bandit.program.sites import is_latent, traced
+from ppl_bandit.program.tracing import log_prob, run_program
 
-__all__ = ["close_fingerprint", "code_fingerprint", "fingerprint"]
+__all__ = ["close_fingerprint", "code_fingerprint", "jaxpr_fingerprint"]
 
 # Parameters that say how an operation is called or placed, not what it computes.
 _NAMES = {"name", "debug_info", "ctx_mesh", "in_shardings", "out_shardings", "in_layouts", "out_layouts"}
 
 
-def fingerprint(model: RewardModel) -> str:
-    """Return a digest of the program's computation, with every number in it.
-
-    It is equal for the same program on the same versions of jax and numpyro, and differs if any constant does, also one
-    that a jitted helper closes over.
-    """
-
-    def joint(latents: Any, rows: Interaction) -> Any:
-        return (
-            model.log_prior(latents),
-            model.log_likelihood(latents, rows),
-            model.expected_rewards(jax.tree.map(lambda leaf: leaf[None], latents), model.context),
-        )
-
-    with jax.enable_x64(True):
-        closed = jax.make_jaxpr(joint)(*_arguments(model, 2))
-        digest = hashlib.sha256()
+def jaxpr_fingerprint(*functions: ClosedJaxpr) -> str:
+    """Return a digest of computations with every number in them, also those that a jitted helper closes over."""
+    digest = hashlib.sha256()
+    for closed in functions:
         _digest_jaxpr(digest, closed.jaxpr, closed.consts)
     return digest.hexdigest()
 
 
-def _arguments(model: RewardModel, num_rows: int) -> tuple[dict[str, np.ndarray], Interaction]:
-    """Return latents and rows, in NumPy: every operation of jax out of a trace would be compiled."""
-    latents = {name: np.zeros(shape) for name, shape in model.latent_shapes.items()}
-    rewards = {name: np.zeros(num_rows) for name in model.outcomes}
-    context = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_rows, *np.shape(leaf))), model.context)
-    return latents, Interaction(np.zeros(num_rows, int), rewards, context)  # type: ignore[arg-type]
+def close_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
+    """Return a digest of everything that this library can find in a program; None where that cannot be told.
 
-
-def close_fingerprint(model: RewardModel) -> str | None:
-    """Return a digest of everything that an engine can find in a program; None where that cannot be told.
-
-    Beside the computation: where every site lives, how the densities bend (a rule of differentiation may be the user's own),
-    the example context, which probes start from, and the code itself, for what it does with other numbers of rows than those
-    looked at here. A distribution of the user's own may draw as it likes, and has no such digest.
+    Densities, what they are evaluated for, where every site lives, and how the densities bend (a rule of differentiation may
+    be the user's own), for one row and for as many as there are arms; the example context, which probes start from; and the
+    code itself. A distribution of the user's own may draw as it likes, and has no such digest.
     """
+    trace = traced(program, context, 2)
+    shapes = {name: jnp.shape(site["value"]) for name, site in trace.items() if is_latent(name, site, outcomes)}
+    kinds = {name: trace[name]["value"].dtype.kind for name in outcomes}
     sites: list[Any] = []
 
-    def readings(latents: Any, row: Interaction) -> Any:
-        trace = model.trace(latents, row.arm, row.context, model.outcome_values(row.reward))
-        sites.extend(site for site in trace.values() if site["type"] == "sample")
-        homes = {name: trace[name]["fn"].support(trace[name]["value"]) for name in model.latent_shapes}
-        return _densities(model, trace), homes, model.in_support(latents, row)
+    def densities(latents: Any, arm: Any, rows: Any, values: Any) -> Any:
+        found = run_program(program, arm, rows, {**latents, **values})
+        sites[:] = [(name, site["fn"]) for name, site in found.items() if site["type"] == "sample"]
+        return found, [log_prob(site) for site in found.values() if site["type"] == "sample"]
 
-    def bends(latents: Any, row: Interaction) -> Any:
-        def densities(latents: Any) -> Any:
-            return _densities(model, model.trace(latents, row.arm, row.context, model.outcome_values(row.reward)))
+    def readings(*given: Any) -> Any:
+        found, terms = densities(*given)
+        said = [site["value"] for site in found.values() if site["type"] == "deterministic"]
+        homes = [site["fn"].support(site["value"]) for site in found.values() if site["type"] == "sample"]
+        return terms, said, homes, [_mean(found[name]["fn"]) for name in outcomes]
 
+    def bends(latents: Any, *rows: Any) -> Any:
         ones = jax.tree.map(jnp.ones_like, latents)
-        return jax.jvp(lambda at: jax.jvp(densities, (at,), (ones,))[1], (latents,), (ones,))
+        slope = lambda at: jax.jvp(lambda other: densities(other, *rows)[1], (at,), (ones,))[1]  # noqa: E731
+        return jax.jvp(slope, (latents,), (ones,))
 
-    digest = hashlib.sha256(fingerprint(model).encode())
+    def arguments(num_rows: int) -> tuple[Any, ...]:
+        # In NumPy: every operation of jax out of a trace would be compiled.
+        rows = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_rows, *np.shape(leaf))), context)
+        values = {name: np.zeros(num_rows, int if kind in "iub" else float) for name, kind in kinds.items()}
+        return {name: np.zeros(shape) for name, shape in shapes.items()}, np.arange(num_rows), rows, values
+
     with jax.enable_x64(True):
-        for function in (readings, bends):
-            closed = jax.make_jaxpr(function)(*_arguments(model, 1))
-            _digest_jaxpr(digest, closed.jaxpr, closed.consts)
-    classes = [type(part) for site in sites for part in _parts(site["fn"])]
+        computed = [jax.make_jaxpr(readings)(*arguments(num_rows)) for num_rows in (1, max(num_arms, 2))]
+        computed.append(jax.make_jaxpr(bends)(*arguments(1)))
+    classes = [type(part) for _, fn in sites for part in _parts(fn)]
     if not all(kind.__module__.startswith("numpyro.") for kind in classes):
         return None
-    facts = [[site["name"] for site in sites], [kind.__qualname__ for kind in classes], model.num_arms, model.outcomes]
-    digest.update(repr([*facts, model.outcome_kinds, model.expected_reward_way, model.outcome_groups]).encode())
-    digest.update(str(jax.tree.structure(model.context)).encode())
-    for leaf in jax.tree.leaves(model.context):
+    digest = hashlib.sha256(jaxpr_fingerprint(*computed).encode())
+    names = [name for name, _ in sites], [kind.__qualname__ for kind in classes], list(trace)
+    digest.update(repr([*names, num_arms, outcomes, kinds, str(jax.tree.structure(context))]).encode())
+    for leaf in jax.tree.leaves(context):
         _digest_value(digest, leaf)
-    digest.update(code_fingerprint(model.program).encode())
+    digest.update(code_fingerprint(program).encode())
     return digest.hexdigest()
 
 
-def code_fingerprint(program: Callable) -> str:
-    """Return a digest of how a program is written, without running it; what it reads or calls elsewhere is not in it."""
-    digest = hashlib.sha256()
-    _digest_code(digest, _code_of(program))
-    return digest.hexdigest()
-
-
-def _densities(model: RewardModel, trace: Trace) -> Any:
-    return model.log_prior_of(trace), [log_prob(trace[name]) for name in model.outcomes]
+def _mean(fn: Any) -> Any:
+    with contextlib.suppress(Exception):  # however it says that it has none written down
+        return jnp.asarray(fn.mean)
+    return jnp.zeros(())
 
 
 def _parts(fn: Any) -> Iterator[Any]:
@@ -109,6 +93,13 @@ def _parts(fn: Any) -> Iterator[Any]:
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, Distribution):
                 yield from _parts(part)
+
+
+def code_fingerprint(program: Callable) -> str:
+    """Return a digest of how a program is written, without running it; what it reads or calls elsewhere is not in it."""
+    digest = hashlib.sha256()
+    _digest_code(digest, _code_of(program))
+    return digest.hexdigest()
 
 
 def _code_of(program: Callable) -> Any:

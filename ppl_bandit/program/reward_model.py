@@ -4,6 +4,7 @@
 arrays; they run under `jit`, `vmap` and `scan`, and follow jax's precision.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program import means
+from ppl_bandit.program.known import fingerprint_of, keep_facts
 from ppl_bandit.program.probing import NUMBERS, varied_contexts
 from ppl_bandit.program.supports import extreme_latents
 from ppl_bandit.program.tracing import Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
@@ -56,10 +58,23 @@ class RewardModel:
         self._has_moving_support = facts.has_moving_support
         self._outcome_groups = facts.outcome_groups
         self._largest_integers = facts.largest_integers
+        self._facts = facts
 
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", "program")
         return f"RewardModel({name}, num_arms={self.num_arms}, outcomes={self.outcomes})"
+
+    @functools.cached_property
+    def close_fingerprint(self) -> str | None:
+        """A digest of everything that this library can find in the program; None where that cannot be told."""
+        if self._facts.fingerprint is not None:
+            return self._facts.fingerprint
+        return fingerprint_of(self.program, self.num_arms, self.context, self.outcomes)
+
+    def keep_facts(self) -> None:
+        """Let other processes find what validation learnt about the program."""
+        if self.close_fingerprint is not None:
+            keep_facts(self.program, self.num_arms, self._facts, self.close_fingerprint)
 
     @property
     def outcome_groups(self) -> tuple[tuple[str, ...], ...]:

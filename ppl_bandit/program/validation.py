@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.program import means
+from ppl_bandit.program.known import find_facts
 from ppl_bandit.program.readings import Reading, check_flow, check_rows, find_mean, support_moves
 from ppl_bandit.program.sites import check_expected_reward, check_latents, check_outcomes, is_latent, traced
 from ppl_bandit.types import InvalidProgram
@@ -17,7 +18,11 @@ __all__ = ["Facts", "validate"]
 
 
 class Facts(NamedTuple):
-    """What validation learnt about a program."""
+    """What validation learnt about a program.
+
+    Attributes:
+        fingerprint: its `close_fingerprint`, if that was asked for.
+    """
 
     outcomes: tuple[str, ...]
     context: Any
@@ -28,6 +33,7 @@ class Facts(NamedTuple):
     has_moving_support: bool
     outcome_groups: tuple[tuple[str, ...], ...]
     largest_integers: Any
+    fingerprint: str | None = None
 
 
 def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> Facts:
@@ -37,6 +43,9 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
         InvalidProgram: with what was found, what was expected and what to write instead.
     """
     outcomes, context = _check_arguments(program, num_arms, context, outcomes)
+    fingerprint, known = find_facts(program, num_arms, context, outcomes)
+    if known is not None:
+        return known
     trace, longer = (traced(program, context, num_rows) for num_rows in (2, 3))
     latents = [name for name, site in trace.items() if is_latent(name, site, outcomes)]
     check_outcomes(trace, outcomes, num_rows=2)
@@ -60,7 +69,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
         words = "the program's own expected_reward site"
     else:
         words = f"the mean of '{outcomes[0]}', from {mean_way.words}"
-    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups, largest)
+    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups, largest, fingerprint)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

@@ -23,11 +23,11 @@ from ppl_bandit.live.journal import experiment as experiment_module, memory
 from ppl_bandit.live.journal.contract import Conflict
 from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event, new_id
 from ppl_bandit.live.journal.experiment import in_lane
+from ppl_bandit.live.journal.identity import fingerprint
 from ppl_bandit.live.journal.opening import facts_of
 from ppl_bandit.live.journal.replay import replay
 from ppl_bandit.live.journal.sql import SqlStore
 from ppl_bandit.live.journal.sqlite import SqliteBackend
-from ppl_bandit.program.fingerprints import fingerprint
 
 ARMS = ["control", "low", "high"]
 

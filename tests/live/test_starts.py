@@ -7,15 +7,16 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, Journal, RewardModel, engines, selectors
+from ppl_bandit import Bandit, InvalidProgram, Journal, RewardModel, engines, selectors
 from ppl_bandit.live import learning
 from ppl_bandit.live.inputs import Arms
-from ppl_bandit.live.starts import name_at, place_of
+from ppl_bandit.live.starts import place_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.numerics import compilation, keeping
 
@@ -38,7 +39,6 @@ def kept_in(tmp_path, monkeypatch):
     """Keep starts in a folder of this test's own, and count the engines that are built."""
     monkeypatch.delenv("PPL_BANDIT_CACHE")
     monkeypatch.setattr(keeping, "folder", lambda: tmp_path / "starts")
-    monkeypatch.setattr("ppl_bandit.live.starts.folder", keeping.folder)
     return tmp_path / "starts"
 
 
@@ -72,7 +72,8 @@ def played(bandit, num_steps=6):
 def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, kept_in, num_built):
     first = Bandit(program, 3, num_samples=50, seed=4)
     settle()
-    (file,) = kept_in.iterdir()
+    files = sorted(kept_in.iterdir())
+    assert len(files) == 2  # of the program, and of the start on it
     second = Bandit(program, 3, num_samples=50, seed=4)
     assert num_built() == 1  # the engine of the second is not built, not even for decisions and updates
     assert second._learner.engine.explanation.engine == engine
@@ -82,7 +83,7 @@ def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, ke
     third = Bandit(program, 3, num_samples=50, seed=4)
     assert played(third) == played(first)
     assert num_built() == 2  # by the draws of the posterior
-    assert [other.name for other in kept_in.iterdir()] == [file.name]
+    assert sorted(kept_in.iterdir()) == files
 
 
 def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, tmp_path):
@@ -112,7 +113,7 @@ def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(k
 def test_a_start_that_is_damaged_is_made_again(kept_in, num_built):
     kept_in.mkdir()
     task = Task(RewardModel(conversion, 3), Arms(3, None), selectors.double_sampling(), 50, 0, True)
-    file = kept_in / name_at(place_of(task, engines.choose), task)
+    file = kept_in / (place_of(task, engines.choose) + task.model.close_fingerprint)
     file.write_bytes(b"not a start")
     first = Bandit(conversion, 3, num_samples=50)
     settle()
@@ -177,8 +178,8 @@ def name_of(program, **changed):
     options |= changed
     model = RewardModel(program, 2)
     task = Task(model, Arms(2, None), options["selector"], options["num_samples"], 0, True, options["draws"])
-    place = place_of(task, options["factory"])
-    return None if place is None else name_at(place, task)
+    parts = place_of(task, options["factory"]), model.close_fingerprint
+    return None if None in parts else parts
 
 
 def test_another_program_or_task_has_another_name(kept_in):
@@ -202,6 +203,37 @@ def test_another_program_or_task_has_another_name(kept_in):
 
 class OwnNormal(dist.Normal):
     """Draws as it likes."""
+
+
+def test_facts_that_are_found_are_those_that_validation_finds(kept_in, monkeypatch):
+    def program(arm, context):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2, 3]))
+        numpyro.sample("reward", dist.Normal(jnp.sum(level[arm] * context["x"], -1) + context["kind"], 1.0))
+
+    model = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
+    model.keep_facts()
+    monkeypatch.setattr("ppl_bandit.program.validation.traced", None)  # it is not called
+    again = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
+    for name in model._facts._fields:
+        if name not in ("context", "fingerprint"):
+            assert getattr(again._facts, name) == getattr(model._facts, name)
+    assert again._mean_way is model._mean_way and again.close_fingerprint == model.close_fingerprint
+
+
+def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(kept_in):
+    RewardModel(priced(), 2).keep_facts()
+
+    def make(is_wrong):
+        def program(arm):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+            numpyro.sample("reward", dist.Normal(jnp.cumsum(rate[arm]) if is_wrong else rate[arm], 1.0))
+
+        return program
+
+    RewardModel(make(False), 2).keep_facts()  # written the same
+    for _ in range(2):
+        with pytest.raises(InvalidProgram, match="changes with the other rows"):
+            RewardModel(make(True), 2)
 
 
 def test_what_cannot_be_told_has_no_name(kept_in):

@@ -9,10 +9,32 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.tasks import Task
-from ppl_bandit.program.fingerprints import fingerprint
-from ppl_bandit.types import Engine, Selector
+from ppl_bandit.program.fingerprints import jaxpr_fingerprint
+from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["describe_engine", "describe_selector", "differences", "identity_of", "versions"]
+__all__ = ["describe_engine", "describe_selector", "differences", "fingerprint", "identity_of", "versions"]
+
+
+def fingerprint(model: RewardModel) -> str:
+    """Return a digest of the program's computation, with every number in it.
+
+    It is equal for the same program on the same versions of jax and numpyro, and differs if any constant does, also one
+    that a jitted helper closes over.
+    """
+
+    def joint(latents: Any, rows: Interaction) -> Any:
+        return (
+            model.log_prior(latents),
+            model.log_likelihood(latents, rows),
+            model.expected_rewards(jax.tree.map(lambda leaf: leaf[None], latents), model.context),
+        )
+
+    with jax.enable_x64(True):
+        latents = {name: np.zeros(shape) for name, shape in model.latent_shapes.items()}
+        rewards = {name: np.zeros(2) for name in model.outcomes}
+        rows = Interaction(np.zeros(2, int), rewards, model.context_rows(2))  # type: ignore[arg-type]
+        return jaxpr_fingerprint(jax.make_jaxpr(joint)(latents, rows))
 
 
 def identity_of(task: Task, engine: Engine, burn_in: int) -> dict[str, Any]:
