@@ -110,6 +110,18 @@ def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(k
         assert again.posterior_parameters()["rate"]["concentration1"].sum() == 4.0
 
 
+def logit(arm):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
+
+
+def test_what_was_refused_is_not_proved_again(kept_in, monkeypatch):
+    first = engines.choose(RewardModel(logit, 2)).explanation
+    monkeypatch.setattr(sys.modules["ppl_bandit.engines.choose"], "PROVED", (None, None))  # which cannot be called
+    assert engines.choose(RewardModel(logit, 2)).explanation == first
+    assert first.engine == "reweight" and "Not exact, because" in first.report
+
+
 def test_a_start_that_is_damaged_is_made_again(kept_in, num_built):
     kept_in.mkdir()
     task = Task(RewardModel(conversion, 3), Arms(3, None), selectors.double_sampling(), 50, 0, True)
