@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.distributions import Distribution
+from numpyro.distributions.transforms import Transform
 
+from ppl_bandit.numerics.equations import all_equations
 from ppl_bandit.program.sites import is_latent, traced
 from ppl_bandit.program.tracing import log_prob, run_program
 
@@ -35,7 +37,8 @@ def close_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: 
 
     Densities, what they are evaluated for, where every site lives, and how the densities bend (a rule of differentiation may
     be the user's own), for one row and for as many as there are arms; the example context, which probes start from; and the
-    code itself. A distribution of the user's own may draw as it likes, and has no such digest.
+    code itself. A distribution of the user's own may draw as it likes, and a callback return what it likes: they have no such
+    digest.
     """
     trace = traced(program, context, 2)
     shapes = {name: jnp.shape(site["value"]) for name, site in trace.items() if is_latent(name, site, outcomes)}
@@ -68,7 +71,8 @@ def close_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: 
         computed = [jax.make_jaxpr(readings)(*arguments(num_rows)) for num_rows in (1, max(num_arms, 2))]
         computed.append(jax.make_jaxpr(bends)(*arguments(1)))
     classes = [type(part) for _, fn in sites for part in _parts(fn)]
-    if not all(kind.__module__.startswith("numpyro.") for kind in classes):
+    is_own = any(not kind.__module__.startswith("numpyro.") for kind in classes)
+    if is_own or any("callback" in eqn.primitive.name for closed in computed for eqn in all_equations(closed.jaxpr)):
         return None
     digest = hashlib.sha256(jaxpr_fingerprint(*computed).encode())
     names = [name for name, _ in sites], [kind.__qualname__ for kind in classes], list(trace)
@@ -86,12 +90,13 @@ def _mean(fn: Any) -> Any:
 
 
 def _parts(fn: Any) -> Iterator[Any]:
-    """Yield a distribution with its support, and the distributions inside it with theirs."""
+    """Yield a distribution with its support, and the distributions and transforms inside it with theirs."""
     yield fn
-    yield fn.support
+    if isinstance(fn, Distribution):
+        yield fn.support
     for value in vars(fn).values():
         for part in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(part, Distribution):
+            if isinstance(part, Distribution | Transform):
                 yield from _parts(part)
 
 

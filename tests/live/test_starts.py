@@ -151,6 +151,11 @@ def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, m
     settle()
 
 
+def test_what_cannot_be_written_down_is_not_kept(kept_in):
+    keeping.keep("name", lambda: None)
+    assert keeping.kept("name") is None
+
+
 def test_the_oldest_starts_are_let_go(kept_in, monkeypatch):
     monkeypatch.setattr(keeping, "_MAX_FILES", 3)
     for index in range(5):
@@ -217,6 +222,25 @@ class OwnNormal(dist.Normal):
     """Draws as it likes."""
 
 
+class OwnAffine(dist.transforms.AffineTransform):
+    """Goes one way as it likes."""
+
+
+def of_prior(prior):
+    def program(arm):
+        level = numpyro.sample("level", prior)
+        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+    return program
+
+
+def called_back(arm):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
+    form = jax.ShapeDtypeStruct((), jnp.float32)
+    offset = jax.pure_callback(lambda: np.float32(1.0), form, vmap_method="sequential")
+    numpyro.sample("reward", dist.Normal(level[arm] + offset, 1.0))
+
+
 def test_facts_that_are_found_are_those_that_validation_finds(kept_in, monkeypatch):
     def program(arm, context):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2, 3]))
@@ -249,12 +273,12 @@ def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(kept_in):
 
 
 def test_what_cannot_be_told_has_no_name(kept_in):
-    def own(arm):
-        level = numpyro.sample("level", OwnNormal(0.0, 1.0).expand([2]))
-        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
-
     rule = selectors.contract.as_selector(lambda key, table, step, *, allowed=None, marginals=None: None)
-    assert name_of(own) is None
+    two = dist.Normal(0.0, 1.0).expand([2])
+    assert name_of(of_prior(two)) is not None
+    assert name_of(of_prior(OwnNormal(0.0, 1.0).expand([2]))) is None
+    assert name_of(of_prior(dist.TransformedDistribution(two, OwnAffine(0.0, 2.0)))) is None
+    assert name_of(called_back) is None
     assert name_of(priced(), selector=rule) is None
     assert name_of(priced(), factory=lambda model: engines.conjugate(model)) is None
     assert name_of(priced(), factory=engines.reweight) is None
