@@ -16,7 +16,7 @@ import pytest
 from ppl_bandit import Bandit, InvalidProgram, Journal, RewardModel, engines, selectors
 from ppl_bandit.live import learning
 from ppl_bandit.live.inputs import Arms
-from ppl_bandit.live.starts import place_of
+from ppl_bandit.live.starts import found_at, place_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.numerics import compilation, keeping
 
@@ -86,27 +86,25 @@ def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, ke
     assert sorted(kept_in.iterdir()) == files
 
 
-def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, tmp_path):
+def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, num_built, tmp_path):
     Bandit(conversion, 3, num_samples=50)
     settle()
-    rewards = [1.0, 0.0, 1.0, 1.0] * 10
-    arms = [0, 1, 2, 2] * 10
-    bandits = [Bandit(conversion, 3, num_samples=50, engine=engines.conjugate), Bandit(conversion, 3, num_samples=50)]
-    for bandit in bandits:
-        bandit.update_many(arms=arms, rewards=rewards)  # traced now: in the middle of it the engine is built
-        bandit.select_many(num_decisions=20)
-    counts = [bandit.posterior_parameters()["rate"] for bandit in bandits]
-    assert all(np.array_equal(counts[0][name], counts[1][name]) for name in counts[0])
-    assert [d.arm for d in bandits[0].select_many(num_decisions=9)] == [
-        d.arm for d in bandits[1].select_many(num_decisions=9)
-    ]
-    bandits[1].save(tmp_path / "saved")
+    bandit = Bandit(conversion, 3, num_samples=50)
+    # Traced now: in the middle of it the engine is built.
+    bandit.update_many(arms=[0, 1, 2, 2] * 8, rewards=[1.0, 0.0, 1.0, 1.0] * 8)
+    assert num_built() == 2
+    counts = bandit.posterior_parameters()["rate"]
+    assert counts["concentration1"].tolist() == [9.0, 1.0, 17.0]
+    assert counts["concentration0"].tolist() == [1.0, 9.0, 1.0]
+    assert {decision.arm for decision in bandit.select_many(num_decisions=15)} <= {0, 1, 2}
+    bandit.save(tmp_path / "saved")
     loaded = Bandit.load(tmp_path / "saved", conversion)
-    assert loaded.select().best_arm_probs.tolist() == bandits[0].select().best_arm_probs.tolist()
+    assert loaded.select().best_arm_probs.tolist() == bandit.select().best_arm_probs.tolist()
     with Journal(tmp_path / "journal.db") as journal:
         recorded = Bandit(conversion, 3, num_samples=50, journal=journal)
         recorded.update(recorded.select(), 1.0)
         again = Bandit(conversion, 3, num_samples=50, journal=journal)
+        assert num_built() == 2  # the experiment goes on without
         assert again.posterior_parameters()["rate"]["concentration1"].sum() == 4.0
 
 
@@ -122,17 +120,12 @@ def test_what_was_refused_is_not_proved_again(kept_in, monkeypatch):
     assert first.engine == "reweight" and "Not exact, because" in first.report
 
 
-def test_a_start_that_is_damaged_is_made_again(kept_in, num_built):
+def test_a_start_that_is_damaged_is_not_taken_over(kept_in):
     kept_in.mkdir()
     task = Task(RewardModel(conversion, 3), Arms(3, None), selectors.double_sampling(), 50, 0, True)
-    file = kept_in / (place_of(task, engines.choose) + task.model.close_fingerprint)
-    file.write_bytes(b"not a start")
-    first = Bandit(conversion, 3, num_samples=50)
-    settle()
-    assert num_built() == 1 and len(file.read_bytes()) > 1000
-    second = Bandit(conversion, 3, num_samples=50)
-    assert num_built() == 1
-    assert second.select().best_arm_probs.tolist() == first.select().best_arm_probs.tolist()
+    place = place_of(task, engines.choose)
+    (kept_in / (place + task.model.close_fingerprint)).write_bytes(b"not a start")
+    assert found_at(place, task) is None
 
 
 def test_what_was_cut_or_changed_is_not_read(kept_in):
@@ -191,29 +184,33 @@ def bent(slope):
 
 
 def name_of(program, **changed):
+    return task_name_of(RewardModel(program, 2), **changed)
+
+
+def task_name_of(model, **changed):
     options = {"selector": selectors.double_sampling(), "num_samples": 50, "draws": False, "factory": engines.choose}
     options |= changed
-    model = RewardModel(program, 2)
     task = Task(model, Arms(2, None), options["selector"], options["num_samples"], 0, True, options["draws"])
     parts = place_of(task, options["factory"]), model.close_fingerprint
     return None if None in parts else parts
 
 
 def test_another_program_or_task_has_another_name(kept_in):
-    base = name_of(priced())
+    model = RewardModel(priced(), 2)
+    base = task_name_of(model)
     assert base is not None and name_of(priced()) == base
     others = [
         name_of(priced(price=1.5)),
         name_of(priced(shape=1.5)),
         name_of(bent(1.0)),
         name_of(bent(2.0)),
-        name_of(priced(), num_samples=51),
-        name_of(priced(), draws=True),
-        name_of(priced(), selector=selectors.thompson()),
-        name_of(priced(), selector=selectors.with_floor(selectors.thompson(), 0.1)),
-        name_of(priced(), selector=selectors.with_floor(selectors.thompson(), 0.2)),
-        name_of(priced(), factory=engines.conjugate),
-        name_of(priced(), factory=functools.partial(engines.conjugate, discount=0.9)),
+        task_name_of(model, num_samples=51),
+        task_name_of(model, draws=True),
+        task_name_of(model, selector=selectors.thompson()),
+        task_name_of(model, selector=selectors.with_floor(selectors.thompson(), 0.1)),
+        task_name_of(model, selector=selectors.with_floor(selectors.thompson(), 0.2)),
+        task_name_of(model, factory=engines.conjugate),
+        task_name_of(model, factory=functools.partial(engines.conjugate, discount=0.9)),
     ]
     assert None not in others and len({base, *others}) == 1 + len(others)
 
@@ -279,9 +276,10 @@ def test_what_cannot_be_told_has_no_name(kept_in):
     assert name_of(of_prior(OwnNormal(0.0, 1.0).expand([2]))) is None
     assert name_of(of_prior(dist.TransformedDistribution(two, OwnAffine(0.0, 2.0)))) is None
     assert name_of(called_back) is None
-    assert name_of(priced(), selector=rule) is None
-    assert name_of(priced(), factory=lambda model: engines.conjugate(model)) is None
-    assert name_of(priced(), factory=engines.reweight) is None
+    model = RewardModel(priced(), 2)
+    assert task_name_of(model, selector=rule) is None
+    assert task_name_of(model, factory=lambda model: engines.conjugate(model)) is None
+    assert task_name_of(model, factory=engines.reweight) is None
 
 
 def test_a_change_of_jax_changes_the_name(kept_in):

@@ -158,6 +158,7 @@ def test_leaves_change_the_work_and_not_the_posterior(program, monkeypatch):
     assert np.all(np.abs(own.std(0) / other.std(0) - 1.0) <= 4.5 / np.sqrt(1000))
 
 
+@pytest.mark.slow
 def test_a_hierarchy_over_forty_arms_is_that_of_quadrature():
     num_arms, num_draws = 40, 4000
     rng = np.random.default_rng(3)

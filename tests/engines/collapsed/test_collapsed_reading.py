@@ -76,9 +76,8 @@ def learn(name, *, is_at_once, at_a_time=1):
     return jax.jit(jax.vmap(run) if is_at_once else lambda own: jax.lax.map(run, own))(keys)
 
 
-@pytest.mark.parametrize(
-    "name", ["separable", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shared", "by_rows"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["separable", "shared", "by_rows"])
 def test_a_reading_serves_until_particles_move(name, monkeypatch):
     """The same random numbers: what differs is rounding, some 1e-16 of a log density, over 12 rows and refreshes.
 
