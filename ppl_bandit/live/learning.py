@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
-from ppl_bandit.live.starts import found_at, leave_at, place_of
+from ppl_bandit.live.starts import Start, leave, words_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import without_programs
@@ -65,11 +65,11 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     Raises:
         ValueError: if the factory does not return an engine.
     """
-    place = place_of(task, factory)
-    found = found_at(place, task)
+    words = words_of(task, factory)
+    found: Start | None = None if words is None else task.model.found(*words)
     with jax.enable_x64(True):
         engine = _built(factory, task.model) if found is None else found.engine(lambda: _built(factory, task.model))
-        is_left = place is not None and found is None and engine.reserve is None
+        is_left = words is not None and found is None and engine.reserve is None
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
         if found is not None:
             found.give_to(run)
@@ -78,8 +78,8 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         state = state if engine.reserve is None else engine.reserve(state, _first_room(task.model))
         learner = Learner(engine, run, state, jax.device_put(np.int64(task.seed)))
     _prepare(task, learner, learner.state)
-    if place is not None and is_left:
-        leave_at(place, task, engine, run)
+    if words is not None and is_left:
+        leave(words, task, engine, run)
     return learner
 
 

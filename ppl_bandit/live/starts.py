@@ -9,19 +9,15 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
-
 from ppl_bandit import engines
 from ppl_bandit.engines.deferred import EngineFacts, deferred, facts_of
 from ppl_bandit.live.compiled import Compiled, Finish
 from ppl_bandit.live.tasks import Task
-from ppl_bandit.numerics.compilation import Ahead, in_background
-from ppl_bandit.numerics.keeping import keep, kept, newest, place
+from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.numerics.portable import Portable, can_export
-from ppl_bandit.program.fingerprints import code_fingerprint
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Start", "found_at", "leave_at", "place_of"]
+__all__ = ["Start", "leave", "words_of"]
 
 # Those that take seconds to prove and less to run; the others are built again.
 _FACTORIES = {engines.choose: "choose", engines.conjugate: "conjugate", engines.collapsed: "collapsed"}
@@ -46,38 +42,21 @@ class Start(NamedTuple):
             run.finish[num_rows] = Finish(*forms)
 
 
-def place_of(task: Task, factory: Callable) -> str | None:
-    """Return how the names of starts on tasks like this begin, without running the program; None where none are kept."""
+def words_of(task: Task, factory: Callable) -> tuple[Any, ...] | None:
+    """Return what a start follows from beside the program; None where none is handed on."""
     engine, selector = _engine_words(factory), _selector_words(task.selector)
     if engine is None or selector is None or not can_export():
         return None
-    model = task.model
-    facts = code_fingerprint(model.program), model.num_arms, model.outcomes, str(jax.tree.structure(model.context))
-    return place("start", *facts, engine, selector, task.num_samples, task.draws)
+    return "start", engine, selector, task.num_samples, task.draws
 
 
-def found_at(where: str | None, task: Task) -> Start | None:
-    """Return the start on this very task that was left at a place."""
-    if where is None or newest(where) is None:  # nothing like it: the program need not be read
-        return None
-    fingerprint = task.model.close_fingerprint
-    return None if fingerprint is None else kept(where + fingerprint)
-
-
-def leave_at(where: str, task: Task, engine: Engine, run: Compiled) -> None:
-    """Leave a start to the processes to come, once it is compiled, if all of it can be written down."""
-    fingerprint = task.model.close_fingerprint
+def leave(words: tuple[Any, ...], task: Task, engine: Engine, run: Compiled) -> None:
+    """Leave a start to the processes to come, if all of it can be written down, once `run` is prepared."""
     parts: dict[str, Ahead] = {"init": run.init, "select": run.select, "learn": run.learn}
-
-    def write() -> None:
-        portables = {name: dict(part.portables) for name, part in parts.items()}
-        if all(portables.values()):
-            forms = {num_rows: run.finish[num_rows].forms for num_rows in (0, 1)}
-            keep(f"{where}{fingerprint}", Start(facts_of(engine), portables, forms))
-            task.model.keep_facts()
-
-    if fingerprint is not None:
-        in_background(write)
+    portables = {name: dict(part.portables) for name, part in parts.items()}
+    if all(portables.values()):
+        forms = {num_rows: run.finish[num_rows].forms for num_rows in (0, 1)}
+        task.model.keep(Start(facts_of(engine), portables, forms), *words)
 
 
 def _engine_words(factory: Any) -> str | None:

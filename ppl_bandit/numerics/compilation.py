@@ -19,7 +19,6 @@ from ppl_bandit.numerics.turns import Needs, compiled, needs_of
 
 __all__ = [
     "Ahead",
-    "in_background",
     "in_order_options",
     "large_options",
     "quick_jit",
@@ -41,11 +40,6 @@ _QUICK = {**_SMALL, "xla_backend_optimization_level": 0, "xla_llvm_disable_expen
 
 # XLA compiles without the interpreter's lock, so a second core can work while the main thread goes on.
 _BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
-
-
-def in_background(work: Callable[[], Any]) -> None:
-    """Do some work after everything that is being compiled; whatever comes of it, nobody waits for it."""
-    _BACKGROUND.submit(work)
 
 
 _Lowered: TypeAlias = tuple[jax.stages.Lowered, Needs]

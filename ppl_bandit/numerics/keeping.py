@@ -18,9 +18,10 @@ import jax
 from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.numerics.defaults import is_cache_off
 
-__all__ = ["folder", "keep", "kept", "newest", "place"]
+__all__ = ["folder", "is_any_kept", "keep", "kept", "place"]
 
-_SILENT = ("cache", "dump", "log", "traceback", "profil", "pprint")  # settings of jax that change no result
+# Settings of jax that change no result; what is kept was computed in double precision, whatever the caller's is.
+_SILENT = ("cache", "dump", "log", "traceback", "profil", "pprint", "enable_x64")
 _PACKAGES = ("jax", "jaxlib", "numpyro", "numpy")
 _MAX_FILES = 256  # the oldest go first
 _DIGEST_SIZE = 32
@@ -86,15 +87,10 @@ def kept(name: str) -> Any:
     return found
 
 
-def newest(prefix: str) -> str | None:
-    """Return the name, of those that begin so, under which something was last kept or found."""
+def is_any_kept(prefix: str) -> bool:
+    """Tell whether anything is kept under a name that begins so."""
     where = folder()
-    files = [] if where is None or not where.is_dir() else list(where.glob(f"{prefix}*"))
-    try:
-        times = {file.name: file.stat().st_mtime for file in files if not file.name.endswith(".tmp")}
-    except OSError:  # another process was quicker
-        return None
-    return max(times, key=times.__getitem__, default=None)
+    return where is not None and any(where.glob(f"{prefix}*"))
 
 
 def keep(name: str, result: Any) -> None:

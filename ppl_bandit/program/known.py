@@ -1,36 +1,35 @@
-"""Programs that were read before, in this process or another: what validation found is not looked for again."""
+"""What was found about programs before, in this process or another, is not looked for again."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from ppl_bandit.numerics.keeping import keep, kept, newest, place
+from ppl_bandit.numerics.keeping import is_any_kept, kept, place
 from ppl_bandit.program import means
 from ppl_bandit.program.fingerprints import close_fingerprint, code_fingerprint
 
-__all__ = ["find_facts", "fingerprint_of", "keep_facts"]
+__all__ = ["find_facts", "fingerprint_of", "found_at", "place_of", "plain_facts"]
+
+FACTS = "facts"  # what validation finds is kept under this
 
 
-def find_facts(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> tuple[str | None, Any]:
-    """Return a program's close fingerprint, where one like it was read before, and its facts, if it was itself."""
-    where = _place_of(program, num_arms, context, outcomes)
-    if where is None or newest(where) is None:
-        return None, None
-    fingerprint = fingerprint_of(program, num_arms, context, outcomes)
-    facts = None if fingerprint is None else kept(where + fingerprint)
-    if facts is None:
-        return fingerprint, None
-    mean_way = None if facts.mean_way is None else means.WAYS[facts.mean_way]
-    return fingerprint, facts._replace(context=context, mean_way=mean_way, fingerprint=fingerprint)
+def place_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...], *words: Any) -> str | None:
+    """Return how names begin under which results about programs written like this are kept; None where none are.
+
+    Args:
+        words: what the results are, and what else they follow from.
+    """
+    form = str(jax.tree.structure(context))
+    return place(*words, code_fingerprint(program), int(num_arms), outcomes, form)
 
 
-def keep_facts(program: Callable, num_arms: int, facts: Any, fingerprint: str) -> None:
-    """Let a program's facts be found."""
-    where = _place_of(program, num_arms, facts.context, facts.outcomes)
-    if where is not None:
-        mean_way = None if facts.mean_way is None else means.WAYS.index(facts.mean_way)
-        keep(where + fingerprint, facts._replace(context=None, mean_way=mean_way))
+def found_at(where: str | None, fingerprint: Callable[[], str | None]) -> Any:
+    """Return what is kept at a place about the program of a fingerprint; it is read only if anything like it is there."""
+    if where is None or not is_any_kept(where):
+        return None
+    own = fingerprint()
+    return None if own is None else kept(where + own)
 
 
 def fingerprint_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
@@ -41,6 +40,17 @@ def fingerprint_of(program: Callable, num_arms: int, context: Any, outcomes: tup
         return None
 
 
-def _place_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
-    form = str(jax.tree.structure(context))
-    return place("facts", code_fingerprint(program), int(num_arms), outcomes, form)
+def find_facts(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> Any:
+    """Return what validation found about a program before, or None."""
+    given = program, num_arms, context, outcomes
+    facts = found_at(place_of(*given, FACTS), lambda: fingerprint_of(*given))
+    if facts is None:
+        return None
+    mean_way = None if facts.mean_way is None else means.WAYS[facts.mean_way]
+    return facts._replace(context=context, mean_way=mean_way)
+
+
+def plain_facts(facts: Any) -> Any:
+    """Return facts as `find_facts` reads them: a way to a mean is one of a list, and known by its identity."""
+    mean_way = None if facts.mean_way is None else means.WAYS.index(facts.mean_way)
+    return facts._replace(context=None, mean_way=mean_way)

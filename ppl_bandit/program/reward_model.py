@@ -14,8 +14,9 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.numerics.keeping import keep
 from ppl_bandit.program import means
-from ppl_bandit.program.known import fingerprint_of, keep_facts
+from ppl_bandit.program.known import FACTS, fingerprint_of, found_at, place_of, plain_facts
 from ppl_bandit.program.probing import NUMBERS, varied_contexts
 from ppl_bandit.program.supports import extreme_latents
 from ppl_bandit.program.tracing import Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
@@ -71,10 +72,19 @@ class RewardModel:
             return self._facts.fingerprint
         return fingerprint_of(self.program, self.num_arms, self.context, self.outcomes)
 
-    def keep_facts(self) -> None:
-        """Let other processes find what validation learnt about the program."""
-        if self.close_fingerprint is not None:
-            keep_facts(self.program, self.num_arms, self._facts, self.close_fingerprint)
+    def found(self, *words: Any) -> Any:
+        """Return what this process or another kept about this very program, under some words; None if nothing was."""
+        return found_at(self._place(*words), lambda: self.close_fingerprint)
+
+    def keep(self, result: Any, *words: Any) -> None:
+        """Keep something about this very program, for `found`, and what validation learnt about it."""
+        where, own = self._place(*words), self.close_fingerprint
+        if where is not None and own is not None:
+            keep(where + own, result)
+            keep(f"{self._place(FACTS)}{own}", plain_facts(self._facts._replace(fingerprint=own)))
+
+    def _place(self, *words: Any) -> str | None:
+        return place_of(self.program, self.num_arms, self.context, self.outcomes, *words)
 
     @property
     def outcome_groups(self) -> tuple[tuple[str, ...], ...]:

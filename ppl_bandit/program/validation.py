@@ -21,7 +21,7 @@ class Facts(NamedTuple):
     """What validation learnt about a program.
 
     Attributes:
-        fingerprint: its `close_fingerprint`, if that was asked for.
+        fingerprint: its `close_fingerprint`, where these facts were kept.
     """
 
     outcomes: tuple[str, ...]
@@ -43,7 +43,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
         InvalidProgram: with what was found, what was expected and what to write instead.
     """
     outcomes, context = _check_arguments(program, num_arms, context, outcomes)
-    fingerprint, known = find_facts(program, num_arms, context, outcomes)
+    known = find_facts(program, num_arms, context, outcomes)
     if known is not None:
         return known
     trace, longer = (traced(program, context, num_rows) for num_rows in (2, 3))
@@ -69,7 +69,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
         words = "the program's own expected_reward site"
     else:
         words = f"the mean of '{outcomes[0]}', from {mean_way.words}"
-    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups, largest, fingerprint)
+    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups, largest)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

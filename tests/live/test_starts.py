@@ -16,9 +16,9 @@ import pytest
 from ppl_bandit import Bandit, InvalidProgram, Journal, RewardModel, engines, selectors
 from ppl_bandit.live import learning
 from ppl_bandit.live.inputs import Arms
-from ppl_bandit.live.starts import found_at, place_of
+from ppl_bandit.live.starts import words_of
 from ppl_bandit.live.tasks import Task
-from ppl_bandit.numerics import compilation, keeping
+from ppl_bandit.numerics import keeping
 
 
 def conversion(arm):
@@ -50,11 +50,6 @@ def num_built(monkeypatch):
     return lambda: len(built)
 
 
-def settle():
-    """Wait until the background has left what it was to leave."""
-    compilation._BACKGROUND.submit(lambda: None).result()
-
-
 def played(bandit, num_steps=6):
     """Return all that comes out of some steps: probabilities, decisions, evidence, and the posterior."""
     found = []
@@ -71,7 +66,6 @@ def played(bandit, num_steps=6):
 )
 def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, kept_in, num_built):
     first = Bandit(program, 3, num_samples=50, seed=4)
-    settle()
     files = sorted(kept_in.iterdir())
     assert len(files) == 2  # of the program, and of the start on it
     second = Bandit(program, 3, num_samples=50, seed=4)
@@ -88,7 +82,6 @@ def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, ke
 
 def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, num_built, tmp_path):
     Bandit(conversion, 3, num_samples=50)
-    settle()
     bandit = Bandit(conversion, 3, num_samples=50)
     # Traced now: in the middle of it the engine is built.
     bandit.update_many(arms=[0, 1, 2, 2] * 8, rewards=[1.0, 0.0, 1.0, 1.0] * 8)
@@ -114,18 +107,21 @@ def logit(arm):
 
 
 def test_what_was_refused_is_not_proved_again(kept_in, monkeypatch):
-    first = engines.choose(RewardModel(logit, 2)).explanation
+    with jax.enable_x64(True):  # as a live bandit does it
+        first = engines.choose(RewardModel(logit, 2)).explanation
     monkeypatch.setattr(sys.modules["ppl_bandit.engines.choose"], "PROVED", (None, None))  # which cannot be called
+    monkeypatch.setattr("ppl_bandit.program.validation.traced", None)  # nor is the program validated again
     assert engines.choose(RewardModel(logit, 2)).explanation == first
     assert first.engine == "reweight" and "Not exact, because" in first.report
 
 
-def test_a_start_that_is_damaged_is_not_taken_over(kept_in):
-    kept_in.mkdir()
-    task = Task(RewardModel(conversion, 3), Arms(3, None), selectors.double_sampling(), 50, 0, True)
-    place = place_of(task, engines.choose)
-    (kept_in / (place + task.model.close_fingerprint)).write_bytes(b"not a start")
-    assert found_at(place, task) is None
+def test_what_is_damaged_is_not_found(kept_in):
+    model = RewardModel(conversion, 3)
+    model.keep("a start", "words")
+    assert model.found("words") == "a start" and model.found("other words") is None
+    for file in kept_in.iterdir():
+        file.write_bytes(b"not a start")
+    assert model.found("words") is None and RewardModel(conversion, 3).num_arms == 3
 
 
 def test_what_was_cut_or_changed_is_not_read(kept_in):
@@ -141,7 +137,6 @@ def test_what_was_cut_or_changed_is_not_read(kept_in):
 def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, monkeypatch, kept_in):
     kept_in.parent.joinpath("starts").write_text("a file in its place")
     assert Bandit(conversion, 3, num_samples=50).select().arm in range(3)
-    settle()
 
 
 def test_what_cannot_be_written_down_is_not_kept(kept_in):
@@ -155,7 +150,8 @@ def test_the_oldest_starts_are_let_go(kept_in, monkeypatch):
         keeping.keep(f"name-{index}", index)
         os.utime(kept_in / f"name-{index}", (index, index))
     assert {file.name for file in kept_in.iterdir()} == {"name-2", "name-3", "name-4"}
-    assert keeping.newest("name-") == "name-4" and keeping.kept("name-4") == 4 and keeping.kept("name-0") is None
+    assert keeping.is_any_kept("name-") and not keeping.is_any_kept("other-")
+    assert keeping.kept("name-4") == 4 and keeping.kept("name-0") is None
 
 
 def priced(price=1.0, shape=1.0):
@@ -191,8 +187,8 @@ def task_name_of(model, **changed):
     options = {"selector": selectors.double_sampling(), "num_samples": 50, "draws": False, "factory": engines.choose}
     options |= changed
     task = Task(model, Arms(2, None), options["selector"], options["num_samples"], 0, True, options["draws"])
-    parts = place_of(task, options["factory"]), model.close_fingerprint
-    return None if None in parts else parts
+    words = words_of(task, options["factory"])
+    return None if words is None or model.close_fingerprint is None else (model._place(*words), model.close_fingerprint)
 
 
 def test_another_program_or_task_has_another_name(kept_in):
@@ -244,7 +240,7 @@ def test_facts_that_are_found_are_those_that_validation_finds(kept_in, monkeypat
         numpyro.sample("reward", dist.Normal(jnp.sum(level[arm] * context["x"], -1) + context["kind"], 1.0))
 
     model = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
-    model.keep_facts()
+    model.keep(None, "words")
     monkeypatch.setattr("ppl_bandit.program.validation.traced", None)  # it is not called
     again = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
     for name in model._facts._fields:
@@ -254,8 +250,6 @@ def test_facts_that_are_found_are_those_that_validation_finds(kept_in, monkeypat
 
 
 def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(kept_in):
-    RewardModel(priced(), 2).keep_facts()
-
     def make(is_wrong):
         def program(arm):
             rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
@@ -263,7 +257,7 @@ def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(kept_in):
 
         return program
 
-    RewardModel(make(False), 2).keep_facts()  # written the same
+    RewardModel(make(False), 2).keep(None, "words")  # written the same
     for _ in range(2):
         with pytest.raises(InvalidProgram, match="changes with the other rows"):
             RewardModel(make(True), 2)
