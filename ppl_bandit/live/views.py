@@ -158,6 +158,11 @@ class ReadableBandit:
         if self.model.context is None or contexts is not None:
             contexts = contexts_from(self.model, contexts) if is_frame(contexts) else contexts
             num_rows = None if contexts is None else count_rows(self.model, contexts)
+            if num_rows == 0 and self.model.context is not None:
+                raise ValueError(
+                    "contexts must have a leading axis with one row per context, to average over: of a single one give every "
+                    "array in a list"
+                )
             chosen = check_contexts(self.model, contexts, num_rows, "contexts")
         elif played.size:
             chosen = some_contexts(seen)

@@ -74,6 +74,8 @@ def test_a_contextual_summary_averages_over_the_contexts_given(contextual):
 def test_contexts_of_another_shape_are_refused(contextual, plain):
     with pytest.raises(ValueError, match=r"contexts has shape \(2, 3\), expected \(2,\)"):
         contextual.summary(np.ones((2, 3)))
+    with pytest.raises(ValueError, match="leading axis with one row per context"):
+        contextual.summary(1.0)
     with pytest.raises(ValueError, match="the program takes arm alone"):
         plain.summary(np.ones(2))
 
