@@ -92,6 +92,8 @@ class Marginals(NamedTuple):
         table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law, without drawing the latents
             behind them; None where that is no shorter.
         contest: mask of allowed arms (A,), or None -> `Contest`; None where it is not offered.
+        is_mixture: whether they are averages over particles: `best_arm_probs` then takes longer than M draws, and is for those
+            who want the probabilities themselves.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
@@ -101,6 +103,7 @@ class Marginals(NamedTuple):
     pseudo_counts: Callable[[], Float[Array, " A"] | None] | None = None
     table: Callable[[Key, int], Float[Array, "M A"]] | None = None
     contest: Callable[[Bool[Array, " A"] | None], Contest] | None = None
+    is_mixture: bool = False
 
 
 class Selection(NamedTuple):

@@ -3,7 +3,8 @@
 What a selector needs is the law of its decision, not the draws themselves. In order of cost:
 
 1. The engine knows the probability P that each arm is best, and the selector looks at p-hat alone, or at what else the engine
-   knows in closed form: the share of M draws that each arm wins is Multinomial(M, P) / M, and is drawn as such.
+   knows in closed form: the share of M draws that each arm wins is Multinomial(M, P) / M, and is drawn as such. (A P that is
+   an average over particles takes longer than M draws, and is left to selectors that want P itself.)
 2. The engine knows the joint law of the A expected rewards: the table is drawn from it, A numbers a row, not all the latents.
 3. Otherwise the latents are drawn, and the program turns each draw into a row of the table.
 """
@@ -46,7 +47,7 @@ def decide(
     """
     marginals = None if engine.marginals is None else engine.marginals(state, context)
     if marginals is not None and not draws:
-        if selector.spares_table(marginals):
+        if selector.spares_table(marginals) and (selector.is_exact or not marginals.is_mixture):
             assert selector.from_shares is not None and marginals.best_arm_probs is not None
             shares = marginals.best_arm_probs(allowed)
             if not selector.is_exact:

@@ -91,7 +91,7 @@ def mixture_of(
         def best_arm_probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
             return jnp.mean(each(lambda own: own.best_arm_probs(allowed)), axis=0)  # type: ignore[misc]
 
-        return Marginals(cdf, quantile, best_arm_probs if is_independent else None)
+        return Marginals(cdf, quantile, best_arm_probs if is_independent else None, is_mixture=True)
 
     return marginals
 
