@@ -139,7 +139,7 @@ def _compiled_functions(
     return Compiled(
         Ahead(first, is_quick=True, is_portable=is_portable),
         Ahead(select, is_portable=is_portable),
-        Ahead(select_many),
+        Ahead(select_many, is_batch=True),
         Ahead(learn, is_large=is_large, is_portable=is_portable),
         finish,
         in_turn(jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2)),

@@ -31,11 +31,13 @@ use_defaults()  # before anything is compiled
 
 # The older emitters compile in half the time of the new ones, fewer passes in less, and the code is as fast at the sizes of one
 # decision. A hundred operations of a microsecond run faster one after another than handed from thread to thread. Small programs
-# stay in one piece: to cut them up takes longer than compiling the pieces side by side saves.
+# stay in one piece: to cut them up takes longer than compiling the pieces side by side saves. Sums over a few numbers are not
+# worth a call of the library that XLA makes for them.
 _IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-_PLAIN = {"xla_cpu_use_fusion_emitters": False, **_IN_ORDER}
+_PLAIN = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_experimental_ynn_fusion_type": "", **_IN_ORDER}
 _LARGE = {**_PLAIN, "xla_backend_optimization_level": 1}
 _SMALL = {**_PLAIN, "xla_backend_optimization_level": 2, "xla_cpu_parallel_codegen_split_count": 1}
+_BATCH = {**_SMALL, "xla_backend_optimization_level": 3}
 _QUICK = {**_SMALL, "xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 # XLA compiles without the interpreter's lock, so a second core can work while the main thread goes on.
@@ -52,6 +54,7 @@ class Ahead:
 
     Args:
         is_large: whether it has thousands of operations, and is worth more than one core of the compiler.
+        is_batch: whether it does the same for hundreds of rows, and is to be compiled as well as can be.
         is_quick: whether it runs once, and is to be compiled quickly rather than well.
         is_portable: whether other processes are to have what was traced.
 
@@ -62,10 +65,16 @@ class Ahead:
     """
 
     def __init__(
-        self, function: Callable, *, is_large: bool = False, is_quick: bool = False, is_portable: bool = False
+        self,
+        function: Callable,
+        *,
+        is_large: bool = False,
+        is_batch: bool = False,
+        is_quick: bool = False,
+        is_portable: bool = False,
     ):
         self._function = function
-        self._options = _QUICK if is_quick else _LARGE if is_large else _SMALL
+        self._options = _QUICK if is_quick else _LARGE if is_large else _BATCH if is_batch else _SMALL
         self._is_portable = is_portable
         self.portables: dict[str, Portable] = {}
         self._promises: dict[Any, Future[Callable]] = {}

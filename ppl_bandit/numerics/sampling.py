@@ -251,9 +251,11 @@ def _draw_in_lockstep(propose: _Propose, shape: Shape, parameters: Float[Array, 
 def _apart(compute: Callable[[Array], Array], shape: Shape, dtype: DTypeLike) -> Array:
     """Compute an array in a loop of its own, with one turn, number 0, which the compiler cannot tell.
 
-    It would fuse the draws with what is done with them otherwise: inside the caller's own loop over (M, A), whose last axis is
-    too short for vector units, or once more for every use.
+    A CPU's would fuse the draws with what is done with them otherwise: inside the caller's own loop over (M, A), whose last
+    axis is too short for vector units, or once more for every use.
     """
+    if jax.default_backend() != "cpu":
+        return compute(jnp.uint32(0))
 
     def is_first(carry: tuple[Array, Array]) -> Array:
         turn, values = carry

@@ -129,3 +129,29 @@ def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
         error = 4.0 * jnp.std(many, axis=0) / 100**0.5 + 0.01
         assert jnp.all(jnp.abs(jnp.mean(many, axis=0) - whole) <= error)
         assert jnp.allclose(jnp.sum(many, axis=1), 1.0)
+
+
+def test_a_mixture_is_asked_for_its_probabilities_only_by_selectors_that_want_them():
+    """Averaged over particles they take longer than draws, which other selectors do as well with."""
+    with jax.enable_x64(True):
+        model = RewardModel(conversion, 3)
+        exact = engines.conjugate(model)
+        mixture = exact._replace(
+            marginals=lambda state, context: exact.marginals(state, context)._replace(is_mixture=True)
+        )
+        rows = Interaction(jnp.array([0, 0, 0, 0, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
+        state, _ = jax.jit(exact.update)(jr.key(0), exact.init(jr.key(0)), rows)
+
+        def p_hat(engine, rule, draws):
+            parts = model.expected_rewards, engine, rule, state, None, jnp.asarray(7)
+            return decide(jr.key(1), jr.key(2), *parts, num_samples=100, draws=draws).best_arm_probs
+
+        drawn, asked, wanted = jax.jit(
+            lambda: (
+                p_hat(exact, DOUBLE, True),
+                p_hat(mixture, DOUBLE, False),
+                p_hat(mixture, selectors.double_sampling(exact=True), False),
+            )
+        )()
+        np.testing.assert_array_equal(asked, drawn)
+        np.testing.assert_allclose(wanted, exact.marginals(state, None).best_arm_probs(None), rtol=1e-12)

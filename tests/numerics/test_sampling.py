@@ -285,3 +285,12 @@ def test_a_parameter_that_is_no_shape_gives_nan_and_spoils_no_other():
     # Were it rejected for ever, the draw would never return.
     draws = sampling.log_gamma(jr.key(0), jnp.array([jnp.nan, -1e-40, -2.0, jnp.inf, 3.0]), (5,))
     assert np.all(np.isnan(draws[:, :4])) and np.all(np.isfinite(draws[:, 4]))
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (31,), (33, 3)])
+def test_none_of_however_many_draws_is_left_out(shape):
+    """A twentieth of these is rejected at first, and drawn again in groups that need not divide their number."""
+    with jax.enable_x64(True):
+        ratios = sampling.log_gamma(jr.key(0), jnp.full(shape, 0.01), (7,))
+    assert ratios.shape == (7, *shape)
+    assert np.all(np.isfinite(ratios)) and len(np.unique(ratios)) == ratios.size
