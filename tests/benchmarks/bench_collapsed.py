@@ -57,8 +57,12 @@ def engine_of(name, model, capacity):
     return engines.collapsed(model) if name == "collapsed" else getattr(engines, name)(model, capacity=capacity)
 
 
-def stream(engine_name, model, rows):
-    """Return the milliseconds of a row when all are learnt one after another, and how often particles were refreshed."""
+def stream(engine_name, model, rows, num_seeds):
+    """Return the milliseconds of a row when all are learnt one after another, and how often particles were refreshed.
+
+    As means over seeds of the engine, with their standard errors: how often particles are refreshed, and how long that takes,
+    is chance.
+    """
     num_rows = rows.arm.shape[0]
     engine = engine_of(engine_name, model, num_rows)
 
@@ -73,13 +77,17 @@ def stream(engine_name, model, rows):
         compiler_options=in_order_options(),
     )
     jax.block_until_ready(learn(jr.key(0)))
-    started, cpu = time.perf_counter(), time.process_time()
-    num_refreshes, is_trusted = jax.block_until_ready(learn(jr.key(1)))
-    took, cpu = (
-        1e3 * (now - then) / num_rows for now, then in ((time.perf_counter(), started), (time.process_time(), cpu))
-    )
+    found = []
+    for seed in range(1, num_seeds + 1):
+        started, cpu = time.perf_counter(), time.process_time()
+        num_refreshes, is_trusted = jax.block_until_ready(learn(jr.key(seed)))
+        times = time.perf_counter() - started, time.process_time() - cpu
+        found.append((*(1e3 * seconds / num_rows for seconds in times), num_refreshes[-1], np.mean(is_trusted)))
+    took, cpu, refreshes, trusted = np.mean(found, axis=0)
+    error = np.std(found, axis=0, ddof=1)[1] / np.sqrt(num_seeds) if num_seeds > 1 else np.nan
     return (
-        f"{took:.2f} ms a row ({cpu:.2f} of CPU), {int(num_refreshes[-1])} refreshes, trusted {np.mean(is_trusted):.3f}"
+        f"{took:.2f} ms a row ({cpu:.2f} ± {error:.2f} of CPU), {refreshes:.1f} refreshes, trusted {trusted:.4f}, "
+        f"{num_seeds} seeds"
     )
 
 
@@ -153,7 +161,7 @@ def main():
     parser.add_argument("--rows", default="100,1000,10000")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--stream", type=int)
-    parser.add_argument("--seeds", type=int, default=1, help="of the engine, over which errors are averaged")
+    parser.add_argument("--seeds", type=int, default=1, help="of the engine, over which errors, or times, are averaged")
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--limit", type=float, default=420.0, help="seconds of one job")
     options = parser.parse_args()
@@ -164,7 +172,7 @@ def main():
         loaded = load(name)
         for engine_name in options.engines.split(","):
             if options.stream is not None:
-                said = stream(engine_name, loaded[0], rows_of(*loaded, options.stream))
+                said = stream(engine_name, loaded[0], rows_of(*loaded, options.stream), options.seeds)
                 print(f"{name:>20} {engine_name:>9} stream of {options.stream}: {said}", flush=True)
                 continue
             for num_rows in map(int, options.rows.split(",")):
