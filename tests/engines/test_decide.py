@@ -104,10 +104,11 @@ def test_every_route_has_the_law_of_the_draws(program, context, rewards, route):
     "rule",
     [
         selectors.information_directed(),
-        pytest.param(selectors.optimistic_gittins(100), marks=pytest.mark.slow),
+        selectors.optimistic_gittins(100),
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
     """Such as one that offers a mixture's P(best) but not its tails: the selector reads the table then."""
     with jax.enable_x64(True):

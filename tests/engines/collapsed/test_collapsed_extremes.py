@@ -35,6 +35,7 @@ def learn():
         yield one
 
 
+@pytest.mark.slow
 def test_one_outlier_far_beyond_the_prior_takes_the_particles_along(learn):
     """Rewards of 2 and one of 3,000: a noise of some 50 prior standard deviations, to within 1%.
 

@@ -255,6 +255,7 @@ def test_the_k_hat_of_weights_whose_tail_is_found_in_single_precision_is_that_of
         assert any(fires) and not all(fires)
 
 
+@pytest.mark.slow
 def test_a_factor_is_part_of_the_prior():
     """Rates a ~ Gamma(2, g), g ~ Gamma(3, 2), weighed by exp(-.3 sum a): integrated over g by quadrature.
 
