@@ -211,7 +211,8 @@ def _log_gamma_ratio(key: Key, concentration: Array, sample_shape: Shape) -> Arr
 def _draw_in_groups(propose: _Propose, shape: Shape, parameters: Float[Array, "R 1"]) -> Float[Array, "R S"]:
     """Propose once for all elements, and then for one rejected element at a time of every group of them, until none is left.
 
-    Few are rejected, and to propose for all of them again would take as long as the first time.
+    Few are rejected, and to propose for all of them again would take as long as the first time: longer, since a loop that keeps
+    in place what was accepted is not computed in vectors.
     """
     num_elements = math.prod(shape)
     num_groups = max(1, -(-num_elements // _GROUP))
