@@ -24,7 +24,8 @@ from ppl_bandit.types import Key
 
 __all__ = ["Moved", "follow", "max_memory", "where_wanted"]
 
-_MIN_MOVES, _MAX_MOVES = 8, 240  # with 60, one in eight streams of `ridge_regression` had a refresh that still remembered
+_MIN_MOVES = 8
+_MAX_MOVES = 240  # with 60, one in eight streams of `ridge_regression` had a refresh that still remembered
 _MAX_STAGES = 200  # of a path: one outlier of 1e4 prior standard deviations takes 150
 _HALF_DF = 3  # 6 degrees of freedom: a chi-squared of an even number is a sum of exponentials
 _BISECTIONS = 16
