@@ -28,6 +28,7 @@ LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
     "svi": engines.nuts,
 }
 _MAX_EXAMPLES = 8  # refused rows for which another engine is sought
+_RENEWED = ("collapsed", "reweight")  # engines whose draws are renewed as rewards come
 _PATIENCE = 10  # times in a row that draws may be renewed and lack evidence
 
 _LOGGER = logging.getLogger("ppl_bandit")
@@ -40,9 +41,9 @@ class NotCertified(ValueError):
 def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[Learner, Any, list[str]]:
     """Learn rows on top of a history, moving up the ladder with all of it where the evidence is missing.
 
-    On the last rung the draws are kept, with one warning; and on that of `reweight` until they were renewed some times more,
-    which mostly brings the evidence: a posterior is hardest while there are few rewards, and the engine above takes a hundred
-    times as long for each.
+    On the last rung the draws are kept, with one warning; and on those of `collapsed` and `reweight` until they were renewed
+    some times more, which mostly brings the evidence: a posterior is hardest while there are few rewards, and the engine above
+    takes many times as long for each.
     Nothing is changed; what is returned takes over, or nothing does.
 
     Returns:
@@ -97,9 +98,10 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
 def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:
     """Tell whether draws without evidence may be kept for now: enough of them count, and more rewards renew them."""
     engine = learner.engine
-    if engine.explanation.engine != "reweight" or rows.arms.size > 1:
+    if engine.explanation.engine not in _RENEWED or rows.arms.size > 1:
         return False
-    return bool(info.ess >= MIN_ESS_SHARE * engine.settings["num_particles"]) and not bool(info.is_full)
+    is_sound = bool(getattr(info, "may_recover", True)) and not bool(info.is_full)
+    return is_sound and bool(info.ess >= MIN_ESS_SHARE * engine.settings["num_particles"])
 
 
 def _next_to_exact(refused: Interaction | None, model: RewardModel) -> Engine:
@@ -159,6 +161,6 @@ def _doubts(engine: str, info: Any) -> str:
     shown = ", ".join(
         f"{name.replace('_', ' ')} {float(value):.3g}"
         for name, value in facts.items()
-        if np.ndim(value) == 0 and name not in ("is_trusted", "is_full")
+        if np.ndim(value) == 0 and name not in ("is_trusted", "may_recover", "is_full")
     )
     return f"the draws of the {engine} engine lack evidence ({shown})"

@@ -103,20 +103,21 @@ class FakeInfo(NamedTuple):
     ess: jax.Array
     num_refreshes: jax.Array
     is_full: jax.Array
+    may_recover: jax.Array
 
 
 def fake(name):
     """An engine whose draws lack evidence after a reward below 0, and all but a few of them after one below -1.
 
-    They are renewed with every second reward.
+    They are renewed with every second reward, and beyond repair after one below -2.
     """
 
     def factory(model):
         def update(key, state, interaction):
             lowest = jnp.min(interaction.reward)
-            ess = jnp.where(lowest < -1.0, 50.0, 900.0)
+            ess = jnp.where((lowest < -1.0) & (lowest >= -2.0), 50.0, 900.0)
             num = state + interaction.arm.shape[0]
-            return num, FakeInfo(lowest >= 0.0, ess, (num + 1) // 2, jnp.array(False))
+            return num, FakeInfo(lowest >= 0.0, ess, (num + 1) // 2, jnp.array(False), lowest >= -2.0)
 
         def sample(key, state, num_samples):
             return {"mean": jr.normal(key, (num_samples, 2))}
@@ -133,10 +134,10 @@ def plain(arm):
     numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
 
 
-@pytest.fixture
-def doubter(monkeypatch):
-    monkeypatch.setattr(ladder, "LADDER", {"reweight": fake("nuts")})
-    monkeypatch.setattr(engines, "reweight", fake("reweight"))
+@pytest.fixture(params=["reweight", "collapsed"])
+def doubter(request, monkeypatch):
+    monkeypatch.setattr(ladder, "LADDER", {request.param: fake("nuts")})
+    monkeypatch.setattr(engines, "reweight", fake(request.param))
     return Bandit(plain, 2, engine=engines.reweight, num_samples=10)
 
 
@@ -146,17 +147,18 @@ def give(bandit, *rewards):
 
 
 def test_draws_without_evidence_are_kept_while_the_next_rewards_may_bring_it(doubter, tmp_path):
+    name = doubter.explanation.engine
     with pytest.warns(UserWarning, match="renewed as rewards come, so these draws are used with caution"):
         give(doubter, -0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one warning is enough
         give(doubter, *[-0.5] * 17)  # 18 rewards, 9 renewals
-        assert "NOT TRUSTED" in doubter.explain() and doubter.explanation.engine == "reweight"
+        assert "NOT TRUSTED" in doubter.explain() and doubter.explanation.engine == name
         doubter.save(tmp_path / "doubted")
         give(doubter, 1.0)
         assert "NOT TRUSTED" not in doubter.explain()
         give(doubter, *[-0.5] * 19)
-    assert doubter.explanation.engine == "reweight" and doubter.num_rewards == 38
+    assert doubter.explanation.engine == name and doubter.num_rewards == 38
     with pytest.warns(UserWarning, match="uses the nuts engine, with all 39 rewards replayed"):
         give(doubter, -0.5)
     # How often they were renewed in vain is saved with it.
@@ -165,10 +167,11 @@ def test_draws_without_evidence_are_kept_while_the_next_rewards_may_bring_it(dou
         give(loaded, -0.5)
 
 
-def test_draws_of_which_few_count_are_replaced_at_once(doubter):
+@pytest.mark.parametrize("reward", [-1.5, -2.5], ids=["few count", "beyond repair"])
+def test_draws_that_no_reward_will_mend_are_replaced_at_once(doubter, reward):
     give(doubter, 1.0)
     with pytest.warns(UserWarning, match="uses the nuts engine, with all 2 rewards replayed"):
-        give(doubter, -1.5)
+        give(doubter, reward)
 
 
 def test_a_batch_whose_draws_lack_evidence_leads_to_the_next_engine(doubter):

@@ -52,6 +52,8 @@ class CollapsedInfo(NamedTuple):
 
     Attributes:
         is_trusted: whether every row is certified, the weights are even and the last refresh was sound.
+        may_recover: whether all that lacks, if anything does, is what the next refresh may bring: even weights, or particles
+            that have forgotten where they started.
         ess: effective sample size of the particles' weights.
         k_hat: Pareto k-hat of the weights.
         memory: how far particles still resembled where they started when the last refresh ended.
@@ -64,6 +66,7 @@ class CollapsedInfo(NamedTuple):
     """
 
     is_trusted: Bool[Array, ""]
+    may_recover: Bool[Array, ""]
     ess: Float[Array, ""]
     k_hat: Float[Array, ""]
     memory: Float[Array, ""]
@@ -168,7 +171,8 @@ def _update(
 
     log_weights = finite_weights(learnt.ends - state.log_targets)
     weighed, k_hat = weigh(log_weights), pareto_k_hat(log_weights)
-    is_stale = (weighed.ess < num_particles / 2) | (k_hat > MAX_K_HAT)
+    # Particles that have not forgotten where they started are moved again with the next row, whatever it says.
+    is_stale = (weighed.ess < num_particles / 2) | (k_hat > MAX_K_HAT) | ~_has_forgotten(state)
     start = Moved(
         state.particles,
         state.log_targets,
@@ -202,11 +206,12 @@ def _update(
     )
     after = bare._replace(reading=after.reading)
     is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
-    is_forgotten = (after.num_refreshes == 0) | (after.memory <= max_memory(num_particles))
     is_finite = jnp.isfinite(after.log_evidence)
     is_resolved = weights @ (roundings_of(posterior, after) > MAX_ROUNDING).astype(weights.dtype) <= _MAX_ROUNDED
+    may_recover = is_sound & has_room & is_inside & is_finite & is_resolved
     return after, CollapsedInfo(
-        is_sound & has_room & is_fresh & is_forgotten & is_inside & is_finite & is_resolved,
+        may_recover & is_fresh & _has_forgotten(after),
+        may_recover,
         ess,
         k_hat,
         after.memory,
@@ -218,6 +223,11 @@ def _update(
         excess,
         ~has_room,
     )
+
+
+def _has_forgotten(state: CollapsedState) -> Bool[Array, ""]:
+    """Tell whether the last refresh, if there was one, left particles that do not resemble where they started."""
+    return (state.num_refreshes == 0) | (state.memory <= max_memory(state.particles.shape[0]))
 
 
 def _sound_rows(rows: Interaction) -> Interaction:

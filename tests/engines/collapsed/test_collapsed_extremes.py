@@ -28,9 +28,8 @@ def learn():
         engine = engines.collapsed(RewardModel(unknown_noise, 2), num_particles=300)
         prior, update = jax.jit(engine.init)(jr.key(0)), jax.jit(engine.update)
 
-        def one(rewards):
-            state, info = update(jr.key(1), prior, Interaction(jnp.asarray(ARMS), jnp.asarray(rewards)))
-            return np.exp(np.asarray(state.particles[:, 0])), info
+        def one(rewards, state=prior):
+            return update(jr.key(1), state, Interaction(jnp.asarray(ARMS), jnp.asarray(rewards)))
 
         yield one
 
@@ -44,7 +43,8 @@ def test_one_outlier_far_beyond_the_prior_takes_the_particles_along(learn):
     """
     rewards = np.full(12, 2.0)
     rewards[-1] = 3000.0
-    noise, info = learn(rewards)
+    state, info = learn(rewards)
+    noise = np.exp(np.asarray(state.particles[:, 0]))
     grid = np.linspace(30.0, 90.0, 20_001)
     log_density = -0.5 * grid**2
     for own in (rewards[ARMS == 0], rewards[ARMS == 1]):
@@ -61,7 +61,8 @@ def test_one_outlier_far_beyond_the_prior_takes_the_particles_along(learn):
 
 def test_rewards_that_leave_no_noise_at_all_are_not_trusted(learn):
     """Equal rewards: the likelihood grows without bound as the noise goes to 0, where a log density is nothing but rounding."""
-    assert not bool(learn(np.full(12, 2.0))[1].is_trusted)
+    _, info = learn(np.full(12, 2.0))
+    assert not bool(info.is_trusted) and not bool(info.may_recover)  # and no later reward makes it right
 
 
 def test_a_path_that_stages_do_not_suffice_for_is_not_trusted(learn):
@@ -70,3 +71,17 @@ def test_a_path_that_stages_do_not_suffice_for_is_not_trusted(learn):
     rewards[-1] = 1e5
     _, info = learn(rewards)
     assert not bool(info.is_trusted) and float(info.ess) < 150
+    assert bool(info.may_recover)
+
+
+def test_particles_that_remember_where_they_started_are_moved_again_with_the_next_rows(learn):
+    rewards = np.random.default_rng(4).normal(2.0, 1.0, size=12)
+    state, _ = learn(rewards)
+    while True:
+        before = state
+        state, info = learn(rewards, before)
+        if info.num_refreshes == before.num_refreshes:  # these rows alone call for no refresh
+            break
+    assert info.is_trusted
+    _, info = learn(rewards, before._replace(memory=jnp.asarray(0.9)))
+    assert info.num_refreshes == before.num_refreshes + 1 and info.memory < 0.3 and info.is_trusted
