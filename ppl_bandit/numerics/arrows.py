@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.products import log_product, sum_along
+from ppl_bandit.numerics.products import UNROLLED, log_product, sum_along
 
 __all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "steps_along", "times"]
 
@@ -97,7 +97,7 @@ def gaussian_integral(
     """
     parts = _eliminate(arrow, linear)
     smallest = _ROUNDINGS * jnp.finfo(linear.dtype).eps
-    gains, log_dets = [], []
+    gains, pivots = [], []
     for factor, side, matrix, axis in (
         (parts.leaf, parts.leaf_side, arrow.leaves, 2),
         (parts.core, parts.core_side, arrow.core, 1),
@@ -107,7 +107,10 @@ def gaussian_integral(
             diagonal = _stacked([matrix[(*at, i, i)] for i in range(matrix.shape[axis])], axis)
             known = jnp.where(factor.pivots > smallest * diagonal, factor.pivots, jnp.nan)
             gains.append(0.5 * sum_along(_flat(side * side * factor.inverses, axis), 1))
-            log_dets.append(log_product(_flat(known, axis), 1))
+            pivots.append(_flat(known, axis))
+    if sum(known.shape[1] for known in pivots) <= UNROLLED:  # one logarithm for all, and no copy of them
+        pivots = [jnp.concatenate(pivots, axis=1)]
+    log_dets = [log_product(known, 1) for known in pivots]
     return sum(gains[1:], start=gains[0]), sum(log_dets[1:], start=log_dets[0])
 
 

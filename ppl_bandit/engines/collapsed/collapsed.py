@@ -191,9 +191,10 @@ def _update(
     weights, ess, log_mean = jax.lax.cond(has_moved, lambda: weigh(finite_weights(moved.log_weights)), lambda: weighed)
     k_hat = jnp.where(has_moved, 0.0, k_hat)
     is_fresh = (ess >= num_particles / 2) & (k_hat <= MAX_K_HAT)
-    predictive = moved.log_ratio + log_mean - weigh(finite_weights(learnt.befores - state.log_targets)).log_mean
+    predictive = moved.log_ratio + log_mean - learnt.before
     after = learnt.settle(moved, has_moved)._replace(
         log_weights=log_weights,
+        log_mean=log_mean,
         log_evidence=state.log_evidence + predictive + learnt.common,
         squared_error=moved.squared_error,
         memory=moved.memory,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.buffer import Buffer, empty_buffer
-from ppl_bandit.engines.approximate.diagnostics import variance_of_mean, weight_ess
+from ppl_bandit.engines.approximate.diagnostics import finite_weights, variance_of_mean, weigh, weight_ess
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.outer import without
 from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics, precision_of
@@ -59,6 +59,7 @@ class CollapsedState(NamedTuple):
         reading: what the particles say before any data, about the centre: it stays while they do. None where it is too large.
         log_targets: log density, inner sites integrated out, of which the particles are an equally weighted sample.
         log_weights: from there to the posterior.
+        log_mean: log of the mean of these weights.
         log_evidence: log p(data); with forgetting, the sum of log predictive densities.
         squared_error: of the log evidence, up to the last refresh.
         memory, acceptance: of the last refresh; see `particles`.
@@ -72,6 +73,7 @@ class CollapsedState(NamedTuple):
     reading: Reading | None
     log_targets: Float[Array, " M"]
     log_weights: Float[Array, " M"]
+    log_mean: Float[Array, ""]
     log_evidence: Float[Array, ""]
     squared_error: Float[Array, ""]
     memory: Float[Array, ""]
@@ -135,6 +137,8 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
         generated = plain.log_targets(plain.read(centre, particles), kept)
     is_finite = jnp.isfinite(targets) & jnp.isfinite(generated)
     zero = jnp.zeros((), particles.dtype)
+    # What this precision cannot resolve has no weight.
+    log_weights = jnp.where(is_finite, targets - generated, -jnp.inf)
     is_held = sum(leaf.size for leaf in jax.tree.leaves(reading)) <= _MAX_HELD
     return CollapsedState(
         empty_buffer(model, capacity if posterior.store is None else 0),
@@ -142,9 +146,9 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
         centre,
         particles,
         reading if is_held else None,
-        # What this precision cannot resolve has no weight.
         jnp.where(is_finite, generated, 0.0),
-        jnp.where(is_finite, targets - generated, -jnp.inf),
+        log_weights,
+        weigh(finite_weights(log_weights)).log_mean,
         zero,
         zero,
         zero,

@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.approximate.buffer import append, read, row_mask
+from ppl_bandit.engines.approximate.diagnostics import finite_weights, weigh
 from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional, Reading, reading_of
 from ppl_bandit.engines.collapsed.inspection import certify_rows
 from ppl_bandit.engines.collapsed.particles import Moved, where_wanted
@@ -28,7 +29,7 @@ class Learnt(NamedTuple):
 
     Attributes:
         ends: log targets of the particles with the new rows.
-        befores: without them, older rows forgotten by the discount.
+        before: log of their mean weight without them, older rows forgotten by the discount.
         common: what the new rows add to all log targets, and is left out of them.
         path: (data, positions, part) -> log targets, from the old data to the new; it closes over no traced value.
         data: what the path reads.
@@ -36,7 +37,7 @@ class Learnt(NamedTuple):
     """
 
     ends: Float[Array, " M"]
-    befores: Float[Array, " M"]
+    before: Float[Array, ""]
     common: Float[Array, ""]
     path: Callable[[Any, Array, Array], Array]
     data: Any
@@ -124,22 +125,28 @@ def learn_by_sums(
         return jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(a), a, b), there, centre)
 
     reading = reading_of(posterior, state)
-    befores = (
-        state.log_targets + state.log_weights
-        if posterior.discount == 1.0
-        else posterior.log_targets(reading, forgotten)
-    )
+    before = _mean_before(posterior, state, reading, forgotten)
     common = store.common(kept) - store.common(forgotten)
     if _adds_up(posterior, centre.real.dtype):
         fresh_natural, layout = fresh.natural, posterior.split.layout
-        before = posterior.total(reading, forgotten).natural
-        gained = jax.vmap(lambda own: change_of_one(layout, own, fresh_natural), in_axes=-1)(before)
+        own = posterior.total(reading, forgotten).natural
+        gained = jax.vmap(lambda each: change_of_one(layout, each, fresh_natural), in_axes=-1)(own)
         ends = where_wanted(
-            lambda data: posterior.log_targets(*data), (reading, kept), befores + gained, ~changes_one(fresh_natural)
+            lambda data: posterior.log_targets(*data),
+            (reading, kept),
+            state.log_targets + state.log_weights + gained,
+            ~changes_one(fresh_natural),
         )
     else:
         ends = posterior.log_targets(reading, kept)
-    return Learnt(ends, befores, common, path, (centre, state.kept, kept), settle)
+    return Learnt(ends, before, common, path, (centre, state.kept, kept), settle)
+
+
+def _mean_before(posterior: Conditional, state: CollapsedState, reading: Reading, forgotten: Any) -> Float[Array, ""]:
+    """Return the log of the particles' mean weight before new rows, older ones forgotten by the discount."""
+    if posterior.discount == 1.0:
+        return state.log_mean
+    return weigh(finite_weights(posterior.log_targets(reading, forgotten) - state.log_targets)).log_mean
 
 
 def _adds_up(posterior: Conditional, dtype: Any) -> bool:
@@ -202,9 +209,9 @@ def learn_by_rows(
         )
 
     reading = reading_of(posterior, state)
-    befores = state.log_targets + state.log_weights if discount == 1.0 else posterior.log_targets(reading, forgotten)
+    before = _mean_before(posterior, state, reading, forgotten)
     ends = posterior.log_targets(reading, kept)
-    return Learnt(ends, befores, jnp.zeros_like(state.log_evidence), path, (centre, old_weights, data), settle)
+    return Learnt(ends, before, jnp.zeros_like(state.log_evidence), path, (centre, old_weights, data), settle)
 
 
 def _read_again(

@@ -155,14 +155,24 @@ def change_of_one(layout: Layout, before: Natural, fresh: Natural) -> Float[Arra
     terms = []
     if fresh.unit.size:
         index = jnp.argmax(_changed_units(fresh))
-        old = before.unit[index]
-        terms.append(_units(*(old + fresh.unit[index])) - _units(*old))
+        terms.append(_change_of_unit(before.unit[index], fresh.unit[index]))
     if layout.power.size:
         index = jnp.argmax(_changed_scales(fresh))
         shape, rate = before.log_scale[index] + 1.0 / jnp.asarray(layout.power)[index], -before.scale[index]
         after = _scales(shape + fresh.log_scale[index], rate - fresh.scale[index])
         terms.append(after - _scales(shape, rate))
     return sum(terms, start=jnp.zeros(()))
+
+
+def _change_of_unit(old: Float[Array, " 2"], new: Float[Array, " 2"]) -> Float[Array, ""]:
+    """Return the change by new successes and failures; one trial has one logarithm, of its probability, for six log gammas."""
+    successes, failures = old[0] + 1.0, old[1] + 1.0
+    is_success, is_failure = (jnp.all(new == np.array(trial)) for trial in ((1.0, 0.0), (0.0, 1.0)))
+
+    def of_one_trial() -> Array:
+        return jnp.log(jnp.where(is_success, successes, failures) / (successes + failures))
+
+    return jax.lax.cond(is_success | is_failure, of_one_trial, lambda: _units(*(old + new)) - _units(*old))
 
 
 def _changed_units(fresh: Natural) -> Bool[Array, " U"]:
