@@ -1,9 +1,9 @@
 """The edge of the live bandit: the pure functions of an engine and a selector, fused and compiled.
 
 A step is two calls and two transfers: a decision comes back as one row of numbers, an update leaves its state on the device and
-sends one row, its verdict. Functions are compiled once for all bandits that share a model, an engine and a selector. Keys are
-made inside: from the seed, for a purpose, and for the number of the decision or of the rows seen, so that the same calls give
-the same decisions.
+sends one row, its verdict. Between calls a state is held as few arrays. Functions are compiled once for all bandits that share
+a model, an engine and a selector. Keys are made inside: from the seed, for a purpose, and for the number of the decision or of
+the rows seen, so that the same calls give the same decisions.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jaxtyping import Array
 from ppl_bandit.engines.decide import decide
 from ppl_bandit.numerics.bits import fold_key
 from ppl_bandit.numerics.compilation import Ahead, in_order_options
-from ppl_bandit.numerics.packing import pack, unpacker
+from ppl_bandit.numerics.packing import Joined, Joining, pack, unpacker
 from ppl_bandit.numerics.turns import in_turn
 from ppl_bandit.program.probing import feasible_latents
 from ppl_bandit.program.recording import recorded
@@ -46,14 +46,14 @@ class Verdict(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """Compiled functions of a seed and a state; numbers are NumPy's, of 64 bits.
+    """Compiled functions of a seed and a state as it is held; numbers are NumPy's, of 64 bits.
 
     Attributes:
         init: seed -> what `finish` takes, of the prior.
-        select: (seed, state, number, context, allowed) -> a packed `Selection`, of the decision of that number, from 0.
-        select_many: (seed, state, numbers, contexts, allowed) -> packed selections, one per row.
-        learn: (seed, state, numbers, contexts) -> what `finish` takes, with `row_numbers`: one transfer for all of them.
-        finish: number of rows, 0 for `init` -> what turns that into (state, `Verdict`), once it was traced.
+        select: (seed, held, number, context, allowed) -> a packed `Selection`, of the decision of that number, from 0.
+        select_many: (seed, held, numbers, contexts, allowed) -> packed selections, one per row.
+        learn: (seed, held, numbers, contexts) -> what `finish` takes, with `row_numbers`: one transfer for all of them.
+        finish: number of rows, 0 for `init` -> what turns that into (held, `Verdict`), once it was traced.
         draw: (seed, state, M) -> draws for reading.
         expected: (seed, state, context, M) -> (M, A) expected rewards for reading.
     """
@@ -65,6 +65,17 @@ class Compiled(NamedTuple):
     finish: dict[int, "Finish"]
     draw: Callable
     expected: Callable
+
+    def hold(self, state: Any) -> Any:
+        """Return a state of NumPy arrays as these functions take it."""
+        joining = self.finish[0].joining
+        return state if joining is None or not joining.fits(state) else joining.join(state)
+
+    def state(self, held: Any) -> Any:
+        """Return a state as the engine knows it, of NumPy arrays where it was held otherwise."""
+        if not isinstance(held, Joined):
+            return held
+        return _opened(self.finish, Joined(tuple(np.asarray(array) for array in held.arrays)))
 
 
 def compiled_functions(
@@ -108,28 +119,33 @@ def _compiled_functions(
     def expected(key: Array, state: Any, context: Any, num: int) -> Array:
         return expected_rewards(sample(key, state, num), context)
 
-    def select(seed: Array, state: Any, number: Array, context: Any, allowed: Array) -> Array:
+    finish: dict[int, Finish] = {}
+    opened = functools.partial(_opened, finish)
+
+    def select(seed: Array, held: Any, number: Array, context: Any, allowed: Array) -> Array:
         keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)
         options: dict[str, Any] = {"num_samples": num_samples, "allowed": allowed, "draws": draws}
-        return pack(decide(*keys, expected_rewards, engine, selector, state, context, number + 1, **options))
+        return pack(decide(*keys, expected_rewards, engine, selector, opened(held), context, number + 1, **options))
 
-    def select_many(seed: Array, state: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
-        return jax.vmap(lambda number, context: select(seed, state, number, context, allowed))(numbers, contexts)
-
-    finish: dict[int, Finish] = {}
+    def select_many(seed: Array, held: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
+        return jax.vmap(lambda number, context: select(seed, held, number, context, allowed))(numbers, contexts)
 
     def hand_over(num_rows: int, state: Any, verdict: Any) -> tuple[list[Array], Array]:
-        """Return the arrays that hold anything, and one row of numbers; how to undo that is noted while it is traced."""
-        finish[num_rows] = Finish(state, verdict)
+        """Return arrays, and one row of numbers; how to undo that is noted while it is traced."""
+        if num_rows:
+            joining = finish[0].joining
+        else:
+            joining = None if is_large else Joining(state)
+        found = finish[num_rows] = Finish(state, verdict, joining)
         row = pack(verdict) if num_rows else jnp.zeros(0)
-        return [leaf for leaf in jax.tree.leaves(state) if leaf.size], row
+        return found.arrays_of(state), row
 
     def first(seed: Array) -> tuple[list[Array], Array]:
         return hand_over(0, init(jr.key(seed)), ())
 
-    def learn(seed: Array, state: Any, numbers: Array, contexts: Any) -> tuple[list[Array], Array]:
+    def learn(seed: Array, held: Any, numbers: Array, contexts: Any) -> tuple[list[Array], Array]:
         num_seen, rows = _rows_of(model, numbers, contexts)
-        after, info = update(_key(seed, _UPDATE, num_seen), state, rows)
+        after, info = update(_key(seed, _UPDATE, num_seen), opened(held), rows)
         possible = in_support(some_latents(), rows)
         is_possible = jnp.all(jnp.stack([jnp.all(fits) for fits in possible.values()]))
         verdict = Verdict(is_possible, possible, info)
@@ -142,9 +158,12 @@ def _compiled_functions(
         Ahead(select_many, is_batch=True),
         Ahead(learn, is_large=is_large, is_portable=is_portable),
         finish,
-        in_turn(jit(lambda seed, state, num: sample(_key(seed, _READ, 0), state, num), static_argnums=2)),
+        in_turn(jit(lambda seed, held, num: sample(_key(seed, _READ, 0), opened(held), num), static_argnums=2)),
         in_turn(
-            jit(lambda seed, state, context, num: expected(_key(seed, _READ, 0), state, context, num), static_argnums=3)
+            jit(
+                lambda seed, held, context, num: expected(_key(seed, _READ, 0), opened(held), context, num),
+                static_argnums=3,
+            )
         ),
     )
 
@@ -155,28 +174,46 @@ class Finish:
     Args:
         state: one like it.
         verdict: one like that which comes with it.
+        joining: how the states of a bandit are joined to few arrays, which has no use for one of another form; None where
+            they are not, because they grow.
 
     Attributes:
         forms: both, without their numbers.
     """
 
-    def __init__(self, state: Any, verdict: Any):
+    def __init__(self, state: Any, verdict: Any, joining: Joining | None):
         self.forms = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, verdict))
+        self.joining = joining if joining is not None and joining.fits(state) else None
         self._treedef: Any = jax.tree.structure(state)
         self._unpack = unpacker(verdict)
 
+    def arrays_of(self, state: Any) -> list[Array]:
+        """Return what is handed over of a state: the arrays that hold anything."""
+        if self.joining is not None:
+            return list(self.joining.join(state).arrays)
+        return [leaf for leaf in jax.tree.leaves(state) if leaf.size]
+
     def __call__(self, returned: Any) -> tuple[Any, Any]:
-        """Return the state, and the verdict on what led to it."""
-        leaves, row = returned
+        """Return the state as it is held, and the verdict on what led to it."""
+        arrays, row = returned
+        verdict = self._unpack(np.asarray(row))
+        if self.joining is not None:
+            return Joined(tuple(arrays)), verdict
         for i, empty in self._empty:
-            leaves.insert(i, empty)
-        return self._treedef.unflatten(leaves), self._unpack(np.asarray(row))
+            arrays.insert(i, empty)
+        return self._treedef.unflatten(arrays), verdict
 
     @functools.cached_property
     def _empty(self) -> list[tuple[int, jax.Array]]:
         """Where to put the arrays that hold nothing."""
         forms = enumerate(jax.tree.leaves(self.forms[0]))
         return [(i, jax.device_put(np.zeros(form.shape, form.dtype))) for i, form in forms if not form.size]
+
+
+def _opened(finish: Mapping[int, Finish], held: Any) -> Any:
+    """Return a state as the engine knows it."""
+    joining = finish[0].joining if isinstance(held, Joined) else None
+    return held if joining is None else joining.cut(held)
 
 
 def row_numbers(num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -35,7 +35,7 @@ def decide(task: Task, learner: Learner, number: int, context: Any, allowed: np.
     check_horizon(number + 1, task.selector.horizon)
     with jax.enable_x64(True):
         mask = _mask(allowed.tobytes())
-        row = learner.run.select(learner.seed, learner.state, np.int64(number), context, mask)
+        row = learner.run.select(learner.seed, learner.held, np.int64(number), context, mask)
         return _chosen(np.asarray(row)[None])
 
 
@@ -49,7 +49,7 @@ def decide_many(task: Task, learner: Learner, numbers: np.ndarray, contexts: Any
         ValueError: if the expected rewards of any are not finite, or the selector's horizon would be passed.
     """
     check_horizon(int(numbers[-1]) + 1, task.selector.horizon)
-    run, seed, state = learner.run, learner.seed, learner.state
+    run, seed, held = learner.run, learner.seed, learner.held
     sizes = pieces(numbers.size, _SIZES)
     ends = np.cumsum(sizes).tolist()
     with jax.enable_x64(True):
@@ -57,14 +57,14 @@ def decide_many(task: Task, learner: Learner, numbers: np.ndarray, contexts: Any
 
     def arguments(start: int, size: int) -> Any:
         part = jax.tree.map(lambda leaf: leaf[start : start + size], (numbers, contexts))
-        return seed, state, *pad_rows(part, part[0].size, size), mask
+        return seed, held, *pad_rows(part, part[0].size, size), mask
 
     def rows(start: int, size: int) -> np.ndarray:
         with jax.enable_x64(True):  # a flag of this thread's own
             if size > 1:
                 return np.asarray(run.select_many(*arguments(start, size)))
             part = jax.tree.map(lambda leaf: leaf[start], (numbers, contexts))
-            return np.asarray(run.select(seed, state, *part, mask))[None]
+            return np.asarray(run.select(seed, held, *part, mask))[None]
 
     starts = [end - size for end, size in zip(ends, sizes, strict=True)]
     for size in set(sizes) - {1}:  # traced here: other threads must not run the program

@@ -54,14 +54,14 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         NotCertified: for a datum that is not conjugate, where the user insists on an exact engine.
     """
     explanation = learner.engine.explanation
-    state, info = fold(task, learner, len(history), rows)
+    held, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
-        after = learner._replace(state=state, doubts="", num_doubted=0)
+        after = learner._replace(held=held, doubts="", num_doubted=0)
         num_refreshes = int(getattr(info, "num_refreshes", 0))
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
             _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
-        return prepare_growth(task, after, learner.state, len(history) + rows.arms.size), info, []
+        return prepare_growth(task, after, learner.held, len(history) + rows.arms.size), info, []
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
         raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
@@ -75,7 +75,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     if factory is None or is_patient:
         rest = "they are renewed as rewards come" if is_patient else "no engine is left to move to"
         after = learner._replace(
-            state=state, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
+            held=held, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
         )
         return after, info, [] if learner.has_warned else [f"{why}; {rest}, so these draws are used with caution"]
     above = start(task, factory)._replace(has_warned=learner.has_warned)

@@ -27,7 +27,7 @@ class Learner(NamedTuple):
 
     Attributes:
         run: the engine's functions, compiled.
-        state: the engine's.
+        held: the engine's state, as the compiled functions take it.
         seed: the bandit's, on the device.
         has_warned: whether its user knows that these draws lack evidence and that no engine is left to move to.
         doubts: why the draws of now lack evidence, in words; empty where they do not.
@@ -39,7 +39,7 @@ class Learner(NamedTuple):
 
     engine: Engine
     run: Compiled
-    state: Any
+    held: Any
     seed: Any
     has_warned: bool = False
     doubts: str = ""
@@ -47,6 +47,11 @@ class Learner(NamedTuple):
     num_refreshes: int = 0
     is_growth_prepared: bool = False
     examples: Interaction | None = None
+
+    @property
+    def state(self) -> Any:
+        """The engine's state, to look at."""
+        return self.run.state(self.held)
 
 
 class Rows(NamedTuple):
@@ -74,10 +79,10 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         if found is not None:
             found.give_to(run)
         returned = run.init(np.int64(task.seed))
-        state = run.finish[0](returned)[0]
-        state = state if engine.reserve is None else engine.reserve(state, _first_room(task.model))
-        learner = Learner(engine, run, state, jax.device_put(np.int64(task.seed)))
-    _prepare(task, learner, learner.state)
+        held = run.finish[0](returned)[0]
+        held = held if engine.reserve is None else engine.reserve(held, _first_room(task.model))
+        learner = Learner(engine, run, held, jax.device_put(np.int64(task.seed)))
+    _prepare(task, learner, learner.held)
     if words is not None and is_left:
         leave(words, task, engine, run)
     return learner
@@ -104,7 +109,7 @@ def prepare_growth(task: Task, learner: Learner, before: Any, num_rows: int) -> 
         before: the state before the last rows.
         num_rows: how many were learnt in all.
     """
-    reserve, state = learner.engine.reserve, learner.state
+    reserve, state = learner.engine.reserve, learner.held
     if reserve is None:
         return learner
     is_prepared = learner.is_growth_prepared and _shapes(before) == _shapes(state)
@@ -118,16 +123,16 @@ def prepare_growth(task: Task, learner: Learner, before: Any, num_rows: int) -> 
     return learner._replace(is_growth_prepared=is_prepared)
 
 
-def _prepare(task: Task, learner: Learner, state: Any, within: Callable | None = None) -> None:
+def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = None) -> None:
     contexts = contexts_like(task.model, 1)
     context = None if contexts is None else jax.tree.map(lambda leaf: leaf[0], contexts)
     with jax.enable_x64(True):
         learner.run.select.prepare(
-            learner.seed, state, np.int64(0), context, np.ones(len(task.arms), bool), within=within
+            learner.seed, held, np.int64(0), context, np.ones(len(task.arms), bool), within=within
         )
         if learner.engine.reserve is not None:
-            state = learner.engine.reserve(state, 1)
-        learner.run.learn.prepare(learner.seed, state, np.zeros(3 + len(task.model.outcomes)), contexts, within=within)
+            held = learner.engine.reserve(held, 1)
+        learner.run.learn.prepare(learner.seed, held, np.zeros(3 + len(task.model.outcomes)), contexts, within=within)
 
 
 def _shapes(state: Any) -> list[Any]:
@@ -135,7 +140,7 @@ def _shapes(state: Any) -> list[Any]:
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
-    """Return the engine's state with rows folded into it, and its evidence; nothing is changed.
+    """Return the engine's state with rows folded into it, as it is held, and its evidence; nothing is changed.
 
     Where an engine keeps no data, rows come in pieces of a few fixed sizes, each compiled once. The others read all of their
     data at an update, so that they are given all rows at once.
@@ -146,24 +151,24 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     Raises:
         ValueError: for a reward that the program cannot produce.
     """
-    engine, state, num_rows = learner.engine, learner.state, rows.arms.size
+    engine, held, num_rows = learner.engine, learner.held, rows.arms.size
     infos, done = list[Any](), 0
     with jax.enable_x64(True):
         if engine.reserve is not None:
-            state = engine.reserve(state, num_rows)
+            held = engine.reserve(held, num_rows)
         for size in pieces(num_rows, _SIZES) if engine.reserve is None else [_roomy(num_rows)]:
             piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
             num_piece = min(size, num_rows - done)
             numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
-            returned = learner.run.learn(learner.seed, state, numbers, piece.contexts)
-            state, verdict = learner.run.finish[size](returned)
+            returned = learner.run.learn(learner.seed, held, numbers, piece.contexts)
+            held, verdict = learner.run.finish[size](returned)
             if not verdict.is_possible:  # rows that fill a piece up repeat its last one
                 raise _impossible(task, rows, verdict.possible, done)
             infos.append(verdict.info)
             done += num_piece
             if engine.explanation.is_exact and not verdict.info.is_trusted:
                 break  # all rows or none
-    return state, infos[0] if len(infos) == 1 else _joined(infos, done)
+    return held, infos[0] if len(infos) == 1 else _joined(infos, done)
 
 
 def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:

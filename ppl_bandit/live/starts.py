@@ -14,6 +14,7 @@ from ppl_bandit.engines.deferred import EngineFacts, deferred, facts_of
 from ppl_bandit.live.compiled import Compiled, Finish
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.numerics.compilation import Ahead
+from ppl_bandit.numerics.packing import Joining
 from ppl_bandit.numerics.portable import Portable, can_export
 from ppl_bandit.types import Engine, Selector
 
@@ -38,8 +39,9 @@ class Start(NamedTuple):
         """Let compiled functions take over what was traced."""
         for name, portables in self.portables.items():
             getattr(run, name).portables.update(portables)
-        for num_rows, forms in self.forms.items():
-            run.finish[num_rows] = Finish(*forms)
+        joining = Joining(self.forms[0][0])
+        for num_rows, (state, verdict) in self.forms.items():
+            run.finish[num_rows] = Finish(state, verdict, joining)
 
 
 def words_of(task: Task, factory: Callable) -> tuple[Any, ...] | None:

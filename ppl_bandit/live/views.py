@@ -78,7 +78,7 @@ class ReadableBandit:
         """Return draws of the latents from the posterior, {site: (M, ...)}; reading them changes no later decision."""
         num_samples, learner = check_count(num_samples, "num_samples"), self._follow().learner
         with jax.enable_x64(True):
-            return jax.device_get(learner.run.draw(self.seed, learner.state, num_samples))
+            return jax.device_get(learner.run.draw(self.seed, learner.held, num_samples))
 
     def posterior_parameters(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the parameters of the exact posterior, {site: {parameter: array}}; see the docs for their names.
@@ -98,15 +98,16 @@ class ReadableBandit:
         context = check_contexts(self.model, context, None, "context")
         num = self.num_samples if num_samples is None else check_count(num_samples, "num_samples")
         with jax.enable_x64(True):
-            return np.asarray(learner.run.expected(self.seed, learner.state, context, num))
+            return np.asarray(learner.run.expected(self.seed, learner.held, context, num))
 
     def explain(self) -> str:
         """Return what was proved about the program, what the data say so far, and how decisions are made."""
         learner = self._follow().learner
         evidence = None
         with jax.enable_x64(True):  # asking computes it
-            if hasattr(learner.state, "log_evidence"):
-                evidence = float(learner.state.log_evidence), float(learner.state.log_evidence_error)
+            state = learner.state
+            if hasattr(state, "log_evidence"):
+                evidence = float(state.log_evidence), float(state.log_evidence_error)
         return summary.describe(self.explanation, self._overview(), self._selector.name, evidence, learner.doubts)
 
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
@@ -146,7 +147,7 @@ class ReadableBandit:
 
         num_samples, prior = check_count(num_samples, "num_samples"), self._follow().prior
         with jax.enable_x64(True):
-            drawn = jax.device_get(prior.run.draw(self.seed, prior.state, num_samples))
+            drawn = jax.device_get(prior.run.draw(self.seed, prior.held, num_samples))
         return arviz_export.export(self.model, self.arms, self.posterior(num_samples), drawn, self._rows())
 
     @property

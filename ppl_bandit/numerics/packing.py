@@ -1,16 +1,18 @@
-"""Trees of small arrays as one row of numbers: one transfer from the device in place of one for each leaf."""
+"""Trees of small arrays as few: every array that goes into a compiled call, or out of it, takes microseconds of its own."""
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-__all__ = ["pack", "unpacker"]
+__all__ = ["Joined", "Joining", "pack", "unpacker"]
 
 _FLOAT, _BOOL = np.dtype(float), np.dtype(bool)
+_MOST_JOINED = 1 << 14  # numbers of an array: to copy more takes longer than to hand it on by itself
 
 
 def pack(tree: Any) -> Float[Array, " n"]:
@@ -36,3 +38,64 @@ def unpacker(form: Any) -> Callable[[np.ndarray], Any]:
         return treedef.unflatten(parts)
 
     return unpack
+
+
+class Joined(NamedTuple):
+    """The arrays of a tree, of which `Joining` made fewer."""
+
+    arrays: tuple[Any, ...]
+
+
+class Joining:
+    """Join the leaves of a tree to one row for each type of number, but for the largest, and cut them apart again.
+
+    Args:
+        form: a tree of arrays, or of shapes and types.
+    """
+
+    def __init__(self, form: Any):
+        self._form = _form_of(form)
+        self._treedef, self._leaves = self._form
+        sizes = [math.prod(shape) for shape, _ in self._leaves]
+        is_joined = [
+            0 < size <= _MOST_JOINED and isinstance(dtype, np.dtype)
+            for size, (_, dtype) in zip(sizes, self._leaves, strict=True)
+        ]
+        types = dict.fromkeys(dtype for (_, dtype), joins in zip(self._leaves, is_joined, strict=True) if joins)
+        self._rows = [[i for i, joins in enumerate(is_joined) if joins and self._leaves[i][1] == own] for own in types]
+        self._alone = [i for i, size in enumerate(sizes) if size and not is_joined[i]]
+        self._ends = [np.cumsum([sizes[i] for i in row]).tolist() for row in self._rows]
+
+    def fits(self, tree: Any) -> bool:
+        """Tell whether a tree has this form: what changes its shape from call to call cannot be cut as it was first."""
+        return _form_of(tree) == self._form
+
+    def join(self, tree: Any) -> Joined:
+        """Return a tree of this form, of traced arrays or NumPy's, as few arrays."""
+        leaves = jax.tree.leaves(tree)
+        numpy = _module_of(leaves)
+        rows = (numpy.concatenate([numpy.ravel(leaves[i]) for i in row]) for row in self._rows)
+        return Joined((*rows, *(leaves[i] for i in self._alone)))
+
+    def cut(self, joined: Joined) -> Any:
+        """Undo `join`."""
+        empty = _module_of(joined.arrays).zeros
+        parts: list[Any] = [empty(shape, dtype) if 0 in shape else None for shape, dtype in self._leaves]
+        num_rows = len(self._rows)
+        for row, members, ends in zip(joined.arrays[:num_rows], self._rows, self._ends, strict=True):
+            for i, start, end in zip(members, (0, *ends), ends, strict=False):
+                parts[i] = row[start:end].reshape(self._leaves[i][0])
+        for i, leaf in zip(self._alone, joined.arrays[num_rows:], strict=True):
+            parts[i] = leaf
+        return self._treedef.unflatten(parts)
+
+
+def _module_of(arrays: Iterable[Any]) -> Any:
+    """Return jax's NumPy for traced arrays, and NumPy for others."""
+    return jnp if any(isinstance(array, jax.core.Tracer) for array in arrays) else np
+
+
+def _form_of(tree: Any) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:
+    """Return the structure of a tree, and the shapes and types of its leaves."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]

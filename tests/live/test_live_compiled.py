@@ -69,6 +69,31 @@ def test_growth_is_compiled_before_it_is_needed(num_steps, capacity, monkeypatch
     assert (run.select.num_waits, run.learn.num_waits) == before == (0, 0)
 
 
+def swelling(model):
+    """An engine whose state has another shape after every reward, without a word."""
+
+    def update(key, state, rows):
+        return jnp.append(state, rows.reward[0]), Trust(jnp.asarray(True))
+
+    return Engine(
+        lambda key: jnp.zeros(1),
+        update,
+        lambda key, state, num: {"rate": jnp.full((num, 3), state.size / 4)},
+        Explanation("swelling", False, "a test", {}),
+    )
+
+
+def test_a_state_that_changes_its_shape_is_held_as_it_is(tmp_path):
+    bandit = Bandit(conversion, 3, engine=swelling, num_samples=8)
+    for num_seen in (1, 2):
+        bandit.update(bandit.select(), 1.0)
+        np.testing.assert_array_equal(bandit._learner.state, [0.0, *[1.0] * num_seen])
+        assert np.all(bandit.posterior(2)["rate"] == (1 + num_seen) / 4)
+    bandit.save(tmp_path / "swollen")
+    loaded = Bandit.load(tmp_path / "swollen", conversion, engine=swelling)
+    np.testing.assert_array_equal(loaded._learner.state, [0.0, 1.0, 1.0])
+
+
 @pytest.mark.parametrize(
     "num_rows, expected", [(1, [1]), (3, [1, 1, 1]), (30, [32]), (33, [32, 1]), (2000, [1024, 1024])]
 )

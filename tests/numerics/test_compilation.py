@@ -3,7 +3,6 @@ import os
 import subprocess
 import sys
 import threading
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +10,6 @@ import numpy as np
 import pytest
 
 from ppl_bandit.numerics.compilation import Ahead
-from ppl_bandit.numerics.packing import pack, unpacker
-
-
-class Tree(NamedTuple):
-    flag: object
-    counts: object
-    table: object
-
-
-def test_a_tree_survives_being_packed():
-    tree = Tree(np.bool_(True), np.array([2**40, 3]), {"a": np.arange(6.0).reshape(2, 3), "b": np.float64(0.1)})
-    with jax.enable_x64(True):
-        found = unpacker(tree)(np.asarray(jax.jit(pack)(tree)))
-    assert jax.tree.structure(found) == jax.tree.structure(tree)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(tree), strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_is_prepared_is_not_waited_for_and_shapes_are_told_apart():

@@ -72,10 +72,10 @@ class Data(NamedTuple):
 
 
 def empty_buffer(model: RewardModel, capacity: int) -> Buffer:
-    """Return a buffer without data: its rows are the example context on arm 0."""
+    """Return a buffer without data: its rows are the example context on arm 0. One without room looks nothing up."""
     reward = model.outcome_values({name: jnp.zeros(capacity) for name in model.outcomes})
     none = jnp.zeros(capacity, int)
-    table = jnp.full((_NUM_SETS, _NUM_WAYS), -1)
+    table = jnp.full((_NUM_SETS if capacity else 0, _NUM_WAYS), -1)
     return Buffer(none, reward, model.context_rows(capacity), none, table, jnp.zeros((), int))
 
 

@@ -111,7 +111,9 @@ def where_wanted(compute: Callable[[Any], Any], data: Any, otherwise: Any, is_wa
     def run(task: _Task) -> Any:
         # As rows of numbers: of arrays with more axes the compiler would choose another order in memory, and turn what is not
         # computed anew into it and back.
-        found = jax.lax.cond(task.is_wanted, lambda data: _raveled(compute(data)), lambda _: _raveled(task.start), task.data)
+        found = jax.lax.cond(
+            task.is_wanted, lambda data: _raveled(compute(data)), lambda _: _raveled(task.start), task.data
+        )
         return jax.tree.map(lambda row, leaf: row.reshape(leaf.shape), found, task.start)
 
     return _where_wanted(run, _Task(data, otherwise, is_wanted))

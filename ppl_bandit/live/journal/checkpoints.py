@@ -85,7 +85,7 @@ def learner_like(standing: Standing, header: Mapping[str, Any], trees: Mapping[s
     if structure.num_leaves != len(leaves):
         raise ValueError("the posterior that was kept does not fit this program and engine")
     return fresh._replace(
-        state=jax.tree.unflatten(structure, leaves),
+        held=fresh.run.hold(jax.tree.unflatten(structure, leaves)),
         has_warned=header["has_warned"],
         doubts=header.get("doubts", ""),
         num_doubted=header.get("num_doubted", 0),

@@ -100,6 +100,7 @@ def test_rows_of_one_probability_and_one_rate_change_the_normalizer_by_theirs_al
         for unit, log_scale, scale in (
             ([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], [0.0, 2.0], [0.0, -1.0]),
             ([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]], [0.0, 0.0], [0.0, 0.0]),  # of no rate
+            ([[3.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [0.0, 0.0], [0.0, 0.0]),  # several trials
             ([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [0.5, 0.0], [-2.0, 0.0]),
         ):
             fresh = natural_of(layout, unit=unit, log_scale=log_scale, scale=scale)
