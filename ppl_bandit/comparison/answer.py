@@ -39,7 +39,7 @@ def answer(result: Comparison) -> str:
     """Say in one paragraph what to do, how sure that is, and who would have done otherwise."""
     found = result.standings["reference"]
     leader = int(np.argmax(found.mean))
-    where = f", averaged over {found.num_contexts} contexts of the data" if found.num_contexts else ""
+    where = f", {found.where} of the data" if found.where else ""
     said = [
         f"After {len(result.data.arm)} rows, {_named(found, leader)} has the highest expected reward{where}: "
         f"{found.mean[leader]:.4g} (95% interval {found.low[leader]:.4g} to {found.high[leader]:.4g})"

@@ -29,7 +29,7 @@ def draw_bandit(found: Overview, played: np.ndarray, title: str, caption: str, u
     """
     plt = figure_tools()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    where = f", averaged over {found.num_contexts} contexts" if found.num_contexts else ""
+    where = f", {found.where}" if found.where else ""
     for index, (arm, (colour, dash)) in enumerate(zip(found.arms, styles(), strict=False)):
         grid, density = _density(found.draws[:, index])
         left.plot(grid, density, color=colour, linestyle=dash, label=f"{arm} (P(best) {found.best_prob[index]:.2f})")

@@ -22,7 +22,7 @@ def as_html(name: str, explanation: Explanation, found: Overview, num_pending: i
     head = "".join(f'<th style="{_CELL}">{heading}</th>' for heading in headings)
     body = "".join(_row(found, index) for index in range(len(found.arms)))
     verdict = explanation.report.partition("\n")[0].partition(": ")[2] or explanation.reason
-    averaged = f"; averaged over {found.num_contexts} contexts" if found.num_contexts else ""
+    averaged = f"; {found.where}" if found.where else ""
     return (
         '<div style="font-family:sans-serif;font-size:13px;max-width:60em">'
         f"<p><b>Bandit</b> on <code>{escape(name)}</code>: {escape(verdict)}</p>"

@@ -44,6 +44,13 @@ class Overview(NamedTuple):
     draws: np.ndarray
     num_contexts: int
 
+    @property
+    def where(self) -> str:
+        """The contexts that were averaged over, for people; empty for a program without context."""
+        if not self.num_contexts:
+            return ""
+        return "at one context" if self.num_contexts == 1 else f"averaged over {self.num_contexts} contexts"
+
 
 def overview(
     model: RewardModel, arms: Sequence[Any], played: np.ndarray, draws: Mapping[str, np.ndarray], contexts: Any = None

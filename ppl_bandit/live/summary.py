@@ -31,8 +31,11 @@ def describe(
             "with another program's on the same rewards"
         )
     if found.num_contexts:
-        where = f"the contexts of {found.num_contexts} of these rewards" if num_rewards else "the example context"
-        lines.append(f"  expected rewards and P(best) are averaged over {where}")
+        if found.num_contexts == 1:
+            where = f"at the {'context of one reward' if num_rewards else 'example context'}"
+        else:
+            where = f"averaged over the contexts of {found.num_contexts} of these rewards"
+        lines.append(f"  expected rewards and P(best) are {where}")
     width = max(5, *(len(str(arm)) for arm in found.arms))
     lines.append(
         f"    {'arm':<{width}}  rewards  expected reward [95% interval]      P(best)   ({found.draws.shape[0]} draws)"

@@ -81,7 +81,8 @@ def test_contexts_of_another_shape_are_refused(contextual, plain):
 
 
 def test_the_account_of_a_contextual_bandit_shows_where_its_arms_stand(contextual):
-    assert "averaged over the example context" in contextual.explain()
+    assert "P(best) are at the example context" in contextual.explain()
+    assert "at one context" in contextual._repr_html_()
     other = Bandit(contextual.model, num_samples=M)
     other.update_many(arms=[0, 1] * 150, rewards=np.tile([1.0, -1.0], 150), contexts=np.ones(300))
     text = other.explain()
