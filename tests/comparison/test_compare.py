@@ -299,6 +299,7 @@ def test_engines_are_refused_where_models_are_ranked(folder, capsys):
     assert "--engines compares engines on one model, and 2 models were given" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_models_are_ranked_by_evidence_and_loo(folder, capsys):
     pytest.importorskip("arviz")
     assert call(folder, folder / "one.py", folder / "two.py", "--data", folder / "rows.csv", "--json") == 0

@@ -97,6 +97,7 @@ def test_several_selectors_meet_the_same_realizations(whole):
     np.testing.assert_array_equal(both.sel(selector="ds").regret, whole.regret)
 
 
+@pytest.mark.slow
 def test_the_law_of_p_hat_has_the_law_of_its_draws():
     # Mean regret of 600 runs each way: they agree within 4 standard errors of their difference.
     fast = run(THOMPSON, num_steps=30, num_realizations=600, num_samples=20)

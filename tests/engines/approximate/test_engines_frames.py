@@ -31,6 +31,7 @@ def hierarchies(arm):
     numpyro.sample("reward", dist.Normal(level[arm] * slope[arm, 2] + shift[arm], 1.0))
 
 
+@pytest.mark.slow
 def test_a_frame_has_the_density_of_the_latents_with_its_jacobian():
     """The Jacobian is that of the whole map, by forward differentiation, in double precision."""
     with jax.enable_x64(True):
