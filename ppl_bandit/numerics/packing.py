@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 __all__ = ["Joined", "Joining", "pack", "unpacker"]
 
 _FLOAT, _BOOL = np.dtype(float), np.dtype(bool)
-_MOST_JOINED = 1 << 14  # numbers of an array: to copy more takes longer than to hand it on by itself
+_MOST_JOINED = 1 << 14  # numbers of an array: to copy them takes 6 us, to hand an array on 4 to 7
 
 
 def pack(tree: Any) -> Float[Array, " n"]:

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-__all__ = ["UNROLLED", "log_product", "sum_along"]
+__all__ = ["FEW", "log_product", "sum_along"]
 
-UNROLLED = 16  # terms up to which a sum is written out: XLA's own loop over them is not vectorised along the last axis
+FEW = 16  # terms up to which a sum is written out: XLA's own loop over them is not vectorised along the last axis
 
 
 def sum_along(terms: Array, axis: int) -> Array:
     """Return the sum along an axis."""
-    if terms.shape[axis] > UNROLLED or not terms.shape[axis]:
+    if terms.shape[axis] > FEW or not terms.shape[axis]:
         return jnp.sum(terms, axis=axis)
     return functools.reduce(operator.add, _cut(terms, axis))
 
@@ -33,7 +33,7 @@ def log_product(factors: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
     one = lax.bitcast_convert_type(jnp.ones((), factors.dtype), whole)
     mantissas = lax.bitcast_convert_type((bits & ((1 << info.nmant) - 1)) | one, factors.dtype)
     exponents = sum_along(bits >> info.nmant, axis) - num * (info.maxexp - 1)
-    if num <= UNROLLED:
+    if num <= FEW:
         folds = (operator.mul, mantissas), (jnp.minimum, factors), (jnp.maximum, factors)
         product, smallest, largest = (functools.reduce(fold, _cut(parts, axis)) for fold, parts in folds)
     else:
