@@ -36,9 +36,9 @@ def draw_bandit(found: Overview, played: np.ndarray, title: str, caption: str, u
         left.fill_between(grid, density, color=colour, alpha=0.12, linewidth=0)
         steps = np.arange(1, played.size + 1)
         if played.size:
-            right.plot(
-                steps, np.cumsum(played == index) / steps, color=colour, linestyle=dash, label=str(arm), linewidth=1.3
-            )
+            shares = np.cumsum(played == index) / steps
+            marker = "o" if played.size == 1 else None  # a line through one point is nothing to see
+            right.plot(steps, shares, color=colour, linestyle=dash, label=str(arm), linewidth=1.3, marker=marker)
     left.set(
         title=f"posterior of the expected reward{where}",
         xlabel=f"expected reward{f' ({unit})' if unit else ''}",

@@ -130,10 +130,11 @@ class ReadableBandit:
             unit: of the expected reward, for its axis.
         """
         found = self._overview(contexts)
+        learnt = "1 reward" if self.num_rewards == 1 else f"{self.num_rewards} rewards"
         return draw_bandit(
             found,
             self._rows()[0],
-            f"{self._name}: {self.num_rewards} rewards, {kind_of(self.explanation)} posterior",
+            f"{self._name}: {learnt}, {kind_of(self.explanation)} posterior",
             f"{found.draws.shape[0]} posterior draws, decisions by {self._selector}, seed {self.seed}",
             unit,
         )
