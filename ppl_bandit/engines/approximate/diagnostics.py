@@ -19,6 +19,7 @@ __all__ = [
     "flatten_weights",
     "forgetting",
     "moment_shifts",
+    "notable_k_hat",
     "pareto_k_hat",
     "resample",
     "variance_of_mean",
@@ -106,6 +107,21 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     k_hat = jnp.where(is_flat, 0.0, shape)
     is_sound = jnp.isfinite(top) & jnp.isfinite(k_hat) & ~jnp.any(jnp.isnan(log_weights))
     return jnp.where(is_sound, k_hat, jnp.inf)
+
+
+def notable_k_hat(log_weights: Float[Array, " M"], weighed: Weighed) -> Float[Array, ""]:
+    """Return k-hat, or 0 without fitting a tail where no weight stands out so far that the tail beyond it could matter.
+
+    Let the largest of M weights be c of their means. Had they a tail of k = 0.7, the largest weight that they do not show
+    would be c + (0.03 + 0.7) c / (1 - 0.7) on average, with probability 1 / M each: they miss 3.4 c / M of all weight. Up to
+    c = sqrt(M) / 7 that is half of 1 / sqrt(M), the relative Monte Carlo error that M independent draws have anyway.
+
+    Args:
+        weighed: the same weights.
+    """
+    num_draws = log_weights.shape[0]
+    is_even = jnp.max(weighed.weights) * num_draws <= math.sqrt(num_draws) / 7.0
+    return jax.lax.cond(is_even, lambda: jnp.zeros((), log_weights.dtype), lambda: pareto_k_hat(log_weights))
 
 
 def _largest(values: Float[Array, " M"], num: int) -> Float[Array, " num"]:

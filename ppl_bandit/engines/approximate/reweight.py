@@ -44,9 +44,10 @@ from ppl_bandit.engines.approximate.cloud import (
 from ppl_bandit.engines.approximate.diagnostics import (
     MAX_K_HAT,
     finite_weights,
-    pareto_k_hat,
+    notable_k_hat,
     resample,
     variance_of_mean,
+    weigh,
     weight_ess,
 )
 from ppl_bandit.engines.approximate.importance import Scouts
@@ -103,7 +104,7 @@ class ReweightInfo(NamedTuple):
     Attributes:
         is_trusted: whether the weights are even, the particles were drawn with evidence and the rows were absorbed.
         ess: how many independent draws the weighted particles are worth.
-        k_hat: Pareto k-hat of the weights.
+        k_hat: Pareto k-hat of the weights; 0 where none stands out.
         memory: largest correlation of particles with where they started, at the last moves; 0 where none were needed.
         num_divergences: among the transitions of these moves.
         num_refreshes: how often the particles of some block were renewed so far.
@@ -233,7 +234,8 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             )
             # The block whose weights are the least even stands for all: none has a worse claim to be kept.
             block = jnp.argmin(jnp.where(is_doubted, 0.0, progress.ess))
-            k_hat = pareto_k_hat(progress.state.clouds.log_weights[block])
+            log_weights = progress.state.clouds.log_weights[block]
+            k_hat = notable_k_hat(log_weights, weigh(log_weights))
             is_stale = (progress.ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT) | is_doubted[block]
             key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
             renewed = when(is_stale, lambda state: renew(key_block, state, block), progress.state)

@@ -16,7 +16,7 @@ from ppl_bandit.engines.approximate.buffer import fits, reserve, row_mask
 from ppl_bandit.engines.approximate.diagnostics import (
     MAX_K_HAT,
     finite_weights,
-    pareto_k_hat,
+    notable_k_hat,
     resample,
     variance_of_mean,
     weigh,
@@ -55,7 +55,7 @@ class CollapsedInfo(NamedTuple):
         may_recover: whether all that lacks, if anything does, is what the next refresh may bring: even weights, or particles
             that have forgotten where they started.
         ess: effective sample size of the particles' weights.
-        k_hat: Pareto k-hat of the weights.
+        k_hat: Pareto k-hat of the weights; 0 where none stands out.
         memory: how far particles still resembled where they started when the last refresh ended.
         acceptance: share of its proposals that were accepted.
         num_refreshes: refreshes so far.
@@ -170,7 +170,8 @@ def _update(
     learnt = learn(posterior, state, WeightedRows(rows, weights), fresh, keep)
 
     log_weights = finite_weights(learnt.ends - state.log_targets)
-    weighed, k_hat = weigh(log_weights), pareto_k_hat(log_weights)
+    weighed = weigh(log_weights)
+    k_hat = notable_k_hat(log_weights, weighed)
     # Particles that have not forgotten where they started are moved again with the next row, whatever it says.
     is_stale = (weighed.ess < num_particles / 2) | (k_hat > MAX_K_HAT) | ~_has_forgotten(state)
     start = Moved(

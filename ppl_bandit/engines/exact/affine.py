@@ -27,6 +27,8 @@ from ppl_bandit.engines.exact.families import (
 
 __all__ = ["Region", "affine_change", "magnitude_of", "natural_of", "recentre", "region_around"]
 
+_FEW_TERMS = 1000  # a product that is asked for takes some 5 us
+
 
 class Region(NamedTuple):
     """Points, (P, ...), the first of them their centre, and what an affine form is there.
@@ -144,8 +146,7 @@ def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Floa
     if not natural.linear.size:
         return change, total
     x, far = region.away, abs(region.away)
-    # As products with matrices: the squares of all points at once would be as many numbers as there are points and pairs.
-    bend, bend_size = (jnp.einsum("rst,prt->prs", *pair) for pair in ((natural.quadratic, x), (size.quadratic, far)))
+    bend, bend_size = (_times(*pair) for pair in ((natural.quadratic, x), (size.quadratic, far)))
     moved = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
     rounded = jnp.sum(
         size.linear * far + (0.5 * far + region.at) * bend_size + abs(natural.linear) * region.at, axis=-1
@@ -153,6 +154,16 @@ def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Floa
     if region.unit is not None and region.weight is not None:
         moved, rounded = region.unit * moved, region.weight * rounded
     return change + jnp.sum(moved, axis=-1), total + jnp.sum(rounded, axis=-1)
+
+
+def _times(matrices: Float[Array, "R S S"], vectors: Float[Array, "P R S"]) -> Float[Array, "P R S"]:
+    """Multiply matrices and vectors: a few in one loop, which takes less than to ask for a product, and many as products.
+
+    As products, since all terms at once would be as many numbers as there are points and pairs.
+    """
+    if vectors.size * vectors.shape[-1] <= _FEW_TERMS:
+        return jnp.sum(matrices * vectors[:, :, None, :], axis=-1)
+    return jnp.einsum("rst,prt->prs", matrices, vectors)
 
 
 def _dot(coefficients: Any, statistics: Any) -> Float[Array, " P"]:
