@@ -29,6 +29,7 @@ from ppl_bandit.live.journal.opening import can_grow, grown, open_experiment
 from ppl_bandit.live.journal.rewarding import discarding, expiring, importing, rewarding
 from ppl_bandit.live.learning import Learner, Rows, start
 from ppl_bandit.live.numbers import check_count, seconds
+from ppl_bandit.live.starts import Expected, expect, words_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.numerics.compilation import uncollected
@@ -107,11 +108,15 @@ class Bandit(ReadableBandit):
             if len(given) != program.num_arms:
                 raise ValueError(f"the reward model has {program.num_arms} arms, but {len(given)} were given")
             self._program, self._given = program.program, program
+            expected = None
         else:
             self._program = program
-            self._given = RewardModel(grown(program, len(given)), len(given), context, outcomes)
+            form = grown(program, len(given)), len(given), context, outcomes
+            words = words_of(self._selector, self.num_samples, self._draws, self._factory)
+            expected = expect(words, *form)  # while validation reads the program
+            self._given = RewardModel(*form)
         self._context_form: Any = jax.tree.structure(self._given.context)
-        task, prior = self._build(list(given.names))
+        task, prior = self._build(list(given.names), expected)
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(
@@ -369,7 +374,7 @@ class Bandit(ReadableBandit):
             "a Bandit cannot be pickled or copied: it holds compiled functions; use save(path) and Bandit.load(path, program)"
         )
 
-    def _build(self, names: list[Any]) -> tuple[Task, Learner]:
+    def _build(self, names: list[Any], expected: Expected | None = None) -> tuple[Task, Learner]:
         """Return the task and the prior for some arms."""
         model = self._given
         if len(names) != model.num_arms:
@@ -380,7 +385,7 @@ class Bandit(ReadableBandit):
             model = RewardModel(grown(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
-        return task, start(task, self._factory)
+        return task, start(task, self._factory, expected)
 
     def _learn(self, make_events: Callable) -> Any:
         """Record and learn; on any error nothing has changed."""

@@ -151,21 +151,25 @@ def _compiled_functions(
         verdict = Verdict(is_possible, possible, info)
         return hand_over(rows.arm.shape[0], after, verdict)
 
-    jit = functools.partial(jax.jit, compiler_options=in_order_options())
     return Compiled(
         Ahead(first, is_quick=True, is_portable=is_portable),
         Ahead(select, is_portable=is_portable),
         Ahead(select_many, is_batch=True),
         Ahead(learn, is_large=is_large, is_portable=is_portable),
         finish,
-        in_turn(jit(lambda seed, held, num: sample(_key(seed, _READ, 0), opened(held), num), static_argnums=2)),
-        in_turn(
-            jit(
-                lambda seed, held, context, num: expected(_key(seed, _READ, 0), opened(held), context, num),
-                static_argnums=3,
-            )
-        ),
+        _for_reading(lambda num, seed, held: sample(_key(seed, _READ, 0), opened(held), num)),
+        _for_reading(lambda num, seed, held, context: expected(_key(seed, _READ, 0), opened(held), context, num)),
     )
+
+
+def _for_reading(function: Callable) -> Callable:
+    """Compile a function whose last argument, there its first, is a number of draws, when it is first called."""
+
+    @functools.cache
+    def ready() -> Callable:
+        return in_turn(jax.jit(function, static_argnums=0, compiler_options=in_order_options()))
+
+    return lambda *args: ready()(args[-1], *args[:-1])
 
 
 class Finish:

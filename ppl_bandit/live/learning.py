@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
-from ppl_bandit.live.starts import Start, leave, words_of
+from ppl_bandit.live.starts import Expected, Start, leave, words_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import without_programs
@@ -62,15 +62,18 @@ class Rows(NamedTuple):
     contexts: Any
 
 
-def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
+def start(task: Task, factory: Callable[[RewardModel], Engine], expected: Expected | None = None) -> Learner:
     """Build an engine, and return it with its prior; its first decision and update are compiled in the background.
 
     Where another process has started on the same task before, what it proved and traced is taken over.
 
+    Args:
+        expected: a start that is likely to be this one.
+
     Raises:
         ValueError: if the factory does not return an engine.
     """
-    words = words_of(task, factory)
+    words = words_of(task.selector, task.num_samples, task.draws, factory)
     found: Start | None = None if words is None else task.model.found(*words)
     with jax.enable_x64(True):
         engine = _built(factory, task.model) if found is None else found.engine(lambda: _built(factory, task.model))
@@ -78,6 +81,8 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
         if found is not None:
             found.give_to(run)
+            if expected is not None:
+                expected.give_to(run, found)
         returned = run.init(np.int64(task.seed))
         held = run.finish[0](returned)[0]
         held = held if engine.reserve is None else engine.reserve(held, _first_room(task.model))

@@ -2,9 +2,11 @@
 
 It is found by a digest of everything that it follows from: what the program computes, the task, the engine, this library, jax,
 NumPyro and their settings. Where any of these cannot be told for sure, nothing is taken over and nothing left. The compiled
-code itself is in jax's own cache.
+code itself is in jax's own cache. What a program computes takes as long to tell as its code takes to load: meanwhile what a
+program written like this one left is loaded, and used if it turns out to be the same program's.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,9 +18,10 @@ from ppl_bandit.live.tasks import Task
 from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.numerics.packing import Joining
 from ppl_bandit.numerics.portable import Portable, can_export
+from ppl_bandit.program.known import likely_at, place_of
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Start", "leave", "words_of"]
+__all__ = ["Expected", "Start", "expect", "leave", "words_of"]
 
 # Those that take seconds to prove and less to run; the others are built again.
 _FACTORIES = {engines.choose: "choose", engines.conjugate: "conjugate", engines.collapsed: "collapsed"}
@@ -44,12 +47,51 @@ class Start(NamedTuple):
             run.finish[num_rows] = Finish(state, verdict, joining)
 
 
-def words_of(task: Task, factory: Callable) -> tuple[Any, ...] | None:
-    """Return what a start follows from beside the program; None where none is handed on."""
-    engine, selector = _engine_words(factory), _selector_words(task.selector)
-    if engine is None or selector is None or not can_export():
+class Expected(NamedTuple):
+    """What is being loaded of a start before it is known to be the right one: its first decision, which takes the longest."""
+
+    start: Start
+    select: Ahead
+
+    def give_to(self, run: Compiled, found: Start) -> None:
+        """Let compiled functions take over what was loaded, if it is of the start that was found."""
+        if self.start.portables == found.portables:
+            run.select.take_over(self.select)
+
+
+def expect(words: tuple[Any, ...] | None, program: Callable, *form: Any) -> Expected | None:
+    """Load, in the background, the start that was last taken over by a program written like this one.
+
+    Args:
+        words: see `words_of`.
+        form: number of arms, context and outcomes, which nobody has checked yet.
+
+    Returns:
+        None where there is no such start.
+    """
+    start: Start | None = None
+    if words is not None:
+        with contextlib.suppress(Exception):  # what is wrong with a program is said by its validation
+            start = likely_at(place_of(program, *form, *words))
+    if start is None:
         return None
-    return "start", engine, selector, task.num_samples, task.draws
+    select = Ahead(_never_traced)
+    select.portables.update(start.portables["select"])
+    for portable in select.portables.values():
+        select.prepare(*portable.shapes, is_traced_here=True)
+    return Expected(start, select)
+
+
+def _never_traced(*_: Any) -> Any:
+    raise NotImplementedError
+
+
+def words_of(selector: Selector, num_samples: int, draws: bool, factory: Callable) -> tuple[Any, ...] | None:
+    """Return what a start follows from beside the program; None where none is handed on."""
+    engine, chooser = _engine_words(factory), _selector_words(selector)
+    if engine is None or chooser is None or not can_export():
+        return None
+    return "start", engine, chooser, num_samples, draws
 
 
 def leave(words: tuple[Any, ...], task: Task, engine: Engine, run: Compiled) -> None:

@@ -84,7 +84,12 @@ class Ahead:
         self.num_waits = 0
         self.seconds = 0.0
 
-    def prepare(self, *args: Any, within: Callable[[], contextlib.AbstractContextManager] | None = None) -> None:
+    def prepare(
+        self,
+        *args: Any,
+        within: Callable[[], contextlib.AbstractContextManager] | None = None,
+        is_traced_here: bool = False,
+    ) -> None:
         """Trace for the shapes of these arguments, and start to compile in the background.
 
         Tracing stays in the caller's thread: the handlers of NumPyro are one stack for all threads.
@@ -92,11 +97,13 @@ class Ahead:
         Args:
             within: makes a context inside of which it is traced in the background as well, for functions that run no program
                 by now. Where it turns out to be wrong, whoever calls the function traces it.
+            is_traced_here: whether what another process has traced is also read in the caller's thread, which has more to do
+                than to wait: in another one it would take turns with this one, and be compiled later.
         """
         shapes, signature = _signature(args)
         if signature in self._promises:
             return
-        if within is None and str(signature) not in self.portables:
+        if within is None and (is_traced_here or str(signature) not in self.portables):
             lowered = self._lower(shapes, signature)
             with self._lock:
                 self._promises[signature] = _BACKGROUND.submit(self._compile, lowered)
@@ -110,6 +117,12 @@ class Ahead:
 
         with self._lock:
             self._promises[signature] = _BACKGROUND.submit(trace_and_compile)
+
+    def take_over(self, other: "Ahead") -> None:
+        """Take over what another one has prepared of the same function."""
+        with self._lock:
+            self.portables.update(other.portables)
+            self._promises.update(other._promises)
 
     def wait(self) -> None:
         """Wait until all that was prepared is compiled."""
@@ -151,17 +164,18 @@ class Ahead:
 
     def _lower(self, shapes: Any, signature: Any) -> _Lowered:
         begin = time.perf_counter()
-        name, options = str(signature), _known(self._options)
+        name = str(signature)
         with jax.enable_x64(True), uncollected():
             if self._is_portable and name not in self.portables:
-                portable = exported(self._function, shapes)
+                portable = exported(self._function, shapes, _known(self._options))
                 if portable is not None:
                     self.portables[name] = portable
             if name in self.portables:
                 portable = self.portables[name]
-                lowered = jax.jit(imported(portable), compiler_options=options).lower(*shapes), portable.needs
+                function = jax.jit(imported(portable), compiler_options=portable.options)
+                lowered = function.lower(*shapes), portable.needs
             else:
-                traced = jax.jit(self._function, compiler_options=options).trace(*shapes)
+                traced = jax.jit(self._function, compiler_options=_known(self._options)).trace(*shapes)
                 lowered = traced.lower(), needs_of(traced.jaxpr)
         self.seconds += time.perf_counter() - begin
         return lowered
@@ -196,14 +210,19 @@ def quick_options() -> dict[str, Any]:
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
     """Leave out the options that this XLA does not know, and those that the user's XLA_FLAGS set."""
-    said = os.environ.get("XLA_FLAGS", "")
-    options = {name: value for name, value in options.items() if f"--{name}=" not in said}
-    if _are_known(**options):
-        return options
-    return {name: value for name, value in options.items() if _are_known(**{name: value})}
+    said, known = os.environ.get("XLA_FLAGS", ""), _known_names()
+    return {name: value for name, value in options.items() if name in known and f"--{name}=" not in said}
 
 
 @functools.cache
+def _known_names() -> frozenset[str]:
+    """Return the names of the options that this XLA knows: all are tried at once, since a try takes 40 ms."""
+    every = {**_LARGE, **_BATCH, **_QUICK}
+    if _are_known(**every):
+        return frozenset(every)
+    return frozenset(name for name, value in every.items() if _are_known(**{name: value}))
+
+
 def _are_known(**options: Any) -> bool:
     try:
         jax.jit(lambda: 0, compiler_options=options).lower().compile()

@@ -18,7 +18,7 @@ import jax
 from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.numerics.defaults import is_cache_off
 
-__all__ = ["folder", "is_any_kept", "keep", "kept", "place"]
+__all__ = ["folder", "keep", "kept", "latest", "place"]
 
 # Settings of jax that change no result; what is kept was computed in double precision, whatever the caller's is.
 _SILENT = ("cache", "dump", "log", "traceback", "profil", "pprint", "enable_x64")
@@ -50,12 +50,17 @@ def place(*facts: Any) -> str | None:
     settings = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
     all_facts = [
         *(*facts, _own_code(), num_cores(), platform.platform(), platform.python_version()),
-        [version(name) for name in _PACKAGES],
+        _versions(),
         [str(device.device_kind) for device in jax.devices()],
         os.environ.get("XLA_FLAGS"),
         [(name, str(value)) for name, value in sorted(settings.items()) if not any(map(name.__contains__, _SILENT))],
     ]
     return hashlib.sha256(repr(all_facts).encode()).hexdigest()[:32] + "-"
+
+
+@functools.cache
+def _versions() -> list[str]:
+    return [version(name) for name in _PACKAGES]
 
 
 @functools.cache
@@ -87,10 +92,16 @@ def kept(name: str) -> Any:
     return found
 
 
-def is_any_kept(prefix: str) -> bool:
-    """Tell whether anything is kept under a name that begins so."""
+def latest(prefix: str) -> str | None:
+    """Return the name of what was used last of all that is kept under names that begin so; None if nothing is."""
     where = folder()
-    return where is not None and any(where.glob(f"{prefix}*"))
+    if where is None:
+        return None
+    ages = dict[str, float]()
+    for file in where.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # another process may have let it go
+            ages[file.name] = file.stat().st_mtime
+    return max(ages, key=lambda name: ages[name], default=None)
 
 
 def keep(name: str, result: Any) -> None:

@@ -14,10 +14,18 @@ __all__ = ["Portable", "can_export", "exported", "imported"]
 
 
 class Portable(NamedTuple):
-    """A traced program in jax's own format, and what it needs when it runs."""
+    """A traced program in jax's own format.
+
+    Attributes:
+        needs: what it needs when it runs.
+        shapes: of its arguments.
+        options: of the compiler.
+    """
 
     program: bytes
     needs: Needs
+    shapes: Any
+    options: dict[str, Any]
 
 
 @functools.cache
@@ -26,7 +34,7 @@ def can_export() -> bool:
     return importlib.util.find_spec("flatbuffers") is not None
 
 
-def exported(function: Callable, shapes: Any) -> Portable | None:
+def exported(function: Callable, shapes: Any, options: dict[str, Any]) -> Portable | None:
     """Trace a function for the shapes of its arguments; None if jax cannot write that down.
 
     It returns arrays, or lists and tuples of arrays.
@@ -41,7 +49,7 @@ def exported(function: Callable, shapes: Any) -> Portable | None:
 
     needs = needs_of(flat.trace(*leaves).jaxpr)
     try:
-        return Portable(bytes(export.export(flat)(*leaves).serialize()), needs)
+        return Portable(bytes(export.export(flat)(*leaves).serialize()), needs, shapes, options)
     except (NotImplementedError, ValueError):  # an operation whose format is not fixed
         return None
 

@@ -133,8 +133,11 @@ def _digest_jaxpr(digest: Any, jaxpr: Jaxpr, consts: Any) -> None:
     def name(atom: Any) -> None:
         if isinstance(atom, Literal):
             _digest_value(digest, atom.val)
+        elif atom in names:
+            digest.update(f"v{names[atom]};".encode())
         else:
-            digest.update(f"v{names.setdefault(atom, len(names))}:{atom.aval};".encode())
+            names[atom] = len(names)
+            digest.update(f"v{names[atom]}:{atom.aval};".encode())
 
     for variable in [*jaxpr.constvars, *jaxpr.invars]:
         name(variable)

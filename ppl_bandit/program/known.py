@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
-from ppl_bandit.numerics.keeping import is_any_kept, kept, place
+from ppl_bandit.numerics.keeping import kept, latest, place
 from ppl_bandit.program import means
 from ppl_bandit.program.fingerprints import close_fingerprint, code_fingerprint
 
-__all__ = ["find_facts", "fingerprint_of", "found_at", "place_of", "plain_facts"]
+__all__ = ["find_facts", "fingerprint_of", "found_at", "likely_at", "place_of", "plain_facts"]
 
 FACTS = "facts"  # what validation finds is kept under this
 
@@ -26,10 +26,16 @@ def place_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str
 
 def found_at(where: str | None, fingerprint: Callable[[], str | None]) -> Any:
     """Return what is kept at a place about the program of a fingerprint; it is read only if anything like it is there."""
-    if where is None or not is_any_kept(where):
+    if where is None or latest(where) is None:
         return None
     own = fingerprint()
     return None if own is None else kept(where + own)
+
+
+def likely_at(where: str | None) -> Any:
+    """Return what was found last at a place, about a program that is written alike and may be another; None if nothing was."""
+    name = None if where is None else latest(where)
+    return None if name is None else kept(name)
 
 
 def fingerprint_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:

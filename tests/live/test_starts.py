@@ -14,11 +14,10 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, InvalidProgram, Journal, RewardModel, engines, selectors
-from ppl_bandit.live import learning
-from ppl_bandit.live.inputs import Arms
+from ppl_bandit.live import bandit as bandit_module, learning
 from ppl_bandit.live.starts import words_of
-from ppl_bandit.live.tasks import Task
 from ppl_bandit.numerics import keeping
+from ppl_bandit.program import known
 
 
 def conversion(arm):
@@ -78,6 +77,50 @@ def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, ke
     assert played(third) == played(first)
     assert num_built() == 2  # by the draws of the posterior
     assert sorted(kept_in.iterdir()) == files
+
+
+def counted(successes):
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Beta(successes, 1.0).expand([3]))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    return program
+
+
+def test_the_first_decision_is_loaded_while_the_program_is_read_and_used_only_if_it_is_the_programs(
+    kept_in, num_built, monkeypatch
+):
+    Bandit(counted(1.0), 3, num_samples=50)
+    events = []
+
+    def note(owner, name):
+        original = getattr(owner, name)
+
+        def noted(*args):
+            found = original(*args)
+            events.append((name, found))
+            return found
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(bandit_module, "expect")
+    note(known, "close_fingerprint")
+    second = Bandit(counted(1.0), 3, num_samples=50)
+    (first_call, expected), (second_call, _) = events[:2]
+    assert (first_call, second_call) == ("expect", "close_fingerprint")
+    loaded = set(expected.select._promises.values())
+    assert loaded and set(second._learner.run.select._promises.values()) == loaded
+    assert num_built() == 1
+
+    # Written alike, and another program: what was loaded for the one is not what the other decides by.
+    other = Bandit(counted(30.0), 3, num_samples=50)
+    expected = next(found for name, found in reversed(events) if name == "expect")
+    assert expected is not None
+    assert not set(expected.select._promises.values()) & set(other._learner.run.select._promises.values())
+    assert num_built() == 2
+    assert other.posterior_parameters()["rate"]["concentration1"].tolist() == [30.0] * 3
+    monkeypatch.setattr(keeping, "folder", lambda: None)
+    assert played(other) == played(Bandit(counted(30.0), 3, num_samples=50))
 
 
 def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, num_built, tmp_path):
@@ -150,7 +193,7 @@ def test_the_oldest_starts_are_let_go(kept_in, monkeypatch):
         keeping.keep(f"name-{index}", index)
         os.utime(kept_in / f"name-{index}", (index, index))
     assert {file.name for file in kept_in.iterdir()} == {"name-2", "name-3", "name-4"}
-    assert keeping.is_any_kept("name-") and not keeping.is_any_kept("other-")
+    assert keeping.latest("name-") == "name-4" and keeping.latest("other-") is None
     assert keeping.kept("name-4") == 4 and keeping.kept("name-0") is None
 
 
@@ -186,8 +229,7 @@ def name_of(program, **changed):
 def task_name_of(model, **changed):
     options = {"selector": selectors.double_sampling(), "num_samples": 50, "draws": False, "factory": engines.choose}
     options |= changed
-    task = Task(model, Arms(2, None), options["selector"], options["num_samples"], 0, True, options["draws"])
-    words = words_of(task, options["factory"])
+    words = words_of(options["selector"], options["num_samples"], options["draws"], options["factory"])
     return None if words is None or model.close_fingerprint is None else (model._place(*words), model.close_fingerprint)
 
 
@@ -313,9 +355,9 @@ print(json.dumps([first, compiled[len(first) :], decisions]))
 
 
 def test_a_start_compiles_few_programs_the_next_fewer_and_later_steps_none(tmp_path):
-    """Twelve: what the compiler knows (three times), arms' indices, rows, the examination, infinite means, the prior, what arms
-    read, their coefficients, select and learn. One more is an operation that ran outside of them, or a question asked twice.
-    In the next process four are not needed: those of the proof.
+    """Ten: what the compiler knows, arms' indices, rows, the examination, infinite means, the prior, what arms read, their
+    coefficients, select and learn. One more is an operation that ran outside of them, or a question asked twice. In the next
+    process all but the prior, select and learn are not needed.
     """
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
     del environment["PPL_BANDIT_CACHE"]
@@ -327,7 +369,7 @@ def test_a_start_compiles_few_programs_the_next_fewer_and_later_steps_none(tmp_p
         runs.append(json.loads(ended.stdout))
     (first, later, decided), (second, later_again, decided_again) = runs
     assert decided_again == decided
-    assert len(first) <= 12, first
-    assert len(second) <= 8, second
+    assert len(first) <= 10, first
+    assert len(second) <= 4, second
     assert {"jit(select)", "jit(learn)"} <= set(first) & set(second)
     assert later == later_again == []
