@@ -4,6 +4,7 @@ Other arguments are data: nothing is known of them, so that what is found holds 
 not known is taken to mix all that it reads. So an entry may be said to read too much, never too little.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -43,10 +44,14 @@ _KNOWN = {  # on what is known, such as indices of arms
 
 
 def entries_read(function: Callable, size: int, data: tuple) -> np.ndarray:
-    """Return which of the K entries of its first argument each entry of a function of (argument, *data) reads, (..., K)."""
+    """Return which of the K entries of its first argument each entry of a function of (argument, *data) reads, (..., K).
+
+    Args:
+        data: arrays, or their shapes.
+    """
+    closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((size,), jnp.result_type(float)), *data)
+    args: list[Any] = [np.eye(size, dtype=bool), *[_DATA] * len(jax.tree.leaves(data))]
     with jax.ensure_compile_time_eval():
-        closed = jax.make_jaxpr(function)(jnp.zeros(size), *data)
-        args: list[Any] = [np.eye(size, dtype=bool), *[_DATA] * len(jax.tree.leaves(data))]
         (out,) = _follow(closed.jaxpr, closed.consts, [_Reads(args[0]), *args[1:]], size)
         shape = closed.out_avals[0].shape
     return out.of if isinstance(out, _Reads) else np.zeros((*shape, size), bool)
@@ -70,6 +75,17 @@ class _Reads(NamedTuple):
     of: np.ndarray
 
 
+class _Late:
+    """An array that is known, and computed when somebody looks at it: most constants, nobody does."""
+
+    def __init__(self, compute: Callable[[], Sequence[Any]], place: int):
+        self._compute, self._place = compute, place
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        del copy  # it is computed for whoever asks
+        return np.asarray(self._compute()[self._place], dtype)
+
+
 def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], size: int) -> list[Any]:
     def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
         inner = subjaxpr(eqn)
@@ -89,8 +105,10 @@ def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], size: int)
 
 
 def _known(eqn: Any, values: list[Any]) -> Sequence[Any]:
-    """Apply an operation to what is known: in NumPy where it is simple, because jax compiles every single one."""
+    """Apply an operation to what is known: in NumPy where it is simple, later where not: jax compiles every single one."""
     name = eqn.primitive.name
+    if any(isinstance(value, _Late) for value in values):
+        return _later(lambda: _known(eqn, _looked_at(values)), eqn)
     if name in _KNOWN:
         return [_KNOWN[name](*map(np.asarray, values)).astype(eqn.outvars[0].aval.dtype)]
     if name in _LAYOUT:
@@ -99,7 +117,16 @@ def _known(eqn: Any, values: list[Any]) -> Sequence[Any]:
         return [np.asarray(values[0]).astype(eqn.params["new_dtype"])]
     if name == "select_n" and len(values) == 3:
         return [np.where(values[0], values[2], values[1])]
-    return bind(eqn, values)
+    return _later(lambda: bind(eqn, values), eqn)
+
+
+def _later(compute: Callable[[], Sequence[Any]], eqn: Any) -> list[_Late]:
+    once = functools.cache(compute)
+    return [_Late(once, place) for place in range(len(eqn.outvars))]
+
+
+def _looked_at(values: Sequence[Any]) -> list[Any]:
+    return [np.asarray(value) if isinstance(value, _Late) else value for value in values]
 
 
 def _step(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
@@ -186,10 +213,10 @@ def _through(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
     if moved and all(_is_known(value) for i, value in enumerate(values) if i not in moved):
         # Ask where each entry came from; a fill is place 0, which reads nothing.
         table = np.concatenate([np.zeros((1, size), bool), *(reads[i].reshape(-1, size) for i in moved)])
-        places, start = list(values), 1
+        places, start = _looked_at(values), 1
         for i in moved:
             shape = reads[i].shape[:-1]
-            places[i] = jnp.arange(start, start + math.prod(shape)).reshape(shape)
+            places[i] = np.arange(start, start + math.prod(shape)).reshape(shape)
             start += math.prod(shape)
         where = np.asarray(bind(eqn, places)[0])
         return [table[np.clip(where, 0, len(table) - 1)]]

@@ -57,13 +57,16 @@ def independent_blocks(model: RewardModel, space: Space) -> Blocks:
     if space.frames is not None:  # a term that is constant in the latents themselves may not be so in their frames
         shares, framed = np.full(space.size, 0.5), space.frames.log_prior
         terms = terms | entries_read(lambda flat: framed(flat, jnp.asarray(shares, flat.dtype)), space.size, ())
-    arms = jnp.arange(model.num_arms)
+    arms = np.arange(model.num_arms)
 
     def likelihood(flat: Array, reward: Any, context: Any) -> Array:
-        return model.log_likelihood(space.constrain(flat), Interaction(arms, reward, context))
+        return model.log_likelihood(space.constrain(flat), Interaction(jnp.asarray(arms), reward, context))
 
-    reward = model.outcome_values({name: jnp.zeros(model.num_arms) for name in model.outcomes})
-    rows = entries_read(likelihood, space.size, (reward, model.context_rows(model.num_arms)))
+    def data() -> tuple[Any, Any]:
+        reward = model.outcome_values({name: jnp.zeros(model.num_arms) for name in model.outcomes})
+        return reward, model.context_rows(model.num_arms)
+
+    rows = entries_read(likelihood, space.size, jax.eval_shape(data))
     label = tied_together(np.concatenate([terms, rows]))
     of_arm = np.array([label[np.argmax(row)] if row.any() else -1 for row in rows])
     is_read = np.isin(label, of_arm[of_arm >= 0])

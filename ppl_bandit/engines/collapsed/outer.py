@@ -165,7 +165,6 @@ def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[
     Read from the jaxpr: what is not named does not depend on them, whatever its value.
     """
     found: dict[str, Any] = {}
-    shapes = {name: jnp.zeros(shape) for name, shape in model.latent_shapes.items()}
 
     def densities(latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]) -> list[Any]:
         trace = model.trace(latents, arm, context, outcomes)
@@ -177,10 +176,14 @@ def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[
         found["expected_reward"] = model.expected_rewards(draws, jax.tree.map(lambda leaf: leaf[0], context))
         return list(found.values())
 
-    outcomes = model.outcome_values({name: jnp.zeros(1) for name in model.outcomes})
-    closed = jax.make_jaxpr(densities)(shapes, jnp.zeros(1, int), model.context_rows(1), outcomes)
+    def arguments() -> tuple[Any, ...]:
+        latents = {name: jnp.zeros(shape) for name, shape in model.latent_shapes.items()}
+        outcomes = model.outcome_values({name: jnp.zeros(1) for name in model.outcomes})
+        return latents, jnp.zeros(1, int), model.context_rows(1), outcomes
+
+    closed = jax.make_jaxpr(densities)(*jax.eval_shape(arguments))
     wanted = set(names)
-    labels = [frozenset({name} & wanted) for name in sorted(shapes)]  # the order in which a dict is flattened
+    labels = [frozenset({name} & wanted) for name in sorted(model.latent_shapes)]  # in the order of a flattened dict
     labels += [frozenset()] * (len(closed.jaxpr.invars) - len(labels))
     reached = dependencies(closed.jaxpr, labels)
     return dict(zip(found, reached, strict=True))

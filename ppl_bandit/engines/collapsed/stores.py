@@ -112,8 +112,8 @@ def separable_store(model: RewardModel, split: Split, examples: Interaction | No
     """
     values, per_arm = split.values, 6
     num_values = len(next(iter(values.values())))
-    example = no_statistics(split.layout, jax.tree.map(jnp.asarray, split.centre))
-    num_statistics = ravel_pytree(example)[0].size
+    forms = jax.eval_shape(lambda: no_statistics(split.layout, jax.tree.map(jnp.asarray, split.centre)))
+    num_statistics = sum(form.size for form in jax.tree.leaves(forms))
     if num_values * per_arm * model.num_arms * num_statistics > _MAX_ENTRIES:
         return None
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.affine import Region, affine_change, magnitude_of, recentre, region_around
@@ -100,8 +101,10 @@ def is_affine(residual: Residual) -> Bool[Array, "..."]:
 
 def excess_of(residual: Residual) -> Float[Array, "..."]:
     """Return how close a residual comes to failing, as one number: it `is_affine` where this is at most 1."""
+    # In NumPy what is known: jax would compile every operation.
+    numbers: Any = np if isinstance(residual.nats, np.ndarray | np.generic) else jnp
     hidden = residual.rounding / resolution(residual.rounding.dtype)
-    return jnp.maximum(residual.nats / jnp.where(residual.tolerance > 0, residual.tolerance, 1.0), hidden)
+    return numbers.maximum(residual.nats / numbers.where(residual.tolerance > 0, residual.tolerance, 1.0), hidden)
 
 
 def places_for(

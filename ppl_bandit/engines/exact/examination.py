@@ -262,7 +262,6 @@ def _refuse_improper(model: RewardModel, layout: Layout, prior: Posterior) -> No
 
 def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_prior: bool) -> None:
     """Find which latents break the affine form, one site at a time, and refuse with that."""
-    prior = jax.tree.map(jnp.asarray, found.prior)
     residual, row = _worst(found, is_prior=is_prior)
     if is_prior and (residual.nats <= residual.tolerance or _is_singular(found.prior)):
         raise report.blurred_refusal(model, layout, residual)
@@ -271,9 +270,9 @@ def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_p
         latents = latents_at(layout, point)
         return model.log_prior(latents) if row is None else model.log_likelihood(latents, row)[0]
 
-    centre = coordinates_at(layout, prior)
-
     def by_site() -> list[Array]:
+        prior = jax.tree.map(jnp.asarray, found.prior)
+        centre = coordinates_at(layout, prior)
         natural = natural_of(layout, prior) if row is None else derive(layout, log_density, centre)
         one = jax.tree.map(lambda leaf: leaf[None], natural)
         places = places_for(layout, prior, prior, 4 * _NUM_POINTS, _NUM_AT_HOME)

@@ -8,6 +8,7 @@ certificates do not rely on it: a tie that blocks leave out would be a deviation
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -99,17 +100,19 @@ def _work(num_leaves: int, leaf_size: int, num_core: int) -> int:
 def _read_together(model: RewardModel, layout: Layout) -> Bool[np.ndarray, "terms D"]:
     """Return which reals each term of the prior, or of the likelihood of an arm's rows, reads."""
     sites = layout.of(REAL)
-    arms = jnp.arange(model.num_arms)
+    arms = np.arange(model.num_arms)
 
     def terms(
         real: Float[Array, " D"], others: Mapping[str, Array], outcomes: Mapping[str, Array], context: Any
     ) -> Float[Array, " terms"]:
         own = {site.name: real[site.start : site.start + site.size].reshape(site.shape) for site in sites}
-        trace = model.trace({**others, **own}, arms, context, outcomes)
+        trace = model.trace({**others, **own}, jnp.asarray(arms), context, outcomes)
         prior = [log_prob_terms(site) for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
         return jnp.concatenate([*prior, *(jnp.ravel(log_prob(trace[name])) for name in model.outcomes)])
 
-    others = {site.name: jnp.ones(site.shape) for site in layout.sites if site.kind != REAL}
-    outcomes = model.outcome_values({name: jnp.zeros(model.num_arms) for name in model.outcomes})
-    data = (others, outcomes, model.context_rows(model.num_arms))
-    return entries_read(terms, layout.count(REAL), data)
+    def data() -> tuple[Any, ...]:
+        others = {site.name: jnp.ones(site.shape) for site in layout.sites if site.kind != REAL}
+        outcomes = model.outcome_values({name: jnp.zeros(model.num_arms) for name in model.outcomes})
+        return others, outcomes, model.context_rows(model.num_arms)
+
+    return entries_read(terms, layout.count(REAL), jax.eval_shape(data))
