@@ -11,6 +11,8 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.numerics.duels import win_prob
 from ppl_bandit.numerics.laws import Law, Nodes, all_below, comparable, nodes_of, reach, value_of, without_points
+from ppl_bandit.numerics.products import computed_once
+from ppl_bandit.numerics.sorting import sort_short
 from ppl_bandit.types import Contest
 
 __all__ = ["best_arm_probs", "contest"]
@@ -42,7 +44,7 @@ def best_arm_probs(law: Law, allowed: Bool[Array, " A"] | None = None) -> Float[
     if num_arms == 2 and law.is_common:
         won = jnp.where(jnp.all(allowed), win_prob(law), 1.0)
     else:
-        won = _tournament(law, nodes_of(law, _NUM_NODES), allowed)
+        won = _tournament(law, nodes_of(law, _NUM_NODES, in_single=True), allowed)
     won = jnp.where(allowed, jnp.maximum(won, 0.0), 0.0)
     return won / jnp.sum(won)
 
@@ -61,7 +63,7 @@ def contest(law: Law, allowed: Bool[Array, " A"] | None = None) -> Contest:
     low, high = -reach(law, -one)[:, None], reach(law, one)[:, None]  # further up a Gamma variable would overflow
     spread = np.linspace(0.0, 1.0, _NUM_POINTS, dtype=law.centre.dtype)
     points = _points(law, nodes, low + (high - low) * spread, allowed, _MOST_POINTS)
-    below = _once(jnp.where(allowed, all_below(law, nodes, points), 1.0))
+    below = computed_once(jnp.where(allowed, all_below(law, nodes, points), 1.0))
     wins = jnp.where(allowed, jnp.maximum(_steps(below) * _product_of_others(below), 0.0), 0.0)
     wins = wins / jnp.sum(wins)
     probs = jnp.sum(wins, axis=0)
@@ -82,7 +84,7 @@ def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Arr
     parts = np.arange(law.centre.size) * _GOLDEN % 1.0
     v = jnp.minimum(nodes.v[:, ::3] + 3.0 * (parts * nodes.step)[:, None], law.reach[:, None])
     points = _points(law, nodes, v, allowed, _MOST_NODES)
-    below = _once(jnp.where(allowed, all_below(law, nodes, points), 1.0))
+    below = computed_once(jnp.where(allowed, all_below(law, nodes, points), 1.0))
     others = _product_of_others(below)
     weights = _thirds(below[:-1:2], below[1::2], below[2::2])
     won = sum(w * part for w, part in zip(weights, (others[:-1:2], others[1::2], others[2::2]), strict=True))
@@ -92,23 +94,6 @@ def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Arr
     return jnp.sum(won * (known / jnp.where(total > 0, total, 1.0))[:, None], axis=0)
 
 
-def _once(values: Float[Array, "n A"]) -> Float[Array, "n A"]:
-    """Return values as they are, computed once: for a CPU, XLA would compute them again for every slice of them.
-
-    No barrier is left when it decides that; it does not reach through a product of matrices.
-    """
-    if jax.default_backend() != "cpu":
-        return values
-    if values.shape[1] <= _FEW_ARMS:
-        # A matrix that is known beforehand would be the same for all of a batch, which would be made one: in another shape
-        # than that of the values, which are then computed one by one.
-        unit = jnp.eye(values.shape[1], dtype=values.dtype) + (values[:1, :1] > 2.0)
-        return jnp.matmul(values, unit, precision=_HIGHEST)
-    flat = jnp.pad(values.ravel(), (0, -values.size % 4)).reshape(-1, 4)  # by a matrix of all arms it would take longer
-    same = jnp.matmul(flat, jnp.eye(4, dtype=values.dtype), precision=_HIGHEST)
-    return same.ravel()[: values.size].reshape(values.shape)
-
-
 def _points(
     law: Law, nodes: Nodes, v: Float[Array, "A n"], allowed: Bool[Array, " A"], most: int
 ) -> Float[Array, " m"]:
@@ -116,7 +101,7 @@ def _points(
     x = comparable(law, v)
     is_real = allowed[:, None] & jnp.isfinite(x)
     x = jnp.where(is_real, x, jnp.max(jnp.where(is_real, x, -jnp.inf)))
-    x = jnp.sort(x.ravel()) if x.size <= most else _where_it_is_decided(law, nodes, allowed, x, most)
+    x = sort_short(x.ravel()) if x.size <= most else _where_it_is_decided(law, nodes, allowed, x, most)
     return jnp.append(jnp.stack([x[:-1], 0.5 * (x[:-1] + x[1:])], axis=1).ravel(), x[-1])
 
 

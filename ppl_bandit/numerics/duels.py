@@ -11,33 +11,20 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.laws import LOG, LOGIT, PLAIN, Law
+from ppl_bandit.numerics.densities import LOG, LOGIT, PLAIN, Shape, log_density_in_single, shape_of
+from ppl_bandit.numerics.laws import Law
 
 __all__ = ["win_prob"]
 
 _NUM_SUMMED = {LOGIT: 48, LOG: 64, PLAIN: 96}  # a Student-t of few degrees of freedom has the longest tails of all
 _NUM_RUNNING = {LOGIT: 64, LOG: 80, PLAIN: 96}
-_NEAR = 0.1  # of the distance from a centre: a series is closer than a difference of logarithms
-_FAR = 20.0
-_LEAST = 1e-7
 
 
 class _One(NamedTuple):
-    """One of two laws, in single precision.
+    """One of two laws, in single precision; v runs from -reach to reach."""
 
-    Attributes:
-        first, second: as in `Law`.
-        width: of the coordinate s.
-        reach: of v.
-        lesser, greater: of a Beta, the smaller and the larger shape as parts of their sum.
-    """
-
-    first: Float[Array, ""]
-    second: Float[Array, ""]
-    width: Float[Array, ""]
+    shape: Shape
     reach: Float[Array, ""]
-    lesser: Float[Array, ""]
-    greater: Float[Array, ""]
 
 
 def win_prob(law: Law) -> Float[Array, "2"]:
@@ -57,11 +44,7 @@ def win_prob(law: Law) -> Float[Array, "2"]:
 
 
 def _one(law: Law, arm: Int[Array, ""]) -> _One:
-    first, second = law.first[arm], law.second[arm]
-    total = first + second
-    parts = jnp.minimum(first, second) / total, jnp.maximum(first, second) / total
-    fields = first, second, law.width[arm], law.reach[arm], *parts
-    return _One(*(field.astype(jnp.float32) for field in fields))
+    return _One(shape_of(law.first[arm], law.second[arm], law.width[arm]), law.reach[arm].astype(jnp.float32))
 
 
 def _nodes(kind: int, one: _One, num: int) -> tuple[Float[Array, " G"], Float[Array, ""], Float[Array, " G"]]:
@@ -71,7 +54,7 @@ def _nodes(kind: int, one: _One, num: int) -> tuple[Float[Array, " G"], Float[Ar
     rise = jnp.exp(v)
     fall = 1.0 / rise
     z = 0.5 * (rise - fall)
-    return z, step, jnp.exp(_log_density(kind, one, z)) * (0.5 * (rise + fall))
+    return z, step, jnp.exp(log_density_in_single(kind, one.shape, z)) * (0.5 * (rise + fall))
 
 
 def _beyond(kind: int, one: _One, z: Float[Array, " n"], is_above: Bool[Array, ""]) -> Float[Array, " n"]:
@@ -90,30 +73,6 @@ def _beyond(kind: int, one: _One, z: Float[Array, " n"], is_above: Bool[Array, "
     rise = end - start
     bend, turn = 3.0 * rise - 2.0 * slope - end_slope, slope + end_slope - 2.0 * rise
     return jnp.clip(start + part * (slope + part * (bend + part * turn)), 0.0, 1.0)
-
-
-def _log_density(kind: int, one: _One, z: Float[Array, " G"]) -> Float[Array, " G"]:
-    """Return the log density at centre + width z, less its largest value, to full precision however narrow it is."""
-    if kind == PLAIN:
-        finite = jnp.where(jnp.isinf(one.first), 1.0, one.first)
-        heavy = -0.5 * (finite + 1.0) * jnp.log1p(z * z / finite)
-        return jnp.where(jnp.isinf(one.first), -0.5 * z * z, heavy)
-    d = one.width * z
-    if kind == LOG:
-        away = one.first * (d + 1.0 - jnp.exp(jnp.minimum(d, 80.0)))
-        bend = 1.0 / 3.0 + d * (1.0 / 12.0 + d / 60.0)
-    else:
-        assert kind == LOGIT
-        # As the smaller shape sees it: of two large terms only those of its size are left.
-        d = jnp.where(one.first <= one.second, d, -d)
-        small, large = jnp.minimum(one.first, one.second), jnp.maximum(one.first, one.second)
-        is_far = d > _FAR
-        term, part = jnp.where(is_far, -large, small) * d, jnp.where(is_far, one.greater, one.lesser)
-        inside = jnp.maximum(part * (jnp.exp(jnp.where(is_far, -d, d)) - 1.0), _LEAST - 1.0)
-        away = term - (small + large) * jnp.log1p(inside)
-        skew, product = one.greater - one.lesser, one.greater * one.lesser
-        bend = skew / 3.0 + d * ((1.0 - 6.0 * product) / 12.0 + d * (skew * (1.0 - 12.0 * product) / 60.0))
-    return jnp.where(jnp.abs(d) < _NEAR, -0.5 * z * z * (1.0 + d * bend), away)
 
 
 def _running_sums(mass: Float[Array, " G"]) -> Float[Array, " G"]:

@@ -17,6 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ppl_bandit.numerics.densities import LOG, LOGIT, PLAIN, log_density_in_single, shape_of
+from ppl_bandit.numerics.products import computed_once
+
 __all__ = [
     "LOG",
     "LOGIT",
@@ -48,7 +51,6 @@ _NUM_NEWTON = 3
 _WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
 _STRIDE = 8
 _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
-LOGIT, LOG, PLAIN = range(3)
 
 
 class Law(NamedTuple):
@@ -188,13 +190,15 @@ def node_values(law: Law) -> Float[Array, "G A"]:
     return _to_x(law, nodes_of(law, _AVERAGE_NODES).v).T
 
 
-def nodes_of(law: Law, num_nodes: int) -> Nodes:
-    """Return each arm's law at evenly spaced values of v."""
+def nodes_of(law: Law, num_nodes: int, *, in_single: bool = False) -> Nodes:
+    """Return each arm's law at evenly spaced values of v.
+
+    Args:
+        in_single: whether densities are computed in single precision, which is wrong by at most 1e-5 of their largest.
+    """
     step = 2.0 * law.reach / (num_nodes - 1)
     v = step[:, None] * jnp.arange(num_nodes) - law.reach[:, None]
-    rise = _exponentials(step, law.reach, num_nodes)
-    fall = 1.0 / rise
-    density = jnp.exp(log_density(law, 0.5 * (rise - fall))) * 0.5 * (rise + fall)
+    density = _density_in_single(law, v) if in_single else _density(law, step, num_nodes)
     padded = jnp.pad(density, ((0, 0), (1, 1)))
     inner = (13.0 * (density[:, :-1] + density[:, 1:]) - padded[:, :-3] - padded[:, 3:]) / 24.0
     total = jnp.sum(inner, axis=1, keepdims=True)
@@ -207,6 +211,21 @@ def nodes_of(law: Law, num_nodes: int) -> Nodes:
     left, right, rise = mass[:, :-1], mass[:, 1:], pieces
     cubics = jnp.stack([below[:, :-1], left, 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise], axis=-1)
     return Nodes(step, v, mass, below, above, cubics)
+
+
+def _density(law: Law, step: Float[Array, " A"], num_nodes: int) -> Float[Array, "A G"]:
+    """Return the density of v at nodes, up to a factor."""
+    rise = _exponentials(step, law.reach, num_nodes)
+    fall = 1.0 / rise
+    return jnp.exp(log_density(law, 0.5 * (rise - fall))) * 0.5 * (rise + fall)
+
+
+def _density_in_single(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+    rise = jnp.exp(v.astype(jnp.float32))
+    fall = 1.0 / rise
+    shape = shape_of(*(field[:, None] for field in (law.first, law.second, law.width)))
+    height = jnp.exp(log_density_in_single(law.kind, shape, 0.5 * (rise - fall)))
+    return (height * (0.5 * (rise + fall))).astype(v.dtype)
 
 
 def _exponentials(step: Float[Array, " A"], reach: Float[Array, " A"], num_nodes: int) -> Float[Array, "A G"]:
@@ -296,7 +315,7 @@ def all_below(law: Law, nodes: Nodes, values: Float[Array, " n"]) -> Float[Array
     """Interpolate all arms' distribution functions at the same values, with one gather of rows."""
     num_arms, num_pieces, _ = nodes.cubics.shape
     index, part = _position(law, nodes, values[:, None])
-    rows = nodes.cubics.reshape(-1, 4)
+    rows = computed_once(nodes.cubics.reshape(-1, 4))
     cubic = rows.at[index + num_pieces * jnp.arange(num_arms, dtype=index.dtype)].get(mode="promise_in_bounds")
     return _interpolated(law, cubic, part)
 

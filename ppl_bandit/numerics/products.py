@@ -1,15 +1,18 @@
-"""Sums and products along an axis that is not the last, and the logarithm of a product with one logarithm for all factors."""
+"""Sums and products as a CPU likes them: along an axis that is not the last, with one logarithm for all, computed once."""
 
 import functools
 import math
 import operator
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-__all__ = ["FEW", "log_product", "sum_along"]
+__all__ = ["FEW", "computed_once", "log_product", "sum_along"]
 
+_FEW_COLUMNS = 8
+_HIGHEST = lax.Precision.HIGHEST  # accelerators round to 10 bits
 FEW = 16  # terms up to which a sum is written out: XLA's own loop over them is not vectorised along the last axis
 
 
@@ -44,6 +47,27 @@ def log_product(factors: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
         )
     found = jnp.log(product) + math.log(2.0) * exponents.astype(factors.dtype)
     return jnp.where((smallest >= info.tiny) & (largest < jnp.inf), found, jnp.nan)
+
+
+def computed_once(values: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    """Return values as they are, computed once: for a CPU, XLA would compute them again for every slice of them.
+
+    No barrier is left when it decides that; it does not reach through a product of matrices.
+
+    Args:
+        values: finite, the first of them at most 2.
+    """
+    if jax.default_backend() != "cpu":
+        return values
+    if values.shape[1] <= _FEW_COLUMNS:
+        # A matrix that is known beforehand would be the same for all of a batch, which would be made one: in another shape
+        # than that of the values, which are then computed one by one.
+        unit = jnp.eye(values.shape[1], dtype=values.dtype) + (values[:1, :1] > 2.0)
+        return jnp.matmul(values, unit, precision=_HIGHEST)
+    # By a matrix of all columns it would take longer.
+    flat = jnp.pad(values.ravel(), (0, -values.size % 4)).reshape(-1, 4)
+    same = jnp.matmul(flat, jnp.eye(4, dtype=values.dtype), precision=_HIGHEST)
+    return same.ravel()[: values.size].reshape(values.shape)
 
 
 def _cut(terms: Array, axis: int) -> list[Array]:
