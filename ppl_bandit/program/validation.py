@@ -1,7 +1,7 @@
 """Read a program once, when a reward model is built, and say in one sentence what is wrong with it."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -77,7 +77,7 @@ def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: A
         raise InvalidProgram(f"program must be a function of arm, or of arm and context; got {type(program).__name__}")
     if isinstance(num_arms, bool) or not isinstance(num_arms, int | np.integer) or num_arms < 1:
         raise InvalidProgram(f"num_arms must be a positive integer, got {num_arms!r}")
-    names = (outcomes,) if isinstance(outcomes, str) else tuple(outcomes)
+    names = (outcomes,) if isinstance(outcomes, str) else tuple(outcomes) if isinstance(outcomes, Iterable) else ()
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise InvalidProgram(f"outcomes must be one or more different site names, got {outcomes!r}")
     required, accepted = _num_positional(program)
