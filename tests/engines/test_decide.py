@@ -155,4 +155,5 @@ def test_a_mixture_is_asked_for_its_probabilities_only_by_selectors_that_want_th
             )
         )()
         np.testing.assert_array_equal(asked, drawn)
-        np.testing.assert_allclose(wanted, exact.marginals(state, None).best_arm_probs(None), rtol=1e-12)
+        # Compiled otherwise, densities in single precision round otherwise, by 1e-7 each; p-hat is a multiple of .01.
+        np.testing.assert_allclose(wanted, exact.marginals(state, None).best_arm_probs(None), atol=1e-7)

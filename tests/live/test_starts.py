@@ -119,8 +119,6 @@ def test_the_first_decision_is_loaded_while_the_program_is_read_and_used_only_if
     assert not set(expected.select._promises.values()) & set(other._learner.run.select._promises.values())
     assert num_built() == 2
     assert other.posterior_parameters()["rate"]["concentration1"].tolist() == [30.0] * 3
-    monkeypatch.setattr(keeping, "folder", lambda: None)
-    assert played(other) == played(Bandit(counted(30.0), 3, num_samples=50))
 
 
 def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, num_built, tmp_path):

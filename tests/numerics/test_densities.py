@@ -27,7 +27,7 @@ def test_a_density_in_single_precision_is_that_in_double_to_a_few_of_its_last_di
     alike. Probabilities are their sums times a step, of errors that have either sign.
     """
     with jax.enable_x64(True):
-        double, single = (nodes_of(law(), 48, in_single=in_single) for in_single in (False, True))
+        double, single = jax.jit(lambda: [nodes_of(law(), 48, in_single=in_single) for in_single in (False, True)])()
         assert single.mass.dtype == jnp.float64
         largest = jnp.max(double.mass, axis=1, keepdims=True)
         assert float(jnp.max(jnp.abs(single.mass - double.mass) / largest)) < 1e-5

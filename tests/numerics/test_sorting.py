@@ -8,7 +8,7 @@ import pytest
 from ppl_bandit.numerics.sorting import sort_short
 
 
-@pytest.mark.parametrize("num", [1, 2, 3, 16, 48, 80])
+@pytest.mark.parametrize("num", [1, 3, 48])
 def test_rows_come_out_in_order_alone_in_a_batch_and_in_a_batch_of_batches(num):
     generator = np.random.default_rng(num)
     rows = generator.integers(-5, 5, (2, 3, num)) + 0.25 * generator.integers(0, 2, (2, 3, num))  # many are equal

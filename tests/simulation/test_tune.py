@@ -262,6 +262,7 @@ def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
     assert not can_judge(MODEL, ENGINE._replace(explanation=ENGINE.explanation._replace(is_exact=False)), own)
 
 
+@pytest.mark.slow  # a page of the documentation tunes, too
 def test_tune_returns_a_selector_that_a_bandit_can_use():
     heard = []
     tuned = tune(
