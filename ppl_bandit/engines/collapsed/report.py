@@ -26,14 +26,14 @@ def accepted(model: RewardModel, split: Split, words: str | None, num_particles:
     sites |= {site: f"{num_particles} weighted particles" for site in split.space.names}
     sites = {site: sites[site] for site in model.latent_shapes}
     flat = "a step and a refresh cost the same after any number of rows"
-    verb = "is" if len(split.layout.sites) == 1 else "are"
+    verb, reach = ("is", "reaches") if len(split.layout.sites) == 1 else ("are", "reach")
     lines = [
         f"{name}: EXACT GIVEN {outer}: {inner} {verb} integrated out in closed form.",
         "",
         *(f"  {site}: {family}" for site, family in sites.items()),
         "",
         f"  expected reward: {model.expected_reward_way}",
-        f"  proved: for every value of {outer}, all that {inner} reach is real-analytic, none of it a branch, an index, a",
+        f"  proved: for every value of {outer}, all that {inner} {reach} is real-analytic, none of it a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: prior and likelihood are affine in the sufficient statistics of {inner} at random values of {outer};",
         f"    largest residual {nats_words(evidence)}; every new datum is certified likewise before it is absorbed",
