@@ -19,6 +19,7 @@ from jaxtyping import Array
 from ppl_bandit.engines.decide import decide
 from ppl_bandit.numerics.bits import fold_key
 from ppl_bandit.numerics.compilation import Ahead, in_order_options
+from ppl_bandit.numerics.few import is_all
 from ppl_bandit.numerics.packing import Joined, Joining, pack, unpacker
 from ppl_bandit.numerics.turns import in_turn
 from ppl_bandit.program.probing import feasible_latents
@@ -147,7 +148,7 @@ def _compiled_functions(
         num_seen, rows = _rows_of(model, numbers, contexts)
         after, info = update(_key(seed, _UPDATE, num_seen), opened(held), rows)
         possible = in_support(some_latents(), rows)
-        is_possible = jnp.all(jnp.stack([jnp.all(fits) for fits in possible.values()]))
+        is_possible = is_all(jnp.stack([is_all(fits) for fits in possible.values()]))
         verdict = Verdict(is_possible, possible, info)
         return hand_over(rows.arm.shape[0], after, verdict)
 

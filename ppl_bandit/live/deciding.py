@@ -87,13 +87,13 @@ def _mask(allowed: bytes) -> jax.Array:
 def _chosen(rows: np.ndarray) -> Chosen:
     """Read packed selections, one per row."""
     num_arms = (rows.shape[1] - 2) // 2
-    arms = rows[:, 0].astype(int).tolist()
+    arms = list(map(int, rows[:, 0].tolist()))
     if min(arms) < 0:
         raise ValueError(
             "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows or "
             "is undefined at this context or at draws from this posterior"
         )
     rows.flags.writeable = False
-    counts = rows[:, 1 + num_arms].astype(int).tolist()
+    counts = list(map(int, rows[:, 1 + num_arms].tolist()))
     # The order of the fields of `Selection`.
     return Chosen(arms, rows[:, 1 : 1 + num_arms], counts, rows[:, 2 + num_arms :])

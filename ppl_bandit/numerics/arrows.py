@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.products import FEW, log_product, sum_along
+from ppl_bandit.numerics.few import FEW, sum_along
+from ppl_bandit.numerics.products import log_product
 
 __all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "steps_along", "times"]
 

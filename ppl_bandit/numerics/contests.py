@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.numerics.duels import win_prob
+from ppl_bandit.numerics.few import is_all, sum_along, sum_of
 from ppl_bandit.numerics.laws import Law, Nodes, all_below, comparable, nodes_of, reach, value_of, without_points
 from ppl_bandit.numerics.products import computed_once
 from ppl_bandit.numerics.sorting import sort_short
@@ -42,11 +43,11 @@ def best_arm_probs(law: Law, allowed: Bool[Array, " A"] | None = None) -> Float[
         return jnp.ones(1)
     law = without_points(law)
     if num_arms == 2 and law.is_common:
-        won = jnp.where(jnp.all(allowed), win_prob(law), 1.0)
+        won = jnp.where(is_all(allowed), win_prob(law), 1.0)
     else:
         won = _tournament(law, nodes_of(law, _NUM_NODES, in_single=True), allowed)
     won = jnp.where(allowed, jnp.maximum(won, 0.0), 0.0)
-    return won / jnp.sum(won)
+    return won / sum_of(won)
 
 
 def contest(law: Law, allowed: Bool[Array, " A"] | None = None) -> Contest:
@@ -90,7 +91,7 @@ def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Arr
     won = sum(w * part for w, part in zip(weights, (others[:-1:2], others[1::2], others[2::2]), strict=True))
     won = jnp.maximum(won, 0.0)
     # However many arms rise between two points that do not resolve them, the largest variable is there as often as it is.
-    known, total = jnp.diff((below[:, 0] * others[:, 0])[::2]), jnp.sum(won, axis=1)
+    known, total = jnp.diff((below[:, 0] * others[:, 0])[::2]), sum_along(won, 1)
     return jnp.sum(won * (known / jnp.where(total > 0, total, 1.0))[:, None], axis=0)
 
 

@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_bandit.numerics.bits import as_float, uniform
+from ppl_bandit.numerics.few import running_sums, sum_of
 from ppl_bandit.types import Key
 
 __all__ = ["binomial", "multinomial"]
@@ -47,9 +48,9 @@ def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, "
         probs: nonnegative, and sum to 1; what is not a number leaves none of the counts one.
     """
     probs = as_float(probs)
-    later = jnp.cumsum(probs[::-1])[::-1]  # of this category and those after it
+    later = running_sums(probs[::-1])[::-1]  # of this category and those after it
     shares = jnp.where(later > 0, probs / jnp.where(later > 0, later, 1.0), 0.0)
-    unknown = 0.0 * jnp.sum(probs)
+    unknown = 0.0 * sum_of(probs)
     left = jnp.asarray(num, probs.dtype)
     uniforms = uniform(key, (probs.size - 1,), probs.dtype)
     if probs.size == 2:

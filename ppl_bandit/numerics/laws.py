@@ -10,6 +10,7 @@ tails, which may be a thousand times as long (a Beta of shape 0.01, a Student-t 
 proportion. The plain sum of such a function converges exponentially; running sums are corrected to fourth order.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -199,18 +200,34 @@ def nodes_of(law: Law, num_nodes: int, *, in_single: bool = False) -> Nodes:
     step = 2.0 * law.reach / (num_nodes - 1)
     v = step[:, None] * jnp.arange(num_nodes) - law.reach[:, None]
     density = _density_in_single(law, v) if in_single else _density(law, step, num_nodes)
+    # Sums and running sums as products of matrices: of many laws at once, a third of the time.
+    upwards, downwards = _running_weights(num_nodes)
+    sums = jnp.matmul(density, upwards.astype(density.dtype), precision=_HIGHEST)
+    total, none = sums[:, -2:-1], jnp.zeros_like(sums[:, :1])
+    below = jnp.concatenate([none, sums[:, :-1] / total], axis=1)
+    above = jnp.matmul(density, downwards.astype(density.dtype), precision=_HIGHEST) / total
+    above = jnp.concatenate([above, none], axis=1)
     padded = jnp.pad(density, ((0, 0), (1, 1)))
-    inner = (13.0 * (density[:, :-1] + density[:, 1:]) - padded[:, :-3] - padded[:, 3:]) / 24.0
-    total = jnp.sum(inner, axis=1, keepdims=True)
-    pieces, none = inner / total, jnp.zeros_like(total)
-    # Running sums as products of matrices: of many laws at once, a third of the time.
-    running = np.triu(np.ones((num_nodes - 1, num_nodes - 1), pieces.dtype))
-    below = jnp.concatenate([none, jnp.matmul(pieces, running, precision=_HIGHEST)], axis=1)
-    above = jnp.concatenate([jnp.matmul(pieces, running.T, precision=_HIGHEST), none], axis=1)
-    mass = density / jnp.sum(density, axis=1, keepdims=True)
+    pieces = (13.0 * (density[:, :-1] + density[:, 1:]) - padded[:, :-3] - padded[:, 3:]) / (24.0 * total)
+    mass = density / sums[:, -1:]
     left, right, rise = mass[:, :-1], mass[:, 1:], pieces
     cubics = jnp.stack([below[:, :-1], left, 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise], axis=-1)
     return Nodes(step, v, mass, below, above, cubics)
+
+
+@functools.cache
+def _running_weights(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return what makes of the densities at nodes the integrals from the first to each later one, in steps, and their sum.
+
+    And those from each to the last. On an interval by the cubic through the four nodes about it; beyond the ends is nothing.
+    """
+    pieces = np.zeros((num_nodes + 2, num_nodes - 1))
+    for interval in range(num_nodes - 1):
+        pieces[interval : interval + 4, interval] = np.array([-1.0, 13.0, 13.0, -1.0]) / 24.0
+    pieces = pieces[1:-1]
+    upwards = pieces @ np.triu(np.ones((num_nodes - 1, num_nodes - 1)))
+    downwards = pieces @ np.tril(np.ones((num_nodes - 1, num_nodes - 1)))
+    return np.concatenate([upwards, np.ones((num_nodes, 1))], axis=1), downwards
 
 
 def _density(law: Law, step: Float[Array, " A"], num_nodes: int) -> Float[Array, "A G"]:

@@ -1,4 +1,4 @@
-"""Sums and products as a CPU likes them: along an axis that is not the last, with one logarithm for all, computed once."""
+"""Products as a CPU likes them: with one logarithm for all, computed once."""
 
 import functools
 import math
@@ -9,18 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-__all__ = ["FEW", "computed_once", "log_product", "sum_along"]
+from ppl_bandit.numerics.few import FEW, cut, sum_along
+
+__all__ = ["computed_once", "log_product"]
 
 _FEW_COLUMNS = 8
 _HIGHEST = lax.Precision.HIGHEST  # accelerators round to 10 bits
-FEW = 16  # terms up to which a sum is written out: XLA's own loop over them is not vectorised along the last axis
-
-
-def sum_along(terms: Array, axis: int) -> Array:
-    """Return the sum along an axis."""
-    if terms.shape[axis] > FEW or not terms.shape[axis]:
-        return jnp.sum(terms, axis=axis)
-    return functools.reduce(operator.add, _cut(terms, axis))
 
 
 def log_product(factors: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
@@ -38,7 +32,7 @@ def log_product(factors: Float[Array, "..."], axis: int) -> Float[Array, "..."]:
     exponents = sum_along(bits >> info.nmant, axis) - num * (info.maxexp - 1)
     if num <= FEW:
         folds = (operator.mul, mantissas), (jnp.minimum, factors), (jnp.maximum, factors)
-        product, smallest, largest = (functools.reduce(fold, _cut(parts, axis)) for fold, parts in folds)
+        product, smallest, largest = (functools.reduce(fold, cut(parts, axis)) for fold, parts in folds)
     else:
         product, smallest, largest = (
             jnp.prod(mantissas, axis=axis),
@@ -68,8 +62,3 @@ def computed_once(values: Float[Array, "n k"]) -> Float[Array, "n k"]:
     flat = jnp.pad(values.ravel(), (0, -values.size % 4)).reshape(-1, 4)
     same = jnp.matmul(flat, jnp.eye(4, dtype=values.dtype), precision=_HIGHEST)
     return same.ravel()[: values.size].reshape(values.shape)
-
-
-def _cut(terms: Array, axis: int) -> list[Array]:
-    at = (slice(None),) * axis
-    return [terms[(*at, i)] for i in range(terms.shape[axis])]

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 __all__ = ["sort_short"]
 
@@ -12,7 +12,17 @@ __all__ = ["sort_short"]
 @jax.custom_batching.custom_vmap
 def sort_short(values: Float[Array, " n"]) -> Float[Array, " n"]:
     """Return a few hundred numbers, at most, in ascending order; of a batch (`vmap`) in a third of the time of `jnp.sort`."""
-    return jnp.sort(values)
+    if jax.default_backend() != "cpu":
+        return jnp.sort(values)
+    # As whole numbers, two of which are compared by one operation, and not by seventeen.
+    whole = jnp.int64 if values.dtype.itemsize == 8 else jnp.int32
+    bits = jnp.sort(_in_order(jax.lax.bitcast_convert_type(values, whole)))
+    return jax.lax.bitcast_convert_type(_in_order(bits), values.dtype)
+
+
+def _in_order(bits: Int[Array, " n"]) -> Int[Array, " n"]:
+    """Give the bits of numbers their order, or undo that: those of positive numbers have it, of negative ones the reverse."""
+    return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & jnp.iinfo(bits.dtype).max)
 
 
 @sort_short.def_vmap

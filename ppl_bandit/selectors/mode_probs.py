@@ -4,7 +4,7 @@ Let X_b be the number of candidates that fall on arm b. If their total were Pois
 Poisson(N p_b), and arm a would win at level c with probability P(X_a = c) times, for every other arm, P(X_b < c) + s
 P(X_b = c): a tie of t arms is won with probability 1 / (t + 1), the integral of s^t over [0, 1]. Conditioning on the
 total being N reads one coefficient off the generating function in z, by the discrete Fourier transform; all terms stay
-bounded by 1, so nothing overflows or cancels.
+bounded by 1, so nothing overflows or cancels. Where arms and candidates are few, they are counted (`mode_counts`).
 """
 
 import functools
@@ -14,8 +14,10 @@ import jax
 import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Complex, Float, Int
+
+from ppl_bandit.numerics.few import argmax_of, log_sum_exp, max_of, sum_of
+from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
 
 __all__ = ["mode_probs"]
 
@@ -35,15 +37,27 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
         num: at least 1.
         is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
     """
-    if jax.default_backend() == "cpu":
-        # Vectorised rows would walk in step: each would pay for the longest of all others' loops.
-        return jax.custom_batching.sequential_vmap(functools.partial(_mode_probs, is_lowest_first=is_lowest_first))(
-            probs, num
-        )
-    return _mode_probs(probs, num, is_lowest_first=is_lowest_first)
+    by_loops = functools.partial(_by_loops, is_lowest_first=is_lowest_first)
+    if jax.default_backend() != "cpu":
+        return by_loops(probs, num)
+
+    def by_number(probs: Float[Array, " A"], num: Int[Array, ""]) -> Float[Array, " A"]:
+        largest, nodes, weights = _tie_rule(probs.size, is_lowest_first)
+        ways = lambda probs, _: probs, functools.partial(mode_probs_of_few, nodes[largest], weights[largest]), by_loops
+        bounds = np.array([_largest_single(is_lowest_first), few_candidates(probs.size)])
+        return jax.lax.switch(sum_of(num > bounds), ways, probs, num)
+
+    # Vectorised rows would walk in step: each would pay for the longest of all others' loops.
+    way = by_number if probs.size <= _FEW_ARMS else by_loops
+    return jax.custom_batching.sequential_vmap(way)(probs, num)
 
 
-def _mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first: bool) -> Float[Array, " A"]:
+def _largest_single(is_lowest_first: bool) -> int:
+    """Return of how many candidates the mode is an arm drawn from p-hat: of two, too, where ties are broken at random."""
+    return 1 if is_lowest_first else 2
+
+
+def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first: bool) -> Float[Array, " A"]:
     dtype = probs.dtype
     num_arms = probs.size
     total = num.astype(dtype)
@@ -51,14 +65,14 @@ def _mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_fir
     # Neglected tails, in nats: below 1e-13 in float64 and 1e-7 in float32, with room for a sum over arms and the
     # division by P(Poisson(N) = N), at least 1 / 80 for N <= 1000.
     chunk_size = 8 if jax.default_backend() == "cpu" and num_arms <= _FEW_ARMS else _CHUNK
-    # The mode of one or two candidates, ties at random, is an arm drawn from p-hat.
-    is_single = num <= (1 if is_lowest_first else 2)
+    is_single = num <= _largest_single(is_lowest_first)
     margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
     is_settled = _log_upset(probs, total) < -margin
-    first, last = _levels(jnp.max(rates), total, num_arms, margin)
+    first, last = _levels(max_of(rates), total, num_arms, margin)
     last = jnp.where(is_settled | is_single, 0, last)
     num_chunks = jnp.ceil(_spread(total, margin) / (2 * chunk_size)).astype(int)
-    orders, nodes, weights = _tie_rule(num_arms, is_lowest_first, dtype)
+    orders, *rule = _tie_rule(num_arms, is_lowest_first)
+    nodes, weights = (jnp.asarray(numbers, dtype) for numbers in rule)
 
     def add_chunk(chunk, won):
         half_turns = 2 * (chunk * chunk_size + jnp.arange(chunk_size)) + 1
@@ -91,17 +105,17 @@ def _mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_fir
 
     won = jax.lax.fori_loop(0, jnp.where(last > 0, num_chunks, 0), add_chunk, jnp.zeros_like(probs))
     won = jnp.maximum(won, 0.0)
-    settled = jnp.where(is_single, probs, (jnp.arange(num_arms) == jnp.argmax(probs)).astype(dtype))
+    settled = jnp.where(is_single, probs, (jnp.arange(num_arms) == argmax_of(probs)).astype(dtype))
     # The normaliser is K P(Poisson(N) = N) / 2; dividing by the sum instead also cancels rounding common to all arms.
-    return jnp.where(last > 0, won / jnp.where(last > 0, jnp.sum(won), 1.0), settled)
+    return jnp.where(last > 0, won / jnp.where(last > 0, sum_of(won), 1.0), settled)
 
 
 def _log_upset(probs: Float[Array, " A"], total: Float[Array, ""]) -> Float[Array, ""]:
     """Bound the log probability that any arm is drawn as often as the leader: Chernoff's, summed over arms."""
-    leader = jnp.argmax(probs)
+    leader = argmax_of(probs)
     gaps = jnp.sqrt(probs[leader]) - jnp.sqrt(probs)
     log_upset = total * jnp.log1p(-jnp.minimum(gaps**2, 1.0))
-    return logsumexp(jnp.where(jnp.arange(probs.size) == leader, -jnp.inf, log_upset))
+    return log_sum_exp(jnp.where(jnp.arange(probs.size) == leader, -jnp.inf, log_upset))
 
 
 def _levels(
@@ -165,19 +179,18 @@ def _gauss_legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return (nodes + 1.0) / 2.0, weights / 2.0
 
 
-def _tie_rule(
-    num_arms: int, is_lowest_first: bool, dtype: jnp.dtype
-) -> tuple[int, Float[Array, "G G 2"], Float[Array, "G G"]]:
+def _tie_rule(num_arms: int, is_lowest_first: bool) -> tuple[int, np.ndarray, np.ndarray]:
     """List quadrature rules for the tie-break, by number of nodes.
 
     Returns:
-        The largest rule's number of nodes; s for the arms before and after the winner; weights. With ties to the lowest
-        index the arms before must stay strictly below (s = 0), those after may be level (s = 1), and one node does.
+        The largest rule's number of nodes; (G, G, 2), s for the arms before and after the winner; (G, G), weights. With ties
+        to the lowest index the arms before must stay strictly below (s = 0), those after may be level (s = 1), and one node
+        does.
     """
     if is_lowest_first:
-        return 1, jnp.tile(jnp.array([0.0, 1.0], dtype), (2, 1, 1)), jnp.ones((2, 1), dtype)
+        return 1, np.tile([0.0, 1.0], (2, 1, 1)), np.ones((2, 1))
     largest = min(-(-num_arms // 2), _MAX_NODES)
     nodes, weights = np.zeros((2, largest + 1, largest))
     for num_nodes in range(1, largest + 1):
         nodes[num_nodes, :num_nodes], weights[num_nodes, :num_nodes] = _gauss_legendre(num_nodes)
-    return largest, jnp.asarray(np.stack([nodes, nodes], axis=-1), dtype), jnp.asarray(weights, dtype)
+    return largest, np.stack([nodes, nodes], axis=-1), weights

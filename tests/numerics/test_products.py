@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics.products import log_product, sum_along
+from ppl_bandit.numerics.few import sum_along
+from ppl_bandit.numerics.products import log_product
 
 
 @pytest.mark.parametrize(

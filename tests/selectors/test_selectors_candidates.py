@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from ppl_bandit.selectors.candidates import draw_mode, log_false_alarm, num_candidates
+from ppl_bandit.selectors.mode_counts import few_candidates
 from ppl_bandit.selectors.mode_probs import mode_probs
 
 PRECISIONS = [pytest.param(False, id="float32"), pytest.param(True, id="float64")]
@@ -142,6 +143,20 @@ def test_mode_probs_match_enumeration(is_lowest_first, is_double):
             computed = MODE_PROBS[is_lowest_first](padded(probs, 4, is_double), jnp.asarray(num))
             expected = padded(mode_probs_by_enumeration(probs, num, is_lowest_first), 4, is_double)
             np.testing.assert_allclose(computed, expected, atol=1e-10 if is_double else 1e-5)
+
+
+@pytest.mark.parametrize("is_double", PRECISIONS)
+@pytest.mark.parametrize("is_lowest_first", TIES)
+def test_mode_probs_match_enumeration_up_to_where_candidates_are_counted_and_beyond(is_lowest_first, is_double):
+    rng = np.random.default_rng(2)
+    cases = [(num_arms, few_candidates(num_arms) + more) for num_arms in (2, 3) for more in (0, 1)]
+    with jax.enable_x64(is_double):
+        for num_arms, num in [*cases, (3, 12), (3, 24), (6, 5)]:
+            for probs in (rng.dirichlet(np.full(num_arms, 2.0)), np.append(np.full(num_arms - 1, 0.01), 1.01)):
+                given = probs / probs.sum()
+                computed = MODE_PROBS[is_lowest_first](padded(given, num_arms, is_double), jnp.asarray(num))
+                expected = mode_probs_by_enumeration(given, num, is_lowest_first)
+                np.testing.assert_allclose(computed, expected, atol=1e-10 if is_double else 1e-5)
 
 
 @pytest.mark.parametrize("is_double", PRECISIONS)

@@ -27,7 +27,7 @@ from ppl_bandit.engines.exact.families import (
 
 __all__ = ["Region", "affine_change", "magnitude_of", "natural_of", "recentre", "region_around"]
 
-_FEW_TERMS = 1000  # a product that is asked for takes some 5 us
+_FEW_TERMS = 4000  # a product that is asked for takes some 5 us
 
 
 class Region(NamedTuple):
@@ -71,7 +71,7 @@ def magnitude_of(layout: Layout, natural: Natural, centre: Coordinates) -> Natur
     """
     sizes = map_blocks(abs, natural)
     if layout.members.size:
-        bend = jnp.einsum("rst,rt->rs", sizes.quadratic, abs(blocks_of(layout, centre.real)))
+        bend = _times(sizes.quadratic, abs(blocks_of(layout, centre.real)))
         sizes = sizes._replace(linear=sizes.linear + bend)
     return sizes
 
@@ -82,7 +82,7 @@ def recentre(layout: Layout, natural: Natural, old: Coordinates, new: Coordinate
     if not old.real.size:
         return natural, size
     there, x = magnitude_of(layout, natural, new), blocks_of(layout, new.real - old.real)
-    bend = jnp.einsum("rst,rt->rs", natural.quadratic, x)
+    bend = _times(natural.quadratic, x)
     scale, sizes_of_scale = natural.scale, size.scale
     if np.any(layout.owner >= 0):
         gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
@@ -156,23 +156,29 @@ def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Floa
     return change + jnp.sum(moved, axis=-1), total + jnp.sum(rounded, axis=-1)
 
 
-def _times(matrices: Float[Array, "R S S"], vectors: Float[Array, "P R S"]) -> Float[Array, "P R S"]:
+def _times(matrices: Float[Array, "R S S"], vectors: Float[Array, "*P R S"]) -> Float[Array, "*P R S"]:
     """Multiply matrices and vectors: a few in one loop, which takes less than to ask for a product, and many as products.
 
     As products, since all terms at once would be as many numbers as there are points and pairs.
     """
     if vectors.size * vectors.shape[-1] <= _FEW_TERMS:
-        return jnp.sum(matrices * vectors[:, :, None, :], axis=-1)
-    return jnp.einsum("rst,prt->prs", matrices, vectors)
+        return jnp.sum(matrices * vectors[..., None, :], axis=-1)
+    return jnp.einsum("rst,...rt->...rs", matrices, vectors)
 
 
 def _dot(coefficients: Any, statistics: Any) -> Float[Array, " P"]:
     pairs = zip(jax.tree.leaves(coefficients), jax.tree.leaves(statistics), strict=True)
-    terms = [statistic.reshape(statistic.shape[0], -1) @ leaf.ravel() for leaf, statistic in pairs if leaf.size]
+    terms = [_sum_of_products(statistic, leaf) for leaf, statistic in pairs if leaf.size]
     if terms:
         return sum(terms[1:], start=terms[0])
     first = jax.tree.leaves(statistics)[0]
     return nothing(first.shape[:1], first.dtype)
+
+
+def _sum_of_products(statistic: Float[Array, "P ..."], coefficient: Float[Array, "..."]) -> Float[Array, " P"]:
+    if statistic.size <= _FEW_TERMS:
+        return jnp.sum(statistic * coefficient, axis=tuple(range(1, statistic.ndim)))
+    return statistic.reshape(statistic.shape[0], -1) @ coefficient.ravel()
 
 
 def _bounds(layout: Layout, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -28,6 +28,7 @@ from ppl_bandit.engines.exact.families import (
     latents_at,
 )
 from ppl_bandit.engines.exact.points import make_offsets, offsets_at_home, typical_point
+from ppl_bandit.numerics.few import argmax_of
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import log_prob
 from ppl_bandit.types import Interaction
@@ -198,7 +199,7 @@ def residual_of(
         nats, tolerances = (joined(*parts) for parts in zip(*found, strict=True))
         # A point that tells nothing, because rounding there is large, is passed over unless it tells against the form.
         is_telling = (tolerances <= resolution(tolerances.dtype)) | ~(nats <= tolerances)
-        worst = jnp.argmax(jnp.where(is_telling, nats / tolerances, -1.0))
+        worst = argmax_of(jnp.where(is_telling, nats / tolerances, -1.0))
         return Residual(nats[worst], tolerances[worst], rounding)
 
     return jax.vmap(one, in_axes=(0, 1))(naturals, values)

@@ -47,6 +47,7 @@ from ppl_bandit.engines.exact.proof import analyticity
 from ppl_bandit.engines.exact.together import check_together, read_together
 from ppl_bandit.engines.exact.wider import wider
 from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.numerics.few import is_all, max_of
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.widening import moving_sites
 from ppl_bandit.types import Draws, Engine, Interaction, Key
@@ -207,11 +208,11 @@ def _update(
     )
     residuals = join_chunks(residuals, num_rows)
     is_certified = is_affine(residuals)
-    is_prior_certified, is_held = jnp.all(verdicts, axis=0)
-    is_sound = jnp.all(is_certified) & is_prior_certified & is_held
+    is_prior_certified, is_held = map(is_all, verdicts.T)
+    is_sound = is_all(is_certified) & is_prior_certified & is_held
     kept = where(is_sound, after, state)
     evidence = residuals.nats, residuals.tolerance, residuals.rounding
-    return kept, Certificates(is_sound, is_certified, *evidence, is_prior_certified, jnp.max(prior_roundings), is_held)
+    return kept, Certificates(is_sound, is_certified, *evidence, is_prior_certified, max_of(prior_roundings), is_held)
 
 
 class _Settled(NamedTuple):
@@ -253,7 +254,7 @@ def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any)
         is_sound &= ~obstacle.happened
     for leaf in jax.tree.leaves(natural):
         if leaf.size:
-            is_sound &= jnp.all(jnp.isfinite(leaf))
+            is_sound &= is_all(jnp.isfinite(leaf))
     is_read = row.mask & is_sound
     return jax.tree.map(lambda leaf: jnp.where(is_read, leaf, 0.0) if leaf.size else leaf, natural), is_sound
 

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.engines.exact.blocks import map_blocks, nothing, pick, where_member
 from ppl_bandit.numerics import arrows
 from ppl_bandit.numerics.arrows import Arrow
+from ppl_bandit.numerics.few import is_all
 
 __all__ = [
     "Coordinates",
@@ -312,9 +313,9 @@ def is_proper(posterior: Posterior) -> Bool[Array, ""]:
     reals = jax.tree.leaves((posterior.mean, posterior.precision))
     positive = (posterior.beta, *posterior.dirichlet, posterior.shape, posterior.rate)
     # Finite, and not nan, is what lies strictly below infinity.
-    is_fine = [posterior.num_rows >= 0, *(jnp.all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size)]
-    is_fine += [jnp.all((leaf > 0) & (leaf < jnp.inf)) for leaf in positive if leaf.size]
-    return jnp.all(jnp.stack(is_fine))
+    is_fine = [posterior.num_rows >= 0, *(is_all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size)]
+    is_fine += [is_all((leaf > 0) & (leaf < jnp.inf)) for leaf in positive if leaf.size]
+    return is_all(jnp.stack(is_fine))
 
 
 def is_resolved(
@@ -336,12 +337,12 @@ def is_resolved(
     ]
     roundings = jnp.finfo(after.mean.dtype).eps * jnp.sqrt(1.0 + after.num_rows)
     is_held = [roundings < 1.0]
-    is_held += [jnp.all(jnp.abs(new - old - add) - 0.1 * jnp.abs(add) <= 1e-6) for old, new, add in counts if old.size]
+    is_held += [is_all(jnp.abs(new - old - add) - 0.1 * jnp.abs(add) <= 1e-6) for old, new, add in counts if old.size]
     if layout.members.size:
         x = jnp.abs(blocks_of(layout, steps))
         span = jnp.einsum("prs,rst,prt->r", x, jnp.abs(after.precision), x)
         span = span * by_block(layout, after.shape / after.rate, 1.0) if after.shape.size else span
-        is_held.append(jnp.all(roundings * span <= 0.2 * len(steps) * (1.0 + layout.is_member.sum(axis=1))))
+        is_held.append(is_all(roundings * span <= 0.2 * len(steps) * (1.0 + layout.is_member.sum(axis=1))))
         gap, grown, typical = (
             jnp.diagonal(matrix, axis1=-2, axis2=-1)
             for matrix in (
@@ -350,8 +351,8 @@ def is_resolved(
                 after.precision / (1.0 + after.num_rows),
             )
         )
-        is_held.append(jnp.all(jnp.abs(gap) <= 0.1 * (jnp.abs(grown) + typical)))
-    return jnp.all(jnp.stack(is_held))
+        is_held.append(is_all(jnp.abs(gap) <= 0.1 * (jnp.abs(grown) + typical)))
+    return is_all(jnp.stack(is_held))
 
 
 def _padding(layout: Layout, dtype: Any) -> Any:

@@ -270,7 +270,7 @@ def _decided(
     leaves = None if contexts is None else jax.tree.leaves(contexts)
     for leaf in leaves or ():
         leaf.flags.writeable = False  # the record and the caller's decision share it
-    allowed = None if np.count_nonzero(mask) == mask.size else mask.tolist()
+    allowed = None if mask.all() else mask.tolist()
     by_row: Iterable[Any] = zip(*leaves, strict=True) if is_batch and leaves else itertools.repeat(leaves or ())
     batch, *ids = new_ids(1 + len(chosen.arms))
     events = []
