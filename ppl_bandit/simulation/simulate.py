@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax.extend.core import jaxprs_in_params
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["realize", "simulate"]
 
-_CACHE = 1 << 22  # bytes of a chunk's draws that stay close to a CPU
+_CACHE = 1 << 20  # bytes of a chunk that stay close to a core
+_LEAST_ON_CPU = 4  # realizations of a chunk
 _NUM_TIMED_STEPS = 20  # before a long run, to say what it costs
 _SECONDS_BETWEEN_LINES = 20.0
 _WORTH_SAYING = 5.0  # seconds
@@ -239,10 +241,12 @@ def _fetch(part: Any) -> Any:
 def _chunk_size(play: Any, num_realizations: int, memory: int, platform: str) -> int:
     """Return how many realizations fit the memory, and on a CPU also stay in its cache."""
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(play.out_info))
-    working = _WORKING_COPIES * _largest(play.jaxpr.jaxpr)
+    # Without what nobody reads, which XLA leaves out: a simulation has no use for propensities.
+    needed, _ = dce_jaxpr(play.jaxpr.jaxpr, [True] * len(play.jaxpr.jaxpr.outvars))
+    working = _WORKING_COPIES * _largest(needed)
     fits = memory // (kept + working)
     if platform == "cpu":
-        fits = min(fits, max(_CACHE // working, 16))
+        fits = min(fits, max(_CACHE // working, _LEAST_ON_CPU))
     return int(np.clip(fits, 1, num_realizations))
 
 

@@ -41,8 +41,9 @@ def test_what_is_true_of_a_few_is_what_jax_says(size):
         assert bool(few.is_all(values[:, None])) == truths.all()
 
 
-def test_rows_are_summed_along_their_last_axis():
-    rows = jnp.arange(12.0).reshape(3, 4)
-    np.testing.assert_array_equal(few.sum_of(rows), rows.sum(axis=1))
-    np.testing.assert_array_equal(few.max_of(rows), rows.max(axis=1))
-    np.testing.assert_array_equal(few.argmax_of(-rows), np.zeros(3))
+def test_many_rows_at_once_give_what_each_gives():
+    rows = jnp.asarray([ROWS["ties"], ROWS["unknown"], [0.0, -1.0, 5.0, 2.0]], jnp.float32)
+    for function in (few.sum_of, few.max_of, few.argmax_of, few.running_sums, few.log_sum_exp):
+        together = jax.vmap(function)(rows)
+        np.testing.assert_allclose(together, [function(row) for row in rows], rtol=1e-6)
+        np.testing.assert_array_equal(jax.vmap(jax.vmap(function))(rows[None]), together[None])
