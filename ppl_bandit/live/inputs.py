@@ -179,6 +179,9 @@ def check_rewards(
     Args:
         is_partial: whether some of the outcomes are enough.
     """
+    is_plain = num_rows is None and type(rewards) in (int, float)  # the common case, several times as fast
+    if is_plain and len(model.outcomes) == 1 and abs(rewards) <= 2**53:
+        return {model.outcomes[0]: np.array([rewards], np.float64)}
     if isinstance(rewards, Mapping):
         missing, unknown = set(model.outcomes) - set(rewards), set(rewards) - set(model.outcomes)
         if unknown or (missing and not is_partial) or not rewards:
@@ -193,7 +196,7 @@ def check_rewards(
     checked = {}
     for name, value in given.items():
         if num_rows is None and type(value) in (int, float) and math.isfinite(value) and abs(value) <= 2**53:
-            checked[name] = np.array([value], np.float64)  # the common case, ten times as fast
+            checked[name] = np.array([value], np.float64)
             continue
         what = argument if len(model.outcomes) == 1 else f"{argument}[{name!r}]"
         numbers = as_numbers(value, what)

@@ -258,8 +258,10 @@ def _written(history: History, rows: Sequence[tuple[int, Rows]], recorded: Seque
     """Return a history with the rows that events bring, by the positions at which those are recorded."""
     if not rows:
         return history
-    positions = np.array([recorded[i].position for i, _ in rows]).repeat([piece.arms.size for _, piece in rows])
-    return history.extended(*joined_rows([piece for _, piece in rows]), positions)
+    positions, joined = np.array([recorded[i].position for i, _ in rows]), joined_rows([piece for _, piece in rows])
+    if joined.arms.size > len(rows):
+        positions = positions.repeat([piece.arms.size for _, piece in rows])
+    return history.extended(*joined, positions)
 
 
 def _decided(
@@ -270,7 +272,8 @@ def _decided(
     leaves = None if contexts is None else jax.tree.leaves(contexts)
     for leaf in leaves or ():
         leaf.flags.writeable = False  # the record and the caller's decision share it
-    allowed = None if mask.all() else mask.tolist()
+    playable = mask.tolist()
+    allowed = None if all(playable) else playable
     by_row: Iterable[Any] = zip(*leaves, strict=True) if is_batch and leaves else itertools.repeat(leaves or ())
     batch, *ids = new_ids(1 + len(chosen.arms))
     events = []

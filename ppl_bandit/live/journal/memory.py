@@ -62,6 +62,9 @@ class MemoryStore:
         """Return the events beyond a position, and let go of those up to it."""
         with self._lock:
             self._bring_up_to_date()
+            if after >= self._filed:  # mostly there is nothing new
+                self._unread = []
+                return []
             self._unread = [event for event in self._unread if event.position > after]
             found = [event for event in self._unread if before is None or event.position < before]
             return [event for event in found if not kinds or event.kind in kinds][:limit]
@@ -129,7 +132,7 @@ class MemoryStore:
         found = [place for place in places if name in place]
         if not found:  # it was let go
             return
-        place = max(found, key=lambda place: place[name][-1].position)
+        place = found[0] if len(found) == 1 else max(found, key=lambda place: place[name][-1].position)
         events = place[name]
         if events[-1].position < event.position:
             place[name] = events = [*events, event]
@@ -139,7 +142,7 @@ class MemoryStore:
         if "propensities" in first.body:
             slim = {key: value for key, value in first.body.items() if key not in _BULKY}
             slim["propensity"] = float(first.body["propensities"][first.arm])
-            events = [first._replace(body=slim), *events[1:]]
+            events = [Event._make((*first[:-1], slim)), *events[1:]]
         target: Any = self._discarded if event.kind == DISCARDED else self._settled
         if target is self._discarded:
             self._keep_some(target, name, events)
