@@ -259,7 +259,7 @@ def _written(history: History, rows: Sequence[tuple[int, Rows]], recorded: Seque
     if not rows:
         return history
     positions, joined = np.array([recorded[i].position for i, _ in rows]), joined_rows([piece for _, piece in rows])
-    if joined.arms.size > len(rows):
+    if joined.arms.size > 1:
         positions = positions.repeat([piece.arms.size for _, piece in rows])
     return history.extended(*joined, positions)
 
