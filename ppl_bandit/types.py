@@ -204,6 +204,9 @@ class Engine(NamedTuple):
             where none has one, or where that is not known.
         wider: (state, by) -> the state that the same data would have led to, had the prior been `by` times as wide; None where
             that is not known.
+        quick_update: (key, state, interaction) -> (state, info, is_enough): what `update` does where nothing is to be renewed,
+            as a program of its own: a large one takes long to call, however little it does. Where it is not enough, nothing of
+            it counts, and `update` does all. None where there is no such program.
         is_recorded: whether `update` and `sample`, traced once, run no program when they are traced again for a state with
             more room; they are then traced in the background.
     """
@@ -219,6 +222,7 @@ class Engine(NamedTuple):
     infinite_means: Callable[[State, Any], Any] | None = None
     is_recorded: bool = False
     wider: Callable[[State, Any], State] | None = None
+    quick_update: Callable[[Key, State, Interaction], tuple[State, Any, Any]] | None = None
 
 
 class InvalidProgram(ValueError):

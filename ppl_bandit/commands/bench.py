@@ -192,14 +192,14 @@ def _growth(num_samples: int) -> dict[str, float]:
         chance = 1.0 / (1.0 + np.exp(-truth[decision.arm] @ context))
         bandit.update(decision, float(rng.random() < chance))
         spent.append(time.perf_counter() - began)
-    later = 1e3 * np.array(spent[1:])
+    later, run = 1e3 * np.array(spent[1:]), bandit._learner.run
+    functions = run.select, run.learn_quickly, run.learn
     return {
         "first step, s": round(spent[0], 2),
         "median, ms": round(float(np.median(later)), 2),
         "mean, ms": round(float(later.mean()), 2),
         "worst, ms": round(float(later.max()), 1),
-        "steps that waited for the compiler": bandit._learner.run.learn.num_waits
-        + bandit._learner.run.select.num_waits,
+        "steps that waited for the compiler": sum(function.num_waits for function in functions if function is not None),
     }
 
 

@@ -11,7 +11,17 @@ from ppl_bandit.types import Engine, Explanation
 
 __all__ = ["EngineFacts", "deferred", "facts_of"]
 
-_FUNCTIONS = ("init", "update", "sample", "parameters", "reserve", "marginals", "infinite_means", "wider")
+_FUNCTIONS = (
+    "init",
+    "update",
+    "sample",
+    "parameters",
+    "reserve",
+    "marginals",
+    "infinite_means",
+    "wider",
+    "quick_update",
+)
 
 
 class EngineFacts(NamedTuple):

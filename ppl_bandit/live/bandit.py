@@ -126,8 +126,10 @@ class Bandit(ReadableBandit):
 
     def warm_up(self) -> None:
         """Wait until the first decision and the first update are compiled; both began when the bandit was built."""
-        for function in (self._learner.run.select, self._learner.run.learn):
-            function.wait()
+        run = self._learner.run
+        for function in (run.select, run.learn_quickly, run.learn):
+            if function is not None:
+                function.wait()
 
     def select(self, context: Any = None, allowed: Any = None) -> Decision:
         """Decide which arm to play.

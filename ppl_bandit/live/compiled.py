@@ -27,9 +27,10 @@ from ppl_bandit.program.recording import recorded
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["Compiled", "Finish", "Verdict", "compiled_functions", "contexts_like", "row_numbers"]
+__all__ = ["QUICKLY", "Compiled", "Finish", "Verdict", "compiled_functions", "contexts_like", "row_numbers"]
 
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)
+QUICKLY = -1
 
 
 class Verdict(NamedTuple):
@@ -54,7 +55,9 @@ class Compiled(NamedTuple):
         select: (seed, held, number, context, allowed) -> a packed `Selection`, of the decision of that number, from 0.
         select_many: (seed, held, numbers, contexts, allowed) -> packed selections, one per row.
         learn: (seed, held, numbers, contexts) -> what `finish` takes, with `row_numbers`: one transfer for all of them.
-        finish: number of rows, 0 for `init` -> what turns that into (held, `Verdict`), once it was traced.
+        learn_quickly: the same of one row, by the engine's `quick_update`; None where it has none.
+        finish: number of rows, 0 for `init`, `QUICKLY` for `learn_quickly` -> what turns that into (held, `Verdict`), or (held,
+            (`Verdict`, is_enough)), once it was traced.
         draw: (seed, state, M) -> draws for reading.
         expected: (seed, state, context, M) -> (M, A) expected rewards for reading.
     """
@@ -63,6 +66,7 @@ class Compiled(NamedTuple):
     select: Ahead
     select_many: Ahead
     learn: Ahead
+    learn_quickly: Ahead | None
     finish: dict[int, "Finish"]
     draw: Callable
     expected: Callable
@@ -95,7 +99,7 @@ def compiled_functions(
     """
     # An explanation is no key, and says nothing about what is computed.
     is_large = engine.reserve is not None  # it reads its data again
-    functions = *engine[:3], engine.marginals
+    functions = *engine[:3], engine.quick_update, engine.marginals
     return _compiled_functions(model, *functions, selector, num_samples, draws, is_large, is_portable)
 
 
@@ -105,6 +109,7 @@ def _compiled_functions(
     init: Callable,
     update: Callable,
     sample: Callable,
+    quick_update: Callable | None,
     marginals: Callable | None,
     selector: Selector,
     num_samples: int,
@@ -144,19 +149,27 @@ def _compiled_functions(
     def first(seed: Array) -> tuple[list[Array], Array]:
         return hand_over(0, init(jr.key(seed)), ())
 
+    def verdict_on(rows: Interaction, info: Any) -> Verdict:
+        possible = in_support(some_latents(), rows)
+        return Verdict(is_all(jnp.stack([is_all(fits) for fits in possible.values()])), possible, info)
+
     def learn(seed: Array, held: Any, numbers: Array, contexts: Any) -> tuple[list[Array], Array]:
         num_seen, rows = _rows_of(model, numbers, contexts)
         after, info = update(_key(seed, _UPDATE, num_seen), opened(held), rows)
-        possible = in_support(some_latents(), rows)
-        is_possible = is_all(jnp.stack([is_all(fits) for fits in possible.values()]))
-        verdict = Verdict(is_possible, possible, info)
-        return hand_over(rows.arm.shape[0], after, verdict)
+        return hand_over(rows.arm.shape[0], after, verdict_on(rows, info))
+
+    def learn_quickly(seed: Array, held: Any, numbers: Array, contexts: Any) -> tuple[list[Array], Array]:
+        assert quick_update is not None
+        num_seen, rows = _rows_of(model, numbers, contexts)
+        after, info, is_enough = quick_update(_key(seed, _UPDATE, num_seen), opened(held), rows)
+        return hand_over(QUICKLY, after, (verdict_on(rows, info), is_enough))
 
     return Compiled(
         Ahead(first, is_quick=True, is_portable=is_portable),
         Ahead(select, is_portable=is_portable),
         Ahead(select_many, is_batch=True),
         Ahead(learn, is_large=is_large, is_portable=is_portable),
+        None if quick_update is None else Ahead(learn_quickly),
         finish,
         _for_reading(lambda num, seed, held: sample(_key(seed, _READ, 0), opened(held), num)),
         _for_reading(lambda num, seed, held, context: expected(_key(seed, _READ, 0), opened(held), context, num)),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.live.compiled import Compiled, compiled_functions, contexts_like, row_numbers
+from ppl_bandit.live.compiled import QUICKLY, Compiled, Verdict, compiled_functions, contexts_like, row_numbers
 from ppl_bandit.live.starts import Expected, Start, leave, words_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.program.reward_model import RewardModel
@@ -117,12 +117,12 @@ def prepare_growth(task: Task, learner: Learner, before: Any, num_rows: int) -> 
     reserve, state = learner.engine.reserve, learner.held
     if reserve is None:
         return learner
-    is_prepared = learner.is_growth_prepared and _shapes(before) == _shapes(state)
+    is_prepared = learner.is_growth_prepared and _is_alike(before, state)
     if not is_prepared:
         with jax.enable_x64(True):
-            is_prepared = _shapes(reserve(state, _AHEAD * num_rows)) != _shapes(state)
+            is_prepared = not _is_alike(reserve(state, _AHEAD * num_rows), state)
             larger = (reserve(state, 1 << power) for power in range(_MOST_DOUBLINGS if is_prepared else 0))
-            grown = next((other for other in larger if _shapes(other) != _shapes(state)), None)
+            grown = next((other for other in larger if not _is_alike(other, state)), None)
         if grown is not None:
             _prepare(task, learner, grown, without_programs if learner.engine.is_recorded else None)
     return learner._replace(is_growth_prepared=is_prepared)
@@ -137,11 +137,15 @@ def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = 
         )
         if learner.engine.reserve is not None:
             held = learner.engine.reserve(held, 1)
-        learner.run.learn.prepare(learner.seed, held, np.zeros(3 + len(task.model.outcomes)), contexts, within=within)
+        for learn in (learner.run.learn_quickly, learner.run.learn):
+            if learn is not None:
+                learn.prepare(learner.seed, held, np.zeros(3 + len(task.model.outcomes)), contexts, within=within)
 
 
-def _shapes(state: Any) -> list[Any]:
-    return [np.shape(leaf) for leaf in jax.tree.leaves(state)]
+def _is_alike(state: Any, other: Any) -> bool:
+    """Tell whether two states have the same shapes."""
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True)
+    return all(one is same or np.shape(one) == np.shape(same) for one, same in pairs)
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
@@ -165,8 +169,7 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
             piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
             num_piece = min(size, num_rows - done)
             numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
-            returned = learner.run.learn(learner.seed, held, numbers, piece.contexts)
-            held, verdict = learner.run.finish[size](returned)
+            held, verdict = _learnt(learner, held, numbers, piece.contexts, size)
             if not verdict.is_possible:  # rows that fill a piece up repeat its last one
                 raise _impossible(task, rows, verdict.possible, done)
             infos.append(verdict.info)
@@ -174,6 +177,20 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
             if engine.explanation.is_exact and not verdict.info.is_trusted:
                 break  # all rows or none
     return held, infos[0] if len(infos) == 1 else _joined(infos, done)
+
+
+def _learnt(learner: Learner, held: Any, numbers: np.ndarray, contexts: Any, size: int) -> tuple[Any, Verdict]:
+    """Return the state after a piece, as it is held, and the verdict on it: quickly, where that is enough."""
+    run, arguments = learner.run, (learner.seed, held, numbers, contexts)
+    if size == 1 and run.learn_quickly is not None:
+        returned = run.learn_quickly(*arguments)
+        after, (verdict, is_enough) = run.finish[QUICKLY](returned)
+        if not run.learn.is_ready:
+            run.learn.wait()  # at the first row, and not at the one that first needs it
+        if is_enough or not verdict.is_possible:
+            return after, verdict
+    returned = run.learn(*arguments)  # which notes how to finish
+    return run.finish[size](returned)
 
 
 def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:

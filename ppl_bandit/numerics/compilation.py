@@ -130,6 +130,11 @@ class Ahead:
             with contextlib.suppress(CancelledError):
                 promise.exception()  # what went wrong is raised where it is called
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is compiled for some shapes of its arguments."""
+        return any(promise.done() for promise in list(self._promises.values()))
+
     def __call__(self, *args: Any) -> Any:
         """Call the compiled function; compile it now if that was not prepared."""
         try:

@@ -209,6 +209,17 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         )
 
     def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
+        return absorb_rows(key, state, interaction, may_renew=True)[:2]
+
+    def quick_update(
+        key: Key, state: ReweightState, interaction: Interaction
+    ) -> tuple[ReweightState, ReweightInfo, Bool[Array, ""]]:
+        return absorb_rows(key, state, interaction, may_renew=False)
+
+    def absorb_rows(
+        key: Key, state: ReweightState, interaction: Interaction, *, may_renew: bool
+    ) -> tuple[ReweightState, ReweightInfo, Bool[Array, ""]]:
+        """Absorb rows, and return the state, the evidence, and whether that is all there is to do."""
         has_room = fits(state.buffer, interaction)
         rows = as_rows(model, state.buffer, interaction)._replace(mask=row_mask(interaction) & has_room)
         num_rows = rows.arm.shape[0]
@@ -237,8 +248,10 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             log_weights = progress.state.clouds.log_weights[block]
             k_hat = notable_k_hat(log_weights, weigh(log_weights))
             is_stale = (progress.ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT) | is_doubted[block]
-            key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
-            renewed = when(is_stale, lambda state: renew(key_block, state, block), progress.state)
+            renewed = progress.state
+            if may_renew:
+                key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
+                renewed = when(is_stale, lambda state: renew(key_block, state, block), renewed)
             ess = progress.ess.at[block].set(jnp.where(is_stale, num_particles, progress.ess[block]))
             left = progress.is_doubted.at[block].set(progress.is_doubted[block] & ~is_stale)
             return _Progress(renewed, progress.row, ess, k_hat, is_stale, left)
@@ -250,7 +263,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         is_spoken_of = jnp.zeros(ess.shape, bool).at[of_arm[rows.arm]].max(rows.mask)
         is_doubted = is_spoken_of & ~state.clouds.evidence.is_sound
         begin = _Progress(state, jnp.zeros((), int), ess, jnp.zeros_like(ess[0]), jnp.array(False), is_doubted)
-        end = jax.lax.while_loop(is_wanting, stage, begin)
+        end = jax.lax.while_loop(is_wanting, stage, begin) if may_renew else stage(begin)
         after, k_hat = end.state, end.k_hat
         clouds = after.clouds
         info = ReweightInfo(
@@ -265,7 +278,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             after.log_evidence_error,
             ~has_room,
         )
-        return after, info
+        return after, info, ~is_wanting(end)
 
     def sample(key: Key, state: ReweightState, num_samples: int) -> Draws:
         return jax.vmap(space.constrain)(sample_clouds(key, blocks, state.clouds, space.size, num_samples))
@@ -292,7 +305,16 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         "capacity": capacity,
         "discount": discount,
     }
-    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings, is_recorded=True)
+    return Engine(
+        init,
+        update,
+        sample,
+        explanation,
+        reserve=reserve,
+        settings=settings,
+        is_recorded=True,
+        quick_update=quick_update,
+    )
 
 
 def draw_prior_clouds(key: Key, space: Space, blocks: Blocks, num: int) -> tuple[Cloud, Float[Array, " K"]]:

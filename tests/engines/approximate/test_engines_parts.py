@@ -460,3 +460,27 @@ def test_moves_that_keep_diverging_end_early_and_are_flagged():
     jax.effects_barrier()
     assert not bool(end.evidence.is_sound) and float(end.evidence.memory) < MAX_MEMORY
     assert len(lengths) == 4 + 8 + 16 + 32
+
+
+def click(arm):
+    weight = numpyro.sample("weight", dist.Normal(0.0, 1.5).expand([2]).to_event(1))
+    numpyro.sample("reward", dist.Bernoulli(logits=2.0 * weight[arm]))
+
+
+@pytest.mark.slow
+def test_a_quick_update_is_the_update_wherever_nothing_is_renewed():
+    engine = engines.reweight(RewardModel(click, 2), num_particles=200)
+    update, quickly = quick_jit(engine.update), quick_jit(engine.quick_update)
+    rng = np.random.default_rng(0)
+    state, num_quick, num_rows = engine.init(jr.key(0)), 0, 40
+    for row in range(num_rows):
+        rows = Interaction(jnp.array([row % 2]), jnp.array([float(rng.random() < 0.8)]))
+        known, is_enough = quickly(jr.key(row), state, rows)[0::2]
+        before, (state, info) = state, update(jr.key(row), state, rows)
+        num_renewed = int(info.num_refreshes) - int(jnp.sum(before.clouds.num_refreshes))
+        assert bool(is_enough) == (num_renewed == 0)
+        num_quick += int(is_enough)
+        if is_enough:
+            # The same operations in two programs: differences are roundings, of weights that are of the size of 1.
+            jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4), known, state)
+    assert 0 < num_quick < num_rows
