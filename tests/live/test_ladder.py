@@ -86,6 +86,7 @@ def clicks(arm):
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
+@pytest.mark.slow
 def test_draws_that_lack_evidence_are_told_for_as_long_as_they_do(tmp_path):
     """The warning comes once; who looks later, or loads the bandit, has to see it too, until draws are trusted again."""
     bandit = Bandit(clicks, 2, engine=wary)
