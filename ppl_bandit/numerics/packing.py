@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 
 __all__ = ["Joined", "Joining", "pack", "unpacker"]
 
-_FLOAT = np.dtype(float)
 _MOST_JOINED = 1 << 14  # numbers of an array: to copy them takes 6 us, to hand an array on 4 to 7
 
 
@@ -23,18 +22,23 @@ def pack(tree: Any) -> Float[Array, " n"]:
 def unpacker(form: Any) -> Callable[[np.ndarray], Any]:
     """Return what undoes `pack`: a row -> NumPy arrays in the tree, shapes and types of `form`."""
     treedef: Any = jax.tree.structure(form)
-    leaves = jax.tree.leaves(form)
-    types = list(dict.fromkeys(np.dtype(leaf.dtype) for leaf in leaves))
-    plan, tables, end = [], [], 0
-    for i, leaf in enumerate(leaves):
+    plan, casts, tables, end = [], [], [], 0
+    for i, leaf in enumerate(jax.tree.leaves(form)):
         start, end = end, end + leaf.size
-        plan.append((types.index(leaf.dtype), slice(start, end) if leaf.shape else start))
+        plan.append((leaf.dtype == bool, slice(start, end) if leaf.shape else start))
+        if leaf.dtype not in (bool, float):
+            casts.append((i, leaf.dtype))
         if len(leaf.shape) > 1:
             tables.append((i, leaf.shape))
 
     def unpack(row: np.ndarray) -> Any:
-        rows = [row if own == _FLOAT else row.astype(own) for own in types]  # whole: every leaf is a view
-        parts = [rows[own][where] for own, where in plan]
+        rows = (
+            row,
+            row.astype(bool),
+        )  # whole: leaves of both are views; of other types by themselves, since not all fits them
+        parts = [rows[is_truth][where] for is_truth, where in plan]
+        for i, own in casts:
+            parts[i] = parts[i].astype(own)
         for i, shape in tables:
             parts[i] = parts[i].reshape(shape)
         return treedef.unflatten(parts)

@@ -1,5 +1,6 @@
 """Trees as few arrays, and back."""
 
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -24,6 +25,14 @@ def test_a_tree_survives_being_packed():
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(tree), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_numbers_that_no_whole_number_can_be_are_unpacked_without_a_word():
+    tree = Tree(np.bool_(False), np.array([4, 3]), np.array([np.nan, np.inf]))
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = unpacker(tree)(np.asarray(jax.jit(pack)(tree)))
+    jax.tree.map(np.testing.assert_array_equal, found, tree)
 
 
 def test_a_tree_is_joined_to_a_row_for_each_type_and_cut_as_it_was():
