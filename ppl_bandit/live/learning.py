@@ -143,9 +143,10 @@ def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = 
 
 
 def _is_alike(state: Any, other: Any) -> bool:
-    """Tell whether two states have the same shapes."""
-    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True)
-    return all(one is same or np.shape(one) == np.shape(same) for one, same in pairs)
+    """Tell whether two states have the same shapes; mostly they share the arrays, which is known at once."""
+    leaves, others = jax.tree.leaves(state), jax.tree.leaves(other)
+    pairs = zip(leaves, others, strict=False)  # an engine of the user's own may have more of them than before
+    return len(leaves) == len(others) and all(one is same or np.shape(one) == np.shape(same) for one, same in pairs)
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
