@@ -136,13 +136,13 @@ def _compiled_functions(
     def select_many(seed: Array, held: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
         return jax.vmap(lambda number, context: select(seed, held, number, context, allowed))(numbers, contexts)
 
-    def hand_over(num_rows: int, state: Any, verdict: Any) -> tuple[list[Array], Array]:
+    def hand_over(num_rows: int, state: Any, verdict: Any, before: Any = None) -> tuple[list[Array], Array]:
         """Return arrays, and one row of numbers; how to undo that is noted while it is traced."""
         if num_rows:
             joining = finish[0].joining
         else:
             joining = None if is_large else Joining(state)
-        found = finish[num_rows] = Finish(state, verdict, joining)
+        found = finish[num_rows] = Finish(state, verdict, joining, before)
         row = pack(verdict) if num_rows else jnp.zeros(0)
         return found.arrays_of(state), row
 
@@ -161,8 +161,9 @@ def _compiled_functions(
     def learn_quickly(seed: Array, held: Any, numbers: Array, contexts: Any) -> tuple[list[Array], Array]:
         assert quick_update is not None
         num_seen, rows = _rows_of(model, numbers, contexts)
-        after, info, is_enough = quick_update(_key(seed, _UPDATE, num_seen), opened(held), rows)
-        return hand_over(QUICKLY, after, (verdict_on(rows, info), is_enough))
+        before = opened(held)
+        after, info, is_enough = quick_update(_key(seed, _UPDATE, num_seen), before, rows)
+        return hand_over(QUICKLY, after, (verdict_on(rows, info), is_enough), before)
 
     return Compiled(
         Ahead(first, is_quick=True, is_portable=is_portable),
@@ -194,38 +195,48 @@ class Finish:
         verdict: one like that which comes with it.
         joining: how the states of a bandit are joined to few arrays, which has no use for one of another form; None where
             they are not, because they grow.
+        before: the state that led to it, while it is traced: what it kept is not handed over; None where nothing led to it.
 
     Attributes:
-        forms: both, without their numbers.
+        forms: state and verdict, without their numbers.
     """
 
-    def __init__(self, state: Any, verdict: Any, joining: Joining | None):
+    def __init__(self, state: Any, verdict: Any, joining: Joining | None, before: Any = None):
         self.forms = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, verdict))
         self.joining = joining if joining is not None and joining.fits(state) else None
-        self._treedef: Any = jax.tree.structure(state)
+        leaves, self._treedef = jax.tree.flatten(state)
+        old = [None] * len(leaves) if before is None else jax.tree.leaves(before)
+        # Where there is nothing to hand over: the number of the leaf.
+        self._kept = [i for i, (leaf, own) in enumerate(zip(leaves, old, strict=True)) if leaf is own or not leaf.size]
         self._unpack = unpacker(verdict)
 
     def arrays_of(self, state: Any) -> list[Array]:
-        """Return what is handed over of a state: the arrays that hold anything."""
+        """Return what is handed over of a state: the arrays that hold anything new."""
         if self.joining is not None:
             return list(self.joining.join(state).arrays)
-        return [leaf for leaf in jax.tree.leaves(state) if leaf.size]
+        kept = set(self._kept)
+        return [leaf for i, leaf in enumerate(jax.tree.leaves(state)) if i not in kept]
 
-    def __call__(self, returned: Any) -> tuple[Any, Any]:
-        """Return the state as it is held, and the verdict on what led to it."""
+    def __call__(self, returned: Any, before: Any = None) -> tuple[Any, Any]:
+        """Return the state as it is held, and the verdict on what led to it.
+
+        Args:
+            before: the state that led to it, as it is held.
+        """
         arrays, row = returned
         verdict = self._unpack(np.asarray(row))
         if self.joining is not None:
             return Joined(tuple(arrays)), verdict
-        for i, empty in self._empty:
-            arrays.insert(i, empty)
+        old = self._empty if before is None else jax.tree.leaves(before)
+        for i in self._kept:
+            arrays.insert(i, old[i])
         return self._treedef.unflatten(arrays), verdict
 
     @functools.cached_property
-    def _empty(self) -> list[tuple[int, jax.Array]]:
-        """Where to put the arrays that hold nothing."""
+    def _empty(self) -> dict[int, jax.Array]:
+        """The arrays that hold nothing, by the number of the leaf."""
         forms = enumerate(jax.tree.leaves(self.forms[0]))
-        return [(i, jax.device_put(np.zeros(form.shape, form.dtype))) for i, form in forms if not form.size]
+        return {i: jax.device_put(np.zeros(form.shape, form.dtype)) for i, form in forms if not form.size}
 
 
 def _opened(finish: Mapping[int, Finish], held: Any) -> Any:

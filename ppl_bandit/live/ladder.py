@@ -61,7 +61,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
             _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
-        return prepare_growth(task, after, learner.held, len(history) + rows.arms.size), info, []
+        return prepare_growth(task, after, len(history) + rows.arms.size), info, []
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
         raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")

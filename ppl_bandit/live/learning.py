@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.live.compiled import QUICKLY, Compiled, Verdict, compiled_functions, contexts_like, row_numbers
+from ppl_bandit.live.room import Room, look
 from ppl_bandit.live.starts import Expected, Start, leave, words_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.program.reward_model import RewardModel
@@ -18,8 +19,6 @@ __all__ = ["Learner", "Rows", "fold", "pad_rows", "pieces", "prepare_growth", "s
 _SIZES = (1024, 32, 1)  # of the pieces of many rows, compiled once each
 _FIRST_ROOM = 4000  # rows: steps without a pause must not outrun the compiler, and room that is empty costs nothing
 _FIRST_BYTES = 1 << 22  # of their contexts, which a step copies: of large ones there is room for a quarter as many rows
-_AHEAD = 7  # steps to come for each that was, when the next room is prepared
-_MOST_DOUBLINGS = 24  # of a capacity, in search of the next
 
 
 class Learner(NamedTuple):
@@ -33,7 +32,7 @@ class Learner(NamedTuple):
         doubts: why the draws of now lack evidence, in words; empty where they do not.
         num_doubted: how often in a row they were renewed and did.
         num_refreshes: how often its draws were renewed.
-        is_growth_prepared: whether the state that has more room is compiled, or being compiled.
+        room: for more rows.
         examples: the rows that the engine was sought for, where it took over from one that refused them.
     """
 
@@ -45,7 +44,7 @@ class Learner(NamedTuple):
     doubts: str = ""
     num_doubted: int = 0
     num_refreshes: int = 0
-    is_growth_prepared: bool = False
+    room: Room = Room()
     examples: Interaction | None = None
 
     @property
@@ -105,27 +104,20 @@ def _first_room(model: RewardModel) -> int:
     return _FIRST_ROOM if row_bytes * _FIRST_ROOM <= _FIRST_BYTES else _FIRST_ROOM // 4
 
 
-def prepare_growth(task: Task, learner: Learner, before: Any, num_rows: int) -> Learner:
-    """Compile for the shape that an engine's state will grow to next, in the background, once it is an eighth full.
-
-    Most experiments end before. Those that do not have seven times as many steps to come as there were, while it compiles.
+def prepare_growth(task: Task, learner: Learner, num_rows: int) -> Learner:
+    """Compile for the shape that an engine's state will grow to next, in the background, as soon as that is in sight.
 
     Args:
-        before: the state before the last rows.
         num_rows: how many were learnt in all.
     """
-    reserve, state = learner.engine.reserve, learner.held
-    if reserve is None:
+    engine = learner.engine
+    if engine.reserve is None or learner.room.is_sure(num_rows):
         return learner
-    is_prepared = learner.is_growth_prepared and _is_alike(before, state)
-    if not is_prepared:
-        with jax.enable_x64(True):
-            is_prepared = not _is_alike(reserve(state, _AHEAD * num_rows), state)
-            larger = (reserve(state, 1 << power) for power in range(_MOST_DOUBLINGS if is_prepared else 0))
-            grown = next((other for other in larger if not _is_alike(other, state)), None)
-        if grown is not None:
-            _prepare(task, learner, grown, without_programs if learner.engine.is_recorded else None)
-    return learner._replace(is_growth_prepared=is_prepared)
+    with jax.enable_x64(True):
+        room, grown = look(engine.reserve, learner.room, learner.held, num_rows)
+    if grown is not None:
+        _prepare(task, learner, grown, without_programs if engine.is_recorded else None)
+    return learner._replace(room=room)
 
 
 def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = None) -> None:
@@ -140,13 +132,6 @@ def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = 
         for learn in (learner.run.learn_quickly, learner.run.learn):
             if learn is not None:
                 learn.prepare(learner.seed, held, np.zeros(3 + len(task.model.outcomes)), contexts, within=within)
-
-
-def _is_alike(state: Any, other: Any) -> bool:
-    """Tell whether two states have the same shapes; mostly they share the arrays, which is known at once."""
-    leaves, others = jax.tree.leaves(state), jax.tree.leaves(other)
-    pairs = zip(leaves, others, strict=False)  # an engine of the user's own may have more of them than before
-    return len(leaves) == len(others) and all(one is same or np.shape(one) == np.shape(same) for one, same in pairs)
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
@@ -164,7 +149,7 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     engine, held, num_rows = learner.engine, learner.held, rows.arms.size
     infos, done = list[Any](), 0
     with jax.enable_x64(True):
-        if engine.reserve is not None:
+        if engine.reserve is not None and not learner.room.has(num_seen + num_rows):
             held = engine.reserve(held, num_rows)
         for size in pieces(num_rows, _SIZES) if engine.reserve is None else [_roomy(num_rows)]:
             piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
@@ -185,7 +170,7 @@ def _learnt(learner: Learner, held: Any, numbers: np.ndarray, contexts: Any, siz
     run, arguments = learner.run, (learner.seed, held, numbers, contexts)
     if size == 1 and run.learn_quickly is not None:
         returned = run.learn_quickly(*arguments)
-        after, (verdict, is_enough) = run.finish[QUICKLY](returned)
+        after, (verdict, is_enough) = run.finish[QUICKLY](returned, held)
         if not run.learn.is_ready:
             run.learn.wait()  # at the first row, and not at the one that first needs it
         if is_enough or not verdict.is_possible:

@@ -32,8 +32,8 @@ use_defaults()  # before anything is compiled
 # The older emitters compile in half the time of the new ones, fewer passes in less, and the code is as fast at the sizes of one
 # decision. A hundred operations of a microsecond run faster one after another than handed from thread to thread. Small programs
 # stay in one piece: to cut them up takes longer than compiling the pieces side by side saves. Sums over a few numbers are not
-# worth a call of the library that XLA makes for them, and sums over thousands no tree of windows: in double precision its digits
-# are not missed, and it is a fifth of what there is to compile.
+# worth a call of the library that XLA makes for them, and sums over thousands no tree of windows: in double precision its
+# digits are not missed, and it is a fifth of what there is to compile.
 _IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 _PLAIN = {
     "xla_cpu_use_fusion_emitters": False,

@@ -204,23 +204,27 @@ def refresh(
     return when(~is_accepted, lambda _: moved(), renewed)
 
 
-def is_trusted(cloud: Cloud) -> Bool[Array, ""]:
-    """Tell whether the evidence speaks for the particles of a block: the evenness of their weights, and how they were drawn."""
+def is_trusted(cloud: Cloud, ess: Float[Array, ""]) -> Bool[Array, ""]:
+    """Tell whether the evidence speaks for the particles of a block: the evenness of their weights, and how they were drawn.
+
+    Args:
+        ess: effective sample size of their weights.
+    """
     num = cloud.log_weights.shape[0]
     density = jnp.max(jnp.abs(jnp.where(jnp.isfinite(cloud.log_likelihood), cloud.log_likelihood, 0.0)))
     is_resolved = jnp.finfo(cloud.positions.dtype).eps * density <= 0.02  # nats that a float can tell apart
     return (
         cloud.evidence.is_sound
-        & (weight_ess(cloud.log_weights) >= num / 2)
-        & (sample_size(cloud) >= MIN_ESS_SHARE * num)
+        & (ess >= num / 2)
+        & (sample_size(cloud, ess) >= MIN_ESS_SHARE * num)
         & jnp.isfinite(cloud.log_evidence)
         & is_resolved
     )
 
 
-def sample_size(cloud: Cloud) -> Float[Array, ""]:
-    """Return how many independent draws the weighted particles of a block are worth."""
-    return 1.0 / (cloud.variance + _relative_variance(cloud.log_weights))
+def sample_size(cloud: Cloud, ess: Float[Array, ""]) -> Float[Array, ""]:
+    """Return how many independent draws the particles of a block are worth, by the effective sample size of their weights."""
+    return 1.0 / (cloud.variance + variance_of_mean(ess, len(cloud.log_weights)))
 
 
 def when(predicate: Bool[Array, ""], function, value):

@@ -11,7 +11,7 @@ from ppl_bandit.engines.approximate.account import explain
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
 from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, is_trusted, sample_size
-from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT
+from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, weight_ess
 from ppl_bandit.engines.approximate.moves import MAX_MEMORY, no_u_turn
 from ppl_bandit.engines.approximate.renewal import renew
 from ppl_bandit.engines.approximate.reweight import draw_prior_clouds, sample_clouds
@@ -146,9 +146,10 @@ def nuts(
 
         after = jax.lax.while_loop(is_wanting, run_next, pending)
         clouds = after.clouds
+        ess = jax.vmap(weight_ess)(clouds.log_weights)
         info = NutsInfo(
-            jnp.all(jax.vmap(is_trusted)(clouds)) & has_room,
-            jnp.min(jax.vmap(sample_size)(clouds)),
+            jnp.all(jax.vmap(is_trusted)(clouds, ess)) & has_room,
+            jnp.min(jax.vmap(sample_size)(clouds, ess)),
             jnp.max(clouds.evidence.memory),
             jnp.sum(clouds.evidence.num_divergences),
             after.num_pending,

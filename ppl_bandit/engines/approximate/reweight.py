@@ -93,9 +93,7 @@ class ReweightState(NamedTuple):
     @property
     def log_evidence_error(self) -> Float[Array, ""]:
         """Standard error of the log evidence, as if the draws of each refresh were independent and exact."""
-        num = self.clouds.log_weights.shape[-1]
-        pending = variance_of_mean(jax.vmap(weight_ess)(self.clouds.log_weights), num)
-        return jnp.sqrt(jnp.sum(self.clouds.squared_error + pending))
+        return _evidence_error(self.clouds, jax.vmap(weight_ess)(self.clouds.log_weights))
 
 
 class ReweightInfo(NamedTuple):
@@ -164,8 +162,13 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         log_shares = jnp.zeros(scouts.shape[:2], scouts.dtype)  # there is a particle at every scout
         return ReweightState(empty_buffer(model, capacity), clouds, reference, scouts, log_shares)
 
-    def absorb(state: ReweightState, latents: Draws, row: Interaction, ess: Array) -> tuple[ReweightState, Array]:
-        """Multiply the weights of a row's block by its likelihood, if it counts, and keep the row."""
+    def latents_of(state: ReweightState) -> Draws:
+        """Return the latents of particles, and then of scouts, of all blocks together."""
+        places = jnp.concatenate([state.clouds.positions, state.scouts], axis=1)
+        return jax.vmap(space.constrain)(_together(blocks, places, space.size))
+
+    def absorb(state: ReweightState, latents: Draws, row: Interaction) -> tuple[ReweightState, Bool[Array, " B"]]:
+        """Multiply the weights of a row's block by its likelihood, if it counts, keep the row, and tell where a scout leads."""
         clouds, is_counted = state.clouds, row.mask
         assert is_counted is not None
         block = of_arm[row.arm]
@@ -184,15 +187,33 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             log_likelihood=clouds.log_likelihood.at[block].add(gained),
             log_evidence=clouds.log_evidence.at[block].add(predictive),
         )
-        if discount < 1.0:
-            ess = jax.vmap(weight_ess)(clouds.log_weights)
-        else:
-            ess = ess.at[block].set(weight_ess(clouds.log_weights[block]))
         log_shares = state.log_shares.at[block].add(jnp.where(is_counted, of_scouts - predictive, 0.0))
         # Where no particle is, there may be mass by now that matters: the weights tell nothing.
         is_ahead = jnp.max(log_shares, axis=1) > max_log_share
         buffer = append_row(state.buffer, row, is_counted, merges)
-        return state._replace(buffer=buffer, clouds=clouds, log_shares=log_shares), jnp.where(is_ahead, 0.0, ess)
+        return state._replace(buffer=buffer, clouds=clouds, log_shares=log_shares), is_ahead
+
+    def stalest(clouds: Cloud, ess: Array, is_doubted: Array) -> tuple[Array, Array, Array]:
+        """Return the block whose weights are the least even, its k-hat, and whether it is stale: no other is staler."""
+        block = jnp.argmin(jnp.where(is_doubted, 0.0, ess))
+        log_weights = clouds.log_weights[block]
+        k_hat = notable_k_hat(log_weights, weigh(log_weights))
+        return block, k_hat, (ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT) | is_doubted[block]
+
+    def info_of(state: ReweightState, ess: Array, k_hat: Array, has_room: Array) -> ReweightInfo:
+        clouds = state.clouds
+        return ReweightInfo(
+            jnp.all(jax.vmap(is_trusted)(clouds, ess)) & (k_hat <= MAX_K_HAT) & has_room,
+            jnp.min(jax.vmap(sample_size)(clouds, ess)),
+            k_hat,
+            jnp.max(clouds.evidence.memory),
+            jnp.sum(clouds.evidence.num_divergences),
+            jnp.sum(clouds.num_refreshes),
+            jnp.sum(clouds.num_moves),
+            state.log_evidence,
+            _evidence_error(clouds, ess),
+            ~has_room,
+        )
 
     def renew(key: Key, state: ReweightState, block: Array) -> ReweightState:
         given = space, blocks, block, state.buffer, state.reference, discount
@@ -208,29 +229,38 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             log_shares=state.log_shares.at[block].set(jnp.minimum(posterior, 0.0) if merges else 0.0),
         )
 
-    def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
-        return absorb_rows(key, state, interaction, may_renew=True)[:2]
-
     def quick_update(
         key: Key, state: ReweightState, interaction: Interaction
     ) -> tuple[ReweightState, ReweightInfo, Bool[Array, ""]]:
-        return absorb_rows(key, state, interaction, may_renew=False)
+        """Absorb one row as `update` does where it leaves no block stale: what stays the same stays the same array."""
+        del key
+        has_room = fits(state.buffer, interaction)
+        row = take_rows(as_rows(model, state.buffer, interaction), jnp.zeros((), int))
+        row = row._replace(mask=row.mask & has_room)
+        after, is_ahead = absorb(state, latents_of(state), row)
+        ess = jax.vmap(weight_ess)(after.clouds.log_weights)
+        is_spoken_of = jnp.zeros(ess.shape, bool).at[of_arm[row.arm]].set(row.mask)
+        is_doubted = is_spoken_of & ~state.clouds.evidence.is_sound & (ess < _DOUBTED_ESS * num_particles)
+        _, k_hat, is_stale = stalest(after.clouds, jnp.where(is_ahead, 0.0, ess), is_doubted)
+        return after, info_of(after, ess, k_hat, has_room), ~is_stale
 
-    def absorb_rows(
-        key: Key, state: ReweightState, interaction: Interaction, *, may_renew: bool
-    ) -> tuple[ReweightState, ReweightInfo, Bool[Array, ""]]:
-        """Absorb rows, and return the state, the evidence, and whether that is all there is to do."""
+    def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
         has_room = fits(state.buffer, interaction)
         rows = as_rows(model, state.buffer, interaction)._replace(mask=row_mask(interaction) & has_room)
         num_rows = rows.arm.shape[0]
 
         def absorb_until_stale(progress: _Progress) -> _Progress:
-            places = jnp.concatenate([progress.state.clouds.positions, progress.state.scouts], axis=1)
-            latents = jax.vmap(space.constrain)(_together(blocks, places, space.size))
+            latents = latents_of(progress.state)
 
             def step(progress: _Progress) -> _Progress:
-                state, ess = absorb(progress.state, latents, take_rows(rows, progress.row), progress.ess)
-                return progress._replace(state=state, row=progress.row + 1, ess=ess)
+                row = take_rows(rows, progress.row)
+                state, is_ahead = absorb(progress.state, latents, row)
+                log_weights, block = state.clouds.log_weights, of_arm[row.arm]
+                if discount < 1.0:
+                    ess = jax.vmap(weight_ess)(log_weights)
+                else:
+                    ess = progress.ess.at[block].set(weight_ess(log_weights[block]))
+                return progress._replace(state=state, row=progress.row + 1, ess=jnp.where(is_ahead, 0.0, ess))
 
             def is_fresh(progress: _Progress) -> Bool[Array, ""]:
                 # Inside of a batch, which no decision sees, draws may be staler.
@@ -243,15 +273,9 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             is_doubted = (
                 progress.is_doubted & (progress.row >= num_rows) & (progress.ess < _DOUBTED_ESS * num_particles)
             )
-            # The block whose weights are the least even stands for all: none has a worse claim to be kept.
-            block = jnp.argmin(jnp.where(is_doubted, 0.0, progress.ess))
-            log_weights = progress.state.clouds.log_weights[block]
-            k_hat = notable_k_hat(log_weights, weigh(log_weights))
-            is_stale = (progress.ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT) | is_doubted[block]
-            renewed = progress.state
-            if may_renew:
-                key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
-                renewed = when(is_stale, lambda state: renew(key_block, state, block), renewed)
+            block, k_hat, is_stale = stalest(progress.state.clouds, progress.ess, is_doubted)
+            key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
+            renewed = when(is_stale, lambda state: renew(key_block, state, block), progress.state)
             ess = progress.ess.at[block].set(jnp.where(is_stale, num_particles, progress.ess[block]))
             left = progress.is_doubted.at[block].set(progress.is_doubted[block] & ~is_stale)
             return _Progress(renewed, progress.row, ess, k_hat, is_stale, left)
@@ -263,22 +287,8 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         is_spoken_of = jnp.zeros(ess.shape, bool).at[of_arm[rows.arm]].max(rows.mask)
         is_doubted = is_spoken_of & ~state.clouds.evidence.is_sound
         begin = _Progress(state, jnp.zeros((), int), ess, jnp.zeros_like(ess[0]), jnp.array(False), is_doubted)
-        end = jax.lax.while_loop(is_wanting, stage, begin) if may_renew else stage(begin)
-        after, k_hat = end.state, end.k_hat
-        clouds = after.clouds
-        info = ReweightInfo(
-            jnp.all(jax.vmap(is_trusted)(clouds)) & (k_hat <= MAX_K_HAT) & has_room,
-            jnp.min(jax.vmap(sample_size)(clouds)),
-            k_hat,
-            jnp.max(clouds.evidence.memory),
-            jnp.sum(clouds.evidence.num_divergences),
-            jnp.sum(clouds.num_refreshes),
-            jnp.sum(clouds.num_moves),
-            after.log_evidence,
-            after.log_evidence_error,
-            ~has_room,
-        )
-        return after, info, ~is_wanting(end)
+        end = jax.lax.while_loop(is_wanting, stage, begin)
+        return end.state, info_of(end.state, jax.vmap(weight_ess)(end.state.clouds.log_weights), end.k_hat, has_room)
 
     def sample(key: Key, state: ReweightState, num_samples: int) -> Draws:
         return jax.vmap(space.constrain)(sample_clouds(key, blocks, state.clouds, space.size, num_samples))
@@ -344,6 +354,11 @@ def sample_clouds(key: Key, blocks: Blocks, clouds: Cloud, size: int, num_sample
         offsets, clouds.log_weights
     )
     return _together(blocks, jnp.take_along_axis(clouds.positions, index[..., None], axis=1), size)
+
+
+def _evidence_error(clouds: Cloud, ess: Float[Array, " B"]) -> Float[Array, ""]:
+    """Return the standard error of the log evidence, by the effective sample sizes of the weights."""
+    return jnp.sqrt(jnp.sum(clouds.squared_error + variance_of_mean(ess, clouds.log_weights.shape[-1])))
 
 
 def _together(blocks: Blocks, positions: Float[Array, "B M k"], size: int) -> Float[Array, "M K"]:
