@@ -129,7 +129,8 @@ def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = 
         )
         if learner.engine.reserve is not None:
             held = learner.engine.reserve(held, 1)
-        for learn in (learner.run.learn_quickly, learner.run.learn):
+        # The larger one first: whoever calls the other while it queues compiles that.
+        for learn in (learner.run.learn, learner.run.learn_quickly):
             if learn is not None:
                 learn.prepare(learner.seed, held, np.zeros(3 + len(task.model.outcomes)), contexts, within=within)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.blocks import Blocks
@@ -41,7 +42,14 @@ class Target(NamedTuple):
 
 def embed(blocks: Blocks, number: Int[Array, ""] | int, own: Array, reference: Float[Array, " K"]) -> Array:
     """Return all K latents: those of one block, and a reference elsewhere."""
-    return reference.at[jnp.asarray(blocks.coordinates)[number]].set(own, mode="drop")
+    coordinates = blocks.coordinates
+    if len(coordinates) == 1:
+        return own
+    start = coordinates[:, 0]
+    if np.array_equal(coordinates, start[:, None] + np.arange(coordinates.shape[1])) and blocks.is_latent.all():
+        # A slice runs in a fraction of the time of a scatter.
+        return jax.lax.dynamic_update_slice(reference, own, (jnp.asarray(start)[number],))
+    return reference.at[jnp.asarray(coordinates)[number]].set(own, mode="drop")
 
 
 def block_target(
