@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decide
+from ppl_bandit.engines.drafts import Draft
 from ppl_bandit.numerics.bits import fold_key
 from ppl_bandit.numerics.compilation import Ahead, in_order_options
 from ppl_bandit.numerics.few import is_all
@@ -27,7 +28,16 @@ from ppl_bandit.program.recording import recorded
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["QUICKLY", "Compiled", "Finish", "Verdict", "compiled_functions", "contexts_like", "row_numbers"]
+__all__ = [
+    "QUICKLY",
+    "Compiled",
+    "Finish",
+    "Verdict",
+    "compiled_functions",
+    "contexts_like",
+    "drafted_select",
+    "row_numbers",
+]
 
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)
 QUICKLY = -1
@@ -117,8 +127,6 @@ def _compiled_functions(
     is_large: bool,
     is_portable: bool,
 ) -> Compiled:
-    engine: Any = Engine(init, update, sample, None, marginals=marginals)  # type: ignore[arg-type]
-
     expected_rewards, in_support = recorded(model.expected_rewards), recorded(model.in_support)
     some_latents = recorded(lambda: feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0))
 
@@ -128,10 +136,7 @@ def _compiled_functions(
     finish: dict[int, Finish] = {}
     opened = functools.partial(_opened, finish)
 
-    def select(seed: Array, held: Any, number: Array, context: Any, allowed: Array) -> Array:
-        keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)
-        options: dict[str, Any] = {"num_samples": num_samples, "allowed": allowed, "draws": draws}
-        return pack(decide(*keys, expected_rewards, engine, selector, opened(held), context, number + 1, **options))
+    select = _select(expected_rewards, sample, marginals, selector, num_samples, draws, opened)
 
     def select_many(seed: Array, held: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
         return jax.vmap(lambda number, context: select(seed, held, number, context, allowed))(numbers, contexts)
@@ -177,6 +182,40 @@ def _compiled_functions(
     )
 
 
+def drafted_select(
+    model: RewardModel, draft: Draft, selector: Selector, num_samples: int, draws: bool, is_portable: bool
+) -> Ahead:
+    """Trace the decision of an engine that is still being proved, for `Compiled.select` to take over."""
+    joining = Joining(draft.state)
+    expected_rewards = recorded(model.expected_rewards)
+    given = expected_rewards, draft.sample, draft.marginals, selector, num_samples, draws
+    select = Ahead(_select(*given, joining.cut), is_portable=is_portable)
+    contexts = contexts_like(model, 1)
+    context = None if contexts is None else jax.tree.map(lambda leaf: leaf[0], contexts)
+    held = jax.eval_shape(joining.join, draft.state)
+    select.trace(np.int64(0), held, np.int64(0), context, np.ones(model.num_arms, bool))
+    return select
+
+
+def _select(
+    expected_rewards: Callable,
+    sample: Callable,
+    marginals: Callable | None,
+    selector: Selector,
+    num_samples: int,
+    draws: bool,
+    opened: Callable,
+) -> Callable:
+    engine: Any = Engine(None, None, sample, None, marginals=marginals)  # type: ignore[arg-type]
+
+    def select(seed: Array, held: Any, number: Array, context: Any, allowed: Array) -> Array:
+        keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)
+        options: dict[str, Any] = {"num_samples": num_samples, "allowed": allowed, "draws": draws}
+        return pack(decide(*keys, expected_rewards, engine, selector, opened(held), context, number + 1, **options))
+
+    return select
+
+
 def _for_reading(function: Callable) -> Callable:
     """Compile a function whose last argument, there its first, is a number of draws, when it is first called."""
 
@@ -204,7 +243,8 @@ class Finish:
     def __init__(self, state: Any, verdict: Any, joining: Joining | None, before: Any = None):
         self.forms = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, verdict))
         self.joining = joining if joining is not None and joining.fits(state) else None
-        leaves, self._treedef = jax.tree.flatten(state)
+        leaves = jax.tree.leaves(state)
+        self._treedef: Any = jax.tree.structure(state)
         old = [None] * len(leaves) if before is None else jax.tree.leaves(before)
         # Where there is nothing to hand over: the number of the leaf.
         self._kept = [i for i, (leaf, own) in enumerate(zip(leaves, old, strict=True)) if leaf is own or not leaf.size]

@@ -6,10 +6,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.live.compiled import QUICKLY, Compiled, Verdict, compiled_functions, contexts_like, row_numbers
+from ppl_bandit.engines.drafts import Draft, listening
+from ppl_bandit.live.compiled import (
+    QUICKLY,
+    Compiled,
+    Verdict,
+    compiled_functions,
+    contexts_like,
+    drafted_select,
+    row_numbers,
+)
 from ppl_bandit.live.room import Room, look
 from ppl_bandit.live.starts import Expected, Start, leave, words_of
 from ppl_bandit.live.tasks import Task
+from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import without_programs
 from ppl_bandit.types import Engine, Interaction
@@ -74,14 +84,30 @@ def start(task: Task, factory: Callable[[RewardModel], Engine], expected: Expect
     """
     words = words_of(task.selector, task.num_samples, task.draws, factory)
     found: Start | None = None if words is None else task.model.found(*words)
+    drafts = dict[Callable, Ahead]()
+
+    def trace_ahead(draft: Draft) -> Callable[[], None]:
+        given = task.selector, task.num_samples, task.draws
+        try:
+            select = drafts[draft.sample] = drafted_select(task.model, draft, *given, is_portable=words is not None)
+        except Exception:  # what is wrong with it is said where it is asked for
+            return lambda: None
+        return select.compile_traced
+
     with jax.enable_x64(True):
-        engine = _built(factory, task.model) if found is None else found.engine(lambda: _built(factory, task.model))
+        if found is None:
+            with listening(trace_ahead):
+                engine = _built(factory, task.model)
+        else:
+            engine = found.engine(lambda: _built(factory, task.model))
         is_left = words is not None and found is None and engine.reserve is None
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
         if found is not None:
             found.give_to(run)
             if expected is not None:
                 expected.give_to(run, found)
+        if engine.sample in drafts:
+            run.select.take_over(drafts[engine.sample])
         returned = run.init(np.int64(task.seed))
         held = run.finish[0](returned)[0]
         held = held if engine.reserve is None else engine.reserve(held, _first_room(task.model))

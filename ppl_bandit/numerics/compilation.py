@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import jax
 
 from ppl_bandit.numerics.blas import one_thread
+from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.numerics.defaults import use_defaults
 from ppl_bandit.numerics.portable import Portable, exported, imported
 from ppl_bandit.numerics.turns import Needs, compiled, needs_of
@@ -31,9 +32,10 @@ use_defaults()  # before anything is compiled
 
 # The older emitters compile in half the time of the new ones, fewer passes in less, and the code is as fast at the sizes of one
 # decision. A hundred operations of a microsecond run faster one after another than handed from thread to thread. Small programs
-# stay in one piece: to cut them up takes longer than compiling the pieces side by side saves. Sums over a few numbers are not
-# worth a call of the library that XLA makes for them, and sums over thousands no tree of windows: in double precision its
-# digits are not missed, and it is a fifth of what there is to compile.
+# are cut into a piece per core, no more: to cut them up takes time, too. Sums over a few numbers are not worth a call of the
+# library that XLA makes for them, and sums over thousands no tree of windows: in double precision its digits are not missed,
+# and it is a fifth of what there is to compile.
+_MOST_PIECES = 4
 _IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 _PLAIN = {
     "xla_cpu_use_fusion_emitters": False,
@@ -42,7 +44,11 @@ _PLAIN = {
     **_IN_ORDER,
 }
 _LARGE = {**_PLAIN, "xla_backend_optimization_level": 1}
-_SMALL = {**_PLAIN, "xla_backend_optimization_level": 2, "xla_cpu_parallel_codegen_split_count": 1}
+_SMALL = {
+    **_PLAIN,
+    "xla_backend_optimization_level": 2,
+    "xla_cpu_parallel_codegen_split_count": min(num_cores(), _MOST_PIECES),
+}
 _BATCH = {**_SMALL, "xla_backend_optimization_level": 3}
 _QUICK = {**_SMALL, "xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -110,11 +116,8 @@ class Ahead:
         if signature in self._promises:
             return
         if within is None and (is_traced_here or str(signature) not in self.portables):
-            lowered = self._lower(shapes, signature)
-            with self._lock:
-                self._promises[signature] = _BACKGROUND.submit(self._compile, lowered)
-                self._lowered[signature] = lowered
-            return
+            self._lowered[signature] = self._lower(shapes, signature)
+            return self.compile_traced()
 
         def trace_and_compile() -> Callable:
             with within() if within is not None else contextlib.nullcontext():
@@ -124,11 +127,24 @@ class Ahead:
         with self._lock:
             self._promises[signature] = _BACKGROUND.submit(trace_and_compile)
 
+    def trace(self, *args: Any) -> None:
+        """Trace for the shapes of these arguments, and leave it to `compile_traced` to compile."""
+        shapes, signature = _signature(args)
+        self._lowered[signature] = self._lower(shapes, signature)
+
+    def compile_traced(self) -> None:
+        """Start to compile what was traced in the background."""
+        with self._lock:
+            for signature, lowered in self._lowered.items():
+                if signature not in self._promises:
+                    self._promises[signature] = _BACKGROUND.submit(self._compile, lowered)
+
     def take_over(self, other: "Ahead") -> None:
-        """Take over what another one has prepared of the same function."""
+        """Take over what another one has traced or prepared of the same function."""
         with self._lock:
             self.portables.update(other.portables)
             self._promises.update(other._promises)
+            self._lowered.update(other._lowered)
 
     def wait(self) -> None:
         """Wait until all that was prepared is compiled."""
@@ -249,10 +265,20 @@ def quick_jit(function: Callable, **settings: Any) -> jax.stages.Wrapped:
     return jax.jit(function, compiler_options=quick_options(), **settings)
 
 
-def run_once(function: Callable[[], Any]) -> Any:
-    """Compile quickly, run once, and return numpy arrays."""
+def run_once(function: Callable[[], Any], meanwhile: Callable[[Any], None] | None = None) -> Any:
+    """Compile quickly, run once, and return numpy arrays.
+
+    Args:
+        meanwhile: called with the shapes and types of the results while another thread compiles and runs.
+    """
     with uncollected(), one_thread():
-        return jax.device_get(quick_jit(function)())
+        if meanwhile is None:
+            return jax.device_get(quick_jit(function)())
+        lowered = quick_jit(function).lower()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(lambda: jax.device_get(lowered.compile()()))
+            meanwhile(lowered.out_info)
+            return found.result()
 
 
 @contextlib.contextmanager

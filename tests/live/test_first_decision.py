@@ -8,10 +8,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Interaction, RewardModel, engines
+from ppl_bandit import Bandit, Interaction, RewardModel, engines
 from ppl_bandit.engines.exact.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.examination import measure
 from ppl_bandit.engines.exact.ties import tie
+from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.numerics.equations import all_equations
 
 
@@ -47,3 +48,57 @@ def test_an_examination_and_an_update_are_small_programs(program, num_arms, cont
         learnt = jax.make_jaxpr(engine.update)(jr.key(0), engine.init(jr.key(0)), row)
     assert len(list(all_equations(examined.jaxpr))) <= most_examined
     assert len(list(all_equations(learnt.jaxpr))) <= most_learnt
+
+
+def bent(arm):
+    """A textbook pair by its distributions, and not conjugate."""
+    with numpyro.plate("arms", 2):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Normal(jnp.exp(level[arm]), 1.0))
+
+
+def hierarchy(arm):
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    with numpyro.plate("arms", 2):
+        level = numpyro.sample("level", dist.Normal(0.0, spread))
+    numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+
+@pytest.mark.parametrize(
+    "program, num_traced, engine",
+    [
+        (conversion, 1, "conjugate"),
+        (bent, 2, "reweight"),
+        pytest.param(hierarchy, 1, "collapsed", marks=pytest.mark.slow),
+    ],
+)
+def test_a_decision_is_traced_while_its_engine_is_proved_and_compiled_only_if_it_is(
+    program, num_traced, engine, monkeypatch
+):
+    said = []
+
+    def noted(step):
+        original = getattr(Ahead, step)
+
+        def call(self, *given):
+            if self._function.__name__ == "select":
+                said.append(step)
+            return original(self, *given)
+
+        return call
+
+    for step in ("_lower", "_compile"):
+        monkeypatch.setattr(Ahead, step, noted(step))
+    proofs = []
+
+    def factory(model):
+        found = engines.choose(model)
+        proofs.append(list(said))
+        return found
+
+    bandit = Bandit(program, 3 if program is conversion else 2, engine=factory, num_samples=16)
+    bandit.select()
+    assert bandit.explanation.engine == engine
+    # Before the engine was there: traced where it looked conjugate. Never twice for one engine, and compiled once.
+    assert ("_lower" in proofs[0]) == (program is not hierarchy)
+    assert said.count("_lower") == num_traced and said.count("_compile") == 1

@@ -30,7 +30,7 @@ def test_there_is_room_wherever_it_is_claimed_and_growth_is_prepared_in_time(ste
         if not room.has(seen + step):
             grown = reserve(state, step)
             if len(grown.rows) != len(state.rows) and step == 1:
-                # The first room is prepared for when it is an eighth full and a look more, later ones as soon as they are there.
+                # The first room is prepared to grow when it is an eighth full and a look more, others when they are there.
                 latest = 4096 * (1 / 8 + 1 / 64) + 2 if len(state.rows) == 4096 else seen / 2 + 1
                 assert len(grown.rows) in prepared and since <= latest
             state = grown

@@ -235,11 +235,11 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         """Absorb one row as `update` does where it leaves no block stale: what stays the same stays the same array."""
         del key
         has_room = fits(state.buffer, interaction)
-        row = take_rows(as_rows(model, state.buffer, interaction), jnp.zeros((), int))
-        row = row._replace(mask=row.mask & has_room)
+        rows = as_rows(model, state.buffer, interaction)._replace(mask=row_mask(interaction) & has_room)
+        row = take_rows(rows, jnp.zeros((), int))
         after, is_ahead = absorb(state, latents_of(state), row)
         ess = jax.vmap(weight_ess)(after.clouds.log_weights)
-        is_spoken_of = jnp.zeros(ess.shape, bool).at[of_arm[row.arm]].set(row.mask)
+        is_spoken_of = jnp.zeros(ess.shape, bool).at[of_arm[rows.arm]].max(rows.mask)
         is_doubted = is_spoken_of & ~state.clouds.evidence.is_sound & (ess < _DOUBTED_ESS * num_particles)
         _, k_hat, is_stale = stalest(after.clouds, jnp.where(is_ahead, 0.0, ess), is_doubted)
         return after, info_of(after, ess, k_hat, has_room), ~is_stale

@@ -4,6 +4,8 @@ There is no table of likelihoods. A likelihood is conjugate to a prior exactly w
 sufficient statistics, which can be proved (`proof`), derived (`derivation`) and certified (`certificate`) for any program.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -12,6 +14,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.drafts import Draft, announce
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.affine import natural_of, recentre
 from ppl_bandit.engines.exact.blocks import joined, map_blocks, where
@@ -44,13 +47,14 @@ from ppl_bandit.engines.exact.families import (
 )
 from ppl_bandit.engines.exact.marginals import marginals_of
 from ppl_bandit.engines.exact.proof import analyticity
+from ppl_bandit.engines.exact.textbook import is_textbook
 from ppl_bandit.engines.exact.together import check_together, read_together
 from ppl_bandit.engines.exact.wider import wider
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.numerics.few import is_all, max_of
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.widening import moving_sites
-from ppl_bandit.types import Draws, Engine, Interaction, Key
+from ppl_bandit.types import Engine, Interaction, Key
 
 __all__ = ["Certificates", "conjugate"]
 
@@ -104,10 +108,17 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
             would make the program conjugate.
     """
     check_settings(discount)
+    heard: list[tuple[Draft, Callable[[], None]]] = []
+
+    def meanwhile(layout: Layout, form: Any) -> None:
+        draft = Draft(functools.partial(sample, layout), marginals_of(model, layout), form)
+        heard.append((draft, announce(draft) if is_textbook(model, layout) else lambda: None))
+
     with jax.enable_x64(True):
-        layout, prior, evidence = examine(model)
+        layout, prior, evidence = examine(model, meanwhile=meanwhile)
+        ((draft, is_proved),) = heard
+        is_proved()
         infinite, infinite_means = watch_means(model, layout, prior)
-        marginals = marginals_of(model, layout)
 
     def init(key: Key) -> Posterior:
         del key  # the prior is not random
@@ -119,9 +130,6 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         with jax.default_matmul_precision("highest"):
             return _update(model, layout, init(key), discount, state, interaction)
 
-    def draw(key: Key, state: Posterior, num_samples: int) -> Draws:
-        return sample(layout, key, state, num_samples)
-
     def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
         return report.parameters(layout, state)
 
@@ -131,10 +139,10 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     return Engine(
         init,
         update,
-        draw,
+        draft.sample,
         report.accepted(model, layout, prior, evidence, discount, infinite),
         parameters,
-        marginals=marginals,
+        marginals=draft.marginals,
         settings={"discount": discount},
         infinite_means=infinite_means,
         wider=with_wider_prior if discount == 1.0 else None,
