@@ -4,6 +4,7 @@ Laws are compared by Kolmogorov-Smirnov tests with fixed seeds, each at LEVEL di
 """
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from scipy import special, stats
 
 from ppl_bandit.numerics import sampling
+from ppl_bandit.numerics.bits import key_words, threefry, to_unit_interval
 
 NUM_DRAWS = 50_000
 LEVEL = 1e-3
@@ -71,6 +73,38 @@ def test_a_million_log_gamma_draws_have_their_exact_mean_and_variance():
     z = two_sided_z(2 * len(concentrations))
     assert np.all(np.abs(draws.mean(0) - special.digamma(concentrations)) < z * np.sqrt(variance / num_draws))
     assert np.all(np.abs(draws.var(0) - variance) < z * variance_error)
+
+
+@pytest.mark.parametrize("draw", [sampling._draw_with_spares, sampling._draw_in_lockstep])
+def test_the_ways_of_an_accelerator_follow_the_laws_too(draw):
+    concentrations = np.array([1e-3, 0.3, 1.0, 5.0, 1e4])
+    column = jnp.asarray(concentrations, jnp.float32)[:, None]
+    propose = functools.partial(sampling._propose_log_gamma_ratio, key_words(jr.key(5)))
+    # In rows of a thousand, as they are drawn: the next row begins after the spares of the last.
+    ratios = np.asarray(jax.jit(draw, static_argnums=(0, 1))(propose, (250, 1000), jnp.repeat(column, 50, axis=0)))
+    logs = np.log(concentrations + 2 / 3)[:, None] + ratios.reshape(len(concentrations), -1)
+    for row, concentration in zip(logs, concentrations, strict=True):
+        assert_follows(row, log_gamma_cdf(concentration), f"log Gamma({concentration})")
+    nothing = np.asarray(draw(propose, (2, 100), jnp.array([[jnp.nan], [1.0]])))
+    assert np.all(np.isnan(nothing[0])) and np.all(np.isfinite(nothing[1]))
+
+
+@pytest.mark.parametrize("num_elements", [64, 1000])
+@pytest.mark.parametrize("rejected", [0.0, 0.02, 0.5])
+def test_rejected_elements_get_draws_of_their_own_also_where_there_are_too_few_spares(rejected, num_elements):
+    words = key_words(jr.key(6))
+
+    def propose(index, turn, parameters):
+        high, low = threefry(words, index, turn)
+        draws = parameters + to_unit_interval(high, None, jnp.float32)
+        return jnp.where(to_unit_interval(low, None, jnp.float32) < rejected, jnp.inf, draws)
+
+    shape = 50_000 // num_elements, num_elements
+    base = jnp.arange(shape[0], dtype=jnp.float32)[:, None] % 2
+    draws = np.asarray(sampling._draw_with_spares(propose, shape, base)) - np.asarray(base)
+    # Proposals are floats of 23 bits between 1 and 2: of 25,000 draws some are equal, of rows that share a draw all would be.
+    assert_follows(draws.ravel(), stats.uniform.cdf)
+    assert all(np.unique(row).size >= num_elements - 3 for row in draws)
 
 
 @precision
