@@ -84,14 +84,15 @@ def start(task: Task, factory: Callable[[RewardModel], Engine], expected: Expect
     """
     words = words_of(task.selector, task.num_samples, task.draws, factory)
     found: Start | None = None if words is None else task.model.found(*words)
-    drafts = dict[Callable, Ahead]()
+    drafts = dict[tuple[Any, Any], Ahead]()
 
     def trace_ahead(draft: Draft) -> Callable[[], None]:
         given = task.selector, task.num_samples, task.draws
         try:
-            select = drafts[draft.sample] = drafted_select(task.model, draft, *given, is_portable=words is not None)
+            select = drafted_select(task.model, draft, *given, is_portable=words is not None)
         except Exception:  # what is wrong with it is said where it is asked for
             return lambda: None
+        drafts[draft.sample, draft.marginals] = select
         return select.compile_traced
 
     with jax.enable_x64(True):
@@ -106,8 +107,9 @@ def start(task: Task, factory: Callable[[RewardModel], Engine], expected: Expect
             found.give_to(run)
             if expected is not None:
                 expected.give_to(run, found)
-        if engine.sample in drafts:
-            run.select.take_over(drafts[engine.sample])
+        drafted = drafts.get((engine.sample, engine.marginals))  # a factory may have made another engine of it
+        if drafted is not None:
+            run.select.take_over(drafted)
         returned = run.init(np.int64(task.seed))
         held = run.finish[0](returned)[0]
         held = held if engine.reserve is None else engine.reserve(held, _first_room(task.model))

@@ -102,3 +102,13 @@ def test_a_decision_is_traced_while_its_engine_is_proved_and_compiled_only_if_it
     # Before the engine was there: traced where it looked conjugate. Never twice for one engine, and compiled once.
     assert ("_lower" in proofs[0]) == (program is not hierarchy)
     assert said.count("_lower") == num_traced and said.count("_compile") == 1
+
+
+def test_an_engine_that_decides_otherwise_than_the_one_that_was_proved_is_traced_itself():
+    without_law = Bandit(
+        conversion, 3, engine=lambda model: engines.conjugate(model)._replace(marginals=None), num_samples=16
+    )
+    by_draws = Bandit(conversion, 3, engine=engines.conjugate, num_samples=16, draws=True)
+    # By the law of p-hat other random numbers would be spent, and 20 of these arms be others.
+    arms = ([bandit.select().arm for _ in range(30)] for bandit in (without_law, by_draws))
+    np.testing.assert_array_equal(*arms)
