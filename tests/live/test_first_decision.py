@@ -68,7 +68,7 @@ def hierarchy(arm):
     "program, num_traced, engine",
     [
         (conversion, 1, "conjugate"),
-        (bent, 2, "reweight"),
+        pytest.param(bent, 2, "reweight", marks=pytest.mark.slow),
         pytest.param(hierarchy, 1, "collapsed", marks=pytest.mark.slow),
     ],
 )
@@ -104,6 +104,7 @@ def test_a_decision_is_traced_while_its_engine_is_proved_and_compiled_only_if_it
     assert said.count("_lower") == num_traced and said.count("_compile") == 1
 
 
+@pytest.mark.slow
 def test_an_engine_that_decides_otherwise_than_the_one_that_was_proved_is_traced_itself():
     without_law = Bandit(
         conversion, 3, engine=lambda model: engines.conjugate(model)._replace(marginals=None), num_samples=16
