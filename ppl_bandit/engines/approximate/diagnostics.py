@@ -79,11 +79,13 @@ def finite_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:
 def flatten_weights(log_weights: Float[Array, " M"], min_ess: float) -> Float[Array, " M"]:
     """Return weights to a power of 1, 1/2, 1/4, ..., the first at which the effective sample size is large enough.
 
-    Where new rows leave nearly all weight to a few draws, these are the draws on the way there.
+    Where new rows leave nearly all weight to a few draws, these are the draws on the way there. Weights that are equal by then
+    are as even as they get: of four draws the size may be rounded to less than 4, and an impossible one adds nothing to it.
     """
 
     def is_uneven(flat: Float[Array, " M"]) -> Array:
-        return weight_ess(flat) < min_ess
+        is_possible = flat > -jnp.inf
+        return (weight_ess(flat) < min_ess) & jnp.any(is_possible & (flat < jnp.max(flat)))
 
     return jax.lax.while_loop(is_uneven, lambda flat: 0.5 * flat, log_weights)
 

@@ -15,6 +15,7 @@ from ppl_bandit.engines.approximate.buffer import append, empty_buffer, fits, gr
 from ppl_bandit.engines.approximate.diagnostics import (
     chain_ess,
     finite_weights,
+    flatten_weights,
     moment_shifts,
     notable_k_hat,
     pareto_k_hat,
@@ -261,6 +262,15 @@ def test_the_shifts_of_moments_are_what_the_weights_say():
     assert float(mean) < 0.02 and abs(float(sd) - (2**0.5 - 1)) < 0.02
     # Sums of 100,000 floats of 32 bits, rounded at each of some 17 levels.
     np.testing.assert_allclose(moment_shifts(positions, jnp.zeros(100_000)), 0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "log_weights", [[0.0, -1e4, -jnp.inf, -jnp.inf], [0.0, 0.0, 0.0, 0.0], [-jnp.inf, 3.0, 0.0, 1.0]]
+)
+def test_weights_that_cannot_be_as_even_as_is_asked_are_flattened_as_far_as_they_go(log_weights):
+    flat = np.asarray(flatten_weights(jnp.array(log_weights), 4.0 + 1e-6))
+    is_possible = np.isfinite(log_weights)
+    assert np.all(flat[is_possible] == 0.0) and np.all(flat[~is_possible] == -np.inf)
 
 
 def test_resampling_uses_each_draw_in_proportion_to_its_weight():
