@@ -34,6 +34,7 @@ __all__ = [
     "Finish",
     "Verdict",
     "compiled_functions",
+    "context_like",
     "contexts_like",
     "drafted_select",
     "row_numbers",
@@ -190,10 +191,8 @@ def drafted_select(
     expected_rewards = recorded(model.expected_rewards)
     given = expected_rewards, draft.sample, draft.marginals, selector, num_samples, draws
     select = Ahead(_select(*given, joining.cut), is_portable=is_portable)
-    contexts = contexts_like(model, 1)
-    context = None if contexts is None else jax.tree.map(lambda leaf: leaf[0], contexts)
     held = jax.eval_shape(joining.join, draft.state)
-    select.trace(np.int64(0), held, np.int64(0), context, np.ones(model.num_arms, bool))
+    select.trace(np.int64(0), held, np.int64(0), context_like(model), np.ones(model.num_arms, bool))
     return select
 
 
@@ -245,7 +244,8 @@ class Finish:
         self.joining = joining if joining is not None and joining.fits(state) else None
         leaves = jax.tree.leaves(state)
         self._treedef: Any = jax.tree.structure(state)
-        old = [None] * len(leaves) if before is None else jax.tree.leaves(before)
+        self._follows = before is not None and jax.tree.structure(before) == self._treedef
+        old = jax.tree.leaves(before) if self._follows else [None] * len(leaves)
         # Where there is nothing to hand over: the number of the leaf.
         self._kept = [i for i, (leaf, own) in enumerate(zip(leaves, old, strict=True)) if leaf is own or not leaf.size]
         self._unpack = unpacker(verdict)
@@ -267,7 +267,7 @@ class Finish:
         verdict = self._unpack(np.asarray(row))
         if self.joining is not None:
             return Joined(tuple(arrays)), verdict
-        old = self._empty if before is None else jax.tree.leaves(before)
+        old = jax.tree.leaves(before) if self._follows else self._empty
         for i in self._kept:
             arrays.insert(i, old[i])
         return self._treedef.unflatten(arrays), verdict
@@ -305,6 +305,11 @@ def _rows_of(model: RewardModel, numbers: Array, contexts: Any) -> tuple[Array, 
 def contexts_like(model: RewardModel, num_rows: int) -> Any:
     """Return the example context over rows, in the types that checked contexts have."""
     return jax.tree.map(lambda leaf: np.repeat(_wide(leaf)[None], num_rows, axis=0), model.context)
+
+
+def context_like(model: RewardModel) -> Any:
+    """Return the example context in the types that a checked context has."""
+    return jax.tree.map(lambda leaf: leaf[0], contexts_like(model, 1))
 
 
 def _wide(leaf: Any) -> np.ndarray:

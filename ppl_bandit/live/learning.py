@@ -12,6 +12,7 @@ from ppl_bandit.live.compiled import (
     Compiled,
     Verdict,
     compiled_functions,
+    context_like,
     contexts_like,
     drafted_select,
     row_numbers,
@@ -149,8 +150,7 @@ def prepare_growth(task: Task, learner: Learner, num_rows: int) -> Learner:
 
 
 def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = None) -> None:
-    contexts = contexts_like(task.model, 1)
-    context = None if contexts is None else jax.tree.map(lambda leaf: leaf[0], contexts)
+    context, contexts = context_like(task.model), contexts_like(task.model, 1)
     with jax.enable_x64(True):
         learner.run.select.prepare(
             learner.seed, held, np.int64(0), context, np.ones(len(task.arms), bool), within=within

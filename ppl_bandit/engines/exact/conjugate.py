@@ -116,8 +116,8 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
 
     with jax.enable_x64(True):
         layout, prior, evidence = examine(model, meanwhile=meanwhile)
-        ((draft, is_proved),) = heard
-        is_proved()
+        ((draft, go_on),) = heard
+        go_on()
         infinite, infinite_means = watch_means(model, layout, prior)
 
     def init(key: Key) -> Posterior:
