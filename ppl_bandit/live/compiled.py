@@ -244,7 +244,8 @@ class Finish:
         self.joining = joining if joining is not None and joining.fits(state) else None
         leaves = jax.tree.leaves(state)
         self._treedef: Any = jax.tree.structure(state)
-        self._follows = before is not None and self._treedef == jax.tree.structure(before)
+        form: Any = jax.tree.structure(before)
+        self._follows = before is not None and form == self._treedef
         old = jax.tree.leaves(before) if self._follows else [None] * len(leaves)
         # Where there is nothing to hand over: the number of the leaf.
         self._kept = [i for i, (leaf, own) in enumerate(zip(leaves, old, strict=True)) if leaf is own or not leaf.size]
