@@ -32,6 +32,7 @@ __all__ = [
     "QUICKLY",
     "Compiled",
     "Finish",
+    "Form",
     "Verdict",
     "compiled_functions",
     "context_like",
@@ -129,7 +130,10 @@ def _compiled_functions(
     is_portable: bool,
 ) -> Compiled:
     expected_rewards, in_support = recorded(model.expected_rewards), recorded(model.in_support)
-    some_latents = recorded(lambda: feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0))
+
+    @recorded
+    def some_latents() -> Any:
+        return feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
 
     def expected(key: Array, state: Any, context: Any, num: int) -> Array:
         return expected_rewards(sample(key, state, num), context)
@@ -148,7 +152,7 @@ def _compiled_functions(
             joining = finish[0].joining
         else:
             joining = None if is_large else Joining(state)
-        found = finish[num_rows] = Finish(state, verdict, joining, before)
+        found = finish[num_rows] = Finish(form_of(state, verdict, before), joining)
         row = pack(verdict) if num_rows else jnp.zeros(0)
         return found.arrays_of(state), row
 
@@ -176,7 +180,7 @@ def _compiled_functions(
         Ahead(select, is_portable=is_portable),
         Ahead(select_many, is_batch=True),
         Ahead(learn, is_large=is_large, is_portable=is_portable),
-        None if quick_update is None else Ahead(learn_quickly),
+        None if quick_update is None else Ahead(learn_quickly, is_portable=is_portable),
         finish,
         _for_reading(lambda num, seed, held: sample(_key(seed, _READ, 0), opened(held), num)),
         _for_reading(lambda num, seed, held, context: expected(_key(seed, _READ, 0), opened(held), context, num)),
@@ -225,37 +229,58 @@ def _for_reading(function: Callable) -> Callable:
     return lambda *args: ready()(args[-1], *args[:-1])
 
 
+class Form(NamedTuple):
+    """How a state and the verdict on what led to it are handed over.
+
+    Attributes:
+        state, verdict: shapes and types.
+        kept: the leaves of the state, by number, that are not handed over: they hold nothing, or what the state before held.
+        follows: whether it has the structure of the state before.
+    """
+
+    state: Any
+    verdict: Any
+    kept: tuple[int, ...]
+    follows: bool
+
+
+def form_of(state: Any, verdict: Any, before: Any = None) -> Form:
+    """Return how a state is handed over.
+
+    Args:
+        before: the state that led to it, while it is traced: what it kept is not handed over; None where nothing led to it.
+    """
+    leaves, treedef = jax.tree.flatten(state)
+    structure: Any = jax.tree.structure(before)
+    follows = before is not None and structure == treedef
+    old = jax.tree.leaves(before) if follows else [None] * len(leaves)
+    kept = tuple(i for i, (leaf, own) in enumerate(zip(leaves, old, strict=True)) if leaf is own or not leaf.size)
+
+    def shapes(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+    return Form(shapes(state), shapes(verdict), kept, follows)
+
+
 class Finish:
     """Undo how a state is handed over.
 
     Args:
-        state: one like it.
-        verdict: one like that which comes with it.
         joining: how the states of a bandit are joined to few arrays, which has no use for one of another form; None where
             they are not, because they grow.
-        before: the state that led to it, while it is traced: what it kept is not handed over; None where nothing led to it.
-
-    Attributes:
-        forms: state and verdict, without their numbers.
     """
 
-    def __init__(self, state: Any, verdict: Any, joining: Joining | None, before: Any = None):
-        self.forms = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, verdict))
-        self.joining = joining if joining is not None and joining.fits(state) else None
-        leaves = jax.tree.leaves(state)
-        self._treedef: Any = jax.tree.structure(state)
-        form: Any = jax.tree.structure(before)
-        self._follows = before is not None and form == self._treedef
-        old = jax.tree.leaves(before) if self._follows else [None] * len(leaves)
-        # Where there is nothing to hand over: the number of the leaf.
-        self._kept = [i for i, (leaf, own) in enumerate(zip(leaves, old, strict=True)) if leaf is own or not leaf.size]
-        self._unpack = unpacker(verdict)
+    def __init__(self, form: Form, joining: Joining | None):
+        self.form = form
+        self.joining = joining if joining is not None and joining.fits(form.state) else None
+        self._treedef: Any = jax.tree.structure(form.state)
+        self._unpack = unpacker(form.verdict)
 
     def arrays_of(self, state: Any) -> list[Array]:
         """Return what is handed over of a state: the arrays that hold anything new."""
         if self.joining is not None:
             return list(self.joining.join(state).arrays)
-        kept = set(self._kept)
+        kept = set(self.form.kept)
         return [leaf for i, leaf in enumerate(jax.tree.leaves(state)) if i not in kept]
 
     def __call__(self, returned: Any, before: Any = None) -> tuple[Any, Any]:
@@ -268,15 +293,15 @@ class Finish:
         verdict = self._unpack(np.asarray(row))
         if self.joining is not None:
             return Joined(tuple(arrays)), verdict
-        old = jax.tree.leaves(before) if self._follows else self._empty
-        for i in self._kept:
+        old = jax.tree.leaves(before) if self.form.follows else self._empty
+        for i in self.form.kept:
             arrays.insert(i, old[i])
         return self._treedef.unflatten(arrays), verdict
 
     @functools.cached_property
     def _empty(self) -> dict[int, jax.Array]:
         """The arrays that hold nothing, by the number of the leaf."""
-        forms = enumerate(jax.tree.leaves(self.forms[0]))
+        forms = enumerate(jax.tree.leaves(self.form.state))
         return {i: jax.device_put(np.zeros(form.shape, form.dtype)) for i, form in forms if not form.size}
 
 

@@ -21,6 +21,7 @@ from ppl_bandit.live.room import Room, look
 from ppl_bandit.live.starts import Expected, Start, leave, words_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.numerics.compilation import Ahead
+from ppl_bandit.program.recording import listing
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.program.tracing import without_programs
 from ppl_bandit.types import Engine, Interaction
@@ -96,28 +97,29 @@ def start(task: Task, factory: Callable[[RewardModel], Engine], expected: Expect
         drafts[draft.sample, draft.marginals] = select
         return select.compile_traced
 
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), listing() as recordings:
         if found is None:
             with listening(trace_ahead):
                 engine = _built(factory, task.model)
         else:
             engine = found.engine(lambda: _built(factory, task.model))
-        is_left = words is not None and found is None and engine.reserve is None
+        is_left = words is not None and found is None and (engine.reserve is None or engine.is_recorded)
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
         if found is not None:
-            found.give_to(run)
+            found.give_to(run, recordings)
             if expected is not None:
                 expected.give_to(run, found)
         drafted = drafts.get((engine.sample, engine.marginals))  # a factory may have made another engine of it
         if drafted is not None:
             run.select.take_over(drafted)
+        run.init.trace(np.int64(task.seed))
         returned = run.init(np.int64(task.seed))
         held = run.finish[0](returned)[0]
         held = held if engine.reserve is None else engine.reserve(held, _first_room(task.model))
         learner = Learner(engine, run, held, jax.device_put(np.int64(task.seed)))
     _prepare(task, learner, learner.held)
     if words is not None and is_left:
-        leave(words, task, engine, run)
+        leave(words, task, engine, run, recordings)
     return learner
 
 

@@ -13,38 +13,64 @@ from typing import Any, NamedTuple
 
 from ppl_bandit import engines
 from ppl_bandit.engines.deferred import EngineFacts, deferred, facts_of
-from ppl_bandit.live.compiled import Compiled, Finish
+from ppl_bandit.live.compiled import QUICKLY, Compiled, Finish, Form
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.numerics.packing import Joining
 from ppl_bandit.numerics.portable import Portable, can_export
 from ppl_bandit.program.known import likely_at, place_of
+from ppl_bandit.program.recording import Forms, Recordings
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Expected", "Start", "expect", "leave", "words_of"]
 
-# Those that take seconds to prove and less to run; the others are built again.
-_FACTORIES = {engines.choose: "choose", engines.conjugate: "conjugate", engines.collapsed: "collapsed"}
+# Those whose engines take seconds to prove, or to trace; what others need is traced again.
+_FACTORIES = {
+    engines.choose: "choose",
+    engines.conjugate: "conjugate",
+    engines.collapsed: "collapsed",
+    engines.reweight: "reweight",
+    engines.laplace: "laplace",
+    engines.nuts: "nuts",
+}
 
 
 class Start(NamedTuple):
-    """What one process leaves for the next."""
+    """What one process leaves for the next.
+
+    Attributes:
+        portables: by name of the compiled function.
+        forms: as in `Compiled.finish`.
+        readings: of an engine whose state grows, what of the program was recorded: it is traced again for more room, at a time
+            when the program cannot be run.
+    """
 
     facts: EngineFacts
     portables: dict[str, dict[str, Portable]]
-    forms: dict[int, Any]
+    forms: dict[int, Form]
+    readings: Forms
 
     def engine(self, build: Callable[[], Engine]) -> Engine:
-        """Return the engine, which is built when something else than the first programs is asked of it."""
-        return deferred(self.facts, build)
+        """Return the engine; one that had to be proved is built when something else than the first programs is asked of it."""
+        return build() if self._grows else deferred(self.facts, build)
 
-    def give_to(self, run: Compiled) -> None:
-        """Let compiled functions take over what was traced."""
+    def give_to(self, run: Compiled, recordings: Recordings) -> None:
+        """Let compiled functions take over what was traced.
+
+        Args:
+            recordings: all that engine and functions read the program by.
+        """
+        if self._grows:
+            recordings.record(self.readings)
         for name, portables in self.portables.items():
             getattr(run, name).portables.update(portables)
-        joining = Joining(self.forms[0][0])
-        for num_rows, (state, verdict) in self.forms.items():
-            run.finish[num_rows] = Finish(state, verdict, joining)
+        joining = None if self._grows else Joining(self.forms[0].state)
+        for num_rows, form in self.forms.items():
+            run.finish[num_rows] = Finish(form, joining)
+
+    @property
+    def _grows(self) -> bool:
+        return "reserve" in self.facts.functions
 
 
 class Expected(NamedTuple):
@@ -94,13 +120,14 @@ def words_of(selector: Selector, num_samples: int, draws: bool, factory: Callabl
     return "start", engine, chooser, num_samples, draws
 
 
-def leave(words: tuple[Any, ...], task: Task, engine: Engine, run: Compiled) -> None:
+def leave(words: tuple[Any, ...], task: Task, engine: Engine, run: Compiled, recordings: Recordings) -> None:
     """Leave a start to the processes to come, if all of it can be written down, once `run` is prepared."""
-    parts: dict[str, Ahead] = {"init": run.init, "select": run.select, "learn": run.learn}
-    portables = {name: dict(part.portables) for name, part in parts.items()}
+    parts = {"init": run.init, "select": run.select, "learn": run.learn, "learn_quickly": run.learn_quickly}
+    portables = {name: dict(part.portables) for name, part in parts.items() if part is not None}
     if all(portables.values()):
-        forms = {num_rows: run.finish[num_rows].forms for num_rows in (0, 1)}
-        task.model.keep(Start(facts_of(engine), portables, forms), *words)
+        forms = {num_rows: run.finish[num_rows].form for num_rows in (0, 1, QUICKLY) if num_rows in run.finish}
+        readings = recordings.forms() if engine.reserve is not None else {}
+        task.model.keep(Start(facts_of(engine), portables, forms, readings), *words)
 
 
 def _engine_words(factory: Any) -> str | None:

@@ -68,7 +68,7 @@ class Ahead:
         is_large: whether it has thousands of operations, and is worth more than one core of the compiler.
         is_batch: whether it does the same for hundreds of rows, and is to be compiled as well as can be.
         is_quick: whether it runs once, and is to be compiled quickly rather than well.
-        is_portable: whether other processes are to have what was traced.
+        is_portable: whether other processes are to have what was prepared in the caller's thread.
 
     Attributes:
         portables: what was traced for other processes, or by them, by the shapes of the arguments.
@@ -116,7 +116,7 @@ class Ahead:
         if signature in self._promises:
             return
         if within is None and (is_traced_here or str(signature) not in self.portables):
-            self._lowered[signature] = self._lower(shapes, signature)
+            self._lowered[signature] = self._lower(shapes, signature, self._is_portable)
             return self.compile_traced()
 
         def trace_and_compile() -> Callable:
@@ -130,7 +130,7 @@ class Ahead:
     def trace(self, *args: Any) -> None:
         """Trace for the shapes of these arguments, and leave it to `compile_traced` to compile."""
         shapes, signature = _signature(args)
-        self._lowered[signature] = self._lower(shapes, signature)
+        self._lowered[signature] = self._lower(shapes, signature, self._is_portable)
 
     def compile_traced(self) -> None:
         """Start to compile what was traced in the background."""
@@ -189,11 +189,11 @@ class Ahead:
         self._lowered.pop(signature, None)
         return self._latest(*args)
 
-    def _lower(self, shapes: Any, signature: Any) -> _Lowered:
+    def _lower(self, shapes: Any, signature: Any, is_exported: bool = False) -> _Lowered:
         begin = time.perf_counter()
         name = str(signature)
         with jax.enable_x64(True), uncollected():
-            if self._is_portable and name not in self.portables:
+            if is_exported and name not in self.portables:
                 portable = exported(self._function, shapes, _known(self._options))
                 if portable is not None:
                     self.portables[name] = portable

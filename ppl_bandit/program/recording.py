@@ -4,13 +4,53 @@ A recording is the jaxpr of a run: the same operations, without the program and 
 traced again - for data that have grown, say - in any thread, while other threads run programs of their own.
 """
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-__all__ = ["recorded"]
+__all__ = ["Forms", "Recordings", "listing", "recorded"]
+
+# By the name of a reading: the shapes and types of all arguments that it was recorded for.
+Forms: TypeAlias = dict[str, list[tuple[Any, ...]]]
+
+
+class Recordings:
+    """Readings that were made recordable while it was listening, by name; the last one of each name."""
+
+    def __init__(self) -> None:
+        self._readings: dict[str, _Recorded] = {}
+
+    def add(self, reading: "_Recorded") -> None:
+        """Note a reading."""
+        self._readings[reading.name] = reading
+
+    def forms(self) -> Forms:
+        """Return the arguments that each was recorded for."""
+        return {name: reading.forms() for name, reading in self._readings.items()}
+
+    def record(self, forms: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
+        """Run the program once for each of these arguments, unless that was done; readings of other names are passed over."""
+        for name in forms.keys() & self._readings.keys():
+            for form in forms[name]:
+                self._readings[name].find(form)
+
+
+_LISTENING = contextvars.ContextVar[Recordings | None]("listening", default=None)
+
+
+@contextlib.contextmanager
+def listing() -> Iterator[Recordings]:
+    """List the readings that are made recordable inside."""
+    found = Recordings()
+    token = _LISTENING.set(found)
+    try:
+        yield found
+    finally:
+        _LISTENING.reset(token)
 
 
 def recorded(function: Callable) -> Callable:
@@ -18,16 +58,44 @@ def recorded(function: Callable) -> Callable:
 
     It must not close over arrays that are being traced: they would be in the recording.
     """
-    known: dict[Any, tuple[ClosedJaxpr, Any]] = {}
+    reading, listener = _Recorded(function), _LISTENING.get()
+    if listener is not None:
+        listener.add(reading)
+    return reading
 
-    def repeat(*args: Any) -> Any:
-        leaves, treedef = jax.tree.flatten(args)
-        arrays = tuple((aval.shape, aval.dtype, aval.weak_type) for aval in map(jax.typeof, leaves))
+
+class _Recorded:
+    """A function with all that was recorded of it."""
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self._known: dict[Any, tuple[tuple[Any, ...], ClosedJaxpr, Any]] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self._function.__module__}.{self._function.__qualname__}"
+
+    def __call__(self, *args: Any) -> Any:
+        closed, returned = self.find(args)
+        return jax.tree.unflatten(returned, jaxpr_as_fun(closed)(*jax.tree.leaves(args)))
+
+    def find(self, args: tuple[Any, ...]) -> tuple[ClosedJaxpr, Any]:
+        """Return the recording for arguments, or for their shapes and types, and the structure of what it returns."""
+        form = jax.tree.map(_form_of, args)
+        leaves, treedef = jax.tree.flatten(form)
+        arrays = tuple((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves)
         place = treedef, arrays, jax.dtypes.canonicalize_dtype(float)
-        if place not in known:
-            closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-            known[place] = closed, jax.tree.structure(shapes)
-        closed, returned = known[place]
-        return jax.tree.unflatten(returned, jaxpr_as_fun(closed)(*leaves))
+        if place not in self._known:
+            closed, shapes = jax.make_jaxpr(self._function, return_shape=True)(*args)
+            self._known[place] = form, closed, jax.tree.structure(shapes)
+        return self._known[place][1:]
 
-    return repeat
+    def forms(self) -> list[tuple[Any, ...]]:
+        return [form for form, *_ in self._known.values()]
+
+
+def _form_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

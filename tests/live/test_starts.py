@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,13 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, InvalidProgram, Journal, RewardModel, engines, selectors
-from ppl_bandit.live import bandit as bandit_module, learning
+from ppl_bandit import Bandit, Engine, Explanation, InvalidProgram, Journal, RewardModel, engines, selectors
+from ppl_bandit.live import bandit as bandit_module, learning, starts
 from ppl_bandit.live.starts import words_of
 from ppl_bandit.numerics import keeping
+from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.program import known
+from ppl_bandit.program.recording import recorded
 
 
 def conversion(arm):
@@ -142,6 +145,105 @@ def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(k
         assert again.posterior_parameters()["rate"]["concentration1"].sum() == 4.0
 
 
+RUNS = []
+
+
+def noted(arm):
+    RUNS.append(jnp.shape(arm))
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([3]))
+    numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
+
+
+class Hoard(NamedTuple):
+    rewards: Any
+    num_rows: Any
+    total: Any
+    nothing: Any
+
+
+class Trust(NamedTuple):
+    is_trusted: Any
+    log_likelihood: Any
+
+
+def hoarding(model):
+    """An engine that keeps its rewards, in room that doubles, reads the program by recordings, and believes little of it."""
+    log_likelihood = recorded(model.log_likelihood)
+
+    def init(key):
+        return Hoard(jnp.zeros(4), jnp.zeros((), int), jnp.zeros(()), jnp.zeros((0, 2)))
+
+    def absorbed(state, rows, total):
+        kept = state.rewards.at[state.num_rows].set(rows.reward[0])
+        said = log_likelihood({"level": jnp.full(3, 0.5)}, rows._replace(mask=None))[0]
+        return state._replace(rewards=kept, num_rows=state.num_rows + 1, total=total), Trust(jnp.asarray(True), said)
+
+    def update(key, state, rows):
+        return absorbed(state, rows, state.total + jnp.sum(state.rewards))
+
+    def quick_update(key, state, rows):  # leaves the total as it was: the very same array
+        return *absorbed(state, rows, state.total), state.num_rows % 3 != 2
+
+    def reserve(state, num_rows):
+        capacity, kept = state.rewards.shape[0], np.asarray(state.rewards)
+        while capacity < int(state.num_rows) + num_rows:
+            capacity *= 2
+        return state._replace(rewards=np.concatenate([kept, np.zeros(capacity - kept.size)]))
+
+    def sample(key, state, num):
+        return {"level": jax.random.normal(key, (num, 3)) + state.total}
+
+    given = Explanation("hoarding", False, "a test", {})
+    return Engine(init, update, sample, given, reserve=reserve, quick_update=quick_update, is_recorded=True)
+
+
+def test_an_engine_that_keeps_its_data_starts_from_what_another_traced_and_grows_without_the_program(
+    kept_in, num_built, monkeypatch
+):
+    monkeypatch.setitem(starts._FACTORIES, hoarding, "hoarding")
+    monkeypatch.setattr("ppl_bandit.live.learning._FIRST_ROOM", 4)
+    traced = []
+    original = Ahead._lower
+
+    def lower(self, shapes, signature, *options):
+        traced.append((self._function.__name__, str(signature) in self.portables))
+        return original(self, shapes, signature, *options)
+
+    monkeypatch.setattr(Ahead, "_lower", lower)
+
+    def played(bandit):
+        """Return all that comes out of steps between which the compiler has its time, and the last state."""
+        found = []
+        for step in range(7):
+            bandit.warm_up()
+            decision = bandit.select()
+            info = bandit.update(decision, float(step % 2))
+            found.append((decision.arm, decision.best_arm_probs.tolist(), float(info.log_likelihood)))
+        return found, jax.tree.map(np.asarray, bandit._learner.state)
+
+    first = Bandit(noted, 3, engine=hoarding, num_samples=50, seed=3)
+    assert {name for name, _ in traced} == {"first", "select", "learn", "learn_quickly"}
+    expected = played(first)
+    traced.clear()
+    RUNS.clear()
+    second = Bandit(noted, 3, engine=hoarding, num_samples=50, seed=3)
+    second.warm_up()
+    assert num_built() == 2  # it is cheap, and needed for more room
+    assert {name for name, is_known in traced if is_known} >= {"first", "learn", "learn_quickly"}
+    assert all(is_known for _, is_known in traced)  # nothing is traced again
+    assert RUNS
+    RUNS.clear()
+    found, state = played(second)
+    assert found == expected[0]
+    jax.tree.map(np.testing.assert_array_equal, state, expected[1])
+    assert state.rewards.shape == (8,) and state.total > 0
+    run = second._learner.run
+    assert not RUNS  # what the program computes was recorded when it began
+    assert run.select.num_waits == run.learn.num_waits == run.learn_quickly.num_waits == 0
+    failed = [p.exception() for part in (run.select, run.learn, run.learn_quickly) for p in part._promises.values()]
+    assert set(failed) == {None}
+
+
 def logit(arm):
     level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
     numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
@@ -247,6 +349,9 @@ def test_another_program_or_task_has_another_name(kept_in):
         task_name_of(model, selector=selectors.with_floor(selectors.thompson(), 0.2)),
         task_name_of(model, factory=engines.conjugate),
         task_name_of(model, factory=functools.partial(engines.conjugate, discount=0.9)),
+        task_name_of(model, factory=engines.reweight),
+        task_name_of(model, factory=engines.nuts),
+        task_name_of(model, factory=functools.partial(engines.reweight, num_particles=500)),
     ]
     assert None not in others and len({base, *others}) == 1 + len(others)
 
@@ -313,7 +418,7 @@ def test_what_cannot_be_told_has_no_name(kept_in):
     model = RewardModel(priced(), 2)
     assert task_name_of(model, selector=rule) is None
     assert task_name_of(model, factory=lambda model: engines.conjugate(model)) is None
-    assert task_name_of(model, factory=engines.reweight) is None
+    assert task_name_of(model, factory=engines.svi) is None
 
 
 def test_a_change_of_jax_changes_the_name(kept_in):
@@ -340,9 +445,13 @@ def conversion(arm):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
-bandit = Bandit(conversion, 3, num_samples=50)
+def logit(arm):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.5).expand([3]))
+    numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
+
+bandit = Bandit(PROGRAM, 3, num_samples=50)
 decisions = []
-for step in range(5):
+for step in range(NUM_STEPS):
     decision = bandit.select()
     decisions.append([decision.arm, *decision.best_arm_probs.tolist(), *decision.propensities.tolist()])
     bandit.update(decision, float(step % 2))
@@ -352,22 +461,37 @@ print(json.dumps([first, compiled[len(first) :], decisions]))
 """
 
 
+def twice(folder, program, num_steps):
+    """Play in one process and then in another: what was compiled up to the first update, what after it, and the decisions."""
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder)}
+    del environment["PPL_BANDIT_CACHE"]
+    script = _START.replace("PROGRAM", program).replace("NUM_STEPS", str(num_steps))
+    for _ in range(2):
+        ended = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+        )
+        yield json.loads(ended.stdout)
+
+
 def test_a_start_compiles_few_programs_the_next_fewer_and_later_steps_none(tmp_path):
     """Ten: what the compiler knows, arms' indices, rows, the examination, infinite means, the prior, what arms read, their
     coefficients, select and learn. One more is an operation that ran outside of them, or a question asked twice. In the next
     process all but the prior, select and learn are not needed.
     """
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    del environment["PPL_BANDIT_CACHE"]
-    runs = []
-    for _ in range(2):
-        ended = subprocess.run(
-            [sys.executable, "-c", _START], capture_output=True, text=True, check=True, env=environment
-        )
-        runs.append(json.loads(ended.stdout))
-    (first, later, decided), (second, later_again, decided_again) = runs
+    (first, later, decided), (second, later_again, decided_again) = twice(tmp_path, "conversion", 5)
     assert decided_again == decided
     assert len(first) <= 10, first
     assert len(second) <= 4, second
     assert {"jit(select)", "jit(learn)"} <= set(first) & set(second)
+    assert later == later_again == []
+
+
+@pytest.mark.slow
+def test_draws_that_are_renewed_are_renewed_alike_in_the_next_process(tmp_path):
+    """Seven in the next process: the prior, select, both ways to learn, and three by which the engine is built."""
+    (first, later, decided), (second, later_again, decided_again) = twice(tmp_path, "logit", 40)
+    assert decided_again == decided
+    programs = {f"jit({name})" for name in ("first", "select", "learn", "learn_quickly")}
+    assert programs <= set(first)
+    assert programs <= set(second) and len(second) <= 7, second
     assert later == later_again == []
