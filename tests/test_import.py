@@ -1,11 +1,39 @@
+"""What is asked for little loads little."""
+
 import subprocess
 import sys
 
-HEAVY = ("arviz", "matplotlib", "pandas", "xarray")
+import pytest
+
+HEAVY = ("arviz", "jax", "matplotlib", "numpyro", "pandas", "scipy", "xarray")
+
+
+def loaded(script):
+    """Return the heavy libraries that a script loads."""
+    script += f"\nimport sys; print('LOADED', *sorted({set(HEAVY)!r} & sys.modules.keys()))"
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()[-1].split()[1:]
 
 
 def test_importing_the_package_loads_none_of_the_heavy_libraries():
-    script = f"import sys, ppl_bandit; print(*sorted({set(HEAVY)!r} & sys.modules.keys()))"
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.split() == []
+    assert loaded("import ppl_bandit") == []
+    assert loaded("from ppl_bandit import Bandit") == ["jax", "numpyro", "scipy"]  # none that only draws or tabulates
+
+
+@pytest.mark.parametrize("words", [["--help"], ["journal", "--help"], ["bench", "--help"], ["run"]])
+def test_help_and_refused_arguments_wait_for_no_library(words):
+    script = f"""
+import contextlib
+from ppl_bandit.commands.cli import main
+with contextlib.suppress(SystemExit):
+    main({words!r})
+"""
+    assert loaded(script) == []
+
+
+def test_garbage_is_collected_as_before_when_all_is_imported():
+    script = "import gc; {} from ppl_bandit import Bandit; print('ON' if gc.isenabled() else 'OFF')"
+    for before, state in (("", "ON"), ("gc.disable();", "OFF")):
+        finished = subprocess.run([sys.executable, "-c", script.format(before)], capture_output=True, text=True)
+        assert finished.stdout.strip() == state, finished.stderr

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
+from ppl_bandit.commands.journal_arguments import add_arguments as add_journal_arguments
+
 __all__ = ["main"]
 
 
@@ -160,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
 
     journal = commands.add_parser("journal", help="look at a recorded experiment, ask about a decision, replay, export")
-    _add_journal_arguments(journal)
+    add_journal_arguments(journal)
     journal.set_defaults(run=_journal)
     return parser
 
@@ -303,12 +305,6 @@ def _bench(arguments: argparse.Namespace) -> int:
     else:
         print(f"{words(found)}\n\nwrote bench.json, bench.md and bench.png to {arguments.out}")
     return 0
-
-
-def _add_journal_arguments(parser: argparse.ArgumentParser) -> None:
-    from ppl_bandit.commands.journal import add_arguments
-
-    add_arguments(parser)
 
 
 def _journal(arguments: argparse.Namespace) -> int:

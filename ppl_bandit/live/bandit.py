@@ -32,7 +32,7 @@ from ppl_bandit.live.numbers import check_count, seconds
 from ppl_bandit.live.starts import Expected, expect, words_of
 from ppl_bandit.live.tasks import Task
 from ppl_bandit.live.views import ReadableBandit
-from ppl_bandit.numerics.compilation import uncollected
+from ppl_bandit.numerics.garbage import uncollected
 from ppl_bandit.program.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 

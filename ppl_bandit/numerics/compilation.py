@@ -2,11 +2,10 @@
 
 import contextlib
 import functools
-import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -15,6 +14,7 @@ import jax
 from ppl_bandit.numerics.blas import one_thread
 from ppl_bandit.numerics.cores import num_cores
 from ppl_bandit.numerics.defaults import use_defaults
+from ppl_bandit.numerics.garbage import uncollected
 from ppl_bandit.numerics.portable import Portable, exported, imported
 from ppl_bandit.numerics.turns import Needs, compiled, needs_of
 
@@ -25,7 +25,6 @@ __all__ = [
     "quick_jit",
     "quick_options",
     "run_once",
-    "uncollected",
 ]
 
 use_defaults()  # before anything is compiled
@@ -279,15 +278,3 @@ def run_once(function: Callable[[], Any], meanwhile: Callable[[Any], None] | Non
             found = pool.submit(lambda: jax.device_get(lowered.compile()()))
             meanwhile(lowered.out_info)
             return found.result()
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Let the garbage be while a program is traced: it makes many objects that stay, and each look at them takes longer."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()

@@ -45,21 +45,23 @@ def close_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: 
     kinds = {name: trace[name]["value"].dtype.kind for name in outcomes}
     sites: list[Any] = []
 
-    def densities(latents: Any, arm: Any, rows: Any, values: Any) -> Any:
+    def readings(latents: Any, arm: Any, rows: Any, values: Any) -> tuple[Any, Any]:
         found = run_program(program, arm, rows, {**latents, **values})
-        sites[:] = [(name, site["fn"]) for name, site in found.items() if site["type"] == "sample"]
-        return found, [log_prob(site) for site in found.values() if site["type"] == "sample"]
-
-    def readings(*given: Any) -> Any:
-        found, terms = densities(*given)
+        sampled = {name: site for name, site in found.items() if site["type"] == "sample"}
+        sites[:] = [(name, site["fn"]) for name, site in sampled.items()]
         said = [site["value"] for site in found.values() if site["type"] == "deterministic"]
-        homes = [site["fn"].support(site["value"]) for site in found.values() if site["type"] == "sample"]
-        return terms, said, homes, [_mean(found[name]["fn"]) for name in outcomes]
+        homes = [site["fn"].support(site["value"]) for site in sampled.values()]
+        means = [_mean(found[name]["fn"]) for name in outcomes]
+        return [log_prob(site) for site in sampled.values()], (said, homes, means)
 
     def bends(latents: Any, *rows: Any) -> Any:
         ones = jax.tree.map(jnp.ones_like, latents)
-        slope = lambda at: jax.jvp(lambda other: densities(other, *rows)[1], (at,), (ones,))[1]  # noqa: E731
-        return jax.jvp(slope, (latents,), (ones,))
+
+        def slope(at: Any) -> tuple[Any, Any]:
+            terms, slopes, others = jax.jvp(lambda other: readings(other, *rows), (at,), (ones,), has_aux=True)
+            return slopes, (terms, others)
+
+        return jax.jvp(slope, (latents,), (ones,), has_aux=True)
 
     def arguments(num_rows: int) -> tuple[Any, ...]:
         # In NumPy: every operation of jax out of a trace would be compiled.
@@ -68,8 +70,7 @@ def close_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: 
         return {name: np.zeros(shape) for name, shape in shapes.items()}, np.arange(num_rows), rows, values
 
     with jax.enable_x64(True):
-        computed = [jax.make_jaxpr(readings)(*arguments(num_rows)) for num_rows in (1, max(num_arms, 2))]
-        computed.append(jax.make_jaxpr(bends)(*arguments(1)))
+        computed = [jax.make_jaxpr(bends)(*arguments(1)), jax.make_jaxpr(readings)(*arguments(max(num_arms, 2)))]
     classes = [type(part) for _, fn in sites for part in _parts(fn)]
     is_own = any(not kind.__module__.startswith("numpyro.") for kind in classes)
     if is_own or any("callback" in eqn.primitive.name for closed in computed for eqn in all_equations(closed.jaxpr)):
