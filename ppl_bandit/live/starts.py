@@ -15,6 +15,7 @@ from ppl_bandit import engines
 from ppl_bandit.engines.deferred import EngineFacts, deferred, facts_of
 from ppl_bandit.live.compiled import QUICKLY, Compiled, Finish, Form
 from ppl_bandit.live.tasks import Task
+from ppl_bandit.numerics import keeping
 from ppl_bandit.numerics.compilation import Ahead
 from ppl_bandit.numerics.packing import Joining
 from ppl_bandit.numerics.portable import Portable, can_export
@@ -114,8 +115,10 @@ def _never_traced(*_: Any) -> Any:
 
 def words_of(selector: Selector, num_samples: int, draws: bool, factory: Callable) -> tuple[Any, ...] | None:
     """Return what a start follows from beside the program; None where none is handed on."""
+    if keeping.folder() is None or not can_export():
+        return None
     engine, chooser = _engine_words(factory), _selector_words(selector)
-    if engine is None or chooser is None or not can_export():
+    if engine is None or chooser is None:
         return None
     return "start", engine, chooser, num_samples, draws
 

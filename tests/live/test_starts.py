@@ -15,6 +15,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Engine, Explanation, InvalidProgram, Journal, RewardModel, engines, selectors
+from ppl_bandit.commands.model_files import bundled_models, load_model
 from ppl_bandit.live import bandit as bandit_module, learning, starts
 from ppl_bandit.live.starts import words_of
 from ppl_bandit.numerics import keeping
@@ -242,6 +243,27 @@ def test_an_engine_that_keeps_its_data_starts_from_what_another_traced_and_grows
     assert run.select.num_waits == run.learn.num_waits == run.learn_quickly.num_waits == 0
     failed = [p.exception() for part in (run.select, run.learn, run.learn_quickly) for p in part._promises.values()]
     assert set(failed) == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", bundled_models())
+def test_every_bundled_model_starts_a_second_time_as_it_did_first(name, kept_in):
+    file = load_model(name)
+    given = {"context": file.context, "outcomes": file.outcomes, "num_samples": 100, "seed": 2}
+    first = Bandit(file.program, file.num_arms, **given)
+    kept = sorted(kept_in.iterdir())
+    second = Bandit(file.program, file.num_arms, **given)
+    assert sorted(kept_in.iterdir()) == kept
+    run = second._learner.run
+    assert all(part.portables for part in (run.init, run.select, run.learn, run.learn_quickly) if part is not None)
+    truth = {site: jnp.asarray(value) for site, value in file.truth.items()}
+    for step in range(8):
+        decisions = [bandit.select(*() if file.context is None else (file.context,)) for bandit in (first, second)]
+        one, other = ((d.arm, d.best_arm_probs.tolist(), d.propensities.tolist()) for d in decisions)
+        assert one == other
+        drawn = first.model.draw_reward(jax.random.key(step), truth, decisions[0].arm, file.context)
+        for bandit, decision in zip((first, second), decisions, strict=True):
+            bandit.update(decision, jax.tree.map(float, drawn))
 
 
 def logit(arm):
