@@ -34,8 +34,8 @@ class Recordings:
 
     def record(self, forms: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
         """Run the program once for each of these arguments, unless that was done; readings of other names are passed over."""
-        for name in forms.keys() & self._readings.keys():
-            for form in forms[name]:
+        for name, every in forms.items():
+            for form in every if name in self._readings else ():
                 self._readings[name].find(form)
 
 

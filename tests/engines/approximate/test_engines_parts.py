@@ -274,15 +274,16 @@ def test_weights_that_cannot_be_as_even_as_is_asked_are_flattened_as_far_as_they
 
 
 def test_resampling_uses_each_draw_in_proportion_to_its_weight():
+    taken = jax.jit(resample, static_argnums=2)
     probs = np.array([0.1, 0.0, 0.25, 0.65])
-    counts = np.bincount(resample(jnp.array(0.3), jnp.log(probs), 1000), minlength=4)
+    counts = np.bincount(taken(jnp.array(0.3), jnp.log(probs), 1000), minlength=4)
     assert np.all(np.abs(counts - 1000 * probs) <= 1)
-    equal = resample(jnp.array(0.7), jnp.zeros(100), 100)
+    equal = taken(jnp.array(0.7), jnp.zeros(100), 100)
     np.testing.assert_array_equal(np.sort(equal), np.arange(100))
     assert not np.array_equal(equal, np.arange(100))
-    assert np.bincount(resample(jnp.array(0.5), jnp.zeros(10), 25)).min() >= 2
+    assert np.bincount(taken(jnp.array(0.5), jnp.zeros(10), 25)).min() >= 2
     # Over all offsets the expected number is exact: here 40 of them stand for the uniform law.
-    few = jax.vmap(lambda offset: resample(offset, jnp.log(probs), 2))((jnp.arange(40) + 0.5) / 40)
+    few = jax.vmap(lambda offset: taken(offset, jnp.log(probs), 2))((jnp.arange(40) + 0.5) / 40)
     np.testing.assert_allclose(np.bincount(np.ravel(few), minlength=4) / 80, probs, atol=1 / 40)
 
 

@@ -640,7 +640,7 @@ GRADES = np.array([2, 0, 1, 1, 3, 0, 2])
 GRADE_COUNTS = np.stack([per_arm(GRADES == k) for k in range(4)], axis=-1)
 
 
-@case
+@slow_case
 def categorical_by_probabilities():
     def program(arm):
         with numpyro.plate("arms", A):

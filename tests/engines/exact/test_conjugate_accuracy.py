@@ -294,7 +294,8 @@ def test_a_datum_that_is_not_conjugate_changes_nothing_and_says_so(program):
 )
 def test_a_row_that_the_program_cannot_produce_is_not_absorbed(bernoulli_engine, arm, reward):
     state = bernoulli_engine.init(KEY)
-    after, info = bernoulli_engine.update(KEY, state, Interaction(jnp.array([arm]), jnp.array([reward])))
+    rows = Interaction(jnp.array([arm]), jnp.array([reward]))
+    after, info = jax.jit(bernoulli_engine.update)(KEY, state, rows)
     assert not bool(info.is_trusted)
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True))
 
