@@ -74,9 +74,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(module: str) -> Any:
-    with uncollected(
-        all_stay=True
-    ):  # a tenth of the time that jax and NumPyro take, if nobody has imported them before
+    # To look for garbage meanwhile is a tenth of the time that jax and NumPyro take, if nobody has imported them before.
+    with uncollected(all_stay=True):
         return importlib.import_module(f"{__name__}.{module}")
 
 
