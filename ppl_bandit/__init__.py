@@ -7,17 +7,17 @@ proved conjugate - and plays arms by double sampling or by another selector.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ppl_bandit.numerics.garbage import uncollected
+from ppl_bandit.runtime.gc_pause import uncollected
 
 if TYPE_CHECKING:
     from ppl_bandit import engines, selectors
     from ppl_bandit.comparison import compare
+    from ppl_bandit.journal.journal import Journal
+    from ppl_bandit.journal.stores.contract import JournalError
     from ppl_bandit.live.bandit import Bandit
     from ppl_bandit.live.decisions import Decision
-    from ppl_bandit.live.journal.contract import JournalError
-    from ppl_bandit.live.journal.journal import Journal
-    from ppl_bandit.live.ladder import NotCertified
-    from ppl_bandit.program.reward_model import RewardModel
+    from ppl_bandit.posterior.fallback import NotCertified
+    from ppl_bandit.program.model.reward_model import RewardModel
     from ppl_bandit.simulation.environment import Environment
     from ppl_bandit.simulation.races import Tuned
     from ppl_bandit.simulation.simulate import simulate
@@ -52,10 +52,10 @@ _HOMES = {
     "Bandit": "live.bandit",
     "Decision": "live.decisions",
     "Environment": "simulation.environment",
-    "Journal": "live.journal.journal",
-    "JournalError": "live.journal.contract",
-    "NotCertified": "live.ladder",
-    "RewardModel": "program.reward_model",
+    "Journal": "journal.journal",
+    "JournalError": "journal.stores.contract",
+    "NotCertified": "posterior.fallback",
+    "RewardModel": "program.model.reward_model",
     "compare": "comparison",
     "Tuned": "simulation.races",
     "simulate": "simulation.simulate",

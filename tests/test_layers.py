@@ -13,16 +13,20 @@ ROOT = Path(__file__).parents[1]
 # Bottom to top: the path of the data. A file may import from its own folder and from folders on lower levels.
 LEVELS = (
     ("types",),
+    ("runtime",),
     ("numerics",),
     ("program", "selectors"),
     ("engines",),
-    ("simulation", "live"),
+    ("simulation", "inputs"),
+    ("posterior",),
+    ("journal",),
+    ("live",),
     ("paper", "comparison"),
     ("__init__",),
     ("commands",),
 )
 LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
-NO_MODEL = ("numerics", "selectors")  # what is a function of numbers knows no model
+NO_MODEL = ("runtime", "numerics", "selectors")  # what is a function of numbers knows no model
 SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
     for path in sorted((ROOT / "ppl_bandit").rglob("*.py"))
@@ -30,7 +34,7 @@ SOURCES = {
 
 
 def folder_of(module: str) -> str:
-    """The first name below the package: `ppl_bandit.engines.exact.proof` lies in `engines`."""
+    """The first name below the package: `ppl_bandit.engines.exact.proof.analyticity` lies in `engines`."""
     name = (module.split(".") + ["__init__"])[1]
     return name if name in LEVEL else "__init__"
 
@@ -94,7 +98,7 @@ def test_models_import_jax_and_numpyro_only(path):
         "from ppl_bandit import Bandit",
         "from .. import engines",
         "from ..engines.exact.conjugate import conjugate",
-        "from ppl_bandit.program.tracing import Site",
+        "from ppl_bandit.program.model.tracing import Site",
         "import numpyro",
         "def late():\n    from ppl_bandit.live.bandit import Bandit",
     ],

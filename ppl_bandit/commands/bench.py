@@ -309,7 +309,7 @@ def words(found: Bench) -> str:
 
 
 def _draw(found: Bench, path: Path) -> None:
-    from ppl_bandit.numerics.plotting import figure_tools, finish
+    from ppl_bandit.numerics.figure_style import figure_tools, finish
 
     figure, axes = figure_tools().subplots(
         1, len(found.live), figsize=(5.0 * len(found.live), 3.6), squeeze=False, layout="constrained"

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ppl_bandit.commands.model_files import ModelFileError, load_model
 from ppl_bandit.engines.choose import PROVED
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
 __all__ = ["Finding", "check_model"]

@@ -309,7 +309,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _journal(arguments: argparse.Namespace) -> int:
     from ppl_bandit.commands.journal import run_journal
-    from ppl_bandit.live.journal.contract import JournalError
+    from ppl_bandit.journal.stores.contract import JournalError
 
     try:
         result, status = run_journal(arguments, _silent if arguments.json else _say)

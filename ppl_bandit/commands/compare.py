@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 from ppl_bandit.commands.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.commands.words import ENGINES, SELECTORS, check_words
-from ppl_bandit.comparison.figures import draw_figures
-from ppl_bandit.comparison.models import rank_models
-from ppl_bandit.comparison.posteriors import compare
-from ppl_bandit.comparison.records import records
-from ppl_bandit.comparison.report import comparison_report, ranking_report
-from ppl_bandit.comparison.results import Score
-from ppl_bandit.comparison.simulated import simulate_rows
-from ppl_bandit.live.data_files import read_data, write_data
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.comparison.measuring.models import rank_models
+from ppl_bandit.comparison.measuring.posteriors import compare
+from ppl_bandit.comparison.measuring.results import Score
+from ppl_bandit.comparison.measuring.simulated import simulate_rows
+from ppl_bandit.comparison.showing.figures import draw_figures
+from ppl_bandit.comparison.showing.records import records
+from ppl_bandit.comparison.showing.report import comparison_report, ranking_report
+from ppl_bandit.inputs.data_files import read_data, write_data
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 __all__ = ["CompareOptions", "compare_from_arguments"]

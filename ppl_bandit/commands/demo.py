@@ -17,9 +17,9 @@ from jaxtyping import Array
 from ppl_bandit import engines, selectors
 from ppl_bandit.commands.demo_figure import Learning, draw_demo
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.numerics.compilation import quick_jit
-from ppl_bandit.numerics.cores import num_cores
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.runtime.cpu_count import num_cores
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.types import Key

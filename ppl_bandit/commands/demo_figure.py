@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.numerics.plotting import figure_tools, finish, styles
+from ppl_bandit.numerics.figure_style import figure_tools, finish, styles
 
 __all__ = ["Learning", "draw_demo"]
 

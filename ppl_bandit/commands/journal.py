@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.journal.audit import status_of, story_of, table_of
+from ppl_bandit.journal.identity import differences, identity_of
+from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.opening import Facts, engine_from, facts_of, selector_from
+from ppl_bandit.journal.replay import Replay, replay
+from ppl_bandit.journal.stores.contract import JournalError
 from ppl_bandit.live.bandit import Bandit
-from ppl_bandit.live.journal.audit import status_of, story_of, table_of
-from ppl_bandit.live.journal.contract import JournalError
-from ppl_bandit.live.journal.identity import differences, identity_of
-from ppl_bandit.live.journal.journal import Journal
-from ppl_bandit.live.journal.opening import Facts, engine_from, facts_of, selector_from
-from ppl_bandit.live.journal.replay import Replay, replay
 
 __all__ = ["run_journal"]
 

@@ -9,7 +9,7 @@ import jax
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import ModelFileError, load_model
 from ppl_bandit.commands.words import ENGINES, check_words, chosen_selectors
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.figures import draw_run
 from ppl_bandit.simulation.scores import Score, pairwise, scores, table

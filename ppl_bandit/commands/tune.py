@@ -6,7 +6,7 @@ from pathlib import Path
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.commands.words import ENGINES, check_words, chosen_selectors
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.figures import draw_tuned
 from ppl_bandit.simulation.races import Tuned
 from ppl_bandit.simulation.tune import tune

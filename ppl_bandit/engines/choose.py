@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ppl_bandit.engines.approximate.reweight import reweight
 from ppl_bandit.engines.collapsed.collapsed import collapsed
 from ppl_bandit.engines.exact.conjugate import conjugate
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Explanation, NotConjugate
 
 __all__ = ["PROVED", "choose"]

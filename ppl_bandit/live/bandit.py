@@ -16,24 +16,24 @@ import jax
 import numpy as np
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.engines.exact.expectation import INFINITE_WORDS
-from ppl_bandit.live import saving
+from ppl_bandit.engines.exact.laws.expectation import INFINITE_WORDS
+from ppl_bandit.inputs.checks import Arms, check_contexts, check_engine, check_rewards, check_selector, count_rows
+from ppl_bandit.inputs.data_frames import contexts_from, is_frame, rows_from
+from ppl_bandit.inputs.numbers import check_count, seconds
+from ppl_bandit.journal import checkpoints
+from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.opening import can_grow, grown, open_experiment
+from ppl_bandit.journal.rewarding import discarding, expiring, importing, rewarding
+from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.live.decisions import Decision
-from ppl_bandit.live.frames import contexts_from, is_frame, rows_from
-from ppl_bandit.live.inputs import Arms, check_contexts, check_engine, check_rewards, check_selector, count_rows
-from ppl_bandit.live.journal import checkpoints
-from ppl_bandit.live.journal.events import Event
-from ppl_bandit.live.journal.journal import Journal
-from ppl_bandit.live.journal.memory import MemoryStore
-from ppl_bandit.live.journal.opening import can_grow, grown, open_experiment
-from ppl_bandit.live.journal.rewarding import discarding, expiring, importing, rewarding
-from ppl_bandit.live.learning import Learner, Rows, start
-from ppl_bandit.live.numbers import check_count, seconds
-from ppl_bandit.live.starts import Expected, expect, words_of
-from ppl_bandit.live.tasks import Task
+from ppl_bandit.live.files import saving
 from ppl_bandit.live.views import ReadableBandit
-from ppl_bandit.numerics.garbage import uncollected
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.posterior.learning import Learner, Rows, start
+from ppl_bandit.posterior.task import Task
+from ppl_bandit.posterior.warm_start import Expected, expect, words_of
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.gc_pause import uncollected
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Bandit"]

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ppl_bandit.live import summary
-from ppl_bandit.live.figures import draw_bandit, kind_of
-from ppl_bandit.live.frames import contexts_from, is_frame
-from ppl_bandit.live.html import as_html
-from ppl_bandit.live.inputs import check_contexts, count_rows
-from ppl_bandit.live.journal.experiment import Experiment
-from ppl_bandit.live.learning import Learner
-from ppl_bandit.live.numbers import check_count, seconds
-from ppl_bandit.live.overview import Overview, as_frame, overview, some_contexts
-from ppl_bandit.live.tables import history_table, pending_table
-from ppl_bandit.live.tasks import Task
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.inputs.checks import check_contexts, count_rows
+from ppl_bandit.inputs.data_frames import contexts_from, is_frame
+from ppl_bandit.inputs.numbers import check_count, seconds
+from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.live.show import summary
+from ppl_bandit.live.show.figures import draw_bandit, kind_of
+from ppl_bandit.live.show.html import as_html
+from ppl_bandit.live.show.overview import Overview, as_frame, overview, some_contexts
+from ppl_bandit.live.show.tables import history_table, pending_table
+from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.task import Task
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Selector
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class ReadableBandit:
 
     def to_arviz(self, num_samples: int = 1000) -> Any:
         """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1)."""
-        from ppl_bandit.live import arviz_export
+        from ppl_bandit.live.show import arviz_export
 
         num_samples, prior = check_count(num_samples, "num_samples"), self._follow().prior
         with jax.enable_x64(True):

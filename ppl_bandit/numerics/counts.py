@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.bits import as_float, uniform
-from ppl_bandit.numerics.few import running_sums, sum_of
+from ppl_bandit.numerics.random_bits import as_float, uniform
+from ppl_bandit.runtime.unrolled_reductions import running_sums, sum_of
 from ppl_bandit.types import Key
 
 __all__ = ["binomial", "multinomial"]

@@ -20,7 +20,7 @@ import jax.random as jr
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
-from ppl_bandit.numerics.bits import Shape, Words, as_float, key_words, threefry, to_normal, to_unit_interval
+from ppl_bandit.numerics.random_bits import Shape, Words, as_float, key_words, threefry, to_normal, to_unit_interval
 from ppl_bandit.types import Key
 
 __all__ = [

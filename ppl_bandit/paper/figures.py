@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppl_bandit.numerics.plotting import figure_tools, finish, styles
+from ppl_bandit.numerics.figure_style import figure_tools, finish, styles
 from ppl_bandit.paper.runs import Cloud
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, paper_data
 

@@ -25,7 +25,7 @@ from ppl_bandit.paper.settings import (
     linear_program,
     uniform_context,
 )
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.simulation.simulate import realize, simulate

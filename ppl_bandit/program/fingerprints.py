@@ -14,9 +14,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from numpyro.distributions import Distribution
 from numpyro.distributions.transforms import Transform
 
-from ppl_bandit.numerics.equations import all_equations
-from ppl_bandit.program.sites import is_latent, traced
-from ppl_bandit.program.tracing import log_prob, run_program
+from ppl_bandit.program.model.sites import is_latent, traced
+from ppl_bandit.program.model.tracing import log_prob, run_program
+from ppl_bandit.runtime.jax_adapter import all_equations
 
 __all__ = ["close_fingerprint", "code_fingerprint", "jaxpr_fingerprint"]
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.tails import tail_quantile
+from ppl_bandit.numerics.pareto_tail import tail_quantile
 from ppl_bandit.selectors.contract import Situation, make_selector
 from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Marginals, Selector
@@ -17,7 +17,7 @@ def bayes_ucb() -> Selector:
 
     The quantile is exact where `marginals` are given, as in the paper. Otherwise it is read off the table, whose M
     draws have no quantile beyond 1 - 1/M: from there on (and somewhat before) a generalised Pareto law fitted to the
-    largest draws of each column extrapolates it (`ppl_bandit.numerics.tails`).
+    largest draws of each column extrapolates it (`ppl_bandit.numerics.pareto_tail`).
 
     At the edges: at step 1 the order is 0, the lower end of the support, which tells nothing about an arm, so every
     allowed arm is equally likely. Arms whose quantiles are equal to rounding share the play. With fewer than 25 draws

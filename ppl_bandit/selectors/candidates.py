@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.scipy.special import log_ndtr, ndtr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.bits import uniform
-from ppl_bandit.numerics.few import argmax_of, log_sum_exp, max_of, sum_of
+from ppl_bandit.numerics.random_bits import uniform
+from ppl_bandit.runtime.unrolled_reductions import argmax_of, log_sum_exp, max_of, sum_of
 from ppl_bandit.selectors.shares import pick_arm, share_equally
 from ppl_bandit.types import Key
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.few import is_all, is_any, sum_of
+from ppl_bandit.runtime.unrolled_reductions import is_all, is_any, sum_of
 from ppl_bandit.selectors.shares import best_arm_probs
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ppl_bandit.numerics.few import sum_of
+from ppl_bandit.runtime.unrolled_reductions import sum_of
 
 __all__ = ["few_candidates", "mode_probs_of_few"]
 

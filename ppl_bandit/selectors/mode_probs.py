@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float, Int
 
-from ppl_bandit.numerics.few import argmax_of, log_sum_exp, max_of, sum_of
+from ppl_bandit.runtime.unrolled_reductions import argmax_of, log_sum_exp, max_of, sum_of
 from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
 
 __all__ = ["mode_probs"]

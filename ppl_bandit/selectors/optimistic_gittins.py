@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.tails import tail_excess
+from ppl_bandit.numerics.pareto_tail import tail_excess
 from ppl_bandit.selectors.contract import Situation, make_selector
 from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Marginals, Selector, Tail
@@ -35,7 +35,7 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
     n being how many rewards the arm's posterior is already worth: one more tells the less, the larger n.
 
     It is exact where the engine offers the tails of the arms' laws (`marginals`). Otherwise it is read off the table, with a
-    generalised Pareto law beyond the largest draws (`ppl_bandit.numerics.tails`).
+    generalised Pareto law beyond the largest draws (`ppl_bandit.numerics.pareto_tail`).
 
     At the edges: the last step has nothing to learn for and plays the largest posterior mean (greedy). A step beyond the
     horizon is an error where it can be raised, and counts as the last inside a trace. Arms whose indices are equal to

@@ -6,8 +6,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.numerics.bits import uniform
-from ppl_bandit.numerics.few import argmax_of, max_of, running_sums, sum_of
+from ppl_bandit.numerics.random_bits import uniform
+from ppl_bandit.runtime.unrolled_reductions import argmax_of, max_of, running_sums, sum_of
 from ppl_bandit.types import Key
 
 __all__ = ["best_arm_probs", "draw_arm", "is_largest", "pick_arm", "share_equally", "winner_weights"]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.widening import middle_of, widened
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.wider_prior import middle_of, widened
 from ppl_bandit.types import Draws, Engine, Key
 
 __all__ = ["Environment"]
@@ -78,10 +78,10 @@ class Environment:
         observes are not counted (see `RewardModel.sample_prior`).
 
         Args:
-            scales: how many times as wide as the program's prior the worlds are (`ppl_bandit.program.widening`); with several,
+            scales: how many times as wide as the program's prior the worlds are (`program.model.wider_prior`); with several,
                 each realization has one of them, at random.
             engine: an exact engine of the program, to take wider priors from its conjugate families
-                (`ppl_bandit.engines.exact.wider`): histories can then be judged in hindsight.
+                (`ppl_bandit.engines.exact.families.wider_prior`): histories can then be judged in hindsight.
         """
         for scale in scales:
             if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0.0 < scale < np.inf:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.numerics.plotting import figure_tools, finish, styles
+from ppl_bandit.numerics.figure_style import figure_tools, finish, styles
 from ppl_bandit.simulation.races import Tuned
 
 if TYPE_CHECKING:

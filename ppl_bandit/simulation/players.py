@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit import selectors as rules
-from ppl_bandit.numerics.compilation import large_options
-from ppl_bandit.numerics.cores import num_cores
-from ppl_bandit.numerics.turns import Needs, compiled, needs_of
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import large_options
+from ppl_bandit.runtime.cpu_count import num_cores
+from ppl_bandit.runtime.cpu_threads import Needs, compiled, needs_of
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.hindsight import can_judge, judge
 from ppl_bandit.simulation.records import is_stuck

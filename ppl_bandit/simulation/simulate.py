@@ -22,10 +22,10 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from ppl_bandit.numerics import turns
-from ppl_bandit.numerics.compilation import in_order_options
-from ppl_bandit.numerics.cores import num_cores
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime import cpu_threads
+from ppl_bandit.runtime.compile_ahead import in_order_options
+from ppl_bandit.runtime.cpu_count import num_cores
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.simulation import records
 from ppl_bandit.simulation.environment import Environment
@@ -199,7 +199,7 @@ def realize(
         run = jax.shard_map(run, mesh=mesh, in_specs=(same, same), out_specs=each, check_vma=False)
     starts = range(0, num_realizations, num_chunk)
     traced = jax.jit(run).trace(key, jnp.asarray(0), *last)
-    compiled = turns.compiled(traced.lower(), turns.needs_of(traced.jaxpr), in_order_options())
+    compiled = cpu_threads.compiled(traced.lower(), cpu_threads.needs_of(traced.jaxpr), in_order_options())
     if begin is not None:
         begin(_foreseen(compiled, key, in_turn, num_realizations / num_workers) if is_single and in_turn else None)
 

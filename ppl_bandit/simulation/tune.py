@@ -13,7 +13,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines, selectors as rules
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.selectors.contract import as_selector
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.players import Player, kinds_of

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS
 
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 NUM_ARMS, NUM_FEATURES, NUM_DRAWS = 5, 10, 1000

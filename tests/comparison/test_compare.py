@@ -16,12 +16,12 @@ from scipy import stats
 
 from ppl_bandit import Bandit, Interaction, NotConjugate, RewardModel, compare, engines
 from ppl_bandit.commands.cli import main
-from ppl_bandit.comparison import posteriors, running
-from ppl_bandit.comparison.answer import answer
-from ppl_bandit.comparison.errors import QUANTILES, Estimate
-from ppl_bandit.comparison.figures import draw_figures
-from ppl_bandit.comparison.records import records
-from ppl_bandit.comparison.simulated import simulate_rows
+from ppl_bandit.comparison.measuring import posteriors, running
+from ppl_bandit.comparison.measuring.errors import QUANTILES, Estimate
+from ppl_bandit.comparison.measuring.simulated import simulate_rows
+from ppl_bandit.comparison.showing.answer import answer
+from ppl_bandit.comparison.showing.figures import draw_figures
+from ppl_bandit.comparison.showing.records import records
 
 ARMS = ["control", "new"]
 ROWS = Interaction(np.arange(24) % 2, np.array([0, 1, 0, 0, 1, 0, 0, 0, 0, 1] + [0] * 9 + [1, 0, 0, 0, 1], float))

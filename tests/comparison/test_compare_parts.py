@@ -11,10 +11,10 @@ from scipy import stats
 from scipy.special import betaln, gammaln
 
 from ppl_bandit import Interaction, RewardModel, engines
-from ppl_bandit.comparison import errors
-from ppl_bandit.comparison.closed_form import exact_log_evidence, exact_marginals
-from ppl_bandit.live.arviz_export import observed, replicate
-from ppl_bandit.numerics.compilation import quick_jit
+from ppl_bandit.comparison.measuring import errors
+from ppl_bandit.comparison.measuring.closed_form import exact_log_evidence, exact_marginals
+from ppl_bandit.live.show.arviz_export import observed, replicate
+from ppl_bandit.runtime.compile_ahead import quick_jit
 
 
 def test_distances_of_samples_agree_with_scipy():

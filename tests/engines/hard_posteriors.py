@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 from scipy.special import gammaln, log_expit
 
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 __all__ = ["CASES", "Case"]

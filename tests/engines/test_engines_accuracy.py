@@ -25,7 +25,7 @@ from scipy.special import polygamma
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 MAX_ROWS = 500

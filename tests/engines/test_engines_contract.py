@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 MEAN_TOLERANCE = 4 / math.sqrt(1000)

@@ -20,9 +20,9 @@ def record_forever(path, *, is_nobody=False):
         module = types.ModuleType(name)
         module.__path__ = [str(PACKAGE.parent / name.replace(".", "/"))]
         sys.modules[name] = module
-    from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event, new_id
-    from ppl_bandit.live.journal.sql import SqlStore
-    from ppl_bandit.live.journal.sqlite import SqliteBackend
+    from ppl_bandit.journal.events import DECIDED, REWARDED, new_event, new_id
+    from ppl_bandit.journal.stores.sql import SqlStore
+    from ppl_bandit.journal.stores.sqlite import SqliteBackend
 
     if is_nobody and os.geteuid() == 0:
         os.seteuid(65534)

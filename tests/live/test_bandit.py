@@ -472,8 +472,8 @@ def test_a_live_bandit_that_is_not_exact_renews_its_draws_and_says_so_once(caplo
         weight = numpyro.sample("weight", dist.Normal(0.0, 1.5))
         numpyro.sample("reward", dist.Bernoulli(logits=weight * (1.0 + arm)))
 
-    monkeypatch.setattr("ppl_bandit.live.learning._FIRST_ROOM", 128)
-    monkeypatch.setattr("ppl_bandit.live.room._AHEAD", 100)
+    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_ROOM", 128)
+    monkeypatch.setattr("ppl_bandit.posterior.capacity._AHEAD", 100)
     bandit = Bandit(RewardModel(click, 2), engine=engines.reweight, num_samples=100)
     rewards, arms = [1, 1, 0, 1, 1, 1, 1, 0, 1, 1], []
     num_runs, learn = len(runs), bandit._learner.run.learn

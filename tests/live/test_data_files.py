@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import RewardModel
-from ppl_bandit.live.data_files import DataFileError, context_columns, read_data, write_data
+from ppl_bandit.inputs.data_files import DataFileError, context_columns, read_data, write_data
 
 
 def visits(arm, context):

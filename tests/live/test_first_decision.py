@@ -9,11 +9,11 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Interaction, RewardModel, engines
-from ppl_bandit.engines.exact.assignment import find_scales, read_supports
-from ppl_bandit.engines.exact.examination import measure
-from ppl_bandit.engines.exact.ties import tie
-from ppl_bandit.numerics.compilation import Ahead
-from ppl_bandit.numerics.equations import all_equations
+from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
+from ppl_bandit.engines.exact.proof.examination import measure
+from ppl_bandit.engines.exact.proof.gaussian_blocks import tie
+from ppl_bandit.runtime.compile_ahead import Ahead
+from ppl_bandit.runtime.jax_adapter import all_equations
 
 
 def conversion(arm):

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from ppl_bandit import Bandit, RewardModel
-from ppl_bandit.live.frames import contexts_from, is_frame, rows_from
+from ppl_bandit.inputs.data_frames import contexts_from, is_frame, rows_from
 
 
 def sales(arm, context):

@@ -11,7 +11,7 @@ import pytest
 
 import ppl_bandit.live
 from ppl_bandit import Bandit, RewardModel, engines
-from ppl_bandit.live.journal.records import record_of
+from ppl_bandit.journal.records import record_of
 
 FOLDER = str(Path(ppl_bandit.live.__file__).parent)
 

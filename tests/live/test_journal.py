@@ -17,17 +17,18 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
-from ppl_bandit.live.deciding import decide
-from ppl_bandit.live.history import History
-from ppl_bandit.live.journal import experiment as experiment_module, memory
-from ppl_bandit.live.journal.contract import Conflict
-from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event, new_id
-from ppl_bandit.live.journal.experiment import in_lane
-from ppl_bandit.live.journal.identity import fingerprint
-from ppl_bandit.live.journal.opening import facts_of
-from ppl_bandit.live.journal.replay import replay
-from ppl_bandit.live.journal.sql import SqlStore
-from ppl_bandit.live.journal.sqlite import SqliteBackend
+from ppl_bandit.journal import experiment as experiment_module
+from ppl_bandit.journal.events import DECIDED, REWARDED, new_event, new_id
+from ppl_bandit.journal.experiment import in_lane
+from ppl_bandit.journal.identity import fingerprint
+from ppl_bandit.journal.opening import facts_of
+from ppl_bandit.journal.replay import replay
+from ppl_bandit.journal.stores import memory
+from ppl_bandit.journal.stores.contract import Conflict
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.sqlite import SqliteBackend
+from ppl_bandit.posterior.deciding import decide
+from ppl_bandit.posterior.history import History
 
 ARMS = ["control", "low", "high"]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError
-from ppl_bandit.live.journal.events import DECIDED, REWARDED, new_event
-from ppl_bandit.live.journal.opening import facts_of
-from ppl_bandit.live.journal.replay import replay
-from ppl_bandit.live.journal.sql import SqlStore
-from ppl_bandit.live.journal.sqlite import SqliteBackend
+from ppl_bandit.journal.events import DECIDED, REWARDED, new_event
+from ppl_bandit.journal.opening import facts_of
+from ppl_bandit.journal.replay import replay
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.sqlite import SqliteBackend
 
 sys.path.insert(0, str(Path(__file__).parent))
 import journal_children  # noqa: E402

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError
-from ppl_bandit.live.journal import postgres
+from ppl_bandit.journal.stores import postgres
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
 sys.path.insert(0, str(Path(__file__).parent))

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, engines
-from ppl_bandit.live import ladder
+from ppl_bandit.posterior import fallback
 from ppl_bandit.types import Engine, Explanation
 
 
@@ -137,7 +137,7 @@ def plain(arm):
 
 @pytest.fixture(params=["reweight", "collapsed"])
 def doubter(request, monkeypatch):
-    monkeypatch.setattr(ladder, "LADDER", {request.param: fake("nuts")})
+    monkeypatch.setattr(fallback, "LADDER", {request.param: fake("nuts")})
     monkeypatch.setattr(engines, "reweight", fake(request.param))
     return Bandit(plain, 2, engine=engines.reweight, num_samples=10)
 

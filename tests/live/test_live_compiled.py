@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Engine, Explanation, RewardModel, engines
-from ppl_bandit.live.learning import pieces
+from ppl_bandit.posterior.learning import pieces
 
 
 def conversion(arm):
@@ -53,7 +53,7 @@ def hoarding(model):
 
 @pytest.mark.parametrize("num_steps, capacity", [(20, 32), pytest.param(2000, 2048, marks=pytest.mark.slow)])
 def test_growth_is_compiled_before_it_is_needed(num_steps, capacity, monkeypatch):
-    monkeypatch.setattr("ppl_bandit.live.learning._FIRST_ROOM", 4)
+    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_ROOM", 4)
     bandit = Bandit(conversion, 3, engine=hoarding, num_samples=8)
     run = bandit._learner.run
 

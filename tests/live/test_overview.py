@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Bandit
-from ppl_bandit.live.figures import kind_of
-from ppl_bandit.numerics.plotting import styles
+from ppl_bandit.live.show.figures import kind_of
+from ppl_bandit.numerics.figure_style import styles
 from ppl_bandit.types import Explanation
 
 M = 4000

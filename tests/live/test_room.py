@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ppl_bandit.live.room import Room, look
+from ppl_bandit.posterior.capacity import Room, look
 
 
 class Kept(NamedTuple):

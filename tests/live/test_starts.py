@@ -16,12 +16,13 @@ import pytest
 
 from ppl_bandit import Bandit, Engine, Explanation, InvalidProgram, Journal, RewardModel, engines, selectors
 from ppl_bandit.commands.model_files import bundled_models, load_model
-from ppl_bandit.live import bandit as bandit_module, learning, starts
-from ppl_bandit.live.starts import words_of
-from ppl_bandit.numerics import keeping
-from ppl_bandit.numerics.compilation import Ahead
-from ppl_bandit.program import known
-from ppl_bandit.program.recording import recorded
+from ppl_bandit.live import bandit as bandit_module
+from ppl_bandit.posterior import learning, warm_start
+from ppl_bandit.posterior.warm_start import words_of
+from ppl_bandit.program import cached_facts
+from ppl_bandit.program.model.recorded_readings import recorded
+from ppl_bandit.runtime import disk_cache
+from ppl_bandit.runtime.compile_ahead import Ahead
 
 
 def conversion(arm):
@@ -41,7 +42,7 @@ def unknown_spread(arm):
 def kept_in(tmp_path, monkeypatch):
     """Keep starts in a folder of this test's own, and count the engines that are built."""
     monkeypatch.delenv("PPL_BANDIT_CACHE")
-    monkeypatch.setattr(keeping, "folder", lambda: tmp_path / "starts")
+    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path / "starts")
     return tmp_path / "starts"
 
 
@@ -108,7 +109,7 @@ def test_the_first_decision_is_loaded_while_the_program_is_read_and_used_only_if
         monkeypatch.setattr(owner, name, noted)
 
     note(bandit_module, "expect")
-    note(known, "close_fingerprint")
+    note(cached_facts, "close_fingerprint")
     second = Bandit(counted(1.0), 3, num_samples=50)
     (first_call, expected), (second_call, _) = events[:2]
     assert (first_call, second_call) == ("expect", "close_fingerprint")
@@ -201,8 +202,8 @@ def hoarding(model):
 def test_an_engine_that_keeps_its_data_starts_from_what_another_traced_and_grows_without_the_program(
     kept_in, num_built, monkeypatch
 ):
-    monkeypatch.setitem(starts._FACTORIES, hoarding, "hoarding")
-    monkeypatch.setattr("ppl_bandit.live.learning._FIRST_ROOM", 4)
+    monkeypatch.setitem(warm_start._FACTORIES, hoarding, "hoarding")
+    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_ROOM", 4)
     traced = []
     original = Ahead._lower
 
@@ -275,7 +276,7 @@ def test_what_was_refused_is_not_proved_again(kept_in, monkeypatch):
     with jax.enable_x64(True):  # as a live bandit does it
         first = engines.choose(RewardModel(logit, 2)).explanation
     monkeypatch.setattr(sys.modules["ppl_bandit.engines.choose"], "PROVED", (None, None))  # which cannot be called
-    monkeypatch.setattr("ppl_bandit.program.validation.traced", None)  # nor is the program validated again
+    monkeypatch.setattr("ppl_bandit.program.model.validation.traced", None)  # nor is the program validated again
     assert engines.choose(RewardModel(logit, 2)).explanation == first
     assert first.engine == "reweight" and "Not exact, because" in first.report
 
@@ -290,13 +291,13 @@ def test_what_is_damaged_is_not_found(kept_in):
 
 
 def test_what_was_cut_or_changed_is_not_read(kept_in):
-    keeping.keep("name", list(range(100)))
+    disk_cache.keep("name", list(range(100)))
     file = kept_in / "name"
     whole = file.read_bytes()
-    assert keeping.kept("name") == list(range(100))
+    assert disk_cache.kept("name") == list(range(100))
     for contents in (b"", whole[:20], whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b"x" + whole[1:]):
         file.write_bytes(contents)
-        assert keeping.kept("name") is None
+        assert disk_cache.kept("name") is None
 
 
 def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, monkeypatch, kept_in):
@@ -305,18 +306,18 @@ def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, m
 
 
 def test_what_cannot_be_written_down_is_not_kept(kept_in):
-    keeping.keep("name", lambda: None)
-    assert keeping.kept("name") is None
+    disk_cache.keep("name", lambda: None)
+    assert disk_cache.kept("name") is None
 
 
 def test_the_oldest_starts_are_let_go(kept_in, monkeypatch):
-    monkeypatch.setattr(keeping, "_MAX_FILES", 3)
+    monkeypatch.setattr(disk_cache, "_MAX_FILES", 3)
     for index in range(5):
-        keeping.keep(f"name-{index}", index)
+        disk_cache.keep(f"name-{index}", index)
         os.utime(kept_in / f"name-{index}", (index, index))
     assert {file.name for file in kept_in.iterdir()} == {"name-2", "name-3", "name-4"}
-    assert keeping.latest("name-") == "name-4" and keeping.latest("other-") is None
-    assert keeping.kept("name-4") == 4 and keeping.kept("name-0") is None
+    assert disk_cache.latest("name-") == "name-4" and disk_cache.latest("other-") is None
+    assert disk_cache.kept("name-4") == 4 and disk_cache.kept("name-0") is None
 
 
 def priced(price=1.0, shape=1.0):
@@ -408,7 +409,7 @@ def test_facts_that_are_found_are_those_that_validation_finds(kept_in, monkeypat
 
     model = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
     model.keep(None, "words")
-    monkeypatch.setattr("ppl_bandit.program.validation.traced", None)  # it is not called
+    monkeypatch.setattr("ppl_bandit.program.model.validation.traced", None)  # it is not called
     again = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
     for name in model._facts._fields:
         if name not in ("context", "fingerprint"):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics.arrows import Arrow, as_arrow, as_matrix, gaussian_integral, solve, steps_along, times
+from ppl_bandit.numerics.arrow_matrices import Arrow, as_arrow, as_matrix, gaussian_integral, solve, steps_along, times
 
 # Blocks, leaves, rows of a leaf, rows of the core: a hierarchy, random slopes, a core in panels, and one by one, no core.
 SHAPES = [(1, 20, 1, 1), (2, 3, 2, 2), (1, 4, 1, 12), (2, 0, 0, 30), (2, 3, 2, 0)]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import erfcinv
 
-from ppl_bandit.numerics.bits import threefry, to_normal
+from ppl_bandit.numerics.random_bits import threefry, to_normal
 
 
 def test_the_random_bits_are_those_of_jax():

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ppl_bandit.numerics import blas
-from ppl_bandit.numerics.compilation import Ahead
-from ppl_bandit.numerics.turns import needs_of
+from ppl_bandit.runtime import blas_threads
+from ppl_bandit.runtime.compile_ahead import Ahead
+from ppl_bandit.runtime.cpu_threads import needs_of
 
 
 class Library:
@@ -26,7 +26,7 @@ class Library:
 @pytest.fixture
 def library(monkeypatch):
     found = Library()
-    monkeypatch.setattr(blas, "_libraries", lambda: [found])
+    monkeypatch.setattr(blas_threads, "_libraries", lambda: [found])
     return found
 
 
@@ -34,19 +34,19 @@ def test_threads_that_come_and_go_leave_it_as_it_was(library):
     inside, may_leave = threading.Event(), threading.Event()
 
     def other():
-        with blas.one_thread():
+        with blas_threads.one_thread():
             inside.set()
             may_leave.wait(10)
 
     thread = threading.Thread(target=other)
-    with blas.one_thread():
+    with blas_threads.one_thread():
         thread.start()
         assert inside.wait(10)
     assert library.num_threads == 1  # the other is still at it
     may_leave.set()
     thread.join(10)
     assert library.told == [1, 4]
-    with pytest.raises(ZeroDivisionError), blas.one_thread():
+    with pytest.raises(ZeroDivisionError), blas_threads.one_thread():
         raise ZeroDivisionError
     assert library.told == [1, 4, 1, 4]
 
@@ -63,23 +63,23 @@ def test_a_program_runs_on_one_thread_where_its_matrices_are_large(library, size
 
 def test_the_environment_decides_first(monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-    blas._libraries.cache_clear()
+    blas_threads._libraries.cache_clear()
     try:
-        assert blas._libraries() == []
+        assert blas_threads._libraries() == []
     finally:
-        blas._libraries.cache_clear()
+        blas_threads._libraries.cache_clear()
 
 
 def test_what_jax_calls_is_found(monkeypatch):
     for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    blas._libraries.cache_clear()
+    blas_threads._libraries.cache_clear()
     try:
-        libraries = blas._libraries()
+        libraries = blas_threads._libraries()
         assert libraries or sys.platform != "linux"
         before = [library.num_threads for library in libraries]
-        with blas.one_thread():
+        with blas_threads.one_thread():
             assert [library.num_threads for library in libraries] == [1] * len(libraries)
         assert [library.num_threads for library in libraries] == before
     finally:
-        blas._libraries.cache_clear()
+        blas_threads._libraries.cache_clear()

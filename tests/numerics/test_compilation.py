@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics.compilation import Ahead
+from ppl_bandit.runtime.compile_ahead import Ahead
 
 
 def test_what_is_prepared_is_not_waited_for_and_shapes_are_told_apart():
@@ -98,7 +98,7 @@ def test_threads_that_meet_at_a_function_that_is_not_compiled_all_get_its_value(
 )
 def test_compiled_programs_are_kept_in_the_users_cache_unless_told_otherwise(settings, expected, tmp_path):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "PPL_BANDIT"))}
-    script = "import ppl_bandit.numerics.compilation, jax; print(jax.config.jax_compilation_cache_dir)"
+    script = "import ppl_bandit.runtime.compile_ahead, jax; print(jax.config.jax_compilation_cache_dir)"
     ended = subprocess.run(
         [sys.executable, "-c", script],
         env=clean | {"XDG_CACHE_HOME": str(tmp_path)} | settings,

@@ -6,38 +6,42 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_bandit.numerics import contests, laws
+from ppl_bandit.numerics import best_arm_probs, marginal_laws
 from ppl_bandit.selectors.information_directed import regret_and_information
 
 CASES = {
     "uniform": (
-        lambda: laws.beta_law(jnp.ones(3), jnp.ones(3)),
+        lambda: marginal_laws.beta_law(jnp.ones(3), jnp.ones(3)),
         [stats.beta(1, 1)] * 3,
     ),
     "early": (
-        lambda: laws.beta_law(jnp.array([30.0, 3.0, 1.0]), jnp.array([20.0, 7.0, 5.0])),
+        lambda: marginal_laws.beta_law(jnp.array([30.0, 3.0, 1.0]), jnp.array([20.0, 7.0, 5.0])),
         [stats.beta(30, 20), stats.beta(3, 7), stats.beta(1, 5)],
     ),
     "two arms": (
-        lambda: laws.beta_law(jnp.array([1200.0, 8.0]), jnp.array([300.0, 7.0])),
+        lambda: marginal_laws.beta_law(jnp.array([1200.0, 8.0]), jnp.array([300.0, 7.0])),
         [stats.beta(1200, 300), stats.beta(8, 7)],
     ),
     "prices": (
-        lambda: laws.beta_law(
+        lambda: marginal_laws.beta_law(
             jnp.array([3.0, 8.0, 5.0]), jnp.array([30.0, 70.0, 9.0]), 0.0, np.array([10.0, 5.0, 2.0])
         ),
         [stats.beta(3, 30, scale=10), stats.beta(8, 70, scale=5), stats.beta(5, 9, scale=2)],
     ),
     "counts": (
-        lambda: laws.gamma_law(jnp.array([3.0, 8.0, 0.5]), jnp.array([30.0, 70.0, 2.0])),
+        lambda: marginal_laws.gamma_law(jnp.array([3.0, 8.0, 0.5]), jnp.array([30.0, 70.0, 2.0])),
         [stats.gamma(3, scale=1 / 30), stats.gamma(8, scale=1 / 70), stats.gamma(0.5, scale=0.5)],
     ),
     "an odd unit": (
-        lambda: laws.student_t_law(jnp.full(3, jnp.inf), jnp.array([0.0, 1e6, 2e6]) + 1e7, jnp.array([1e6, 2e6, 5e5])),
+        lambda: marginal_laws.student_t_law(
+            jnp.full(3, jnp.inf), jnp.array([0.0, 1e6, 2e6]) + 1e7, jnp.array([1e6, 2e6, 5e5])
+        ),
         [stats.norm(1e7, 1e6), stats.norm(1.1e7, 2e6), stats.norm(1.2e7, 5e5)],
     ),
     "long tails": (
-        lambda: laws.student_t_law(jnp.array([4.0, 5.0, 30.0]), jnp.array([0.0, 1.0, 2.0]), jnp.array([1.0, 2.0, 0.1])),
+        lambda: marginal_laws.student_t_law(
+            jnp.array([4.0, 5.0, 30.0]), jnp.array([0.0, 1.0, 2.0]), jnp.array([1.0, 2.0, 0.1])
+        ),
         [stats.t(4, 0, 1), stats.t(5, 1, 2), stats.t(30, 2, 0.1)],
     ),
 }
@@ -68,7 +72,7 @@ def by_trapezoids(variables):
 def test_costs_and_information_are_those_of_the_laws(case, is_double):
     make, variables = CASES[case]
     with jax.enable_x64(is_double):
-        found = jax.tree.map(np.asarray, jax.jit(lambda: contests.contest(make()))())
+        found = jax.tree.map(np.asarray, jax.jit(lambda: best_arm_probs.contest(make()))())
     probs, tops, gaps = by_trapezoids(variables)
     spread = max(own.std() for own in variables)
     # Nodes, not draws: the error is that of the quadrature, which promises 1%, in both precisions.
@@ -83,7 +87,9 @@ def test_a_contest_is_what_a_table_of_draws_estimates():
     with jax.enable_x64(True):
         shapes = np.array([[5.0, 4.0], [3.0, 4.0], [9.0, 30.0], [2.0, 2.0]])
         allowed = jnp.array([True, True, True, False])
-        found = jax.device_get(jax.jit(lambda: contests.contest(laws.beta_law(*jnp.asarray(shapes.T)), allowed))())
+        found = jax.device_get(
+            jax.jit(lambda: best_arm_probs.contest(marginal_laws.beta_law(*jnp.asarray(shapes.T)), allowed))()
+        )
         draws = np.random.default_rng(0).beta(*shapes.T, size=(200_000, 4))
         table = jnp.where(allowed, draws, 0.0)
         probs = np.bincount(np.argmax(np.where(allowed, draws, -1.0), axis=1), minlength=4) / len(draws)
@@ -122,7 +128,7 @@ def test_of_a_hundred_arms_those_that_decide_are_resolved():
         return np.repeat(won, counts)
 
     with jax.enable_x64(True):
-        find = jax.jit(lambda a, b: contests.best_arm_probs(laws.beta_law(a, b)))
+        find = jax.jit(lambda a, b: best_arm_probs.best_arm_probs(marginal_laws.beta_law(a, b)))
         for name, groups in MANY.items():
             counts, a, b = map(np.array, zip(*groups, strict=True))
             found = find(jnp.repeat(a, counts, total_repeat_length=100), jnp.repeat(b, counts, total_repeat_length=100))

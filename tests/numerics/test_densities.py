@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics.laws import beta_law, gamma_law, nodes_of, student_t_law
+from ppl_bandit.numerics.marginal_laws import beta_law, gamma_law, nodes_of, student_t_law
 
 _SHAPES = np.array([0.02, 0.3, 1.0, 7.0, 3e2, 4e5, 1e8])
 _MANY, _FEW = (grid.ravel() for grid in np.meshgrid(_SHAPES, _SHAPES))

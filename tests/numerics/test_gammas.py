@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics.gammas import betaln, gammaln
+from ppl_bandit.numerics.log_gamma import betaln, gammaln
 
 
 def log_gamma(x):

@@ -11,7 +11,7 @@ from scipy import stats
 
 from ppl_bandit import Interaction, RewardModel, engines, selectors
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.numerics import contests, laws
+from ppl_bandit.numerics import best_arm_probs, marginal_laws
 
 BETAS = {
     "flat": ([1.0, 1.0], [1.0, 1.0]),
@@ -45,12 +45,12 @@ def double_precision():
 
 def beta(case):
     a, b = (np.array(values) for values in BETAS[case])
-    return laws.beta_law(jnp.asarray(a), jnp.asarray(b)), [stats.beta(*row) for row in zip(a, b, strict=True)]
+    return marginal_laws.beta_law(jnp.asarray(a), jnp.asarray(b)), [stats.beta(*row) for row in zip(a, b, strict=True)]
 
 
 def gamma(case):
     shape, rate, power = GAMMAS[case]
-    law = laws.gamma_law(jnp.asarray(shape), jnp.asarray(rate), 0.0, 1.0, power)
+    law = marginal_laws.gamma_law(jnp.asarray(shape), jnp.asarray(rate), 0.0, 1.0, power)
     rows = zip(shape, rate, strict=True)
     return law, [stats.gamma(a, scale=1 / b) if power > 0 else stats.invgamma(a, scale=b) for a, b in rows]
 
@@ -58,7 +58,7 @@ def gamma(case):
 def student(case):
     df, loc, scale = STUDENTS[case]
     rows = zip(df, loc, scale, strict=True)
-    law = laws.student_t_law(jnp.asarray(df), jnp.asarray(loc), jnp.asarray(scale))
+    law = marginal_laws.student_t_law(jnp.asarray(df), jnp.asarray(loc), jnp.asarray(scale))
     return law, [stats.t(n, m, s) if np.isfinite(n) else stats.norm(m, s) for n, m, s in rows]
 
 
@@ -89,7 +89,7 @@ def reference_probs(dists):
 @pytest.mark.parametrize("make, case", CASES)
 def test_the_probability_of_being_best_is_exact_to_1e_4(make, case):
     law, dists = make(case)
-    np.testing.assert_allclose(contests.best_arm_probs(law), reference_probs(dists), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(best_arm_probs.best_arm_probs(law), reference_probs(dists), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("make, case", CASES)
@@ -97,9 +97,9 @@ def test_distribution_functions_and_quantiles_match_scipy(make, case):
     law, dists = make(case)
     for order in (1e-3, 0.1, 0.5, 0.9, 1 - 1 / 1500):
         x = np.array([d.ppf(order) for d in dists])
-        np.testing.assert_allclose(laws.cdf(law, jnp.asarray(x)), order, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(marginal_laws.cdf(law, jnp.asarray(x)), order, rtol=1e-3, atol=1e-6)
         # A quantile is as good as the probability on its far side: within 0.1 % of the smaller one.
-        found = np.asarray(laws.quantile(law, jnp.asarray(order)))
+        found = np.asarray(marginal_laws.quantile(law, jnp.asarray(order)))
         reached = [d.cdf(q) if order <= 0.5 else d.sf(q) for d, q in zip(dists, found, strict=True)]
         np.testing.assert_allclose(reached, min(order, 1 - order), rtol=1e-3)
 
@@ -116,17 +116,20 @@ def test_random_duels_match_many_nodes(family, least, most, tolerance):
     if family == "beta":  # of these sums of shapes, the first middle between .05 and .95
         middle = np.log(rng.uniform(0.05, 0.95, 400) / rng.uniform(0.05, 0.95, 400))
         share = 1.0 / (1.0 + np.exp(-np.stack([middle, np.clip(middle + width * apart, -3.0, 3.0)], axis=1)))
-        make, arguments = laws.beta_law, (size * share, size * (1.0 - share))
+        make, arguments = marginal_laws.beta_law, (size * share, size * (1.0 - share))
     elif family == "gamma":
-        make, arguments = laws.gamma_law, (size, size * np.exp(width[:, None] * rng.normal(size=(400, 2))))
+        make, arguments = marginal_laws.gamma_law, (size, size * np.exp(width[:, None] * rng.normal(size=(400, 2))))
     else:
-        make, arguments = laws.student_t_law, (size, rng.normal(size=(400, 2)), np.exp(rng.normal(size=(400, 2))))
+        make, arguments = (
+            marginal_laws.student_t_law,
+            (size, rng.normal(size=(400, 2)), np.exp(rng.normal(size=(400, 2)))),
+        )
 
     def both(*values):
         law = make(*values)
         three = jax.tree.map(lambda leaf: jnp.append(leaf, leaf[0]) if jnp.ndim(leaf) else leaf, law)
-        general = contests._tournament(three, laws.nodes_of(three, 384), jnp.array([True, True, False]))
-        return contests.best_arm_probs(law), general[:2] / general[:2].sum()
+        general = best_arm_probs._tournament(three, marginal_laws.nodes_of(three, 384), jnp.array([True, True, False]))
+        return best_arm_probs.best_arm_probs(law), general[:2] / general[:2].sum()
 
     found, expected = jax.jit(jax.vmap(both))(*map(jnp.asarray, arguments))
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
@@ -135,39 +138,41 @@ def test_random_duels_match_many_nodes(family, least, most, tolerance):
 def test_the_smaller_of_two_probabilities_keeps_its_digits():
     # Densities are cut off where they have fallen by 1e-10, and single precision has seven digits.
     for apart in (3.0, 5.0, 6.0):
-        law = laws.student_t_law(jnp.full(2, jnp.inf), jnp.array([0.0, apart]), jnp.array([1.0, 0.4]))
+        law = marginal_laws.student_t_law(jnp.full(2, jnp.inf), jnp.array([0.0, apart]), jnp.array([1.0, 0.4]))
         expected = stats.norm.sf(apart / np.hypot(1.0, 0.4))
         for order in ([0, 1], [1, 0]):
             law = jax.tree.map(lambda leaf, order=order: leaf[np.array(order)] if jnp.ndim(leaf) else leaf, law)
-            found = np.asarray(contests.best_arm_probs(law))
+            found = np.asarray(best_arm_probs.best_arm_probs(law))
             assert found.min() == pytest.approx(expected, rel=1e-4, abs=1e-9) and found.sum() == 1.0
 
 
 def test_arms_without_spread_compete_as_points():
     def won(law):
-        return jax.jit(lambda: contests.best_arm_probs(law))()
+        return jax.jit(lambda: best_arm_probs.best_arm_probs(law))()
 
     uniform = jnp.ones(3)
     # Five times a uniform number, three times another, and a sure 0 or 2: areas of rectangles and triangles.
     for point, expected in ((0.0, [0.0, 0.7, 0.3]), (2.0, [8 / 30, 17 / 30, 5 / 30])):
-        law = laws.beta_law(uniform, uniform, np.array([point, 0.0, 0.0]), np.array([0.0, 5.0, 3.0]))
+        law = marginal_laws.beta_law(uniform, uniform, np.array([point, 0.0, 0.0]), np.array([0.0, 5.0, 3.0]))
         np.testing.assert_allclose(won(law), expected, atol=2e-4)
-        np.testing.assert_allclose(laws.cdf(law, jnp.array([point, 1.0, 1.5])), [1.0, 0.2, 0.5], atol=1e-5)
-        np.testing.assert_allclose(laws.cdf(law, jnp.array([point - 0.1, 5.0, 3.0])), [0.0, 1.0, 1.0], atol=1e-5)
+        np.testing.assert_allclose(marginal_laws.cdf(law, jnp.array([point, 1.0, 1.5])), [1.0, 0.2, 0.5], atol=1e-5)
+        np.testing.assert_allclose(
+            marginal_laws.cdf(law, jnp.array([point - 0.1, 5.0, 3.0])), [0.0, 1.0, 1.0], atol=1e-5
+        )
     none, normal = jnp.zeros(2), jnp.full(2, jnp.inf)
     for loc, scale, first in (
         ([0.3, 0.3], none, 0.5),
         ([0.3, 0.2], none, 1.0),
         ([0.0, 1.0], [0.0, 1.0], stats.norm.cdf(-1)),
     ):
-        law = laws.student_t_law(normal, jnp.array(loc), jnp.asarray(scale))
+        law = marginal_laws.student_t_law(normal, jnp.array(loc), jnp.asarray(scale))
         np.testing.assert_allclose(won(law), [first, 1 - first], atol=1e-6)
     for precise in (True, False):
         with jax.enable_x64(precise):
             zeros = jnp.zeros(3)
-            law = laws.student_t_law(jnp.full(3, 4.0), zeros, zeros)
+            law = marginal_laws.student_t_law(jnp.full(3, 4.0), zeros, zeros)
             np.testing.assert_allclose(won(law), 1 / 3, atol=1e-5)
-            law = laws.beta_law(jnp.ones(3), jnp.ones(3), np.zeros(3), np.array([0.0, 0.0, -1.0]))
+            law = marginal_laws.beta_law(jnp.ones(3), jnp.ones(3), np.zeros(3), np.array([0.0, 0.0, -1.0]))
             np.testing.assert_allclose(won(law), [0.5, 0.5, 0.0], atol=2e-4)
 
 
@@ -191,7 +196,7 @@ def test_constants_in_single_precision_do_not_shorten_the_law():
 def test_hundreds_of_arms_match_draws():
     rng = np.random.default_rng(1)
     a, b = rng.integers(1, 400, (2, 150)).astype(float)
-    found = np.asarray(jax.jit(lambda a, b: contests.best_arm_probs(laws.beta_law(a, b)))(a, b))
+    found = np.asarray(jax.jit(lambda a, b: best_arm_probs.best_arm_probs(marginal_laws.beta_law(a, b)))(a, b))
     num = 200_000
     counts = sum(
         np.bincount(rng.beta(a[:, None], b[:, None], (150, num // 4)).argmax(0), minlength=150) for _ in range(4)
@@ -202,12 +207,12 @@ def test_hundreds_of_arms_match_draws():
 
 
 def test_arms_that_may_not_be_played_do_not_compete():
-    law = laws.beta_law(jnp.array([3.0, 5.0, 90.0]), jnp.array([4.0, 4.0, 10.0]))
-    found = contests.best_arm_probs(law, jnp.array([True, True, False]))
-    pair = contests.best_arm_probs(laws.beta_law(jnp.array([3.0, 5.0]), jnp.array([4.0, 4.0])))
+    law = marginal_laws.beta_law(jnp.array([3.0, 5.0, 90.0]), jnp.array([4.0, 4.0, 10.0]))
+    found = best_arm_probs.best_arm_probs(law, jnp.array([True, True, False]))
+    pair = best_arm_probs.best_arm_probs(marginal_laws.beta_law(jnp.array([3.0, 5.0]), jnp.array([4.0, 4.0])))
     # The two integrals have different nodes, and each is off by up to 2e-5.
     np.testing.assert_allclose(found, [*pair, 0.0], atol=4e-5)
-    np.testing.assert_allclose(contests.best_arm_probs(law, jnp.array([False, True, False])), [0.0, 1.0, 0.0])
+    np.testing.assert_allclose(best_arm_probs.best_arm_probs(law, jnp.array([False, True, False])), [0.0, 1.0, 0.0])
 
 
 def test_prices_and_costs_scale_the_laws_of_their_arms():
@@ -218,10 +223,10 @@ def test_prices_and_costs_scale_the_laws_of_their_arms():
     num = 400_000
     draws = np.stack([offset[i] + slope[i] * d.rvs(num, random_state=i) for i, d in enumerate(dists)])
     shares = np.bincount(draws.argmax(0), minlength=3) / num
-    law = laws.beta_law(a, b, offset, slope)
-    found = np.asarray(contests.best_arm_probs(law))
+    law = marginal_laws.beta_law(a, b, offset, slope)
+    found = np.asarray(best_arm_probs.best_arm_probs(law))
     np.testing.assert_array_less(np.abs(found - shares), 5 * np.sqrt(shares * (1 - shares) / num) + 1e-5)
-    np.testing.assert_allclose(laws.quantile(law, jnp.array(0.9))[2], 4.0 - 8.0 * dists[2].ppf(0.1), rtol=1e-5)
+    np.testing.assert_allclose(marginal_laws.quantile(law, jnp.array(0.9))[2], 4.0 - 8.0 * dists[2].ppf(0.1), rtol=1e-5)
 
 
 OFFERS = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.numerics.packing import Joining, pack, unpacker
+from ppl_bandit.runtime.packed_state import Joining, pack, unpacker
 
 
 class Tree(NamedTuple):

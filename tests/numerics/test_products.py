@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics.few import sum_along
-from ppl_bandit.numerics.products import log_product
+from ppl_bandit.numerics.log_products import log_product
+from ppl_bandit.runtime.unrolled_reductions import sum_along
 
 
 @pytest.mark.parametrize(

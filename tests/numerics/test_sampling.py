@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from scipy import special, stats
 
 from ppl_bandit.numerics import sampling
-from ppl_bandit.numerics.bits import key_words, threefry, to_unit_interval
+from ppl_bandit.numerics.random_bits import key_words, threefry, to_unit_interval
 
 NUM_DRAWS = 50_000
 LEVEL = 1e-3

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics.sorting import sort_short
+from ppl_bandit.numerics.short_sort import sort_short
 
 
 @pytest.mark.parametrize("num", [1, 3, 48])

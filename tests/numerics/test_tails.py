@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_bandit.numerics.tails import fit_generalized_pareto, tail_quantile
+from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto, tail_quantile
 
 FIT = jax.jit(jax.vmap(fit_generalized_pareto))
 QUANTILE = jax.jit(jax.vmap(tail_quantile, in_axes=(0, None)))

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.numerics import turns
-from ppl_bandit.numerics.compilation import Ahead, in_order_options
-from ppl_bandit.numerics.turns import needs_of
+from ppl_bandit.runtime import cpu_threads
+from ppl_bandit.runtime.compile_ahead import Ahead, in_order_options
+from ppl_bandit.runtime.cpu_threads import needs_of
 
 
 def factorized(matrices, numbers):
@@ -22,8 +22,8 @@ def factorized(matrices, numbers):
 def test_threads_that_factorize_batches_do_not_wait_for_each_other_forever(monkeypatch):
     """Without turns, every such run was stuck within a few calls, on two cores and jaxlib 0.10.2."""
     made = []
-    plain = turns.in_turn
-    monkeypatch.setattr(turns, "in_turn", lambda function: made.append(function) or plain(function))
+    plain = cpu_threads.in_turn
+    monkeypatch.setattr(cpu_threads, "in_turn", lambda function: made.append(function) or plain(function))
     rng = np.random.default_rng(0)
     half = rng.normal(size=(64, 40, 40))
     matrices, numbers = half @ half.transpose(0, 2, 1) + np.eye(40), rng.normal(size=(256, 1000))
@@ -59,7 +59,7 @@ def test_batches_of_one_program_do_not_wait_for_each_other_forever():
     def work():
         with jax.enable_x64(True):
             traced = jax.jit(factorize).trace(matrices)
-            run = turns.compiled(traced.lower(), needs_of(traced.jaxpr), in_order_options())
+            run = cpu_threads.compiled(traced.lower(), needs_of(traced.jaxpr), in_order_options())
             done.extend(np.asarray(run(matrices))[0] for _ in range(300))
 
     thread = threading.Thread(target=work, daemon=True)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.entries import entries_read, tied_together
+from ppl_bandit.program.jaxpr.entry_reads import entries_read, tied_together
 
 
 def reads(*rows):

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from ppl_bandit.program.jaxprs import subjaxpr
-from ppl_bandit.program.places import place_of
+from ppl_bandit.program.jaxpr.interpreter import subjaxpr
+from ppl_bandit.program.jaxpr.source_lines import place_of
 
 HERE = "test_places.py"
 

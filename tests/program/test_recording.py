@@ -8,8 +8,8 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import RewardModel
-from ppl_bandit.program.recording import recorded
-from ppl_bandit.program.tracing import running, without_programs
+from ppl_bandit.program.model.recorded_readings import recorded
+from ppl_bandit.program.model.tracing import running, without_programs
 from ppl_bandit.types import Interaction
 
 RUNS = []

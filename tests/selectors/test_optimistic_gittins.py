@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from ppl_bandit.numerics import laws
-from ppl_bandit.numerics.excess import tail
+from ppl_bandit.numerics import marginal_laws
+from ppl_bandit.numerics.tail_excess import tail
 from ppl_bandit.selectors import greedy, optimistic_gittins, with_control, with_floor, with_limits
 from ppl_bandit.selectors.optimistic_gittins import gittins_index, gittins_index_of_draws
 from ppl_bandit.types import Marginals, Tail
@@ -25,7 +25,7 @@ def beta_case(a, b, offset=0.0, slope=1.0):
         part = (x - low) / size
         return size * (mean * stats.beta.sf(part, own[0] + 1, own[1]) - part * stats.beta.sf(part, *own))
 
-    law = laws.beta_law(jnp.array([a]), jnp.array([b]), offset, slope)
+    law = marginal_laws.beta_law(jnp.array([a]), jnp.array([b]), offset, slope)
     return law, low + size * mean, size * stats.beta.std(*own), excess, low + size
 
 
@@ -38,7 +38,7 @@ def gamma_case(shape, rate, power):
     def excess(x):
         return law.mean() * next_one.sf(x) - x * law.sf(x)
 
-    made = laws.gamma_law(jnp.array([shape]), jnp.array([rate]), 0.0, 1.0, power)
+    made = marginal_laws.gamma_law(jnp.array([shape]), jnp.array([rate]), 0.0, 1.0, power)
     return made, law.mean(), law.std() if np.isfinite(law.std()) else law.mean(), excess, np.inf
 
 
@@ -49,7 +49,7 @@ def student_case(df, loc, scale):
             return scale * (stats.norm.pdf(z) - z * stats.norm.sf(z))
         return scale * ((df + z * z) / (df - 1) * stats.t.pdf(z, df) - z * stats.t.sf(z, df))
 
-    law = laws.student_t_law(jnp.array([df]), jnp.array([loc]), jnp.array([scale]))
+    law = marginal_laws.student_t_law(jnp.array([df]), jnp.array([loc]), jnp.array([scale]))
     return law, loc, scale, excess, np.inf
 
 
@@ -121,9 +121,11 @@ def test_the_mean_excess_and_the_probability_above_match_scipy_at_every_node(cas
 
 def test_an_arm_that_is_known_is_worth_its_mean():
     with jax.enable_x64(True):
-        sure = laws.beta_law(jnp.array([3.0, 3.0]), jnp.array([5.0, 5.0]), jnp.array([0.2, 0.0]), jnp.array([0.0, 1.0]))
+        sure = marginal_laws.beta_law(
+            jnp.array([3.0, 3.0]), jnp.array([5.0, 5.0]), jnp.array([0.2, 0.0]), jnp.array([0.0, 1.0])
+        )
         found = np.asarray(gittins_index(tail(sure), jnp.asarray(100.0)))
-        point = laws.student_t_law(jnp.array([jnp.inf]), jnp.array([1.5]), jnp.array([0.0]))
+        point = marginal_laws.student_t_law(jnp.array([jnp.inf]), jnp.array([1.5]), jnp.array([0.0]))
         assert gittins_index(tail(point), jnp.asarray(100.0))[0] == 1.5
     assert found[0] == pytest.approx(0.2) and found[1] > 0.375
 

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.approximate.unconstrained import Space
-from ppl_bandit.program.entries import entries_read, tied_together
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.jaxpr.entry_reads import entries_read, tied_together
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 __all__ = ["Blocks", "independent_blocks", "one_block"]

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.account import explain
 from ppl_bandit.engines.approximate.blocks import one_block
 from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
-from ppl_bandit.engines.approximate.diagnostics import (
+from ppl_bandit.engines.approximate.explanation import explain
+from ppl_bandit.engines.approximate.target import Target, block_target
+from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.particles.diagnostics import (
     MAX_K_HAT,
     MAX_MEAN_SHIFT,
     MAX_SD_SHIFT,
@@ -18,11 +20,9 @@ from ppl_bandit.engines.approximate.diagnostics import (
     pareto_k_hat,
     weight_ess,
 )
-from ppl_bandit.engines.approximate.modes import find_mode
-from ppl_bandit.engines.approximate.target import Target, block_target
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.particles.modes import find_mode
 from ppl_bandit.engines.settings import check_settings
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["LaplaceInfo", "LaplaceState", "laplace"]

@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.account import explain
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
-from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, is_trusted, sample_size
-from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, weight_ess
-from ppl_bandit.engines.approximate.moves import MAX_MEMORY, no_u_turn
+from ppl_bandit.engines.approximate.explanation import explain
 from ppl_bandit.engines.approximate.renewal import renew
 from ppl_bandit.engines.approximate.reweight import draw_prior_clouds, sample_clouds
 from ppl_bandit.engines.approximate.target import block_target
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, weight_ess
+from ppl_bandit.engines.particles.moves import MAX_MEMORY, no_u_turn
+from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, Cloud, is_trusted, sample_size
 from ppl_bandit.engines.settings import check_settings
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["NutsInfo", "NutsState", "nuts"]

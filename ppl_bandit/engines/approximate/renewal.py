@@ -13,11 +13,11 @@ from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.blocks import Blocks
 from ppl_bandit.engines.approximate.buffer import Buffer
-from ppl_bandit.engines.approximate.cloud import MIN_ESS_SHARE, Cloud, refresh, rough_covariance
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, flatten_weights
-from ppl_bandit.engines.approximate.importance import Scouts
 from ppl_bandit.engines.approximate.target import Target, block_target, embed
 from ppl_bandit.engines.approximate.unconstrained import Frames, Space
+from ppl_bandit.engines.particles.diagnostics import finite_weights, flatten_weights
+from ppl_bandit.engines.particles.importance import Scouts
+from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, Cloud, refresh, rough_covariance
 from ppl_bandit.types import Key
 
 __all__ = ["renew"]

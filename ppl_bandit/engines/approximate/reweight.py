@@ -21,7 +21,6 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.account import explain
 from ppl_bandit.engines.approximate.blocks import Blocks, independent_blocks
 from ppl_bandit.engines.approximate.buffer import (
     Buffer,
@@ -33,15 +32,11 @@ from ppl_bandit.engines.approximate.buffer import (
     row_mask,
     take_rows,
 )
-from ppl_bandit.engines.approximate.cloud import (
-    MIN_ESS_SHARE,
-    Cloud,
-    is_trusted,
-    sample_size,
-    start_cloud,
-    when,
-)
-from ppl_bandit.engines.approximate.diagnostics import (
+from ppl_bandit.engines.approximate.explanation import explain
+from ppl_bandit.engines.approximate.renewal import renew as renew_cloud
+from ppl_bandit.engines.approximate.target import block_target
+from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
+from ppl_bandit.engines.particles.diagnostics import (
     MAX_K_HAT,
     finite_weights,
     notable_k_hat,
@@ -50,13 +45,18 @@ from ppl_bandit.engines.approximate.diagnostics import (
     weigh,
     weight_ess,
 )
-from ppl_bandit.engines.approximate.importance import Scouts
-from ppl_bandit.engines.approximate.moves import MAX_MEMORY
-from ppl_bandit.engines.approximate.renewal import renew as renew_cloud
-from ppl_bandit.engines.approximate.target import block_target
-from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
+from ppl_bandit.engines.particles.importance import Scouts
+from ppl_bandit.engines.particles.moves import MAX_MEMORY
+from ppl_bandit.engines.particles.weighted_particles import (
+    MIN_ESS_SHARE,
+    Cloud,
+    is_trusted,
+    sample_size,
+    start_cloud,
+    when,
+)
 from ppl_bandit.engines.settings import check_settings
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["ReweightInfo", "ReweightState", "draw_prior_clouds", "reweight", "sample_clouds"]

@@ -15,9 +15,10 @@ from numpyro.infer.autoguide import AutoBNAFNormal, AutoGuide, AutoMultivariateN
 from numpyro.infer.util import log_density
 from numpyro.optim import Adam
 
-from ppl_bandit.engines.approximate.account import explain
 from ppl_bandit.engines.approximate.buffer import Buffer, Data, append, empty_buffer, fits, read, reserve, row_mask
-from ppl_bandit.engines.approximate.diagnostics import (
+from ppl_bandit.engines.approximate.explanation import explain
+from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.particles.diagnostics import (
     MAX_K_HAT,
     MAX_MEAN_SHIFT,
     MAX_SD_SHIFT,
@@ -25,10 +26,9 @@ from ppl_bandit.engines.approximate.diagnostics import (
     pareto_k_hat,
     weight_ess,
 )
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.settings import check_settings
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.tracing import running
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.tracing import running
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["SviInfo", "SviState", "svi"]

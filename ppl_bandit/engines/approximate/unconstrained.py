@@ -27,10 +27,10 @@ from numpyro.distributions import Distribution, Independent, MaskedDistribution,
 from numpyro.distributions.transforms import IndependentTransform
 
 from ppl_bandit.engines.approximate.buffer import Data
-from ppl_bandit.program.entries import entries_read
-from ppl_bandit.program.recording import recorded
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.tracing import Site, Trace, is_prior_term, log_prob_terms, run_program
+from ppl_bandit.program.jaxpr.entry_reads import entries_read
+from ppl_bandit.program.model.recorded_readings import recorded
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, log_prob_terms, run_program
 from ppl_bandit.types import Draws, Interaction, Key
 
 __all__ = ["Frames", "Space", "unconstrained_space"]

@@ -13,14 +13,6 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.approximate.buffer import fits, reserve, row_mask
-from ppl_bandit.engines.approximate.diagnostics import (
-    MAX_K_HAT,
-    finite_weights,
-    notable_k_hat,
-    resample,
-    variance_of_mean,
-    weigh,
-)
 from ppl_bandit.engines.collapsed import report
 from ppl_bandit.engines.collapsed.conditional import (
     MAX_ROUNDING,
@@ -36,10 +28,18 @@ from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.collapsed.stores import WeightedRows, separable_store, shared_store
-from ppl_bandit.engines.exact.drawing import sample_each
-from ppl_bandit.engines.exact.families import Posterior
+from ppl_bandit.engines.exact.families.drawing import sample_each
+from ppl_bandit.engines.exact.families.families import Posterior
+from ppl_bandit.engines.particles.diagnostics import (
+    MAX_K_HAT,
+    finite_weights,
+    notable_k_hat,
+    resample,
+    variance_of_mean,
+    weigh,
+)
 from ppl_bandit.engines.settings import check_settings
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Draws, Engine, Interaction, Key
 
 __all__ = ["CollapsedInfo", "collapsed"]

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.buffer import Buffer, empty_buffer
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, variance_of_mean, weigh, weight_ess
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.outer import without
 from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics, precision_of
 from ppl_bandit.engines.collapsed.stores import Store, read_prior
-from ppl_bandit.engines.exact.families import Coordinates, Posterior, posterior_of
-from ppl_bandit.numerics.arrows import as_matrix, solve
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.exact.families.families import Coordinates, Posterior, posterior_of
+from ppl_bandit.engines.particles.diagnostics import finite_weights, variance_of_mean, weigh, weight_ess
+from ppl_bandit.numerics.arrow_matrices import as_matrix, solve
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Key
 
 __all__ = [

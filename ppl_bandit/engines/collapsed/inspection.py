@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float
 from ppl_bandit.engines.approximate.buffer import row_mask
 from ppl_bandit.engines.collapsed.outer import OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.affine import recentre
-from ppl_bandit.engines.exact.certificate import (
+from ppl_bandit.engines.exact.certificate.affine import recentre
+from ppl_bandit.engines.exact.certificate.certificate import (
     Evidence,
     Places,
     Residual,
@@ -31,9 +31,8 @@ from ppl_bandit.engines.exact.certificate import (
     residual_of,
     worst_of,
 )
-from ppl_bandit.engines.exact.derivation import derive
-from ppl_bandit.engines.exact.examination import examine
-from ppl_bandit.engines.exact.families import (
+from ppl_bandit.engines.exact.families.derivation import derive
+from ppl_bandit.engines.exact.families.families import (
     Coordinates,
     Layout,
     Natural,
@@ -44,11 +43,12 @@ from ppl_bandit.engines.exact.families import (
     is_proper,
     latents_at,
 )
-from ppl_bandit.engines.exact.proof import analyticity
-from ppl_bandit.numerics.arrows import as_arrow
-from ppl_bandit.numerics.compilation import run_once
-from ppl_bandit.program.probing import feasible_rewards
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.exact.proof.analyticity import analyticity
+from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.numerics.arrow_matrices import as_arrow
+from ppl_bandit.program.model.probing import feasible_rewards
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
 
 __all__ = ["Split", "certify_rows", "inspect", "trial_rows"]

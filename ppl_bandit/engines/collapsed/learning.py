@@ -9,14 +9,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.approximate.buffer import append, read, row_mask
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, weigh
 from ppl_bandit.engines.collapsed.conditional import CollapsedState, Conditional, Reading, reading_of
 from ppl_bandit.engines.collapsed.inspection import certify_rows
 from ppl_bandit.engines.collapsed.particles import Moved, where_wanted
 from ppl_bandit.engines.collapsed.statistics import Statistics, change_of_one, changes_one, has_only_elements
 from ppl_bandit.engines.collapsed.stores import WeightedRows, read_rows
-from ppl_bandit.engines.exact.chunks import join_chunks, split_chunks
-from ppl_bandit.engines.exact.families import Coordinates, Posterior, coordinates_at, posterior_of
+from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
+from ppl_bandit.engines.exact.families.families import Coordinates, Posterior, coordinates_at, posterior_of
+from ppl_bandit.engines.particles.diagnostics import finite_weights, weigh
 
 __all__ = ["Learnt", "learn_by_rows", "learn_by_sums", "read_new"]
 

@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.collapsed.outer import given
-from ppl_bandit.engines.exact.families import Layout, Posterior, standard_law
-from ppl_bandit.engines.exact.marginals import marginals_of
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.exact.families.families import Layout, Posterior, standard_law
+from ppl_bandit.engines.exact.laws.marginals import marginals_of
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Marginals
 
 __all__ = ["mixture_of", "spread_out"]

@@ -16,12 +16,12 @@ from jaxtyping import Array, Bool, Float
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
-from ppl_bandit.engines.exact.families import SiteBlock
-from ppl_bandit.numerics.compilation import quick_jit
-from ppl_bandit.program.jaxprs import dependencies
-from ppl_bandit.program.probing import feasible_latents
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.tracing import is_prior_term, log_prob
+from ppl_bandit.engines.exact.families.families import SiteBlock
+from ppl_bandit.program.jaxpr.interpreter import dependencies
+from ppl_bandit.program.model.probing import feasible_latents
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.tracing import is_prior_term, log_prob
+from ppl_bandit.runtime.compile_ahead import quick_jit
 
 __all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "supports_of", "without"]
 

@@ -18,8 +18,8 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.diagnostics import finite_weights, variance_of_mean, weight_ess
-from ppl_bandit.numerics import bits
+from ppl_bandit.engines.particles.diagnostics import finite_weights, variance_of_mean, weight_ess
+from ppl_bandit.numerics import random_bits
 from ppl_bandit.types import Key
 
 __all__ = ["Moved", "follow", "max_memory", "where_wanted"]
@@ -168,7 +168,7 @@ def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> M
         positions = walk.moved.positions
         # One block of uniform numbers for everything: a generator is a large part of what is compiled here.
         shape = (num_particles + 1, num_dims + _HALF_DF + 1)
-        uniform = bits.uniform(jr.wrap_key_data(key), shape, zero.dtype, walk.number)
+        uniform = random_bits.uniform(jr.wrap_key_data(key), shape, zero.dtype, walk.number)
         candidates, log_odds = jax.lax.cond(
             walk.phase > 1,
             lambda: _propose(uniform[1:, 1:], positions, step, walk.phase % 2 == 0),

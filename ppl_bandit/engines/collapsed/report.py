@@ -1,11 +1,11 @@
 """The collapsed engine in words: what is integrated out, what is drawn and how, and with what evidence."""
 
-from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.collapsed.conditional import MAX_ROUNDING
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.particles import max_memory
 from ppl_bandit.engines.exact.report import family, nats_words
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation
 
 __all__ = ["accepted"]

@@ -19,10 +19,10 @@ from numpyro.distributions import constraints
 from ppl_bandit.engines.collapsed.inspection import Split, inspect, trial_rows
 from ppl_bandit.engines.collapsed.outer import dependence, supports_of
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.examination import examine
-from ppl_bandit.numerics.compilation import run_once
-from ppl_bandit.program.probing import feasible_latents
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.program.model.probing import feasible_latents
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
 __all__ = ["MAX_OUTER_DIMS", "MAX_OUTER_SITES", "find_split"]

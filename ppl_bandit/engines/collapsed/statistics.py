@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.exact.derivation import derive
-from ppl_bandit.engines.exact.families import Coordinates, Layout, Natural, blocks_of, by_owner
-from ppl_bandit.numerics import arrows
-from ppl_bandit.numerics.arrows import Arrow
-from ppl_bandit.numerics.gammas import betaln, gammaln
+from ppl_bandit.engines.exact.families.derivation import derive
+from ppl_bandit.engines.exact.families.families import Coordinates, Layout, Natural, blocks_of, by_owner
+from ppl_bandit.numerics import arrow_matrices
+from ppl_bandit.numerics.arrow_matrices import Arrow
+from ppl_bandit.numerics.log_gamma import betaln, gammaln
 
 __all__ = [
     "Statistics",
@@ -66,7 +66,7 @@ def no_statistics(layout: Layout, centre: Coordinates) -> Statistics:
     """Return the statistics of no data."""
     num_positive, (num_blocks, size) = layout.power.size, layout.members.shape
     dtype = centre.real.dtype
-    quadratic = arrows.as_arrow(np.zeros((num_blocks, size, size)), *layout.leaves)
+    quadratic = arrow_matrices.as_arrow(np.zeros((num_blocks, size, size)), *layout.leaves)
     natural = Natural(
         jnp.zeros((centre.unit.size, 2), dtype),
         tuple(jnp.zeros_like(logits) for logits in centre.simplex),
@@ -87,7 +87,7 @@ def recentre(layout: Layout, statistics: Statistics, old: Coordinates, new: Coor
     """Return the same density with its reals relative to another centre."""
     natural, constant = statistics
     x = blocks_of(layout, new.real - old.real)
-    bend = arrows.times(natural.quadratic, x)
+    bend = arrow_matrices.times(natural.quadratic, x)
     gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
     return Statistics(
         natural._replace(scale=natural.scale + by_owner(layout, gain), linear=natural.linear - bend),
@@ -112,7 +112,7 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
         terms.append(jnp.sum(gammaln(rows + 1.0), axis=(0, 1)) - jnp.sum(whole, axis=0))
     gain = jnp.zeros((0, *batch))
     if layout.members.size:
-        gain, log_det = arrows.gaussian_integral(precision_of(layout, natural), natural.linear)
+        gain, log_det = arrow_matrices.gaussian_integral(precision_of(layout, natural), natural.linear)
         constant = 0.5 * np.log(2.0 * np.pi) * layout.is_member.sum()
         terms.append(constant + jnp.sum(gain[layout.owner < 0], axis=0) - 0.5 * jnp.sum(log_det, axis=0))
     if layout.power.size:
@@ -125,7 +125,7 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
 
 def precision_of(layout: Layout, natural: Natural) -> Arrow:
     """Return the precisions of the Gaussian blocks, with 1 where they are filled up; axes over a batch come last."""
-    padding = arrows.as_arrow(np.eye(layout.members.shape[1]) * ~layout.is_member[:, :, None], *layout.leaves)
+    padding = arrow_matrices.as_arrow(np.eye(layout.members.shape[1]) * ~layout.is_member[:, :, None], *layout.leaves)
     batch = natural.linear.shape[2:]
     return jax.tree.map(lambda own, more: own + _before(more, batch) if more.any() else own, natural.quadratic, padding)
 

@@ -19,9 +19,9 @@ from jaxtyping import Array, Float
 from ppl_bandit.engines.collapsed.inspection import Split, trial_rows
 from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.collapsed.statistics import Statistics, no_statistics, recentre, statistics_of
-from ppl_bandit.engines.exact.families import Coordinates, latents_at
-from ppl_bandit.numerics.compilation import run_once
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.exact.families.families import Coordinates, latents_at
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
 
 __all__ = ["Store", "WeightedRows", "read_prior", "read_rows", "separable_store", "shared_store"]

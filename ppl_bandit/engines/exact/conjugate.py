@@ -16,9 +16,9 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.drafts import Draft, announce
 from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.affine import natural_of, recentre
-from ppl_bandit.engines.exact.blocks import joined, map_blocks, where
-from ppl_bandit.engines.exact.certificate import (
+from ppl_bandit.engines.exact.certificate.affine import natural_of, recentre
+from ppl_bandit.engines.exact.certificate.batch_certificate import check_together, read_together
+from ppl_bandit.engines.exact.certificate.certificate import (
     Places,
     Residual,
     is_affine,
@@ -28,11 +28,10 @@ from ppl_bandit.engines.exact.certificate import (
     residual_of,
     worst_of,
 )
-from ppl_bandit.engines.exact.chunks import for_each, join_chunks, over_chunks, split_chunks
-from ppl_bandit.engines.exact.drawing import sample
-from ppl_bandit.engines.exact.examination import examine
-from ppl_bandit.engines.exact.expectation import watch_means
-from ppl_bandit.engines.exact.families import (
+from ppl_bandit.engines.exact.certificate.chunks import for_each, join_chunks, over_chunks, split_chunks
+from ppl_bandit.engines.exact.families.drawing import sample
+from ppl_bandit.engines.exact.families.element_blocks import joined, map_blocks, where
+from ppl_bandit.engines.exact.families.families import (
     Coordinates,
     Layout,
     Natural,
@@ -45,15 +44,16 @@ from ppl_bandit.engines.exact.families import (
     latents_at,
     total_of,
 )
-from ppl_bandit.engines.exact.marginals import marginals_of
-from ppl_bandit.engines.exact.proof import analyticity
-from ppl_bandit.engines.exact.textbook import is_textbook
-from ppl_bandit.engines.exact.together import check_together, read_together
-from ppl_bandit.engines.exact.wider import wider
+from ppl_bandit.engines.exact.families.wider_prior import wider
+from ppl_bandit.engines.exact.laws.expectation import watch_means
+from ppl_bandit.engines.exact.laws.marginals import marginals_of
+from ppl_bandit.engines.exact.proof.analyticity import analyticity
+from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.exact.textbook_pairs import is_textbook
 from ppl_bandit.engines.settings import check_settings
-from ppl_bandit.numerics.few import is_all, max_of
-from ppl_bandit.program.reward_model import RewardModel
-from ppl_bandit.program.widening import moving_sites
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.wider_prior import moving_sites
+from ppl_bandit.runtime.unrolled_reductions import is_all, max_of
 from ppl_bandit.types import Engine, Interaction, Key
 
 __all__ = ["Certificates", "conjugate"]

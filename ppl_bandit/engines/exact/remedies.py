@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = ["ANALYTIC_REMEDY", "CONJUGATE", "KEEP", "PRIORS", "distribution_name", "outcome_remedy"]
 

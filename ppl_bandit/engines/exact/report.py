@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact.certificate import Evidence, Residual, resolution
-from ppl_bandit.engines.exact.families import Layout, Natural, Posterior, SiteBlock
+from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, resolution
+from ppl_bandit.engines.exact.families.families import Layout, Natural, Posterior, SiteBlock
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, PRIORS, outcome_remedy
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation, NotConjugate
 
 __all__ = [

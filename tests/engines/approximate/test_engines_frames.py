@@ -16,7 +16,7 @@ from ppl_bandit.engines.approximate.buffer import empty_buffer
 from ppl_bandit.engines.approximate.renewal import _shares, _within
 from ppl_bandit.engines.approximate.target import block_target
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 

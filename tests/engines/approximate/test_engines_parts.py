@@ -12,7 +12,9 @@ from numpyro.infer.util import potential_energy
 from ppl_bandit import engines
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.buffer import append, empty_buffer, fits, grow, read
-from ppl_bandit.engines.approximate.diagnostics import (
+from ppl_bandit.engines.approximate.target import Target, second_derivatives
+from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.particles.diagnostics import (
     chain_ess,
     finite_weights,
     flatten_weights,
@@ -23,12 +25,10 @@ from ppl_bandit.engines.approximate.diagnostics import (
     weigh,
     weight_ess,
 )
-from ppl_bandit.engines.approximate.modes import find_mode
-from ppl_bandit.engines.approximate.moves import MAX_MEMORY, hamiltonian, move
-from ppl_bandit.engines.approximate.target import Target, second_derivatives
-from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.numerics.compilation import quick_jit
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.particles.modes import find_mode
+from ppl_bandit.engines.particles.moves import MAX_MEMORY, hamiltonian, move
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction, InvalidProgram
 
 

@@ -11,9 +11,9 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.approximate.sweeps import stretches, sweep
 from ppl_bandit.engines.approximate.target import Target
-from ppl_bandit.numerics.bits import uniform_and_normal
+from ppl_bandit.engines.particles.coordinate_moves import stretches, sweep
+from ppl_bandit.numerics.random_bits import uniform_and_normal
 
 NUM, SIZE = 4000, 3
 

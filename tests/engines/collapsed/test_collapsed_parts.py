@@ -10,7 +10,6 @@ import pytest
 from scipy.integrate import dblquad, quad
 
 from ppl_bandit import engines
-from ppl_bandit.engines.approximate.diagnostics import MAX_K_HAT, pareto_k_hat
 from ppl_bandit.engines.collapsed import particles
 from ppl_bandit.engines.collapsed.mixture import spread_out
 from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
@@ -23,10 +22,11 @@ from ppl_bandit.engines.collapsed.statistics import (
     no_statistics,
     recentre,
 )
-from ppl_bandit.engines.exact.families import Coordinates, Layout, SiteBlock
-from ppl_bandit.numerics.arrows import as_arrow
-from ppl_bandit.numerics.tails import fit_generalized_pareto
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.exact.families.families import Coordinates, Layout, SiteBlock
+from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, pareto_k_hat
+from ppl_bandit.numerics.arrow_matrices import as_arrow
+from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
+from ppl_bandit.program.model.reward_model import RewardModel
 
 
 def layout_of(*sites, power=(), members=((),), owner=-1):

@@ -10,7 +10,7 @@ import pytest
 
 from ppl_bandit import engines
 from ppl_bandit.engines.collapsed import conditional, learning
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 NUM_ROWS = 12

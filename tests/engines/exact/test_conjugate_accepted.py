@@ -20,8 +20,8 @@ from numpyro.distributions.transforms import PowerTransform
 from numpyro.infer.reparam import LocScaleReparam
 
 from ppl_bandit.engines import conjugate
-from ppl_bandit.numerics.compilation import quick_jit
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction
 
 A = 3

@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit.engines import conjugate
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 A = 3

@@ -14,7 +14,7 @@ from numpyro import handlers
 
 from ppl_bandit.engines import conjugate
 from ppl_bandit.engines.exact.remedies import CONJUGATE
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
 A = 2

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Interaction, RewardModel, engines
-from ppl_bandit.engines.exact.assignment import find_scales, read_supports
-from ppl_bandit.engines.exact.families import coordinates_at, standard_law
-from ppl_bandit.engines.exact.ties import tie
+from ppl_bandit.engines.exact.families.families import coordinates_at, standard_law
+from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
+from ppl_bandit.engines.exact.proof.gaussian_blocks import tie
 
 
 def weights_of(arms=3):

@@ -18,9 +18,9 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit.engines.exact import conjugate as engine
-from ppl_bandit.engines.exact.examination import examine, judge, measure
-from ppl_bandit.numerics.compilation import quick_jit
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.exact.proof.examination import examine, judge, measure
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction
 
 NUM_ROWS = 3

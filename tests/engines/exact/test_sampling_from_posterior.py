@@ -16,9 +16,9 @@ from numpyro.distributions.transforms import PowerTransform
 from scipy import stats
 
 from ppl_bandit.engines import conjugate
-from ppl_bandit.engines.exact.drawing import sample
-from ppl_bandit.engines.exact.families import Layout, SiteBlock, standard_law
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.engines.exact.families.drawing import sample
+from ppl_bandit.engines.exact.families.families import Layout, SiteBlock, standard_law
+from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 A = 2

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.exact.analytic import interpret
-from ppl_bandit.engines.exact.intervals import simplex_box
+from ppl_bandit.program.jaxpr.analytic import interpret
+from ppl_bandit.program.jaxpr.intervals import simplex_box
 
 # Many points of 2 rows of 4 elements, none so close to 1 that 1 - z has lost its digits.
 ROWS = 0.0025 + 0.99 * np.random.default_rng(5).dirichlet(np.full(4, 0.3), size=(20_000, 2))

@@ -9,8 +9,8 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit.engines import conjugate
-from ppl_bandit.numerics.compilation import quick_jit
-from ppl_bandit.program.reward_model import RewardModel
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction
 
 N, ARMS = 100, 2

@@ -1,0 +1,1 @@
+"""Measure posteriors and models against each other."""

@@ -1,0 +1,205 @@
+"""The exact posterior as densities: each latent's marginal law, and the log evidence of the data.
+
+The exact engine's state holds the parameters of all families in a few arrays; `Engine.parameters` arranges them by site.
+Numbering the entries of a state and arranging the numbers in the same way tells which entry belongs to which element.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import constraints
+
+from ppl_bandit.program.model.probing import feasible_latents
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.types import Engine, Interaction
+
+__all__ = ["Law", "exact_log_evidence", "exact_marginals", "support_bounds"]
+
+
+class Law(NamedTuple):
+    """The marginal law of every element of a site, in closed form.
+
+    Attributes:
+        law: a frozen SciPy distribution whose parameters have the site's shape.
+        mean: infinite or nan where the law has none.
+        sd: infinite where the law has none.
+    """
+
+    law: Any
+    mean: np.ndarray
+    sd: np.ndarray
+
+
+def exact_marginals(model: RewardModel, engine: Engine, state: Any) -> dict[str, Law]:
+    """Return the marginal law of every latent of an exact engine, {site: Law}.
+
+    Beta on its interval; Beta for each share of a Dirichlet; a power of a Gamma; Gaussian, or Student-t where a latent
+    precision u ~ Gamma(a, b) scales the reals: 2 a degrees of freedom, and the squared scale is their covariance times
+    precision, times b / a.
+    """
+    known, bounds = _parameters(engine, state), support_bounds(model)
+    return {name: _law(known[name], jax.device_get(state), bounds[name]) for name in model.latent_shapes}
+
+
+def _law(values: Mapping[str, Any], state: Any, bounds: tuple[Any, Any]) -> Law:
+    from scipy import stats
+
+    kind, (low, high) = _kind(values), bounds
+    if kind == "unit":
+        law = stats.beta(values["concentration1"], values["concentration0"], loc=low, scale=high - low)
+        return Law(law, law.mean(), law.std())
+    if kind == "simplex":
+        share = values["concentration"]
+        law = stats.beta(share, share.sum(axis=-1, keepdims=True) - share)
+        return Law(law, law.mean(), law.std())
+    if kind == "positive":
+        a, power = values["concentration"], values["power"]
+        law = stats.gengamma(a, power, loc=low, scale=values["rate"] ** (-1.0 / power))
+        with np.errstate(all="ignore"):  # a power of a Gamma has the moments n for which a + n / power is positive
+            mean = np.where(a + 1.0 / power > 0, law.mean(), np.inf)
+            return Law(law, mean, np.where(a + 2.0 / power > 0, law.std(), np.inf))
+    mean = values["mean"]
+    owner = np.asarray(values.get("scaled_by", np.full(mean.shape, -1)))
+    is_scaled = owner >= 0
+    spread = np.asarray(values.get("covariance", values.get("covariance_times_precision")))
+    variance, degrees = np.diagonal(spread).reshape(mean.shape), np.full(mean.shape, np.inf)
+    if is_scaled.any():
+        degrees = np.where(is_scaled, 2.0 * state.shape[owner], np.inf)
+        variance = variance * np.where(is_scaled, state.rate[owner] / state.shape[owner], 1.0)
+    law = stats.t(degrees, loc=mean, scale=np.sqrt(variance))
+    with np.errstate(all="ignore"):
+        ratio = np.where(np.isinf(degrees), 1.0, np.where(degrees > 2, degrees / (degrees - 2.0), np.inf))
+    return Law(law, np.where(degrees > 1, mean, np.nan), np.sqrt(variance * ratio))
+
+
+def exact_log_evidence(
+    model: RewardModel,
+    engine: Engine,
+    prior: Any,
+    posterior: Any,
+    data: Interaction,
+    points: Sequence[Mapping[str, Any]],
+) -> np.ndarray:
+    """Return the log evidence log p(data) of an exact engine, once per point: they differ by rounding alone.
+
+    Bayes' theorem at any latents z: log p(data) = log likelihood(z) + log prior(z) - log posterior(z). Prior and posterior
+    are normalised in the same family, so that the Jacobian between z and the family's coordinates cancels.
+
+    Args:
+        prior: the engine's state before the data.
+        posterior: and after them.
+        points: latents at which to take the difference, such as posterior draws.
+    """
+    known, entries, bounds = _parameters(engine, posterior), _entries(engine, posterior), support_bounds(model)
+    before, after = jax.device_get((prior, posterior))
+    stacked = {name: np.stack([np.asarray(point[name]) for point in points]) for name in model.latent_shapes}
+    log_likelihoods = run_once(
+        lambda: jax.vmap(lambda z: jnp.sum(model.log_likelihood(z, data)))(jax.tree.map(jnp.asarray, stacked))
+    )
+    changes = []
+    for point in points:
+        place = _locate(point, known, entries, bounds, after)
+        changes.append(_log_density(before, place) - _log_density(after, place))
+    return log_likelihoods + np.array(changes)
+
+
+class _Place(NamedTuple):
+    """Latents in the coordinates of the families: unit elements, simplexes, u, reals by block, and the u of each block."""
+
+    unit: np.ndarray
+    simplex: list[np.ndarray]
+    u: np.ndarray
+    reals: np.ndarray
+    u_of_block: np.ndarray
+
+
+def _locate(point: Mapping[str, Any], known: Any, entries: Any, bounds: Any, state: Any) -> _Place:
+    unit, u = np.zeros(len(state.beta)), np.zeros(state.shape.size)
+    simplex = [np.zeros(rows.shape) for rows in state.dirichlet]
+    reals, owner = np.zeros(state.mean.size), np.full(state.mean.shape[0], -1)
+    for name, entry in entries.items():
+        value, (low, high), kind = np.asarray(point[name], float), bounds[name], _kind(known[name])
+        if kind == "unit":
+            unit[entry] = (value - low) / (high - low)
+        elif kind == "positive":
+            u[entry] = (value - low) ** known[name]["power"]
+        elif kind == "simplex":
+            number = int(entry.flat[0])
+            simplex[number] = value.reshape(simplex[number].shape)
+        else:
+            reals[entry] = value
+            owner[entry // state.mean.shape[1]] = known[name].get("scaled_by", -1)
+    return _Place(unit, simplex, u, reals.reshape(state.mean.shape), np.append(u, 1.0)[owner])
+
+
+def _log_density(state: Any, place: _Place) -> float:
+    from scipy import stats
+
+    total = stats.beta.logpdf(place.unit, state.beta[:, 0], state.beta[:, 1]).sum()
+    for rows, shares in zip(state.dirichlet, place.simplex, strict=True):
+        flat = rows.reshape(-1, rows.shape[-1]), shares.reshape(-1, rows.shape[-1])
+        total += sum(stats.dirichlet.logpdf(p / p.sum(), c) for c, p in zip(*flat, strict=True))
+    total += stats.gamma.logpdf(place.u, state.shape, scale=1.0 / state.rate).sum()
+    for x, u, mean, precision in zip(place.reals, place.u_of_block, state.mean, state.precision, strict=True):
+        total += _log_normal(x, mean, u * precision)  # padding is the same before and after the data
+    return total
+
+
+def _log_normal(x: np.ndarray, mean: np.ndarray, precision: np.ndarray) -> float:
+    gap = x - mean
+    return 0.5 * (np.linalg.slogdet(precision)[1] - gap @ precision @ gap - x.size * np.log(2.0 * np.pi))
+
+
+def _parameters(engine: Engine, state: Any) -> dict[str, dict[str, Any]]:
+    if engine.parameters is None:
+        raise ValueError(f"the {engine.explanation.engine} engine has no closed form")
+    return engine.parameters(state)
+
+
+def _kind(values: Mapping[str, Any]) -> str:
+    """Tell a site's kind of family by the names of its parameters."""
+    if "concentration1" in values:
+        return "unit"
+    if "rate" in values:
+        return "positive"
+    return "simplex" if "concentration" in values else "real"
+
+
+def _entries(engine: Engine, state: Any) -> dict[str, np.ndarray]:
+    """Return, arranged by site, the number of each element's entry in the state; reals are counted along (R, S)."""
+    host = jax.device_get(state)
+    numbers = host._replace(
+        beta=np.stack([np.arange(len(host.beta)), np.ones(len(host.beta))], axis=-1),
+        dirichlet=tuple(np.full(rows.shape, number) for number, rows in enumerate(host.dirichlet)),
+        shape=np.arange(host.shape.size),
+        mean=np.arange(host.mean.size).reshape(host.mean.shape),
+    )
+    name_of = {"unit": "concentration1", "simplex": "concentration", "positive": "concentration", "real": "mean"}
+    return {
+        site: np.asarray(values[name_of[_kind(values)]]).astype(int)
+        for site, values in _parameters(engine, numbers).items()
+    }
+
+
+def support_bounds(model: RewardModel) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the least and the largest value of each latent site, infinite where there is none."""
+
+    def read() -> dict[str, tuple[Any, Any]]:
+        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 3)
+        trace = model.trace(latents, jnp.zeros(1, int), model.context_rows(1))
+        return {name: _bounds_of(trace[name]["fn"].support, shape) for name, shape in model.latent_shapes.items()}
+
+    return run_once(read)
+
+
+def _bounds_of(support: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    is_simplex = isinstance(support, type(constraints.simplex))
+    low = getattr(support, "lower_bound", 0.0 if is_simplex else -jnp.inf)
+    high = getattr(support, "upper_bound", 1.0 if is_simplex else jnp.inf)
+    return jnp.broadcast_to(jnp.asarray(low, float), shape), jnp.broadcast_to(jnp.asarray(high, float), shape)

@@ -1,0 +1,174 @@
+"""Rank programs on the same rows: by log evidence, and by leave-one-out predictive density."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from ppl_bandit import engines as library
+from ppl_bandit.comparison.measuring.closed_form import exact_log_evidence
+from ppl_bandit.comparison.measuring.results import Ranking, Score
+from ppl_bandit.comparison.measuring.running import build_runner
+from ppl_bandit.comparison.showing.tables import describe_ranking
+from ppl_bandit.inputs.checks import Arms
+from ppl_bandit.inputs.data_files import check_data
+from ppl_bandit.live.show import arviz_export
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.types import Interaction, NotConjugate
+
+__all__ = ["rank_models"]
+
+
+def rank_models(
+    models: Mapping[str, RewardModel],
+    data: Interaction | Mapping[str, Interaction],
+    *,
+    num_samples: int = 2000,
+    num_runs: int = 4,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> Ranking:
+    """Rank programs by how well they predicted the same rows.
+
+    The log evidence is exact where the program is conjugate, and elsewhere the mean of independent runs of `reweight`. It
+    judges the prior too, and asks how well each row was foretold by those before it; LOO asks how well by all others.
+
+    Args:
+        models: two programs or more, by name.
+        data: the rows; a mapping gives each program its own contexts, with the same arms and rewards.
+        num_samples: posterior draws for LOO.
+        num_runs: runs of `reweight`, at least 2.
+        seed: of all random numbers.
+        say: told one line per program, as it is done.
+    """
+    if len(models) < 2:
+        raise ValueError(f"models must hold two programs or more, got {list(models)}; use compare() for one program")
+    given: dict[str, Interaction] = {}
+    for name, model in models.items():
+        own = data if isinstance(data, Interaction) else data[name]
+        with jax.enable_x64(True):
+            given[name] = check_data(model, own, Arms(model.num_arms, None))
+    _check_same(given, models)
+    has_arviz = importlib.util.find_spec("arviz") is not None
+    evidences: dict[str, tuple[float, float, str]] = {}
+    pointwise: dict[str, np.ndarray | None] = {}
+    bad: dict[str, int] = {}
+    words: dict[str, str] = {}
+    for name, model in models.items():
+        with jax.enable_x64(True):
+            evidences[name], draws, words[name] = _evidence(model, given[name], num_samples, num_runs, seed)
+        pointwise[name], bad[name] = _leave_one_out(model, given[name], draws, num_runs) if has_arviz else (None, 0)
+        value, error, way = evidences[name]
+        say(f"{name}: log evidence {value:.3f}{'' if way == 'exact' else f' +- {error:.3f}'} ({way})")
+    ranking = Ranking(_scores(evidences, pointwise, bad, words), len(next(iter(given.values())).arm), seed)
+    return ranking._replace(text=describe_ranking(ranking))
+
+
+def _check_same(given: Mapping[str, Interaction], models: Mapping[str, RewardModel]) -> None:
+    (first_name, first), *rest = given.items()
+    for name, rows in rest:
+        outcomes = models[first_name].outcomes, models[name].outcomes
+        same_kind = set(outcomes[0]) == set(outcomes[1])
+        if not same_kind or not jax.tree.all(jax.tree.map(np.array_equal, _facts(first), _facts(rows))):
+            raise ValueError(
+                f"{name} and {first_name} must predict the same arms and outcomes, got the outcomes {list(outcomes[1])} and "
+                f"{list(outcomes[0])}; densities of different data cannot be compared"
+            )
+
+
+def _facts(rows: Interaction) -> Any:
+    return rows.arm, rows.reward
+
+
+def _evidence(
+    model: RewardModel, data: Interaction, num_samples: int, num_runs: int, seed: int
+) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
+    """Return (log evidence, standard error, way), posterior draws, run after run, and the engine's account."""
+    keys = jr.split(jr.key(seed), num_runs)
+    rows = jax.tree.map(jnp.asarray, data)._replace(mask=jnp.ones(len(data.arm), bool))
+    per_run = -(-num_samples // num_runs)
+    try:
+        runner = build_runner(library.conjugate, model, rows, per_run)
+        prior = runner.start(keys[0])
+        posterior, info = runner.learn(keys[0], prior, rows)
+        if not bool(info.is_trusted):
+            raise NotConjugate("a row is not conjugate")
+    except NotConjugate:
+        return _estimated_evidence(model, rows, keys, per_run)
+    drawn = [jax.device_get(runner.draw(key, posterior)) for key in keys]
+    points = [{name: values[0] for name, values in draws.items()} for draws in drawn]
+    found = exact_log_evidence(model, runner.engine, prior, posterior, rows, points)
+    return (float(np.median(found)), 0.0, "exact"), _joined(drawn), str(runner.engine.explanation)
+
+
+def _estimated_evidence(
+    model: RewardModel, rows: Interaction, keys: Any, per_run: int
+) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
+    runner = build_runner(library.reweight, model, rows, per_run)
+    drawn, values, errors = [], [], []
+    for key in keys:
+        key_start, key_learn, key_draw = jr.split(key, 3)
+        state, info = runner.learn(key_learn, runner.start(key_start), rows)
+        drawn.append(jax.device_get(runner.draw(key_draw, state)))
+        values.append(float(info.log_evidence))
+        errors.append(float(info.log_evidence_error))
+    number = len(values)
+    # An estimate of the evidence itself is unbiased, not its log; the larger of two errors is kept, because few runs can
+    # agree by chance and the engine's own error takes its draws for independent.
+    value = float(np.logaddexp.reduce(values) - np.log(number))
+    error = max(float(np.std(values, ddof=1)), float(np.mean(errors))) / np.sqrt(number)
+    return (value, error, "reweight"), _joined(drawn), str(runner.engine.explanation)
+
+
+def _joined(drawn: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([draws[name] for draws in drawn]) for name in drawn[0]}
+
+
+def _leave_one_out(
+    model: RewardModel, data: Interaction, draws: dict[str, np.ndarray], num_chains: int
+) -> tuple[np.ndarray, int]:
+    """Return the log density of each row given the others, and how many rows are too influential to tell."""
+    import arviz as az
+
+    rewards = data.reward if isinstance(data.reward, Mapping) else {model.outcomes[0]: data.reward}
+    with jax.enable_x64(True):
+        prior = jax.device_get(quick_jit(lambda: model.sample_prior(jr.key(0), 4))())
+    rows: Any = data.arm, dict(rewards), data.context
+    tree = arviz_export.export(model, list(range(model.num_arms)), draws, prior, rows, num_chains)
+    found = az.loo(tree, pointwise=True)
+    values = found.elpd_i if hasattr(found, "elpd_i") else found.loo_i
+    return np.ravel(np.asarray(values)), int(np.sum(np.asarray(found.pareto_k) > 0.7))
+
+
+def _scores(
+    evidences: Mapping[str, tuple[float, float, str]],
+    pointwise: Mapping[str, Any],
+    bad: Mapping[str, int],
+    words: Mapping[str, str],
+) -> list[Score]:
+    values = np.array([evidence[0] for evidence in evidences.values()])
+    probs = np.exp(values - np.logaddexp.reduce(values))
+    totals = {name: rows.sum() for name, rows in pointwise.items() if rows is not None}
+    best = max(totals, key=totals.__getitem__) if totals else None
+    scores = []
+    for (name, (value, error, way)), prob in zip(evidences.items(), probs, strict=True):
+        rows = pointwise[name]
+        if rows is None or best is None:
+            elpd = elpd_error = gap = gap_error = float("nan")
+        else:
+            behind = rows - pointwise[best]
+            elpd, elpd_error = float(rows.sum()), _standard_error(rows)
+            gap, gap_error = float(behind.sum()), _standard_error(behind)
+        scores.append(
+            Score(name, value, error, way, float(prob), elpd, elpd_error, gap, gap_error, bad[name], words[name])
+        )
+    return sorted(scores, key=lambda score: -score.log_evidence)
+
+
+def _standard_error(rows: np.ndarray) -> float:
+    return float(np.sqrt(rows.size * rows.var(ddof=1))) if rows.size > 1 else float("nan")

@@ -1,0 +1,272 @@
+"""Compare engines on one program and the same rows: posteriors, decisions, cost, and all of these as the rows grow."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from ppl_bandit import engines as library, selectors
+from ppl_bandit.comparison.measuring.errors import LatentErrors, estimate, latent_errors, r_hat, total_variation
+from ppl_bandit.comparison.measuring.references import find_references
+from ppl_bandit.comparison.measuring.results import (
+    INTERRUPTED,
+    Comparison,
+    DecisionErrors,
+    EngineResult,
+    Reference,
+    StreamPoint,
+    element_labels,
+)
+from ppl_bandit.comparison.measuring.running import (
+    Factory,
+    Lab,
+    Run,
+    Runner,
+    build_runner,
+    check_certified,
+    flatten,
+    make_decide,
+    run,
+    say_cost,
+)
+from ppl_bandit.comparison.showing.answer import standings
+from ppl_bandit.comparison.showing.tables import describe
+from ppl_bandit.engines.particles.diagnostics import chain_ess
+from ppl_bandit.inputs.checks import Arms
+from ppl_bandit.inputs.data_files import check_data
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.selectors.contract import as_selector
+from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
+
+__all__ = ["compare"]
+
+_DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
+_MOST_CONTEXTS = 8  # in which decisions are compared
+
+
+def compare(
+    reward_model: RewardModel,
+    data: Interaction,
+    engines: Sequence[Factory] | Mapping[str, Factory] = _DEFAULT_ENGINES,
+    reference: Factory | None = None,
+    *,
+    num_samples: int = 1000,
+    num_runs: int = 4,
+    checkpoints: Sequence[int] | None = None,
+    selector: Selector | None = None,
+    arms: Sequence[str] | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Run engines on the same rows, and measure them against the exact posterior.
+
+    Where the program is not conjugate, a long run of NUTS stands in for the exact posterior, and the result says so. All
+    engines are the functions that the live bandit runs, in float64, whatever jax's flag says.
+
+    Args:
+        reward_model: the program.
+        data: the rows: arms by number (or by name, with `arms`), rewards, contexts.
+        engines: engine factories, such as `engines.nuts`; a mapping names them.
+        reference: the factory of another reference, with 20 M draws of its own, such as
+            `partial(engines.nuts, num_draws=20_000)` for M = 1000.
+        num_samples: posterior draws M of each run, as in a live bandit.
+        num_runs: independent runs of each engine, at least 2; error bars come from them.
+        checkpoints: numbers of rows after which to compare as well; None takes 1/8, 1/4 and 1/2 of them.
+        selector: decides on the draws; None is double sampling.
+        arms: names of the arms.
+        seed: of all random numbers.
+        name: of the program, for titles; None takes the function's own.
+        say: told one line per engine, as it is done, and before a long run what it may cost.
+
+    Interrupted (Ctrl-C), it returns the engines that are done, and names the others as interrupted.
+
+    Raises:
+        ValueError: with what was given, what was expected and what to do instead.
+    """
+    factories = _labelled(engines)
+    for argument, value, least in (("num_samples", num_samples, 20), ("num_runs", num_runs, 2)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{argument} must be an integer of at least {least}, got {value!r}")
+    selector = selectors.double_sampling() if selector is None else as_selector(selector)
+    names = Arms(reward_model.num_arms if arms is None else None, arms)
+    with jax.enable_x64(True):
+        data = check_data(reward_model, data, names)
+        parts = _parts(data, _checkpoints(checkpoints, len(data.arm)))
+        contexts = _some_contexts(data)
+        decide = make_decide(reward_model, selector, contexts)
+        key_reference, key_engines = jr.split(jr.key(seed))
+        lab = Lab(reward_model, data, parts, decide, num_samples, num_runs)
+        references, refused, exact = find_references(lab, key_reference, reference, say)
+        runners = _build(lab, factories, refused, exact)
+        say_cost(lab, "the engines, of which Ctrl-C keeps those that are done,", runners.values(), num_runs + 1, say)
+        results: dict[str, EngineResult] = {}
+        streams: dict[str, list[Run]] = {}
+        for number, label in enumerate(factories):
+            try:
+                if label in refused:
+                    raise NotConjugate(refused[label])
+                results[label], streams[label] = _contest(
+                    lab, jr.fold_in(key_engines, number), runners[label], references[-1]
+                )
+            except NotConjugate as refusal:
+                refused[label] = str(refusal)
+                say(f"{label}: not run: {refusal}")
+                continue
+            except KeyboardInterrupt:
+                if not results:
+                    raise
+                say(f"interrupted in {label}: the engines that are done are kept")
+                refused |= dict.fromkeys((name for name in factories if name not in {*results, *refused}), INTERRUPTED)
+                break
+            seconds = results[label].seconds_cold, results[label].seconds_warm.value
+            say(f"{label}: {num_runs} runs, {seconds[0]:.3g} s cold, {seconds[1]:.3g} s warm")
+        stream = [
+            StreamPoint(
+                lab.num_rows_after(number),
+                point,
+                {label: _judge(lab, point, [runs[number]]) for label, runs in streams.items()},
+            )
+            for number, point in enumerate(references[:-1])
+        ]
+    end = {label: (result.latents, result.decisions) for label, result in results.items()}
+    stream.append(StreamPoint(len(data.arm), references[-1], end))
+    draws = {"reference": references[-1].target.samples.reshape(-1, references[-1].target.mean.size)}
+    for label, result in results.items():
+        draws[label] = np.concatenate([flatten(reward_model, at.draws) for at in result.runs])
+    found = Comparison(
+        getattr(reward_model.program, "__name__", "program") if name is None else name,
+        reward_model,
+        names.names,
+        data,
+        contexts,
+        element_labels(reward_model, names.names),
+        references[-1],
+        results,
+        {label: why for label, why in refused.items() if label in factories},
+        stream,
+        num_samples,
+        seed,
+        selector.name,
+        all(getattr(jax.config, flag) for flag in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")),
+        standings(reward_model, names.names, data, contexts, draws),
+    )
+    return dataclasses.replace(found, text=describe(found))
+
+
+def _labelled(engines: Sequence[Factory] | Mapping[str, Factory]) -> dict[str, Factory]:
+    if isinstance(engines, Mapping):
+        return dict(engines)
+    if callable(engines) or isinstance(engines, str) or not all(callable(factory) for factory in engines):
+        raise ValueError(
+            f"engines must be a sequence of engine factories, such as (engines.conjugate, engines.nuts), or a mapping of "
+            f"names to them, got {engines!r}"
+        )
+    labels = [_name_of(factory) for factory in engines]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"engines holds {labels}: name them apart with a mapping, such as {{'long nuts': factory}}")
+    return dict(zip(labels, engines, strict=True))
+
+
+def _name_of(factory: Any) -> str:
+    while isinstance(factory, partial):
+        factory = factory.func
+    return "exact" if factory is library.conjugate else getattr(factory, "__name__", type(factory).__name__)
+
+
+def _checkpoints(asked: Sequence[int] | None, num_rows: int) -> list[int]:
+    if asked is None:
+        return [n for n in sorted({num_rows // 8, num_rows // 4, num_rows // 2}) if n > 0]
+    given = list(asked)
+    if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 < n <= num_rows for n in given):
+        raise ValueError(f"checkpoints must be numbers of rows between 1 and {num_rows}, got {given}")
+    return [int(n) for n in sorted(set(given)) if n < num_rows]
+
+
+def _parts(data: Interaction, checkpoints: list[int]) -> list[Interaction]:
+    """Cut the rows at the checkpoints: all parts have the shape of the whole, so that an update compiles once."""
+    position = np.arange(len(data.arm))
+    ends = [*checkpoints, len(data.arm)]
+    rows = jax.tree.map(jnp.asarray, data)
+    return [
+        rows._replace(mask=jnp.asarray((position >= first) & (position < last)))
+        for first, last in zip([0, *ends[:-1]], ends, strict=True)
+    ]
+
+
+def _some_contexts(data: Interaction) -> Any:
+    if data.context is None:
+        return None
+    chosen = np.unique(np.linspace(0, len(data.arm) - 1, _MOST_CONTEXTS).round().astype(int))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), data.context)
+
+
+def _build(
+    lab: Lab, factories: Mapping[str, Factory], refused: dict[str, str], exact: Runner | None
+) -> dict[str, Runner]:
+    """Build all engines before the first one runs: one core traces the next while another compiles the last.
+
+    Args:
+        refused: engines that cannot be built, and why; what is found out here is added.
+        exact: the exact engine, if it was built before.
+    """
+    runners = {}
+    for label, factory in factories.items():
+        if label in refused:
+            continue
+        try:
+            if exact is not None and factory is library.conjugate:
+                runners[label] = exact
+            else:
+                runners[label] = build_runner(factory, lab.model, lab.whole, lab.num_samples)
+        except NotConjugate as refusal:
+            refused[label] = str(refusal)
+    return runners
+
+
+def _contest(lab: Lab, key: Key, runner: Runner, reference: Reference) -> tuple[EngineResult, list[Run]]:
+    """Run one engine on all rows, several times, and once along the stream."""
+    key_runs, key_stream = jr.split(key)
+    runs = [run(runner, k, [lab.whole], lab.decide)[0] for k in jr.split(key_runs, lab.num_runs)]
+    if runner.engine.explanation.is_exact:
+        check_certified(runs[0])
+    stream = run(runner, key_stream, lab.parts[:-1], lab.decide) if len(lab.parts) > 1 else []
+    latents, decisions = _judge(lab, reference, runs)
+    draws = np.stack([flatten(lab.model, at.draws) for at in runs])
+    ess = np.asarray(quick_jit(chain_ess)(jnp.asarray(draws))) / lab.num_runs
+    info = dict(runs[-1].info)
+    if "num_divergences" in info:
+        info["num_divergences"] = sum(at.info["num_divergences"] for at in runs)
+    if "memory" in info:  # draws that repeat, or remember those before them
+        ess = np.minimum(ess, info["ess"])
+    info["is_trusted"] = float(all(at.info.get("is_trusted", 1.0) for at in runs))
+    return EngineResult(
+        runner.engine.explanation,
+        [at._replace(state=None) for at in runs],
+        latents,
+        decisions,
+        np.minimum(ess, lab.num_samples),
+        r_hat(draws),
+        info,
+        runner.seconds_until_ready() + runs[0].seconds,
+        estimate(np.array([at.seconds for at in runs[1:]])),
+    ), stream
+
+
+def _judge(lab: Lab, reference: Reference, runs: list[Run]) -> tuple[LatentErrors, DecisionErrors]:
+    draws = np.stack([flatten(lab.model, at.draws) for at in runs])
+    probs, plays = (np.stack([getattr(at.chosen, part) for at in runs]) for part in ("best_arm_probs", "propensities"))
+    decisions = DecisionErrors(
+        estimate(probs),
+        estimate(np.stack([np.asarray(at.chosen.num_candidates, float) for at in runs])),
+        estimate(plays),
+        estimate(total_variation(probs, reference.best_arm_probs).mean(axis=1)),
+        estimate(total_variation(plays, reference.propensities).mean(axis=1)),
+    )
+    return latent_errors(draws, reference.target), decisions

@@ -1,0 +1,126 @@
+"""Figures of the latents of a comparison: their densities and their intervals, engines beside the reference."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ppl_bandit.comparison.measuring.closed_form import support_bounds
+from ppl_bandit.comparison.measuring.results import Comparison
+from ppl_bandit.comparison.showing.canvas import Style, canvas, each_engine, finish, reference_name
+
+__all__ = ["draw_densities", "draw_forest"]
+
+_MOST_PANELS = 12
+
+
+def draw_densities(result: Comparison) -> Any:
+    """Draw the marginal density of each latent, all engines over the exact curve."""
+    chosen = _elements(result)
+    columns = min(4, len(chosen))
+    rows = -(-len(chosen) // columns)
+    figure, axes = canvas(result, (max(3.3 * columns, 5.5) + 1.9, 2.3 * rows + 1.1), rows, columns)
+    bounds = _element_bounds(result)
+    for axis, k in zip(axes.flat, chosen, strict=False):
+        grid, exact = _reference_density(result, k, bounds[k])
+        axis.plot(grid, exact, color="black", linewidth=2.6, alpha=0.85, label=reference_name(result))
+        for label, style, draws in each_engine(result):
+            if np.isfinite(draws[:, k]).all():
+                smooth = _density(draws[:, k], grid, bounds[k])
+                axis.plot(grid, smooth, color=style.colour, linestyle=style.dash, linewidth=1.5, label=label)
+        axis.set(title=result.labels[k], yticks=[], xlim=(grid[0], grid[-1]))
+        axis.set_ylim(bottom=0)
+    for axis in axes.flat[len(chosen) :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("density")
+    what = "in closed form" if result.reference.is_exact else "a long run of NUTS"
+    finish(figure, axes.flat[0], f"Posterior of each latent: engines over the reference, {what}{_left_out(result)}")
+    return figure
+
+
+def draw_forest(result: Comparison) -> Any:
+    """Draw the central 50% and 95% intervals of each latent, by engine; one panel for each site, with its own scale."""
+    chosen = _elements(result)
+    everyone = list(each_engine(result))
+    levels = (0.025, 0.25, 0.5, 0.75, 0.975)
+    lines = [(reference_name(result), Style("black", "-", "|"), result.reference.target.quantiles)]
+    lines += [(label, style, np.quantile(draws, levels, axis=0)) for label, style, draws in everyone]
+    sites = [result.labels[k].partition("[")[0] for k in chosen]
+    panels = [[k for k, site in zip(chosen, sites, strict=True) if site == name] for name in dict.fromkeys(sites)]
+    height = 0.2 * len(chosen) * (len(lines) + 1) + 0.7 * len(panels) + 0.8
+    figure, axes = canvas(result, (9.5, height), len(panels), 1, height_ratios=[len(panel) for panel in panels])
+    for axis, panel in zip(axes[:, 0], panels, strict=True):
+        for position, k in enumerate(panel):
+            if position % 2:
+                axis.axhspan(position - 0.5, position + 0.5, color="0.94", linewidth=0)
+            for number, (label, style, quantiles) in enumerate(lines):
+                y = position + (number + 1) / (len(lines) + 1) - 0.5
+                low, first, middle, third, high = quantiles[:, k]
+                axis.plot([low, high], [y, y], color=style.colour, linewidth=1.1)
+                axis.plot([first, third], [y, y], color=style.colour, linewidth=3.2, solid_capstyle="butt")
+                size = 9 if style.marker == "|" else 5.5
+                marks = {"markeredgecolor": "black", "markersize": size, "linestyle": "none"}
+                axis.plot([middle], [y], style.marker, color=style.colour, label=None if position else label, **marks)
+        axis.set(yticks=range(len(panel)), ylim=(len(panel) - 0.5, -0.5))
+        axis.set_yticklabels([result.labels[k] for k in panel])
+    axes[-1, 0].set_xlabel("value of the latent")
+    finish(figure, axes[0, 0], f"Median, central 50% (thick) and 95% (thin) of each latent{_left_out(result)}")
+    return figure
+
+
+def _elements(result: Comparison) -> list[int]:
+    """Choose the latents to draw: all, or those on which an engine is farthest off."""
+    if len(result.labels) <= _MOST_PANELS or not result.engines:
+        return list(range(len(result.labels)))[:_MOST_PANELS]
+    worst = np.nanmax([engine.latents.wasserstein.value for engine in result.engines.values()], axis=0)
+    return sorted(np.argsort(-worst, kind="stable")[:_MOST_PANELS].tolist())
+
+
+def _left_out(result: Comparison) -> str:
+    number = len(result.labels)
+    return f" (the {_MOST_PANELS} of {number} on which an engine is farthest off)" if number > _MOST_PANELS else ""
+
+
+def _element_bounds(result: Comparison) -> list[tuple[float, float]]:
+    with jax.enable_x64(True):
+        bounds = support_bounds(result.model)
+    pairs = [bounds[name] for name in result.model.latent_shapes]
+    lows, highs = (np.concatenate([np.ravel(pair[side]) for pair in pairs]) for side in (0, 1))
+    return list(zip(lows.tolist(), highs.tolist(), strict=True))
+
+
+def _reference_density(result: Comparison, k: int, bounds: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    samples = result.reference.target.samples[:, :, k].ravel()
+    low, high = np.quantile(samples, (0.0005, 0.9995))
+    margin = 0.08 * (high - low)
+    grid = np.linspace(max(low - margin, bounds[0]), min(high + margin, bounds[1]), 300)
+    if result.reference.laws is None:
+        return grid, _density(samples, grid, bounds)
+    inner = grid[1:-1]  # a density may be infinite at a bound
+    for name, shape in result.model.latent_shapes.items():
+        size = int(np.prod(shape, dtype=int))
+        if k < size:
+            values = result.reference.laws[name].law.pdf(inner.reshape(-1, *(1,) * len(shape)))
+            return inner, np.asarray(values).reshape(inner.size, -1)[:, k]
+        k -= size
+    raise AssertionError("every latent has a site")
+
+
+def _density(draws: np.ndarray, grid: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    """Smooth draws with a Gaussian kernel, reflected at the bounds of the support so that no mass leaks out."""
+    centre, spread = np.median(draws), np.subtract(*np.quantile(draws, (0.84, 0.16))) / 2
+    width = max(spread, 1e-12 * max(1.0, abs(centre))) * 1.06 * draws.size**-0.2
+    edges = np.linspace(grid[0] - 6 * width, grid[-1] + 6 * width, 2001)
+    counts, _ = np.histogram(draws, edges)
+    middle = (edges[1:] + edges[:-1]) / 2
+
+    def smooth(points: np.ndarray) -> np.ndarray:
+        gaps = (points[:, None] - middle) / width
+        return np.exp(-0.5 * np.square(gaps)) @ counts / (draws.size * width * np.sqrt(2.0 * np.pi))
+
+    density = smooth(grid)
+    for bound in bounds:
+        if np.isfinite(bound):
+            density = density + smooth(2.0 * bound - grid)
+    return density

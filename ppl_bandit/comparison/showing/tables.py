@@ -1,0 +1,246 @@
+"""A comparison, and a ranking of models, in words and tables to print."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_bandit.comparison.measuring.errors import Estimate, largest
+from ppl_bandit.comparison.measuring.results import Comparison, Ranking
+from ppl_bandit.comparison.showing.answer import answer, verdict
+
+__all__ = ["Table", "conclusion", "describe", "describe_ranking", "ranking_table", "tables"]
+
+
+class Table(NamedTuple):
+    """A table to print: what its columns mean stands in the note, in words."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+
+_MOST_LATENTS = 12  # of each engine, in the printed table; files and JSON hold all
+
+
+def describe(result: Comparison) -> str:
+    """Return the tables, ready to print."""
+    lines = [
+        f"{result.name}: {len(result.data.arm)} rows, {len(result.arms)} arms; M = {result.num_samples} draws a run, "
+        f"{len(next(iter(result.engines.values())).runs) if result.engines else 0} runs an engine, seed {result.seed}",
+        f"reference: {result.reference.words}",
+        "",
+        *textwrap.wrap(answer(result), 120),
+    ]
+    if not result.reference.is_trusted:
+        lines.append("  beware: the evidence of the reference's own run speaks against it")
+    lines += [f"{label}: not run: {why}" for label, why in result.refused.items()]
+    for table in tables(result):
+        lines += ["", table.title, *_aligned(table.header, table.rows)]
+    lines += ["", verdict(result)]
+    return "\n".join(lines)
+
+
+def tables(result: Comparison) -> list[Table]:
+    """Return the tables of a comparison: cost and evidence, decisions, latents, and the stream."""
+    return [_costs(result), _decisions(result), _latents(result), _stream(result)]
+
+
+def _costs(result: Comparison) -> Table:
+    rows = []
+    for label, engine in result.engines.items():
+        info = engine.info
+        rows.append(
+            [
+                label,
+                _seconds(engine.seconds_cold),
+                _seconds(float(engine.seconds_warm.value)),
+                f"{engine.ess.min():.0f}",
+                f"{np.max(engine.r_hat):.3f}",
+                f"{info['num_divergences']:.0f}" if "num_divergences" in info else "-",
+                f"{info['k_hat']:.2f}" if "k_hat" in info else "-",
+                "yes" if info["is_trusted"] else "NO",
+            ]
+        )
+    header = ["engine", "s cold", "s warm", "least ESS", "most R-hat", "divergences", "k-hat", "trusted"]
+    cold = "build, compile or take from jax's cache, and run" if result.is_cached else "build, compile and run"
+    note = (
+        "Least ESS: the effective sample size of M draws, how many independent draws would be as good, for the worst latent. "
+        "R-hat: the spread of all runs over the spread within one; 1 if they agree. Divergences: trajectories of NUTS that "
+        "lost their energy; a few in 1,000 are too many. k-hat: the shape of the largest importance weights; beyond 0.7 a few "
+        "draws stand for all, and nothing that they say can be relied on. Trusted: what the engine says of itself."
+    )
+    return Table(f"Cost and evidence (cold: {cold}; warm: run)", header, rows, note)
+
+
+def _decisions(result: Comparison) -> Table:
+    reference = result.reference
+    floor = reference.floor
+
+    def line(label: str, probs: Any, num: Any, plays: Any, distance: str, other: str) -> list[str]:
+        return [label, _list(probs), f"{np.mean(num):.1f}", _list(plays), distance, other]
+
+    rows = [
+        line(
+            f"({reference.name})",
+            reference.best_arm_probs.mean(axis=0),
+            reference.num_candidates,
+            reference.propensities.mean(axis=0),
+            f"floor {floor.best_arm_probs.value:.3f}",
+            f"floor {floor.other_arm_prob.value:.3f}",
+        )
+    ]
+    for label, engine in result.engines.items():
+        d = engine.decisions
+        rows.append(
+            line(
+                label,
+                d.best_arm_probs.value.mean(axis=0),
+                d.num_candidates.value,
+                d.propensities.value.mean(axis=0),
+                _plus_minus(d.best_arm_probs_distance),
+                _plus_minus(d.other_arm_prob),
+            )
+        )
+    num = reference.best_arm_probs.shape[0]
+    where = "" if result.contexts is None else f", averaged over {num} contexts of the data"
+    header = ["engine", "p-hat", "N", "propensities", "TV of p-hat", "P(other arm)"]
+    note = (
+        "p-hat: the share of posterior draws in which each arm is best. N: how many candidate arms double sampling draws; the "
+        "surer, the more. Propensities: the probability with which each arm would be played. TV of p-hat: the total variation, "
+        "half of the summed absolute differences from the reference's p-hat; 0 if they agree, 1 if they share nothing. P(other "
+        "arm): the same for propensities, which is how often another arm would be played. Floor: the same distance between "
+        "the reference and another sample of it, as large: what chance alone does."
+    )
+    title = f"Decisions by {result.selector}{where}; arms {', '.join(map(str, result.arms))}"
+    return Table(title, header, rows, note)
+
+
+def _latents(result: Comparison) -> Table:
+    floor = result.reference.floor
+    rows = []
+    for label, engine in result.engines.items():
+        errors = engine.latents
+        order = np.argsort(-errors.wasserstein.value, kind="stable")[:_MOST_LATENTS]
+        for k in sorted(order):
+            rows.append(
+                [
+                    label,
+                    result.labels[k],
+                    _plus_minus(errors.mean, k, sign=True),
+                    _plus_minus(errors.sd, k, sign=True),
+                    _signed(errors.quantiles.value[0, k]),
+                    _signed(errors.quantiles.value[-1, k]),
+                    f"{_plus_minus(errors.wasserstein, k)} ({floor.wasserstein.value[k]:.3f})",
+                    f"{_plus_minus(errors.kolmogorov, k)} ({floor.kolmogorov.value[k]:.3f})",
+                ]
+            )
+    header = ["engine", "latent", "mean", "sd", "2.5%", "97.5%", "W1 (floor)", "KS (floor)"]
+    shown = f"; the {_MOST_LATENTS} farthest of {len(result.labels)}" if len(result.labels) > _MOST_LATENTS else ""
+    note = (
+        "Mean, 2.5%, 97.5%: how far the engine's mean and quantiles lie from the reference's. sd: its relative error. W1: the "
+        "Wasserstein distance, how far draws must be moved on average to become the reference's. KS: the largest difference of "
+        "the two cumulative distributions. In brackets the floor, as above."
+    )
+    return Table(f"Errors of the latents, in sds of the reference{shown}", header, rows, note)
+
+
+def _stream(result: Comparison) -> Table:
+    rows = []
+    for point in result.stream:
+        for label, (latents, decisions) in point.engines.items():
+            rows.append(
+                [
+                    f"{point.num_rows}",
+                    label,
+                    f"{largest(latents.mean.value):.3f}",
+                    f"{largest(latents.sd.value):.3f}",
+                    f"{largest(latents.wasserstein.value):.3f} ({largest(point.reference.floor.wasserstein.value):.3f})",
+                    f"{decisions.best_arm_probs_distance.value:.3f} ({point.reference.floor.best_arm_probs.value:.3f})",
+                    f"{decisions.other_arm_prob.value:.3f} ({point.reference.floor.other_arm_prob.value:.3f})",
+                ]
+            )
+    header = ["rows", "engine", "mean", "sd", "W1 (floor)", "TV of p-hat (floor)", "P(other arm) (floor)"]
+    return Table("As the rows grow (largest error over the latents)", header, rows)
+
+
+def describe_ranking(ranking: Ranking) -> str:
+    """Return the table of a ranking and its conclusion, ready to print."""
+    table = ranking_table(ranking)
+    return "\n".join([table.title, *_aligned(table.header, table.rows), "", *conclusion(ranking)])
+
+
+def conclusion(ranking: Ranking) -> list[str]:
+    """Say by how much the first program leads, and what to beware of."""
+    first, second = ranking.scores[:2]
+    lead = first.log_evidence - second.log_evidence
+    error = math.hypot(first.log_evidence_error, second.log_evidence_error)
+    is_clear = lead - 2.0 * error > math.log(3.0)
+    lines = [
+        f"{first.name} is ahead of {second.name} by {lead:.2f} ± {error:.2f} in log evidence, odds of {_odds(lead)} to 1"
+        + ("" if is_clear else ": hardly more than a tie")
+    ]
+    if math.isnan(first.elpd):
+        lines.append("LOO was left out: it needs ArviZ (pip install arviz)")
+    for score in ranking.scores:
+        if score.num_bad_rows:
+            lines.append(
+                f"beware: {score.num_bad_rows} rows are too influential for LOO of {score.name} (Pareto k-hat above 0.7)"
+            )
+    return lines
+
+
+def ranking_table(ranking: Ranking) -> Table:
+    """Return the table of a ranking."""
+    rows = [
+        [
+            f"{number}",
+            score.name,
+            f"{score.log_evidence:.3f}"
+            + ("" if score.evidence_way == "exact" else f" ± {score.log_evidence_error:.3f}"),
+            score.evidence_way,
+            f"{score.probability:.3g}",
+            f"{score.elpd:.2f} ± {score.elpd_error:.2f}",
+            f"{score.elpd_difference:.2f} ± {score.elpd_difference_error:.2f}",
+        ]
+        for number, score in enumerate(ranking.scores, 1)
+    ]
+    header = ["rank", "model", "log evidence", "by", "P(model)", "LOO elpd", "behind the best"]
+    note = (
+        "Log evidence: the log probability of all rows before any was seen; it judges the prior too. P(model): the probability "
+        "of each model, were all equally probable before. LOO elpd: the log density of each row as foretold from all others, "
+        "summed; higher is better."
+    )
+    return Table(f"Models on the same {ranking.num_rows} rows, seed {ranking.seed}", header, rows, note)
+
+
+def _odds(log_odds: float) -> str:
+    return f"{math.exp(log_odds):.3g}" if log_odds < 50 else f"1e{log_odds / math.log(10.0):.0f}"
+
+
+def _plus_minus(value: Estimate, index: int | None = None, sign: bool = False) -> str:
+    mean, error = (part if index is None else part[index] for part in value)
+    return f"{mean:{'+' if sign else ''}.3f} ± {error:.3f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _list(values: np.ndarray) -> str:
+    return " ".join(f"{value:.3f}" for value in values)
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    return [
+        "  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    ]

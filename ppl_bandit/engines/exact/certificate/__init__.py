@@ -1,0 +1,1 @@
+"""Certify numerically that a log density is affine in the sufficient statistics."""

@@ -1,0 +1,1 @@
+"""Exponential families: natural parameters and draws."""

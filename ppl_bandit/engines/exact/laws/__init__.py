@@ -1,0 +1,1 @@
+"""Closed-form laws of the arms' expected rewards."""

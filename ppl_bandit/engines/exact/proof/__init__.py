@@ -1,0 +1,1 @@
+"""Prove that a program is conjugate."""

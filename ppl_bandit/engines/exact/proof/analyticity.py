@@ -1,0 +1,154 @@
+"""State what must be analytic for a program to be conjugate, and check it on the program's jaxpr.
+
+The distributions of NumPyro's own library are mostly proved through their `log_prob`. Some of those formulas guard the
+boundary of their domain (a clip of probabilities, a stabilised logarithm), which an interval cannot tell from a kink; inside
+the domain they are textbook analytic functions, so for the classes in `_GUARDED` it is their parameters that are proved to be
+analytic and to lie inside the domain.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array
+
+from ppl_bandit.engines.exact.families.families import Layout
+from ppl_bandit.engines.exact.remedies import KEEP, distribution_name
+from ppl_bandit.program.jaxpr.analytic import Obstacle, interpret
+from ppl_bandit.program.jaxpr.interpreter import dependencies
+from ppl_bandit.program.jaxpr.intervals import Flow, is_inside, simplex_box, support_box
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.tracing import Site, is_prior_term, running
+from ppl_bandit.types import Key
+
+__all__ = ["analyticity"]
+
+_UNIT, _POSITIVE = (0.0, 1.0), (0.0, np.inf)
+_GUARDED: dict[type, dict[str, tuple[float, float]]] = {
+    dist.BernoulliProbs: {"probs": _UNIT},
+    dist.BernoulliLogits: {},
+    dist.BinomialProbs: {"probs": _UNIT},
+    dist.BinomialLogits: {},
+    dist.CategoricalProbs: {"probs": _POSITIVE},
+    dist.CategoricalLogits: {},
+    dist.GeometricProbs: {"probs": _UNIT},
+    dist.GeometricLogits: {},
+    dist.Beta: {"concentration1": _POSITIVE, "concentration0": _POSITIVE},
+    dist.Dirichlet: {"concentration": _POSITIVE},
+    dist.Gamma: {"concentration": _POSITIVE, "rate": _POSITIVE},
+    dist.InverseGamma: {"concentration": _POSITIVE, "rate": _POSITIVE},
+    dist.MultivariateNormal: {},
+    dist.NegativeBinomialLogits: {},
+    dist.Poisson: {"rate": _POSITIVE},
+}
+
+
+class _Claim(NamedTuple):
+    value: Any
+    words: str
+    domain: tuple[float, float] | None = None
+    is_fixed: bool = False  # must not depend on latents at all
+
+
+def analyticity(
+    model: RewardModel,
+    layout: Layout,
+    arm: Array,
+    context: Any,
+    outcomes: Mapping[str, Array],
+    *,
+    is_prior: bool,
+) -> list[Obstacle]:
+    """Return everything that could stand in the way of a proof, each with a flag that says whether it does.
+
+    Runs under `jit`: the flags are traced values. Data are the given rows, for which alone the proof holds: a program may
+    branch on them. Latents range over their supports.
+
+    Args:
+        is_prior: whether to prove the terms of the prior or those of the likelihood.
+    """
+    claims: list[_Claim] = []
+
+    def program(
+        key: Key, latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]
+    ) -> list[Any]:
+        trace = model.trace(latents, arm, context, outcomes, key)
+        claims.clear()
+        with running(), numpyro.validation_enabled(False):  # it compares values with their support
+            for name, site in trace.items():
+                if is_prior_term(name, site, model.outcomes) if is_prior else name in model.outcomes:
+                    claims.extend(_claims(name, site))
+        return [claim.value for claim in claims]
+
+    latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
+    key = jr.key(0)
+    closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
+    flows = {site.name: _support(site) for site in layout.sites}
+    args = jax.tree.leaves((key, flows, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Flow))
+    obstacles: list[Obstacle] = []
+    outs = interpret(closed.jaxpr, closed.consts, args, obstacles)
+    # With every sample site fixed, nothing may still be drawn.
+    drawn = dependencies(closed.jaxpr, [frozenset(["key"]), *[frozenset()] * (len(args) - 1)])
+    verdicts: list[Obstacle] = []
+    for claim, out, sources in zip(claims, outs, drawn, strict=True):
+        if sources:
+            words = f"a random draw hidden from NumPyro reaches {claim.words}"
+            verdicts.append(Obstacle(words, jnp.array(True), remedy="draw it by numpyro.sample"))
+        if not isinstance(out, Flow):
+            continue
+        if claim.is_fixed:
+            verdicts.append(Obstacle(f"{claim.words} depends on a latent", jnp.array(True), remedy=KEEP))
+            continue
+        lost = ~jnp.all(out.is_analytic)
+        # The first operation that lost analyticity is the reason; the claim itself is the last resort.
+        verdicts.extend(
+            obstacle._replace(words=f"{obstacle.words}, which reaches {claim.words}", happened=obstacle.happened & lost)
+            for obstacle in obstacles
+        )
+        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost, is_users=False))
+        if claim.domain is not None:
+            low, high = claim.domain
+            outside = ~jnp.all(is_inside(out, low, high))
+            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside))
+    return verdicts
+
+
+def _support(site: Any) -> Flow:
+    bounds = {
+        "real": (-np.inf, np.inf),
+        "positive": (site.low, np.inf),
+        "unit": (site.low, site.high),
+    }
+    if site.kind == "simplex":
+        return simplex_box(site.start, site.shape)
+    return support_box(*bounds[site.kind], site.shape)
+
+
+def _claims(name: str, site: Site) -> list[_Claim]:
+    fn = site["fn"]
+    found: list[_Claim] = []
+    if site["scale"] is not None:
+        found.append(_Claim(jnp.asarray(site["scale"]), f"the scale of '{name}'"))
+    while type(fn) in (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution):
+        if isinstance(fn, dist.MaskedDistribution) and not isinstance(fn._mask, bool):
+            found.append(_Claim(fn._mask, f"the mask of '{name}'", is_fixed=True))
+        fn = fn.base_dist
+    for bound in jax.tree.leaves(fn.support):
+        found.append(_Claim(jnp.asarray(bound), f"the support of '{name}'", is_fixed=True))
+    domains = None if "log_prob" in vars(fn) else _GUARDED.get(type(fn))
+    if domains is None:
+        found.append(_Claim(fn.log_prob(site["value"]), f"the log density of '{name}' ({distribution_name(fn)})"))
+        return found
+    if site["is_observed"]:
+        found.append(_Claim(jnp.asarray(site["value"]), f"the observed value of '{name}'", is_fixed=True))
+    for field in type(fn).gather_pytree_data_fields():
+        for leaf in jax.tree.leaves(getattr(fn, field, None)):
+            words, value = f"the {field} of '{name}' ({distribution_name(fn)})", jnp.asarray(leaf)
+            is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
+            found.append(_Claim(value, words, domains.get(field), is_fixed))
+    return found

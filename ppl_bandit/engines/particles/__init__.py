@@ -1,0 +1,1 @@
+"""Weighted particles: resampling, moves and diagnostics shared by the engines that draw."""

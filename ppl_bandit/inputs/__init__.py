@@ -1,0 +1,1 @@
+"""Checks of what callers pass: numbers, arrays, files and DataFrames."""

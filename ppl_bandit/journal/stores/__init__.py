@@ -1,0 +1,1 @@
+"""Where event streams are kept: memory, SQLite, PostgreSQL."""

@@ -1,0 +1,1 @@
+"""Save a bandit to a file and load it."""

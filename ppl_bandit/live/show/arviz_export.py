@@ -1,0 +1,133 @@
+"""Draws and data as ArviZ objects: InferenceData on ArviZ 0.x, DataTree on 1.x."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from ppl_bandit.program.model.probing import feasible_latents
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
+from ppl_bandit.types import Interaction, Key
+
+__all__ = ["export", "latent_dims", "observed", "replicate"]
+
+_AT_ONCE = 32  # draws whose likelihoods are computed together
+
+
+def export(
+    model: RewardModel,
+    arms: Sequence[Any],
+    posterior: Mapping[str, np.ndarray],
+    prior: Mapping[str, np.ndarray],
+    rows: tuple[np.ndarray, dict[str, np.ndarray], Any],
+    num_chains: int = 1,
+) -> Any:
+    """Return draws and data in ArviZ's groups.
+
+    These are posterior, prior, sample_stats (`lp`, the log joint density) and, once there are rows, observed_data,
+    constant_data, log_likelihood and posterior_predictive. An outcome that the program masks in a row (no spend without a
+    sale) is 0 there, observed or predicted. With several outcomes the log likelihood of a row is that of all of them, and
+    is called `reward`. An axis of a latent whose length is the number of arms is named `arm` where it comes first, with the
+    arms' names as coordinates; other axes are named after the site.
+
+    Args:
+        posterior: {site: (M, ...)}; M is a multiple of num_chains.
+        num_chains: how many independent runs the draws come from, one after another.
+    """
+    import arviz as az
+
+    indices, _, contexts = rows
+    per_draw = _read_draws(model, posterior, rows)
+
+    def in_chains(values: Any) -> np.ndarray:
+        array = np.asarray(values)
+        return array.reshape(num_chains, -1, *array.shape[1:])
+
+    groups: dict[str, Any] = {
+        "posterior": {name: in_chains(value) for name, value in posterior.items()},
+        "sample_stats": {"lp": in_chains(per_draw["lp"])},
+        "prior": {name: np.asarray(value)[None] for name, value in prior.items()},
+    }
+    dims = {name: latent_dims(name, shape, len(arms)) for name, shape in model.latent_shapes.items()}
+    dims |= {name: ["row"] for name in (*model.outcomes, "played_arm", "reward")}
+    coords: dict[str, Any] = {"arm": list(arms)} if any("arm" in names for names in dims.values()) else {}
+    if indices.size:
+        groups["observed_data"] = observed(model, _rows(model, rows))
+        constants = {"played_arm": np.asarray(arms)[indices]}
+        for path, leaf in jax.tree_util.tree_flatten_with_path(contexts)[0]:
+            keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+            name = "_".join(["context", *keys])
+            constants[name] = np.asarray(leaf)
+            dims[name] = ["row", *(f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - 1))]
+        groups["constant_data"] = constants
+        joint = model.outcomes[0] if len(model.outcomes) == 1 else "reward"
+        groups["log_likelihood"] = {joint: in_chains(per_draw["log_likelihood"])}
+        groups["posterior_predictive"] = {name: in_chains(per_draw[f"drawn {name}"]) for name in model.outcomes}
+        coords["row"] = np.arange(indices.size)
+    if int(az.__version__.split(".")[0]) >= 1:
+        return az.from_dict(groups, dims=dims, coords=coords)
+    return az.from_dict(**groups, dims=dims, coords=coords)
+
+
+def latent_dims(name: str, shape: tuple[int, ...], num_arms: int) -> list[str]:
+    """Name the axes of a latent site."""
+    return ["arm" if axis == 0 and size == num_arms else f"{name}_dim_{axis}" for axis, size in enumerate(shape)]
+
+
+def _read_draws(model: RewardModel, draws: Mapping[str, np.ndarray], rows: tuple) -> dict[str, np.ndarray]:
+    """Return, for each draw, the log joint density, the log likelihood of each row and outcomes in its place."""
+    num_rows = rows[0].size
+    with jax.enable_x64(True):
+        data = jax.tree.map(jnp.asarray, _rows(model, rows))
+        latents = {name: jnp.asarray(value) for name, value in draws.items()}
+        keys = jr.split(jr.key(0), len(next(iter(latents.values()))))
+
+        def read(one: tuple[Key, dict[str, Array]]) -> dict[str, Array]:
+            key, latents = one
+            log_prior = model.log_prior(latents)
+            if num_rows == 0:
+                return {"lp": log_prior}
+            density = model.log_likelihood(latents, data)
+            return {"lp": log_prior + density.sum(), "log_likelihood": density, **_predicted(model, key, latents, data)}
+
+        return jax.device_get(quick_jit(lambda xs: jax.lax.map(read, xs, batch_size=_AT_ONCE))((keys, latents)))
+
+
+def _rows(model: RewardModel, rows: tuple) -> Interaction:
+    arms, rewards, contexts = rows
+    return Interaction(arms, rewards if len(model.outcomes) > 1 else rewards[model.outcomes[0]], contexts)
+
+
+def _predicted(model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction) -> dict[str, Array]:
+    return {f"drawn {name}": values for name, values in replicate(model, key, latents, data).items()}
+
+
+def replicate(model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction) -> dict[str, Array]:
+    """Draw the outcomes of every row again, {outcome: (N,)}; 0 where the program masks one."""
+    trace = model.trace(latents, data.arm, data.context, key=key)
+    return {name: jnp.broadcast_to(_unmasked(trace[name]), data.arm.shape) for name in model.outcomes}
+
+
+def observed(model: RewardModel, data: Interaction) -> dict[str, np.ndarray]:
+    """Return the outcomes of the rows, in their own kind of number; 0 where the program masks one and ignores its value."""
+
+    def read() -> dict[str, Array]:
+        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
+        rows = jax.tree.map(jnp.asarray, data)
+        trace = model.trace(latents, rows.arm, rows.context, model.outcome_values(rows.reward))
+        return {name: _unmasked(trace[name]) for name in model.outcomes}
+
+    with jax.enable_x64(True):
+        return run_once(read)
+
+
+def _unmasked(site: Any) -> Array:
+    fn, value = site["fn"], site["value"]
+    while type(fn).__name__ == "MaskedDistribution":
+        value, fn = jnp.where(fn._mask, value, 0), fn.base_dist
+    return value

@@ -1,0 +1,167 @@
+"""The tail beyond the draws: a generalised Pareto fit to the largest of them.
+
+M draws say nothing by themselves about quantiles beyond 1 - 1/M. The largest draws, less a high threshold, follow a
+generalised Pareto law for almost any distribution (Pickands, Balkema and de Haan), and its two parameters carry the
+quantile function beyond the sample. The shape is also the k-hat that tells whether importance weights can be trusted.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ppl_bandit.numerics.log_products import log_product
+
+__all__ = ["fit_generalized_pareto", "tail_excess", "tail_quantile"]
+
+_HEAVIEST = 0.9  # shape of a tail that still has a mean
+_MIN_TAIL = 5  # fewer exceedances say less about a shape than the largest draw itself
+
+
+def fit_generalized_pareto(
+    exceedances: Float[Array, " N"], *, is_sorted: bool = False
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Fit a generalised Pareto law, P(X > x) = (1 + k x / sigma)^(-1/k), by the estimator of Zhang and Stephens (2009).
+
+    The likelihood, profiled over one parameter b = k / sigma, is averaged over a grid of b drawn from a prior that the
+    data scale: nearly as efficient as maximum likelihood, and without its failures, because nothing is iterated.
+
+    Args:
+        exceedances: draws less their threshold, nonnegative, in any order. One that underflowed to 0 next to the
+            largest counts as the smallest number there is, so that a draw that dwarfs the others shows as a large k.
+        is_sorted: whether they ascend, as nearly as matters to their quartile.
+
+    Returns:
+        The shape k (positive: heavy tail; 0: exponential; negative: bounded) and the scale sigma. Where no exceedance
+        is positive the law is a point: k = 0 and sigma = 0.
+    """
+    size = exceedances.shape[0]
+    dtype = exceedances.dtype
+    largest = jnp.max(exceedances)
+    is_point = ~(largest > 0)
+    # A thousand times the smallest normal number leaves room for the divisions by it below.
+    smallest = 1e3 * jnp.finfo(dtype).tiny
+    unit = jnp.where(is_point, 1.0, exceedances / jnp.where(is_point, 1.0, largest))
+    unit = jnp.maximum(unit, smallest)
+    scale = (unit if is_sorted else jnp.sort(unit))[_quartile(size)]
+    num_grid = 20 + math.isqrt(size)
+    grid = 1.0 - jnp.sqrt(num_grid / (jnp.arange(num_grid, dtype=dtype) + 0.5))
+    slopes = _away_from_zero(-1.0 - grid / (3.0 * scale))
+    shapes = _mean_logs(slopes, unit)
+    log_likelihoods = size * (jnp.log(slopes / shapes) - shapes - 1.0)
+    slope = _away_from_zero(jnp.sum(jax.nn.softmax(log_likelihoods) * slopes))
+    shape = _mean_logs(slope[None], unit)[0]
+    return jnp.where(is_point, 0.0, shape), jnp.where(is_point, 0.0, largest * shape / slope)
+
+
+def _mean_logs(slopes: Float[Array, " G"], values: Float[Array, " N"]) -> Float[Array, " G"]:
+    """Return the mean of log(1 + slope value) over values between 0 and 1.
+
+    In double precision as the logarithm of one product, which takes a quarter of the time, but for small slopes, whose digits
+    the sum with 1 would lose; single precision would lose them of all.
+    """
+    terms = slopes * values[:, None]
+    if terms.dtype != jnp.float64:
+        return jnp.mean(jnp.log1p(terms), axis=0)
+    series = slopes * (jnp.mean(values) - 0.5 * slopes * jnp.mean(values * values))
+    return jnp.where(jnp.abs(slopes) < 1e-6, series, log_product(1.0 + terms, 0) / len(values))
+
+
+def tail_quantile(draws: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array, ""]:
+    """Estimate a quantile from draws, extrapolating the upper tail with a generalised Pareto law.
+
+    Up to a threshold this is the empirical quantile; beyond it, the quantile of the law fitted to the largest draws: a
+    fifth of them, or 5 sqrt(M) when that is less. A longer tail would trade variance for bias: at M = 1,000 and
+    q = 1 - 1/5,000 a normal law is missed by .06 standard deviations on average, and by .37 without extrapolation. With
+    fewer than 25 draws, or where a quarter of the tail repeats the threshold (draws from a law with atoms), it is the
+    empirical quantile throughout.
+
+    Args:
+        draws: in any order.
+        q: in [0, 1]; at 1 a finite stand-in, as far as the float type can tell 1 from its neighbour below.
+    """
+    num_draws = draws.shape[0]
+    num_tail = _tail_size(num_draws)
+    ascending = jnp.sort(draws)
+    empirical = _interpolate(ascending, q)
+    if num_tail < _MIN_TAIL:
+        return empirical
+    threshold = ascending[-num_tail - 1]
+    shape, scale = fit_generalized_pareto(ascending[-num_tail:] - threshold, is_sorted=True)
+    tail_prob = jnp.maximum(1.0 - q, jnp.finfo(draws.dtype).eps / 2)
+    log_ratio = math.log(num_tail / num_draws) - jnp.log(tail_prob)
+    growth = _away_from_zero(shape * log_ratio)
+    has_tail = ascending[_quartile(num_tail) - num_tail] > threshold
+    extrapolated = threshold + scale * log_ratio * jnp.expm1(growth) / growth
+    return jnp.where((log_ratio > 0) & has_tail, extrapolated, empirical)
+
+
+def tail_excess(
+    draws: Float[Array, " M"],
+) -> Callable[[Float[Array, ""]], tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Estimate x -> E max(theta - x, 0) from draws, extrapolating the upper tail as `tail_quantile` does.
+
+    Up to the threshold it is the mean over the draws; beyond, the generalised Pareto law's mean excess falls off from
+    there, by the power 1 - 1/k of its probability. With fewer than 25 draws, or a tail of repeated values, it is the mean
+    over the draws throughout: 0 beyond the largest.
+
+    Args:
+        draws: in any order.
+
+    Returns:
+        A function of one x, convex and falling; and how fast it falls there: P(theta > x), as far as it is known.
+    """
+    num_draws = draws.shape[0]
+    num_tail = _tail_size(num_draws)
+
+    def empirical(at: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return jnp.mean(jnp.maximum(draws - at, 0.0)), jnp.mean(draws > at, dtype=draws.dtype)
+
+    if num_tail < _MIN_TAIL:
+        return empirical
+    ascending = jnp.sort(draws)
+    threshold, body = ascending[-num_tail - 1], ascending[:-num_tail]
+    exceedances = ascending[-num_tail:] - threshold
+    shape, scale = fit_generalized_pareto(exceedances, is_sorted=True)
+    has_tail = ascending[_quartile(num_tail) - num_tail] > threshold
+    # A shape of 1 has no mean: what is heavier is taken for the heaviest that has one.
+    shape, scale = _away_from_zero(jnp.minimum(shape, _HEAVIEST)), jnp.where(has_tail, scale, 1.0)
+    share, mean_exceedance, eps = num_tail / num_draws, jnp.mean(exceedances), jnp.finfo(draws.dtype).eps
+
+    def excess(at: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        near = jnp.minimum(at, threshold)
+        inside = jnp.sum(jnp.maximum(body - near, 0.0)) / num_draws + share * (threshold - near + mean_exceedance)
+        above = share + jnp.mean(body > at, dtype=draws.dtype) * (body.size / num_draws)
+        # Of a bounded law nothing is left beyond its end.
+        growth = jnp.maximum(shape * (jnp.maximum(at, threshold) - threshold) / scale, -1.0 + eps)
+        fallen = jnp.exp(-jnp.log1p(growth) / shape)
+        is_beyond = at > threshold
+        value = jnp.where(is_beyond, share * mean_exceedance * fallen * (1.0 + growth), inside)
+        speed = jnp.where(is_beyond, share * mean_exceedance * (1.0 - shape) / scale * fallen, above)
+        plain = empirical(at)
+        return jnp.where(has_tail, value, plain[0]), jnp.where(has_tail, speed, plain[1])
+
+    return excess
+
+
+def _tail_size(num_draws: int) -> int:
+    return math.ceil(min(0.2 * num_draws, 5.0 * math.sqrt(num_draws)))
+
+
+def _quartile(size: int) -> int:
+    return max(int(size / 4 + 0.5) - 1, 0)
+
+
+def _interpolate(ascending: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array, ""]:
+    position = q * (ascending.shape[0] - 1)
+    below = jnp.floor(position)
+    low, high = ascending[below.astype(int)], ascending[jnp.ceil(position).astype(int)]
+    return low + (position - below) * (high - low)
+
+
+def _away_from_zero(x: Array) -> Array:
+    # The formulas have limits at 0, and f(eps) is that limit to rounding; f(0) would be 0 / 0.
+    eps = jnp.finfo(x.dtype).eps
+    return jnp.where(jnp.abs(x) < eps, eps, x)

@@ -1,0 +1,166 @@
+"""The ladder from engine to engine: where a live bandit goes when an engine's draws come without evidence."""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ppl_bandit import engines
+from ppl_bandit.engines.exact.certificate.certificate import resolution
+from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
+from ppl_bandit.posterior.history import History
+from ppl_bandit.posterior.learning import Learner, Rows, fold, prepare_growth, start
+from ppl_bandit.posterior.task import Task
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Engine, Interaction, NotConjugate
+
+__all__ = ["LADDER", "NotCertified", "learn"]
+
+# From the exact engine it depends on what was refused: see `_next_to_exact`.
+LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
+    "collapsed": engines.reweight,
+    "reweight": engines.nuts,
+    "laplace": engines.nuts,
+    "svi": engines.nuts,
+}
+_MAX_EXAMPLES = 8  # refused rows for which another engine is sought
+_RENEWED = ("collapsed", "reweight")  # engines whose draws are renewed as rewards come
+_PATIENCE = 10  # times in a row that draws may be renewed and lack evidence
+
+_LOGGER = logging.getLogger("ppl_bandit")
+
+
+class NotCertified(ValueError):
+    """A datum turned out not to be conjugate at run time; the bandit's state is as it was before."""
+
+
+def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[Learner, Any, list[str]]:
+    """Learn rows on top of a history, moving up the ladder with all of it where the evidence is missing.
+
+    On the last rung the draws are kept, with one warning; and on those of `collapsed` and `reweight` until they were renewed
+    some times more, which mostly brings the evidence: a posterior is hardest while there are few rewards, and the engine above
+    takes many times as long for each.
+    Nothing is changed; what is returned takes over, or nothing does.
+
+    Returns:
+        The learner after these rows, the engine's evidence, and warnings for the user.
+
+    Raises:
+        ValueError: for a reward that the program cannot produce.
+        NotCertified: for a datum that is not conjugate, where the user insists on an exact engine.
+    """
+    explanation = learner.engine.explanation
+    held, info = fold(task, learner, len(history), rows)
+    if bool(info.is_trusted):
+        after = learner._replace(held=held, doubts="", num_doubted=0)
+        num_refreshes = int(getattr(info, "num_refreshes", 0))
+        if num_refreshes > learner.num_refreshes:
+            after = after._replace(num_refreshes=num_refreshes)
+            _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
+        return prepare_growth(task, after, len(history) + rows.arms.size), info, []
+    why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
+    if explanation.is_exact and not task.may_fall_back:
+        raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
+    factory, refused = LADDER.get(explanation.engine), None
+    if explanation.engine == "conjugate":
+        refused = _refused(rows, info)
+        factory = functools.partial(_next_to_exact, refused)
+    num_refreshes = int(getattr(info, "num_refreshes", 0))
+    num_doubted = learner.num_doubted + (num_refreshes > learner.num_refreshes)
+    is_patient = num_doubted < _PATIENCE and _may_recover(learner, rows, info)
+    if factory is None or is_patient:
+        rest = "they are renewed as rewards come" if is_patient else "no engine is left to move to"
+        after = learner._replace(
+            held=held, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
+        )
+        return after, info, [] if learner.has_warned else [f"{why}; {rest}, so these draws are used with caution"]
+    above = start(task, factory)._replace(has_warned=learner.has_warned)
+    if above.engine.explanation.engine == "collapsed":
+        above = above._replace(examples=refused)
+    replayed, warnings = History(task.model.outcomes), list[str]()
+    if len(history):
+        past = Rows(*history.rows())
+        above, _, warnings = learn(task, above, replayed, past)
+        replayed = replayed.extended(*past)
+    above, info, more = learn(task, above, replayed, rows)
+    moved = (
+        f"{why}; from here on the bandit uses the {above.engine.explanation.engine} engine, with all "
+        f"{len(history) + rows.arms.size} rewards replayed"
+    )
+    _LOGGER.info(moved)
+    return above, info, [*warnings, *more, moved]
+
+
+def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:
+    """Tell whether draws without evidence may be kept for now: enough of them count, and more rewards renew them."""
+    engine = learner.engine
+    if engine.explanation.engine not in _RENEWED or rows.arms.size > 1:
+        return False
+    is_sound = bool(getattr(info, "may_recover", True)) and not bool(info.is_full)
+    return is_sound and bool(info.ess >= MIN_ESS_SHARE * engine.settings["num_particles"])
+
+
+def _next_to_exact(refused: Interaction | None, model: RewardModel) -> Engine:
+    """Return the engine that is exact given a few sites, if those are why rows were refused; else draws of everything."""
+    if refused is not None:
+        with contextlib.suppress(NotConjugate):
+            return engines.collapsed(model, examples=refused)
+    return engines.reweight(model)
+
+
+def _refused(rows: Rows, info: Any) -> Interaction | None:
+    """Return the first of the rows that are not certified, or None if it is not a row that failed."""
+    failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])[:_MAX_EXAMPLES]
+    if not failed.size:
+        return None
+    arms, rewards, contexts = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows)
+    return Interaction(arms, rewards, contexts)
+
+
+def _uncertified(task: Task, rows: Rows, info: Any) -> str:
+    failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])
+    if not failed.size and not bool(info.is_prior_certified):
+        if float(info.prior_rounding) > resolution(np.float64):
+            return (
+                f"the prior cannot be certified where these rewards take the posterior: {_rounded(info.prior_rounding)}"
+            )
+        return (
+            "the prior is not conjugate where these rewards take the posterior, although it is where the bandit began"
+        )
+    if not failed.size:
+        return "the posterior after these rewards is beyond the precision of numbers: a matrix cancels, or a count is too large"
+    row = int(failed[0])
+    shown = ", ".join(f"{name} {value[row]:g}" for name, value in rows.rewards.items())
+    nats, tolerance, rounding = (
+        float(np.asarray(found)[row]) for found in (info.residual, info.tolerance, info.rounding)
+    )
+    what = f"the likelihood of {shown} on arm {task.arms.names[rows.arms[row]]!r}"
+    if nats <= tolerance:
+        return f"{what} cannot be certified: {_rounded(rounding)}"
+    return (
+        f"{what} is not conjugate (residual {nats:.1e} nats), although every reward tried when the bandit was built was"
+    )
+
+
+def _rounded(nats: Any) -> str:
+    """Say that rounding is in the way, and what makes it less."""
+    return (
+        f"the rewards are so far from what the program expects, in units of its noise, that rounding could hide "
+        f"{float(nats):.1e} nats of a deviation; a prior whose middle and width fit the rewards, or rewards less a constant, "
+        "leave less to round"
+    )
+
+
+def _doubts(engine: str, info: Any) -> str:
+    """Name the evidence that an approximate update lacks."""
+    facts = info._asdict() if hasattr(info, "_asdict") else {}
+    shown = ", ".join(
+        f"{name.replace('_', ' ')} {float(value):.3g}"
+        for name, value in facts.items()
+        if np.ndim(value) == 0 and name not in ("is_trusted", "may_recover", "is_full")
+    )
+    return f"the draws of the {engine} engine lack evidence ({shown})"

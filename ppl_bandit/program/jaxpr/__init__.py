@@ -1,0 +1,1 @@
+"""Abstract interpretation of jaxprs: one table of primitives, one interpreter, several domains."""

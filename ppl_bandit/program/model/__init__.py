@@ -1,0 +1,1 @@
+"""The reward model: its validation and its readings."""

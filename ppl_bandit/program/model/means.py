@@ -1,0 +1,148 @@
+"""The mean of an outcome's distribution, by the best way that the distribution allows.
+
+NumPyro's `.mean` is missing for many distributions, nan for some that have one (Categorical) and for some that have none
+(Cauchy), and infinite for others. The order here: `.mean`; a sum over a finite support; Gauss-Legendre quadrature of the
+quantile function; Monte Carlo with the same random numbers for every arm. A distribution whose mean does not exist is an
+error, never a silent average.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro.distributions import Distribution
+
+from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
+from ppl_bandit.program.model.tracing import Trace
+
+__all__ = ["MONTE_CARLO", "WAYS", "MeanWay", "expected_reward", "reward_variance"]
+
+NUM_QUADRATURE_NODES = 128
+NUM_MONTE_CARLO_DRAWS = 1024
+_TAIL_PROBS = (1e-8, 1e-5)
+
+
+class MeanWay(NamedTuple):
+    """One way to a mean.
+
+    Attributes:
+        words: how `explain()` names it.
+        mean: distribution of batch shape (N,) -> (N,); raises NotImplementedError where the way is closed.
+        verdict: distribution -> (N,) 1 where the mean is finite, -1 where there is none, 0 where this way cannot tell.
+    """
+
+    words: str
+    mean: Callable[[Distribution], Float[Array, " N"]]
+    verdict: Callable[[Distribution], Array]
+
+
+def _unwrapped(fn: Distribution) -> Distribution:
+    # A mask or a censoring flag says what was recorded, not what the outcome is: the mean is that of the base.
+    while type(fn).__name__ in ("MaskedDistribution",) or type(fn).__name__.endswith("CensoredDistribution"):
+        fn = fn.base_dist
+    return fn
+
+
+def _stated(fn: Distribution) -> Array:
+    return jnp.broadcast_to(_unwrapped(fn).mean, fn.batch_shape)
+
+
+def _summed(fn: Distribution) -> Array:
+    fn = _unwrapped(fn)
+    if not fn.has_enumerate_support:
+        raise NotImplementedError
+    values = fn.enumerate_support(expand=False)  # (K, 1)
+    return jnp.sum(values * jnp.exp(fn.log_prob(values)), axis=0)
+
+
+def _integrated(fn: Distribution) -> Array:
+    fn = _unwrapped(fn)
+    nodes, weights = np.polynomial.legendre.leggauss(NUM_QUADRATURE_NODES)
+    # u = v^3 (10 - 15 v + 6 v^2) has vanishing derivatives at 0 and 1: it resolves quantile functions with poles there.
+    v = 0.5 * (nodes + 1.0)
+    u = v**3 * (10.0 - 15.0 * v + 6.0 * v**2)
+    density = 0.5 * weights * 30.0 * v**2 * (1.0 - v) ** 2
+    limits = jnp.finfo(jnp.zeros(()).dtype)
+    levels = jnp.clip(jnp.asarray(u), limits.tiny, 1.0 - limits.eps)  # in float32 the outermost nodes round to 0 and 1
+    quantiles = fn.icdf(levels[:, None] + jnp.zeros(fn.batch_shape))
+    return jnp.tensordot(jnp.asarray(density), quantiles, axes=1)
+
+
+def _sampled(fn: Distribution) -> Array:
+    # The caller reads one row at a time: the same key for every arm is the same random numbers for every arm.
+    draws = _unwrapped(fn).sample(jr.key(0), (NUM_MONTE_CARLO_DRAWS,))
+    return jnp.mean(draws, axis=0)
+
+
+def _stated_verdict(fn: Distribution) -> Array:
+    mean = _stated(fn)  # nan may mean "no mean" (Cauchy) or "not written down" (Categorical)
+    return jnp.where(jnp.isinf(mean), -1, jnp.where(jnp.isnan(mean), 0, 1))
+
+
+def _summed_verdict(fn: Distribution) -> Array:
+    return jnp.where(jnp.isfinite(_summed(fn)), 1, 0)
+
+
+def _integrated_verdict(fn: Distribution) -> Array:
+    # E|x| is finite only if p * |quantile(p)| -> 0 at both ends; it stays constant for a Cauchy and grows beyond it.
+    base = _unwrapped(fn)
+    outer, inner = (jnp.asarray(p) + jnp.zeros(fn.batch_shape) for p in _TAIL_PROBS)
+    centre = base.icdf(jnp.full(fn.batch_shape, 0.5))
+
+    def weight(p: Array, upper: bool) -> Array:
+        return p * jnp.abs(base.icdf(1.0 - p if upper else p) - centre)
+
+    falls = [weight(outer, upper) <= 0.5 * weight(inner, upper) for upper in (False, True)]
+    return jnp.where(jnp.isfinite(_integrated(fn)) & falls[0] & falls[1], 1, -1)
+
+
+def _sampled_verdict(fn: Distribution) -> Array:
+    # A generalised Pareto tail of shape 1 or more has no mean; both tails of |x| count.
+    draws = jnp.abs(_unwrapped(fn).sample(jr.key(0), (16 * NUM_MONTE_CARLO_DRAWS,)))
+    largest = jnp.sort(draws, axis=0)[-NUM_MONTE_CARLO_DRAWS:]
+    shape, _ = jax.vmap(lambda own: fit_generalized_pareto(own, is_sorted=True), in_axes=1)(largest[1:] - largest[0])
+    return jnp.where(jnp.isfinite(_sampled(fn)) & (shape < 1.0), 1, -1)
+
+
+MONTE_CARLO = MeanWay(
+    f"Monte Carlo over {NUM_MONTE_CARLO_DRAWS} draws, the same random numbers for every arm",
+    _sampled,
+    _sampled_verdict,
+)
+WAYS = (
+    MeanWay("its distribution's own formula", _stated, _stated_verdict),
+    MeanWay("a sum over its finite support", _summed, _summed_verdict),
+    MeanWay(
+        f"Gauss-Legendre quadrature of its quantile function ({NUM_QUADRATURE_NODES} nodes)",
+        _integrated,
+        _integrated_verdict,
+    ),
+    MONTE_CARLO,
+)
+
+
+def expected_reward(trace: Trace, outcomes: tuple[str, ...], way: MeanWay | None) -> Float[Array, " N"]:
+    """Return the quantity to maximise: the program's `expected_reward` site, or the mean of its one outcome."""
+    if way is None:
+        return trace["expected_reward"]["value"]
+    return way.mean(trace[outcomes[0]]["fn"])
+
+
+def reward_variance(trace: Trace, outcomes: tuple[str, ...], way: MeanWay | None) -> Float[Array, " N"]:
+    """Return the variance of the one outcome, where the way to its mean is also one to its variance.
+
+    Raises:
+        NotImplementedError: elsewhere.
+    """
+    fn = trace[outcomes[0]]["fn"]
+    if way is WAYS[0]:
+        return jnp.broadcast_to(_unwrapped(fn).variance, fn.batch_shape)
+    if way is WAYS[1]:
+        base = _unwrapped(fn)
+        values = base.enumerate_support(expand=False)
+        return jnp.sum((values - way.mean(fn)) ** 2 * jnp.exp(base.log_prob(values)), axis=0)
+    raise NotImplementedError

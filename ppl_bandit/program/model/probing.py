@@ -1,0 +1,111 @@
+"""Values at which to try a program before there are data."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpyro.distributions import biject_to
+
+from ppl_bandit.program.model.tracing import Site, possible, repeat_rows, run_program
+
+__all__ = ["CANDIDATE_REWARDS", "NUMBERS", "feasible_latents", "feasible_rewards", "varied_contexts"]
+
+NUMBERS = {"i": int, "f": float}  # an outcome's kind of number -> its dtype
+
+# Values that between them fall into every support we know, small counts and edges first; what a support excludes is skipped.
+CANDIDATE_REWARDS = np.array(
+    [0.0, 1.0, 2.0, 3.0, 5.0, 17.0, 0.25, 0.6, 0.9, 1.7, 4.2, 12.9, 101.3, -0.4, -1.0, -2.3, -9.1, -2.0, 1.1, 2.9]
+)
+
+
+def feasible_latents(
+    program: Callable, latents: tuple[str, ...], context: Any, seed: int | Int[Array, ""]
+) -> dict[str, Array]:
+    """Return one value of every latent from the interior of its support, near the middle of the unconstrained space."""
+
+    def choose(site: Site) -> Array | None:
+        if site["name"] not in latents or site["type"] != "sample":
+            return None
+        fn = site["fn"]
+        transform = biject_to(fn.support)
+        shape = transform.inverse_shape(fn.shape(site["kwargs"]["sample_shape"]))
+        # Multiples of an irrational number, modulo 1, spread evenly; a random generator would take longer to compile.
+        steps = jnp.arange(1, int(np.prod(shape)) + 1) + 97 * latents.index(site["name"])
+        spread = jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape)
+        return transform(3.0 * spread.astype(float) - 1.5)
+
+    trace = run_program(program, jnp.zeros(1, int), repeat_rows(context, 1), {}, choose=choose)
+    return {name: trace[name]["value"] for name in latents}
+
+
+def feasible_rewards(
+    program: Callable,
+    latents: Mapping[str, Array],
+    arm: Int[Array, " N"],
+    context: Any,
+    kinds: Mapping[str, str],
+    picks: Int[Array, "N outcomes"],
+) -> tuple[Any, Bool[Array, " N"]]:
+    """Choose a reward for each row among the candidates that its outcome's support allows.
+
+    Args:
+        kinds: outcome -> "i" or "f", in the order in which the program samples them.
+        picks: which of the allowed candidates to take, modulo their number.
+
+    Returns:
+        The rewards, as an `Interaction` holds them, and whether each row's are possible.
+    """
+    values: dict[str, Array] = {name: jnp.zeros(arm.shape, NUMBERS[kind]) for name, kind in kinds.items()}
+    is_possible = jnp.ones(arm.shape, bool)
+    for position, (name, kind) in enumerate(
+        kinds.items()
+    ):  # one after another: a later support may look at earlier outcomes
+        fn = run_program(program, arm, context, {**latents, **values})[name]["fn"]
+        candidates = _candidates(fn, kind)
+        fits = jax.vmap(lambda value, fn=fn: possible(fn, value))(candidates)
+        count = fits.sum(axis=0)
+        is_pick = fits & (jnp.cumsum(fits, axis=0) == picks[:, position] % jnp.maximum(count, 1) + 1)
+        chosen = jnp.argmax(is_pick, axis=0)
+        values[name] = jnp.take_along_axis(candidates, chosen[None], axis=0)[0].astype(NUMBERS[kind])
+        is_possible &= count > 0
+    return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible
+
+
+def varied_contexts(context: Any, largest: Any, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
+    """Return contexts about the given ones, rows of the example: smaller numbers, others where it is 0, and both booleans.
+
+    What is 0 would hide whatever it multiplies: a logistic regression at features of 0 does not depend on its weights.
+
+    Args:
+        largest: the largest integer that may stand for a 0, per leaf; integers may be indices, and 0 keeps them all.
+        is_kept: which rows stay as they are.
+    """
+
+    def varied(leaf: Array, largest: int) -> Array:
+        if leaf.dtype == bool:
+            other = leaf ^ (rng.integers(0, 2, size=leaf.shape).astype(bool) | (leaf.ndim == 1))
+        elif jnp.issubdtype(leaf.dtype, jnp.floating):
+            share = rng.uniform(0.25, 1.0, size=leaf.shape)
+            other = jnp.where(leaf == 0, share, leaf * share)
+        elif largest:
+            other = jnp.where(leaf == 0, rng.integers(1, largest + 1, size=leaf.shape), leaf).astype(leaf.dtype)
+        else:
+            return leaf
+        return jnp.where(is_kept.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, other)
+
+    return jax.tree.map(varied, context, largest)
+
+
+def _candidates(fn: Any, kind: str) -> Float[Array, "candidates N"]:
+    """Return candidates for each row: plain numbers and, for reals, numbers in the outcome's own unit in between."""
+    plain = jnp.broadcast_to(jnp.asarray(CANDIDATE_REWARDS)[:, None], (CANDIDATE_REWARDS.size, *fn.batch_shape))
+    if kind != "f":
+        return plain
+    try:
+        middle, unit = fn.mean, jnp.sqrt(fn.variance)
+    except (NotImplementedError, AttributeError, TypeError, ValueError):
+        return plain
+    return jnp.stack([middle + unit * plain, plain], axis=1).reshape(-1, *fn.batch_shape)

@@ -1,0 +1,225 @@
+"""One program, read in several ways: as a prior, as a likelihood, as a table of expected rewards, as a world.
+
+`RewardModel` wraps a NumPyro program with the few facts that it cannot state itself. Its methods are pure functions of
+arrays; they run under `jit`, `vmap` and `scan`, and follow jax's precision.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.program.cached_facts import FACTS, fingerprint_of, found_at, place_of, plain_facts
+from ppl_bandit.program.model import means
+from ppl_bandit.program.model.probing import NUMBERS, varied_contexts
+from ppl_bandit.program.model.supports import extreme_latents
+from ppl_bandit.program.model.tracing import Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
+from ppl_bandit.program.model.validation import validate
+from ppl_bandit.runtime.disk_cache import keep
+from ppl_bandit.types import Draws, Interaction, Key
+
+__all__ = ["RewardModel"]
+
+
+class RewardModel:
+    """A NumPyro program of the reward, with its number of arms, an example context and the names of its outcomes.
+
+    Args:
+        program: function of `arm`, an int array (N,), and, if it wants one, `context`, a pytree whose leaves have a
+            leading axis N. It has a sample site of shape (N,) for every outcome and never passes `obs=` to it.
+        num_arms: number of arms A; the program sees arms 0, ..., A - 1.
+        context: one example context, without the leading axis; None for a program of `arm` alone.
+        outcomes: names of the sample sites that are observed. With several, or to maximise something other than the mean
+            of the outcome, the program has a `numpyro.deterministic("expected_reward", ...)` of shape (N,).
+
+    Attributes:
+        latent_shapes: latent site -> shape.
+        outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
+        expected_reward_way: in words, how the expected reward is computed.
+
+    Raises:
+        InvalidProgram: where the program cannot be read; the message says why and what to write instead.
+    """
+
+    def __init__(self, program: Callable, num_arms: int, context: Any = None, outcomes: tuple[str, ...] = ("reward",)):
+        facts = validate(program, num_arms, context, outcomes)
+        self.program = program
+        self.num_arms = int(num_arms)
+        self.outcomes = facts.outcomes
+        self.context = facts.context
+        self.latent_shapes = facts.latent_shapes
+        self.outcome_kinds = facts.outcome_kinds
+        self.expected_reward_way = facts.expected_reward_way
+        self._mean_way = facts.mean_way
+        self._has_moving_support = facts.has_moving_support
+        self._outcome_groups = facts.outcome_groups
+        self._largest_integers = facts.largest_integers
+        self._facts = facts
+
+    def __repr__(self) -> str:
+        name = getattr(self.program, "__name__", "program")
+        return f"RewardModel({name}, num_arms={self.num_arms}, outcomes={self.outcomes})"
+
+    @functools.cached_property
+    def close_fingerprint(self) -> str | None:
+        """A digest of everything that this library can find in the program; None where that cannot be told."""
+        if self._facts.fingerprint is not None:
+            return self._facts.fingerprint
+        return fingerprint_of(self.program, self.num_arms, self.context, self.outcomes)
+
+    def found(self, *words: Any) -> Any:
+        """Return what this process or another kept about this very program, under some words; None if nothing was."""
+        return found_at(self._place(*words), lambda: self.close_fingerprint)
+
+    def keep(self, result: Any, *words: Any) -> None:
+        """Keep something about this very program, for `found`, and what validation learnt about it."""
+        where, own = self._place(*words), self.close_fingerprint
+        if where is not None and own is not None:
+            keep(where + own, result)
+            keep(f"{self._place(FACTS)}{own}", plain_facts(self._facts._replace(fingerprint=own)))
+
+    def _place(self, *words: Any) -> str | None:
+        return place_of(self.program, self.num_arms, self.context, self.outcomes, *words)
+
+    @property
+    def outcome_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The outcomes, together where the density of one depends on the value of another."""
+        grouped = {name for group in self._outcome_groups for name in group}
+        return (*self._outcome_groups, *((name,) for name in self.outcomes if name not in grouped))
+
+    def log_prior(self, latents: Mapping[str, Array]) -> Float[Array, ""]:
+        """Return the log prior density of the latents.
+
+        Sites that the program itself observes and `numpyro.factor` terms are part of the prior, counted once however many
+        rows of data follow.
+        """
+        return self.log_prior_of(self._trace_undrawn(latents, jnp.zeros(1, int), self.context_rows(1)))
+
+    def log_prior_of(self, trace: Trace) -> Float[Array, ""]:
+        """Return the log prior density from the sites of a run; what it was run on besides latents does not matter."""
+        terms = [log_prob(site).sum() for name, site in trace.items() if is_prior_term(name, site, self.outcomes)]
+        return jnp.asarray(sum(terms, start=0.0))
+
+    def log_likelihood(self, latents: Mapping[str, Array], interaction: Interaction) -> Float[Array, " N"]:
+        """Return the log likelihood of each row, summed over the outcomes; 0 for masked rows."""
+        arm, reward, context, mask = interaction
+        trace = self.trace(latents, arm, context, self.outcome_values(reward))
+        return sum((log_prob(trace[name], mask) for name in self.outcomes), start=jnp.zeros(jnp.shape(arm)))
+
+    def expected_rewards(self, draws: Draws, context: Any = None) -> Float[Array, "M A"]:
+        """Return the table of expected rewards: one row per draw, one column per arm.
+
+        Args:
+            draws: {site: (M, ...)}.
+            context: the context of the decision, without a leading axis.
+        """
+        arms = jnp.arange(self.num_arms)
+
+        def row(latents: Mapping[str, Array]) -> Float[Array, " A"]:
+            if self._mean_way is means.MONTE_CARLO:  # one arm at a time: the same key is the same random numbers
+                return jax.vmap(lambda arm: self._expected(latents, arm[None], self.context_rows(1, context))[0])(arms)
+            return self._expected(latents, arms, self.context_rows(self.num_arms, context))
+
+        return jax.vmap(row)(dict(draws))
+
+    def reward_variances(self, draws: Draws, context: Any = None) -> Float[Array, "M A"]:
+        """Return the variance of one reward given each draw: one row per draw, one column per arm.
+
+        Raises:
+            NotImplementedError: if the program names its own expected reward, or the outcome's distribution does not know
+                its variance.
+        """
+        arms, rows = jnp.arange(self.num_arms), self.context_rows(self.num_arms, context)
+        return jax.vmap(
+            lambda latents: means.reward_variance(
+                self._trace_undrawn(latents, arms, rows), self.outcomes, self._mean_way
+            )
+        )(dict(draws))
+
+    def draw_reward(self, key: Key, latents: Mapping[str, Array], arm: Int[Array, "..."], context: Any = None) -> Any:
+        """Draw the outcomes of playing `arm`, a scalar or (N,); `context` has a leading axis if `arm` has one."""
+        arm = jnp.asarray(arm)
+        if arm.ndim == 0:
+            context = repeat_rows(context, 1)
+        trace = self.trace(latents, jnp.atleast_1d(arm), context, key=key)
+        values = {name: jnp.reshape(trace[name]["value"], arm.shape) for name in self.outcomes}
+        return values if len(self.outcomes) > 1 else values[self.outcomes[0]]
+
+    def sample_prior(self, key: Key, num_samples: int) -> Draws:
+        """Draw latents from the program's generative prior (factors and constants it observes are not counted)."""
+
+        def one(key: Key) -> Draws:
+            trace = self.trace({}, jnp.zeros(1, int), self.context_rows(1), key=key)
+            return {name: jnp.asarray(trace[name]["value"]) for name in self.latent_shapes}
+
+        return jax.vmap(one)(jr.split(key, num_samples))
+
+    def terms_beside_draws(self) -> tuple[str, ...]:
+        """Return the names of factors and observed constants, which are part of the prior density and not of its draws."""
+        names: list[str] = []
+
+        def look() -> None:
+            trace = self.trace({}, jnp.zeros(1, int), self.context_rows(1))
+            names.extend(name for name, site in trace.items() if is_prior_term(name, site, self.outcomes))
+
+        jax.eval_shape(look)
+        return tuple(name for name in names if name not in self.latent_shapes)
+
+    def in_support(self, latents: Mapping[str, Array], interaction: Interaction) -> dict[str, Bool[Array, " N"]]:
+        """Tell, per outcome and row, whether the reward is a value that the program can produce.
+
+        Rows of an outcome that the program itself masks (no spend without a conversion) may hold any value. Where a support
+        moves with a latent, what some value of the latent can produce is possible.
+        """
+        values, raw = self.outcome_values(interaction.reward), self._by_outcome(interaction.reward)
+
+        def fits(latents: Mapping[str, Array]) -> dict[str, Bool[Array, " N"]]:
+            trace = self.trace(latents, interaction.arm, interaction.context, values)
+            return {name: possible(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
+
+        if not self._has_moving_support:
+            return fits(latents)
+        far = jax.vmap(fits)(extreme_latents(self.program, tuple(self.latent_shapes), self.context))
+        return {name: found | far[name].any(axis=0) for name, found in fits(latents).items()}
+
+    def trace(
+        self,
+        latents: Mapping[str, Array],
+        arm: Int[Array, " N"],
+        context: Any,
+        outcomes: Mapping[str, Array] | None = None,
+        key: Key | None = None,
+    ) -> Trace:
+        """Run the program with latents, and outcomes if given, fixed, and return its sites."""
+        return run_program(self.program, arm, context, {**latents, **(outcomes or {})}, key)
+
+    def outcome_values(self, reward: Any) -> dict[str, Array]:
+        """Return {outcome: (N,)} in the outcomes' own kind of number."""
+        raw = self._by_outcome(reward)
+        return {name: jnp.asarray(raw[name]).astype(NUMBERS[self.outcome_kinds[name]]) for name in self.outcomes}
+
+    def context_rows(self, num_rows: int, context: Any = None) -> Any:
+        """Repeat a context, the example by default, over rows."""
+        return repeat_rows(self.context if context is None else context, num_rows)
+
+    def varied_context_rows(self, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
+        """Return contexts about the example: it in the rows that keep it, in the others nothing stays 0 that may be more."""
+        rows = self.context_rows(len(is_kept))
+        return None if rows is None else varied_contexts(rows, self._largest_integers, rng, is_kept)
+
+    def _by_outcome(self, reward: Any) -> Mapping[str, Array]:
+        return reward if isinstance(reward, Mapping) else {self.outcomes[0]: reward}
+
+    def _expected(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Float[Array, " N"]:
+        return means.expected_reward(self._trace_undrawn(latents, arm, context), self.outcomes, self._mean_way)
+
+    def _trace_undrawn(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Trace:
+        """Run the program for what does not depend on the outcomes: drawing them would be traced and thrown away."""
+        return self.trace(
+            latents, arm, context, self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(arm.shape)))
+        )

@@ -1,0 +1,117 @@
+"""Read a program once, when a reward model is built, and say in one sentence what is wrong with it."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_bandit.program.cached_facts import find_facts
+from ppl_bandit.program.model import means
+from ppl_bandit.program.model.readings import Reading, check_flow, check_rows, find_mean, support_moves
+from ppl_bandit.program.model.sites import check_expected_reward, check_latents, check_outcomes, is_latent, traced
+from ppl_bandit.types import InvalidProgram
+
+__all__ = ["Facts", "validate"]
+
+
+class Facts(NamedTuple):
+    """What validation learnt about a program.
+
+    Attributes:
+        fingerprint: its `close_fingerprint`, where these facts were kept.
+    """
+
+    outcomes: tuple[str, ...]
+    context: Any
+    latent_shapes: Mapping[str, tuple[int, ...]]
+    outcome_kinds: Mapping[str, str]
+    mean_way: means.MeanWay | None
+    expected_reward_way: str
+    has_moving_support: bool
+    outcome_groups: tuple[tuple[str, ...], ...]
+    largest_integers: Any
+    fingerprint: str | None = None
+
+
+def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> Facts:
+    """Check a program against everything that could make its readings disagree, cheapest checks first.
+
+    Raises:
+        InvalidProgram: with what was found, what was expected and what to write instead.
+    """
+    outcomes, context = _check_arguments(program, num_arms, context, outcomes)
+    known = find_facts(program, num_arms, context, outcomes)
+    if known is not None:
+        return known
+    trace, longer = (traced(program, context, num_rows) for num_rows in (2, 3))
+    latents = [name for name, site in trace.items() if is_latent(name, site, outcomes)]
+    check_outcomes(trace, outcomes, num_rows=2)
+    check_outcomes(longer, outcomes, num_rows=3)  # a shape can fit two rows by chance
+    check_latents(trace, longer, latents)
+    has_expected_reward = check_expected_reward(trace, outcomes)
+    shapes = {name: tuple(jnp.shape(trace[name]["value"])) for name in latents}
+    kinds = {
+        name: "f" if jnp.issubdtype(trace[name]["value"].dtype, jnp.floating) else "i"
+        for name in trace
+        if name in outcomes
+    }
+    reading = Reading(program, int(num_arms), context, outcomes, tuple(latents), kinds)
+    with jax.enable_x64(True):
+        moves = support_moves(reading, shapes)
+        groups, largest = check_flow(reading, shapes, has_expected_reward)
+        mean_way = None if has_expected_reward else find_mean(reading)
+        if mean_way is not means.WAYS[0]:
+            check_rows(reading, mean_way)
+    if mean_way is None:
+        words = "the program's own expected_reward site"
+    else:
+        words = f"the mean of '{outcomes[0]}', from {mean_way.words}"
+    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups, largest)
+
+
+def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:
+    if not callable(program):
+        raise InvalidProgram(f"program must be a function of arm, or of arm and context; got {type(program).__name__}")
+    if isinstance(num_arms, bool) or not isinstance(num_arms, int | np.integer) or num_arms < 1:
+        raise InvalidProgram(f"num_arms must be a positive integer, got {num_arms!r}")
+    names = (outcomes,) if isinstance(outcomes, str) else tuple(outcomes) if isinstance(outcomes, Iterable) else ()
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise InvalidProgram(f"outcomes must be one or more different site names, got {outcomes!r}")
+    required, accepted = _num_positional(program)
+    if required > 2 or accepted < 1:
+        raise InvalidProgram(
+            f"the program must take (arm) or (arm, context), but it needs {required} positional arguments; "
+            "close over anything else"
+        )
+    if context is None and required == 2:
+        raise InvalidProgram(
+            "the program takes a context, but no example was given: pass context=, one context without a leading axis"
+        )
+    if context is not None and accepted == 1:
+        raise InvalidProgram(
+            "an example context was given, but the program takes arm alone: add a context argument to it"
+        )
+    if context is None:
+        return names, None
+    leaves, treedef = jax.tree.flatten(context)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    bad = [array.dtype for array in arrays if array.dtype.kind not in "fiub"]
+    if bad or not arrays:
+        raise InvalidProgram(f"context must hold numbers or booleans, got leaves of type {bad or 'none at all'}")
+    # In double precision: a float32 example would drag the certificates of the exact engine down with it.
+    wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
+    return names, jax.tree.unflatten(treedef, wide)
+
+
+def _num_positional(program: Callable) -> tuple[int, float]:
+    try:
+        parameters = inspect.signature(program).parameters.values()
+    except (TypeError, ValueError):  # a builtin or an exotic callable: let the trace speak
+        return 1, 2
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return required, float("inf") if many else len(positional)
