@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
 
 __all__ = [
-    "Contest",
+    "BestArmMoments",
     "Draws",
     "Engine",
     "Explanation",
@@ -63,17 +63,17 @@ class Tail(NamedTuple):
     above: Float[Array, "A G"]
 
 
-class Contest(NamedTuple):
+class BestArmMoments(NamedTuple):
     """What the identity of the best arm says about all arms.
 
     Attributes:
         probs: (A,), P(b is best).
-        tops: (A,), E[theta_b - level; b is best], the level being the same for all.
+        centred_values: (A,), E[theta_b - level; b is best], the level being the same for all.
         gaps: (A, A), E[theta_b - theta_a; b is best], for b by row; 0 on the diagonal.
     """
 
     probs: Float[Array, " A"]
-    tops: Float[Array, " A"]
+    centred_values: Float[Array, " A"]
     gaps: Float[Array, "A A"]
 
 
@@ -91,7 +91,7 @@ class Marginals(NamedTuple):
             no closed form.
         table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law, without drawing the latents
             behind them; None where that is no shorter.
-        contest: mask of allowed arms (A,), or None -> `Contest`; None where it is not offered.
+        best_arm_moments: mask of allowed arms (A,), or None -> `BestArmMoments`; None where it is not offered.
         is_mixture: whether they are averages over particles: `best_arm_probs` then takes longer than M draws, and is for those
             who want the probabilities themselves.
     """
@@ -102,7 +102,7 @@ class Marginals(NamedTuple):
     tail: Callable[[], Tail] | None = None
     pseudo_counts: Callable[[], Float[Array, " A"] | None] | None = None
     table: Callable[[Key, int], Float[Array, "M A"]] | None = None
-    contest: Callable[[Bool[Array, " A"] | None], Contest] | None = None
+    best_arm_moments: Callable[[Bool[Array, " A"] | None], BestArmMoments] | None = None
     is_mixture: bool = False
 
 
@@ -132,10 +132,10 @@ class Selector:
         name: the factory that made it.
         settings: what the factory was given, by argument; a selector inside another is itself a setting.
         decide: what a call runs.
-        from_shares: `(key, shares, step, *, allowed=None, marginals=None) -> Selection`, the same decision from p-hat
+        select_from_probs: `(key, shares, step, *, allowed=None, marginals=None) -> Selection`, the same decision from p-hat
             in place of a table; None if the rule reads the table itself.
         uses_marginals: whether marginals change what it does.
-        reads: the fields of `Marginals` that `from_shares` reads, beside the probabilities themselves.
+        required_marginals: the fields of `Marginals` that `select_from_probs` reads, beside the probabilities themselves.
         is_exact: whether p-hat is the exact probability that each arm is best, wherever the marginals offer it.
         horizon: the last step that it is made for; None if it does not ask. A step beyond it is an error where it can be
             raised, and counts as the last step inside a trace.
@@ -144,9 +144,9 @@ class Selector:
     name: str
     settings: Mapping[str, Any]
     decide: Callable[..., Selection] = field(repr=False)
-    from_shares: Callable[..., Selection] | None = field(default=None, repr=False)
+    select_from_probs: Callable[..., Selection] | None = field(default=None, repr=False)
     uses_marginals: bool = field(default=False, repr=False)
-    reads: tuple[str, ...] = field(default=(), repr=False)
+    required_marginals: tuple[str, ...] = field(default=(), repr=False)
     is_exact: bool = field(default=False, repr=False)
     horizon: int | None = field(default=None, repr=False)
 
@@ -154,10 +154,10 @@ class Selector:
         """Decide; see the class."""
         return self.decide(key, table, step, allowed=allowed, marginals=marginals)
 
-    def spares_table(self, marginals: Marginals) -> bool:
-        """Tell whether `from_shares` can decide with what these marginals offer."""
-        has_all = all(getattr(marginals, name) is not None for name in ("best_arm_probs", *self.reads))
-        return self.from_shares is not None and has_all
+    def can_skip_table(self, marginals: Marginals) -> bool:
+        """Tell whether `select_from_probs` can decide with what these marginals offer."""
+        has_all = all(getattr(marginals, name) is not None for name in ("best_arm_probs", *self.required_marginals))
+        return self.select_from_probs is not None and has_all
 
     def __str__(self) -> str:
         """Write the call that made it, such as `with_floor(selector=thompson(), floor=0.1)`."""

@@ -104,9 +104,9 @@ def test_models_import_jax_and_numpyro_only(path):
     ],
 )
 def test_an_upward_arrow_is_found_however_it_is_spelled(source):
-    assert len(upward("ppl_bandit.selectors.rules", source)) == 1
+    assert len(upward("ppl_bandit.selectors.constraints", source)) == 1
 
 
 @pytest.mark.parametrize("source", ["import jax", "from ppl_bandit.types import Key", "from ..numerics import tails"])
 def test_a_downward_arrow_is_not_a_fault(source):
-    assert upward("ppl_bandit.selectors.rules", source) == []
+    assert upward("ppl_bandit.selectors.constraints", source) == []

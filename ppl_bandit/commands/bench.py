@@ -309,7 +309,7 @@ def words(found: Bench) -> str:
 
 
 def _draw(found: Bench, path: Path) -> None:
-    from ppl_bandit.numerics.figure_style import figure_tools, finish
+    from ppl_bandit.numerics.figure_style import figure_tools, save_figure
 
     figure, axes = figure_tools().subplots(
         1, len(found.live), figsize=(5.0 * len(found.live), 3.6), squeeze=False, layout="constrained"
@@ -320,4 +320,4 @@ def _draw(found: Bench, path: Path) -> None:
         axis.set(xscale="log", xlabel="median, microseconds", title=name)
     facts = found.facts
     caption = f"{facts['date']}, {facts['machine']}, {facts['num_steps']} steps each, M = {facts['num_samples']}"
-    finish(figure, "One live step: select and update", caption, path)
+    save_figure(figure, "One live step: select and update", caption, path)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.numerics.figure_style import figure_tools, finish, styles
+from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
 
 __all__ = ["Learning", "draw_demo"]
 
@@ -38,7 +38,7 @@ def draw_demo(program: str, learnt: Sequence[Learning], path: str | PathLike, fo
     )
     _code(left, program, learnt[0])
     _curves(right, learnt)
-    finish(figure, "Write the reward model; get the bandit; it learns", footnote, path)
+    save_figure(figure, "Write the reward model; get the bandit; it learns", footnote, path)
 
 
 def _code(axis: Any, program: str, first: Learning) -> None:

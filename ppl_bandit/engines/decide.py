@@ -47,12 +47,12 @@ def decide(
     """
     marginals = None if engine.marginals is None else engine.marginals(state, context)
     if marginals is not None and not draws:
-        if selector.spares_table(marginals) and (selector.is_exact or not marginals.is_mixture):
-            assert selector.from_shares is not None and marginals.best_arm_probs is not None
+        if selector.can_skip_table(marginals) and (selector.is_exact or not marginals.is_mixture):
+            assert selector.select_from_probs is not None and marginals.best_arm_probs is not None
             shares = marginals.best_arm_probs(allowed)
             if not selector.is_exact:
                 shares = multinomial(key_draw, num_samples, shares) / num_samples
-            return selector.from_shares(key_select, shares, step, allowed=allowed, marginals=marginals)
+            return selector.select_from_probs(key_select, shares, step, allowed=allowed, marginals=marginals)
         if marginals.table is not None:
             table = marginals.table(key_draw, num_samples)
             return _from_table(key_select, selector, table, step, allowed, marginals)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ppl_bandit.inputs.numbers import as_numbers, check_count
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.selectors.contract import as_selector
+from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Arms", "check_contexts", "check_engine", "check_rewards", "check_selector", "count_rows"]

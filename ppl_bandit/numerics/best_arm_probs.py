@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.numerics.log_products import computed_once
 from ppl_bandit.numerics.marginal_laws import (
-    Law,
+    MarginalLaw,
     Nodes,
     all_below,
     comparable,
@@ -23,14 +23,14 @@ from ppl_bandit.numerics.marginal_laws import (
 from ppl_bandit.numerics.pairwise_probs import win_prob
 from ppl_bandit.numerics.short_sort import sort_short
 from ppl_bandit.runtime.unrolled_reductions import is_all, sum_along, sum_of
-from ppl_bandit.types import Contest
+from ppl_bandit.types import BestArmMoments
 
-__all__ = ["best_arm_probs", "contest"]
+__all__ = ["best_arm_probs", "best_arm_moments"]
 
 _NUM_NODES = 48  # of an arm; those of all together are denser
-_NUM_POINTS = 24  # of an arm, in a contest; with middles
+_NUM_POINTS = 24  # of an arm, in a best_arm_moments; with middles
 _MOST_NODES = 192  # of all arms together
-_MOST_POINTS = 512  # of all arms together, in a contest, which also asks what arms that rarely win tell
+_MOST_POINTS = 512  # of all arms together, in a best_arm_moments, which also asks what arms that rarely win tell
 _FEW_NODES = 64
 _GOLDEN = 0.6180339887498949  # its multiples spread evenly between whole numbers
 _FEW_ARMS = 8
@@ -38,7 +38,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 _LEAST = 1e-12  # the probability that the largest variable lies below all nodes that are kept
 
 
-def best_arm_probs(law: Law, allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
+def best_arm_probs(law: MarginalLaw, allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
     """Compute the probability that each arm's variable is the largest, for independent arms.
 
     To 1e-4; to 1e-3 for Student-t laws of less than 6 degrees of freedom, and for shapes below .02.
@@ -59,7 +59,7 @@ def best_arm_probs(law: Law, allowed: Bool[Array, " A"] | None = None) -> Float[
     return won / sum_of(won)
 
 
-def contest(law: Law, allowed: Bool[Array, " A"] | None = None) -> Contest:
+def best_arm_moments(law: MarginalLaw, allowed: Bool[Array, " A"] | None = None) -> BestArmMoments:
     """Compute what the identity of the largest variable says about all of them, for independent arms.
 
     Regrets and informations that follow are off by 1%, those of arms that win once in a thousand draws by 10%. Arms that are
@@ -79,15 +79,15 @@ def contest(law: Law, allowed: Bool[Array, " A"] | None = None) -> Contest:
     probs = jnp.sum(wins, axis=0)
     x = value_of(law, points)
     level = jnp.sum(jnp.sum(wins, axis=1) * x)  # the mean of the largest
-    tops = jnp.sum(wins * (x - level)[:, None], axis=0)
+    centred_values = jnp.sum(wins * (x - level)[:, None], axis=0)
     lacks = _running(below, x)
     lacks = jnp.where(below > 0, lacks / jnp.where(below > 0, below, 1.0), 0.0)
     lacks = jnp.where(allowed, jnp.clip(lacks, 0.0, (x - x[0])[:, None]), 0.0)
     short = jnp.matmul(wins.T, lacks, precision=_HIGHEST)
-    return Contest(probs, tops, jnp.where(jnp.eye(num_arms, dtype=bool), 0.0, short))
+    return BestArmMoments(probs, centred_values, jnp.where(jnp.eye(num_arms, dtype=bool), 0.0, short))
 
 
-def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
+def _tournament(law: MarginalLaw, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
     """Integrate prod_b F_b dF_a between the nodes of all arms together."""
     # A third as many as nodes: middles are added, and the parabolas are as good as the cubics between nodes. Each arm's are
     # shifted by another part, so that equal arms, whose product is steeper than each of them, do not share theirs.
@@ -105,7 +105,7 @@ def _tournament(law: Law, nodes: Nodes, allowed: Bool[Array, " A"]) -> Float[Arr
 
 
 def _points(
-    law: Law, nodes: Nodes, v: Float[Array, "A n"], allowed: Bool[Array, " A"], most: int
+    law: MarginalLaw, nodes: Nodes, v: Float[Array, "A n"], allowed: Bool[Array, " A"], most: int
 ) -> Float[Array, " m"]:
     """Return the values of all arms at v together, or `most` of them where they matter, with the middles between them."""
     x = comparable(law, v)
@@ -147,7 +147,7 @@ def _running(values: Float[Array, "n A"], x: Float[Array, " n"]) -> Float[Array,
 
 
 def _where_it_is_decided(
-    law: Law, nodes: Nodes, allowed: Bool[Array, " A"], x: Float[Array, "A n"], num: int
+    law: MarginalLaw, nodes: Nodes, allowed: Bool[Array, " A"], x: Float[Array, "A n"], num: int
 ) -> Float[Array, " m"]:
     """Keep as many values as are needed, in order: those that the largest variable may reach, more of arms that may be it.
 

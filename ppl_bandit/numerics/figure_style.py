@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import Any
 
-__all__ = ["figure_tools", "finish", "styles"]
+__all__ = ["figure_tools", "save_figure", "styles"]
 
 # Told apart in black and white by their dashes, in colour by hues that colour-blind readers can separate.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -32,7 +32,7 @@ def styles() -> Iterator[tuple[str, Any]]:
         yield _COLOURS[place], _DASHES[(place + turn) % len(_DASHES)]
 
 
-def finish(figure: Any, title: str, caption: str, path: str | PathLike) -> None:
+def save_figure(figure: Any, title: str, caption: str, path: str | PathLike) -> None:
     """Say above a figure what it shows and below it what was run, write it, and let it go."""
     figure.suptitle(title)
     figure.supxlabel(caption, fontsize=8)

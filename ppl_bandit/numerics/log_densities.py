@@ -20,7 +20,7 @@ class Shape(NamedTuple):
     """What a log density depends on, in single precision; all arrays broadcast with each other.
 
     Attributes:
-        first, second: as in `Law`.
+        first, second: as in `MarginalLaw`.
         width: of the coordinate s.
         lesser, greater: of a Beta, the smaller and the larger shape as parts of their sum.
     """

@@ -26,7 +26,7 @@ __all__ = [
     "LOGIT",
     "LOST",
     "PLAIN",
-    "Law",
+    "MarginalLaw",
     "Nodes",
     "all_below",
     "average",
@@ -54,7 +54,7 @@ _STRIDE = 8
 _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 
 
-class Law(NamedTuple):
+class MarginalLaw(NamedTuple):
     """The law of x = offset + slope h(s), one per arm, with h the logistic function, exp(power s), or s itself.
 
     Attributes:
@@ -91,7 +91,7 @@ class Nodes(NamedTuple):
     cubics: Float[Array, "A G-1 4"]
 
 
-def beta_law(a: Float[Array, " A"], b: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0) -> Law:
+def beta_law(a: Float[Array, " A"], b: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0) -> MarginalLaw:
     """Return the law of offset + slope w, w ~ Beta(a, b)."""
     information = a * b / (a + b)
     return _law(LOGIT, a, b, jnp.log(a / b), information, offset, slope, 1.0)
@@ -99,22 +99,24 @@ def beta_law(a: Float[Array, " A"], b: Float[Array, " A"], offset: Any = 0.0, sl
 
 def gamma_law(
     shape: Float[Array, " A"], rate: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0, power: Any = 1.0
-) -> Law:
+) -> MarginalLaw:
     """Return the law of offset + slope u^power, u ~ Gamma(shape, rate)."""
     return _law(LOG, shape, shape, jnp.log(shape / rate), shape, offset, slope, power)
 
 
-def student_t_law(df: Float[Array, " A"], loc: Float[Array, " A"], scale: Float[Array, " A"]) -> Law:
+def student_t_law(df: Float[Array, " A"], loc: Float[Array, " A"], scale: Float[Array, " A"]) -> MarginalLaw:
     """Return the law of a Student-t variable; with infinite degrees of freedom, of a Normal one."""
     one, is_normal = jnp.ones_like(loc), jnp.isinf(df)
     finite = jnp.where(is_normal, 1.0, df)
     exponent = jnp.minimum(LOST / finite, _WIDEST)
     furthest = jnp.where(is_normal, jnp.sqrt(2.0 * LOST), jnp.sqrt(finite * jnp.expm1(2.0 * exponent)))
     reach = jnp.minimum(jnp.arcsinh(furthest), _WIDEST)
-    return Law(PLAIN, True, jnp.broadcast_to(df, loc.shape), one, loc, scale, 0.0 * one, one, one, reach)
+    return MarginalLaw(PLAIN, True, jnp.broadcast_to(df, loc.shape), one, loc, scale, 0.0 * one, one, one, reach)
 
 
-def _law(kind: int, first: Any, second: Any, centre: Any, information: Any, offset: Any, slope: Any, power: Any) -> Law:
+def _law(
+    kind: int, first: Any, second: Any, centre: Any, information: Any, offset: Any, slope: Any, power: Any
+) -> MarginalLaw:
     # Both log densities are concave with a third derivative no larger than the second, so that they fall at a distance d
     # by at least information (exp(-d) - 1 + d): by d^2 / 3 of it up to d = 1, and by d - 1 of it beyond.
     near = jnp.sqrt(3.0 * LOST / information)
@@ -122,7 +124,9 @@ def _law(kind: int, first: Any, second: Any, centre: Any, information: Any, offs
     width = 1.0 / jnp.sqrt(information)
     is_common = all(_is_same(value) for value in (offset, slope, power)) and bool(np.all(np.multiply(slope, power) > 0))
     offset, slope, power = (jnp.broadcast_to(value, first.shape) for value in (offset, slope, power))
-    return Law(kind, is_common, first, second, centre, width, offset, slope, power, jnp.arcsinh(furthest / width))
+    return MarginalLaw(
+        kind, is_common, first, second, centre, width, offset, slope, power, jnp.arcsinh(furthest / width)
+    )
 
 
 def _is_same(value: Any) -> bool:
@@ -130,7 +134,7 @@ def _is_same(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer) and bool(np.all(np.asarray(value) == np.ravel(value)[0]))
 
 
-def without_points(law: Law) -> Law:
+def without_points(law: MarginalLaw) -> MarginalLaw:
     """Return the law with a little width for arms that have none: a linear form of a context of zeros, a price of zero.
 
     As little as floats can tell from the point itself; next to 0, nothing to speak of in the units of the other arms.
@@ -145,7 +149,7 @@ def without_points(law: Law) -> Law:
     return law._replace(slope=jnp.where(law.slope == 0, jnp.where(least > 0, least, 1.0), law.slope))
 
 
-def cdf(law: Law, x: Float[Array, " A"]) -> Float[Array, " A"]:
+def cdf(law: MarginalLaw, x: Float[Array, " A"]) -> Float[Array, " A"]:
     """Return the probability that each arm's variable is at most x."""
     inside = without_points(law)
     found = _below(inside, nodes_of(inside, _NUM_NODES), x, is_x=True)
@@ -153,7 +157,7 @@ def cdf(law: Law, x: Float[Array, " A"]) -> Float[Array, " A"]:
     return jnp.where(is_point, (x >= point).astype(found.dtype), found)
 
 
-def quantile(law: Law, order: Float[Array, ""]) -> Float[Array, " A"]:
+def quantile(law: MarginalLaw, order: Float[Array, ""]) -> Float[Array, " A"]:
     """Return the quantile of each arm's variable; at order 0 or 1, the end of where its probability is above 1e-10."""
     nodes = nodes_of(law, _QUANTILE_NODES)
     rises = law.slope * law.power > 0
@@ -177,7 +181,7 @@ def quantile(law: Law, order: Float[Array, ""]) -> Float[Array, " A"]:
     return _to_x(law, (position * nodes.step - law.reach)[:, None])[:, 0]
 
 
-def average(law: Law, values: Float[Array, "G A"]) -> Float[Array, " A"]:
+def average(law: MarginalLaw, values: Float[Array, "G A"]) -> Float[Array, " A"]:
     """Average a function of each arm's variable, given at its nodes (`node_values`), over its law."""
     return _weighted(nodes_of(law, _AVERAGE_NODES).mass, values.T)
 
@@ -186,12 +190,12 @@ def _weighted(mass: Float[Array, "A G"], values: Float[Array, "A G"]) -> Float[A
     return jnp.sum(jnp.where(mass > 0, mass * values, 0.0), axis=1)
 
 
-def node_values(law: Law) -> Float[Array, "G A"]:
+def node_values(law: MarginalLaw) -> Float[Array, "G A"]:
     """Return each arm's variable at the nodes over which `average` averages."""
     return _to_x(law, nodes_of(law, _AVERAGE_NODES).v).T
 
 
-def nodes_of(law: Law, num_nodes: int, *, in_single: bool = False) -> Nodes:
+def nodes_of(law: MarginalLaw, num_nodes: int, *, in_single: bool = False) -> Nodes:
     """Return each arm's law at evenly spaced values of v.
 
     Args:
@@ -230,14 +234,14 @@ def _running_weights(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([upwards, np.ones((num_nodes, 1))], axis=1), downwards
 
 
-def _density(law: Law, step: Float[Array, " A"], num_nodes: int) -> Float[Array, "A G"]:
+def _density(law: MarginalLaw, step: Float[Array, " A"], num_nodes: int) -> Float[Array, "A G"]:
     """Return the density of v at nodes, up to a factor."""
     rise = _exponentials(step, law.reach, num_nodes)
     fall = 1.0 / rise
     return jnp.exp(log_density(law, 0.5 * (rise - fall))) * 0.5 * (rise + fall)
 
 
-def _density_in_single(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+def _density_in_single(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     rise = jnp.exp(v.astype(jnp.float32))
     fall = 1.0 / rise
     shape = shape_of(*(field[:, None] for field in (law.first, law.second, law.width)))
@@ -252,7 +256,7 @@ def _exponentials(step: Float[Array, " A"], reach: Float[Array, " A"], num_nodes
     return (coarse[:, :, None] * fine[:, None, :]).reshape(step.size, -1)[:, :num_nodes]
 
 
-def reach(law: Law, side: Float[Array, " A"]) -> Float[Array, " A"]:
+def reach(law: MarginalLaw, side: Float[Array, " A"]) -> Float[Array, " A"]:
     """Return how far v goes to one side of the centre, up or down in s, until the density has fallen by `LOST` nats."""
     if law.kind == PLAIN:
         return law.reach
@@ -274,7 +278,7 @@ def reach(law: Law, side: Float[Array, " A"]) -> Float[Array, " A"]:
     return jnp.arcsinh(distance / law.width)
 
 
-def log_density(law: Law, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
+def log_density(law: MarginalLaw, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
     """Return the log density of s = centre + width z, less its largest value."""
     d = law.width[:, None] * z
     first, second = law.first[:, None], law.second[:, None]
@@ -288,17 +292,17 @@ def log_density(law: Law, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
     return jnp.where(jnp.isinf(first), -0.5 * z**2, -0.5 * (finite + 1.0) * jnp.log1p(z**2 / finite))
 
 
-def comparable(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+def comparable(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     """Return a number by which arms can be compared: s where it will do, else x."""
     return _to_s(law, v) if law.is_common else _to_x(law, v)
 
 
-def value_of(law: Law, comparable: Float[Array, " n"]) -> Float[Array, " n"]:
+def value_of(law: MarginalLaw, comparable: Float[Array, " n"]) -> Float[Array, " n"]:
     """Return x at numbers by which arms are compared."""
     return law.offset[0] + law.slope[0] * _image(law, comparable, law.power[0]) if law.is_common else comparable
 
 
-def _to_s(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+def _to_s(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     return law.centre[:, None] + law.width[:, None] * _sinh(v)
 
 
@@ -308,16 +312,16 @@ def _sinh(v: Array) -> Array:
     )  # errors of one rounding are harmless, and the library's costs twice as much
 
 
-def _to_x(law: Law, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+def _to_x(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     return law.offset[:, None] + law.slope[:, None] * _image(law, _to_s(law, v), law.power[:, None])
 
 
-def _image(law: Law, s: Array, power: Array) -> Array:
+def _image(law: MarginalLaw, s: Array, power: Array) -> Array:
     """Return h(s) of x = offset + slope h(s)."""
     return (jax.nn.sigmoid, lambda s: jnp.exp(power * s), lambda s: s)[law.kind](s)
 
 
-def _from_x(law: Law, x: Array) -> Array:
+def _from_x(law: MarginalLaw, x: Array) -> Array:
     """Return s at x; the last axis runs over arms."""
     inner = (x - law.offset) / law.slope
     if law.kind == LOGIT:
@@ -328,7 +332,7 @@ def _from_x(law: Law, x: Array) -> Array:
     return inner
 
 
-def all_below(law: Law, nodes: Nodes, values: Float[Array, " n"]) -> Float[Array, "n A"]:
+def all_below(law: MarginalLaw, nodes: Nodes, values: Float[Array, " n"]) -> Float[Array, "n A"]:
     """Interpolate all arms' distribution functions at the same values, with one gather of rows."""
     num_arms, num_pieces, _ = nodes.cubics.shape
     index, part = _position(law, nodes, values[:, None])
@@ -337,14 +341,14 @@ def all_below(law: Law, nodes: Nodes, values: Float[Array, " n"]) -> Float[Array
     return _interpolated(law, cubic, part)
 
 
-def _below(law: Law, nodes: Nodes, value: Float[Array, " A"], *, is_x: bool = False) -> Float[Array, " A"]:
+def _below(law: MarginalLaw, nodes: Nodes, value: Float[Array, " A"], *, is_x: bool = False) -> Float[Array, " A"]:
     """Interpolate the probability that each arm's variable is at most a comparable value, or at most x."""
     index, part = _position(law, nodes, value, is_x=is_x)
     cubic = jnp.take_along_axis(nodes.cubics, index[:, None, None], axis=1, mode="promise_in_bounds")[:, 0]
     return _interpolated(law, cubic, part)
 
 
-def _position(law: Law, nodes: Nodes, value: Array, *, is_x: bool = False) -> tuple[Array, Array]:
+def _position(law: MarginalLaw, nodes: Nodes, value: Array, *, is_x: bool = False) -> tuple[Array, Array]:
     """Return the interval between nodes that a value falls into, and the part of it that is passed."""
     s = value if law.is_common and not is_x else _from_x(law, value)
     last = nodes.v.shape[1] - 1
@@ -357,7 +361,7 @@ def _position(law: Law, nodes: Nodes, value: Array, *, is_x: bool = False) -> tu
     return index, (position - index).astype(value.dtype)
 
 
-def _interpolated(law: Law, cubic: Float[Array, "... 4"], part: Float[Array, "..."]) -> Float[Array, "..."]:
+def _interpolated(law: MarginalLaw, cubic: Float[Array, "... 4"], part: Float[Array, "..."]) -> Float[Array, "..."]:
     lower = cubic[..., 0] + part * (cubic[..., 1] + part * (cubic[..., 2] + part * cubic[..., 3]))
     lower = jnp.clip(lower, 0.0, 1.0)
     return jnp.where(law.slope * law.power > 0, lower, 1.0 - lower)

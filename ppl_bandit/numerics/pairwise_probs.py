@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.log_densities import LOG, LOGIT, PLAIN, Shape, log_density_in_single, shape_of
-from ppl_bandit.numerics.marginal_laws import Law
+from ppl_bandit.numerics.marginal_laws import MarginalLaw
 
 __all__ = ["win_prob"]
 
@@ -27,7 +27,7 @@ class _One(NamedTuple):
     reach: Float[Array, ""]
 
 
-def win_prob(law: Law) -> Float[Array, "2"]:
+def win_prob(law: MarginalLaw) -> Float[Array, "2"]:
     """Return the probability of each of two variables to be the larger, for a law with `is_common`."""
     # Between the quartiles a Student-t of n degrees of freedom is wider than a Normal by 1 + 1 / 2n.
     spread = law.width * (1.0 + 0.5 / law.first if law.kind == PLAIN else 1.0)
@@ -43,7 +43,7 @@ def win_prob(law: Law) -> Float[Array, "2"]:
     return jnp.where((jnp.arange(2) == narrow) != is_above, less, 1.0 - less)
 
 
-def _one(law: Law, arm: Int[Array, ""]) -> _One:
+def _one(law: MarginalLaw, arm: Int[Array, ""]) -> _One:
     return _One(shape_of(law.first[arm], law.second[arm], law.width[arm]), law.reach[arm].astype(jnp.float32))
 
 

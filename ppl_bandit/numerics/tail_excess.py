@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.marginal_laws import LOGIT, PLAIN, Law, log_density, reach
+from ppl_bandit.numerics.marginal_laws import LOGIT, PLAIN, MarginalLaw, log_density, reach
 from ppl_bandit.types import Tail
 
 __all__ = ["tail"]
@@ -20,7 +20,7 @@ _NUM_LOWER = 16
 _NUM_BEFORE = 3  # nodes below the centre, which a mean may lie below
 
 
-def tail(law: Law) -> Tail:
+def tail(law: MarginalLaw) -> Tail:
     """Tabulate the mean of each arm's variable, and its mean excess over nodes from there upwards.
 
     The excess is the integral of the probability above, so that its sums have hardly a term of the wrong sign and keep their
@@ -53,7 +53,7 @@ def tail(law: Law) -> Tail:
     return Tail(mean, nodes[:, _NUM_LOWER:], excess, above)
 
 
-def _image(law: Law, z: Float[Array, "A G"]) -> tuple[Float[Array, "A G"], Float[Array, "A G"]]:
+def _image(law: MarginalLaw, z: Float[Array, "A G"]) -> tuple[Float[Array, "A G"], Float[Array, "A G"]]:
     """Return h(s) of x = offset + slope h(s), and the size of its derivative."""
     shift = law.width[:, None] * z
     if law.kind == PLAIN:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppl_bandit.numerics.figure_style import figure_tools, finish, styles
+from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.paper.runs import Cloud
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, paper_data
 
@@ -30,7 +30,7 @@ def draw_execution(found: "xarray.Dataset", path: Path) -> None:
     axes[0].legend()
     axes[1].step(run.step, run.one_num_candidates, color="black", linewidth=0.9)
     axes[1].set(xlabel="step", ylabel="candidates, N", yscale="log", title="N over time")
-    finish(figure, "One execution of double sampling", _caption("bernoulli-three", found, one=True), path)
+    save_figure(figure, "One execution of double sampling", _caption("bernoulli-three", found, one=True), path)
 
 
 def draw_correct_actions(found: "xarray.Dataset", path: Path) -> None:
@@ -47,7 +47,7 @@ def draw_correct_actions(found: "xarray.Dataset", path: Path) -> None:
         axis.set(xlabel="step", ylabel="P(best arm is played)", xscale="log", ylim=(0, 1.3))
         axis.legend(loc="lower right")
     caption = _caption("bernoulli", found) + "; bands: one standard deviation of a single play"
-    finish(figure, "Correct actions", caption, path)
+    save_figure(figure, "Correct actions", caption, path)
 
 
 def draw_regret(found: "xarray.Dataset", setting: str, path: Path) -> None:
@@ -70,7 +70,7 @@ def draw_regret(found: "xarray.Dataset", setting: str, path: Path) -> None:
     axis.set(xlabel="step", ylabel="cumulative regret (ours: expected; paper: realised)", ylim=(0, None))
     axis.legend(fontsize=8)
     caption = _caption(setting, found) + "; bands: 95% interval of the mean"
-    finish(figure, f"Cumulative regret: {SETTINGS[setting].title}", caption, path)
+    save_figure(figure, f"Cumulative regret: {SETTINGS[setting].title}", caption, path)
 
 
 def draw_cloud(clouds: dict[str, Cloud], data: str, title: str, num_runs: int, path: Path) -> None:
@@ -92,7 +92,7 @@ def draw_cloud(clouds: dict[str, Cloud], data: str, title: str, num_runs: int, p
         axis.set(xscale="log", xlabel="Kullback-Leibler divergence", ylabel=f"regret relative to {policy}, less 1")
         axis.legend(fontsize=8)
     caption = f"double sampling (ties lowest) after 1500 steps, {num_runs} realizations a problem; bars: 95% intervals"
-    finish(figure, title, caption, path)
+    save_figure(figure, title, caption, path)
 
 
 def _caption(setting: str, found: "xarray.Dataset", one: bool = False) -> str:

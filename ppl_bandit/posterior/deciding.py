@@ -10,7 +10,7 @@ import numpy as np
 from ppl_bandit.posterior.learning import Learner, pad_rows, pieces
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.runtime.cpu_count import num_cores
-from ppl_bandit.selectors.contract import check_horizon
+from ppl_bandit.selectors.selector_contract import check_horizon
 
 __all__ = ["Chosen", "decide", "decide_many"]
 

@@ -5,10 +5,10 @@ per posterior draw and one column per arm. No model is in sight: any engine that
 """
 
 from ppl_bandit.selectors.bayes_ucb import bayes_ucb
+from ppl_bandit.selectors.constraints import with_control, with_floor, with_limits
 from ppl_bandit.selectors.information_directed import information_directed
-from ppl_bandit.selectors.matching import double_sampling, greedy, thompson, top_two
 from ppl_bandit.selectors.optimistic_gittins import optimistic_gittins
-from ppl_bandit.selectors.rules import with_control, with_floor, with_limits
+from ppl_bandit.selectors.probability_matching import double_sampling, greedy, thompson, top_two
 
 __all__ = [
     "bayes_ucb",

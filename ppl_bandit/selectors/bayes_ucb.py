@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.pareto_tail import tail_quantile
-from ppl_bandit.selectors.contract import Situation, make_selector
-from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
+from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
+from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Marginals, Selector
 
 __all__ = ["bayes_ucb"]
@@ -28,15 +28,15 @@ def bayes_ucb() -> Selector:
         del allowed
         return _level_at_step_one(marginals.quantile(_order(step, jnp.result_type(float))), step)
 
-    def rule(key: Key, situation: Situation):
-        table, step = situation.table, situation.step
-        scores, dtype = situation.scores, situation.best_arm_probs.dtype
+    def rule(key: Key, inputs: RuleInputs):
+        table, step = inputs.table, inputs.step
+        scores, dtype = inputs.scores, inputs.best_arm_probs.dtype
         if scores is None:
             assert table is not None  # the contract: scores or a table
             quantiles = jax.vmap(tail_quantile, in_axes=(1, None))(table, _order(step, table.dtype))
             scores = _level_at_step_one(quantiles, step)
         # Equal columns can differ in the last place, because vectorised code treats the last few lanes differently.
-        propensities = share_equally(is_largest(scores, situation.allowed, rounding=4.0), dtype)
+        propensities = share_equally(is_largest(scores, inputs.allowed, rounding=4.0), dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
     return make_selector(rule, score=score, reads_table=False)

@@ -9,9 +9,9 @@ pairs are tried.
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.selectors.contract import Situation, make_selector
-from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally, winner_weights
-from ppl_bandit.types import Contest, Key, Marginals, Selector
+from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
+from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally, winner_weights
+from ppl_bandit.types import BestArmMoments, Key, Marginals, Selector
 
 __all__ = ["information_directed"]
 
@@ -23,7 +23,7 @@ def information_directed() -> Selector:
     rewards tell which one is.
 
     Costs and information are exact where the engine knows what the best arm's identity says about the others
-    (`marginals.contest`: independent arms in closed form). Otherwise they are estimated from the table alone.
+    (`marginals.best_arm_moments`: independent arms in closed form). Otherwise they are estimated from the table alone.
 
     At the edges: an arm that is best (or level) in every draw is played, for it costs nothing; where no arm is
     informative, as with one draw or one arm, the arms of least regret share the play; mixtures whose ratio is the least
@@ -32,26 +32,35 @@ def information_directed() -> Selector:
 
     def score(marginals: Marginals, step: Int[Array, ""], allowed: Bool[Array, " A"]) -> Float[Array, "2 A"] | None:
         del step
-        return None if marginals.contest is None else jnp.stack(_of_contest(marginals.contest(allowed)))
+        return (
+            None
+            if marginals.best_arm_moments is None
+            else jnp.stack(_regret_and_information_of_moments(marginals.best_arm_moments(allowed)))
+        )
 
-    def rule(key: Key, situation: Situation):
-        if situation.scores is None:
-            assert situation.table is not None  # the contract: scores or a table
-            pair = regret_and_information(situation.table, situation.allowed, situation.best_arm_probs)
+    def rule(key: Key, inputs: RuleInputs):
+        if inputs.scores is None:
+            assert inputs.table is not None  # the contract: scores or a table
+            pair = regret_and_information(inputs.table, inputs.allowed, inputs.best_arm_probs)
         else:
-            pair = situation.scores[0], situation.scores[1]
+            pair = inputs.scores[0], inputs.scores[1]
         regrets, informations = pair
-        propensities = least_ratio_mixture(regrets, informations, situation.allowed)
+        propensities = least_ratio_mixture(regrets, informations, inputs.allowed)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule, score=score, reads=("contest",), reads_table=False, is_exact=True)
+    return make_selector(rule, score=score, required_marginals=("best_arm_moments",), reads_table=False, is_exact=True)
 
 
-def _of_contest(contest: Contest) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
+def _regret_and_information_of_moments(
+    best_arm_moments: BestArmMoments,
+) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
     """Return expected regrets and informations, as `regret_and_information` does, without a table."""
-    probs, sums = contest.probs[:, None], contest.tops[:, None] - contest.gaps  # E[theta_a - level; b is best]
+    probs, sums = (
+        best_arm_moments.probs[:, None],
+        best_arm_moments.centred_values[:, None] - best_arm_moments.gaps,
+    )  # E[theta_a - level; b is best]
     shifts = jnp.where(probs > 0, sums / jnp.where(probs > 0, probs, 1.0), 0.0) - jnp.sum(sums, axis=0)
-    return jnp.sum(contest.gaps, axis=0), jnp.sum(probs * shifts**2, axis=0)
+    return jnp.sum(best_arm_moments.gaps, axis=0), jnp.sum(probs * shifts**2, axis=0)
 
 
 def regret_and_information(

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.pareto_tail import tail_excess
-from ppl_bandit.selectors.contract import Situation, make_selector
-from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
+from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
+from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Marginals, Selector, Tail
 
 __all__ = ["gittins_index", "gittins_index_of_draws", "optimistic_gittins"]
@@ -76,18 +76,20 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
         tail = marginals.tail()
         return gittins_index(tail, decisions_left(step, marginals, tail.mean.dtype))
 
-    def rule(key: Key, situation: Situation):
-        scores, dtype = situation.scores, situation.best_arm_probs.dtype
+    def rule(key: Key, inputs: RuleInputs):
+        scores, dtype = inputs.scores, inputs.best_arm_probs.dtype
         if scores is None:
-            table = situation.table
+            table = inputs.table
             assert table is not None  # the contract: scores or a table
-            left = decisions_left(situation.step, None, table.dtype)
+            left = decisions_left(inputs.step, None, table.dtype)
             scores = jax.vmap(gittins_index_of_draws, in_axes=(1, None))(table, left)
-        propensities = share_equally(is_largest(scores, situation.allowed, rounding=_ROUNDING), dtype)
+        propensities = share_equally(is_largest(scores, inputs.allowed, rounding=_ROUNDING), dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
     settings = {"horizon": horizon, "patience": patience, "learning": learning}
-    return make_selector(rule, settings=settings, score=score, reads=("tail",), reads_table=False, horizon=horizon)
+    return make_selector(
+        rule, settings=settings, score=score, required_marginals=("tail",), reads_table=False, horizon=horizon
+    )
 
 
 def gittins_index(tail: Tail, left: Float[Array, "*#A"]) -> Float[Array, " A"]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.numerics.figure_style import figure_tools, finish, styles
+from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.simulation.races import Tuned
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     axes[1].set(title="median (line) to 99th percentile (top)", xlabel="step", ylabel="cumulative expected regret")
     axes[0].legend(fontsize=9)
     axes[1].legend(fontsize=9)
-    finish(figure, "Cumulative expected regret", caption, out / "regret.png")
+    save_figure(figure, "Cumulative expected regret", caption, out / "regret.png")
 
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
@@ -45,7 +45,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     axes.flat[0].legend(fontsize=8, ncols=2)
-    finish(figure, "Which arm is played at each step", caption, out / "arms.png")
+    save_figure(figure, "Which arm is played at each step", caption, out / "arms.png")
 
     figure, axes = plt.subplots(2, len(names), figsize=(4.4 * len(names), 6), squeeze=False, layout="constrained")
     for column, name in enumerate(names):
@@ -60,7 +60,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         )
         axes[1, column].set(xlabel="step", ylabel="candidates, N", yscale="log", ylim=(0.8, 1500))
     axes[0, 0].legend(fontsize=8)
-    finish(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
+    save_figure(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
 
 
 def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
@@ -79,7 +79,7 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
     axis.set(xscale="log", xlabel=f"{what}mean, 95% interval; bars: 95th and 99th percentile")
     each = ", ".join(f"{scale:.2g}" for scale in tuned.scales)
     worlds = f"worlds of {each} times the prior's scale" if is_doubted else "worlds from the prior"
-    finish(figure, f"Regret of {tuned.horizon} decisions in {worlds}", caption, out / "tune.png")
+    save_figure(figure, f"Regret of {tuned.horizon} decisions in {worlds}", caption, out / "tune.png")
 
 
 def _band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:

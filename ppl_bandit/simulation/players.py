@@ -174,11 +174,11 @@ def kinds_of(candidates: Sequence[Selector]) -> list[_Kind]:
     their work.
     """
     kinds: dict[Any, _Kind] = {}
-    by_shares = [rule for rule in candidates if rule.from_shares is not None and not rule.uses_marginals]
+    by_shares = [rule for rule in candidates if rule.select_from_probs is not None and not rule.uses_marginals]
     for rule in candidates:
         place: Any = id(rule)
         make, numbers = partial(_itself, rule), (0.0, 0.0)
-        if rule.from_shares is not None and not rule.uses_marginals:
+        if rule.select_from_probs is not None and not rule.uses_marginals:
             place, make = "shares", partial(_one_of, by_shares)
             numbers = float([other is rule for other in by_shares].index(True)), 0.0
         elif rule.name == rules.optimistic_gittins.__name__:
@@ -209,7 +209,11 @@ def _one_of(candidates: list[Selector], numbers: Float[Array, " 2"]) -> Selector
     def select(key: Key, table: Array, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
         return choose([rule.decide for rule in candidates], key, table, step, allowed)
 
-    def from_shares(key: Key, shares: Array, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
-        return choose([rule.from_shares for rule in candidates if rule.from_shares], key, shares, step, allowed)
+    def select_from_probs(
+        key: Key, shares: Array, step: Any, *, allowed: Any = None, marginals: Any = None
+    ) -> Selection:
+        return choose(
+            [rule.select_from_probs for rule in candidates if rule.select_from_probs], key, shares, step, allowed
+        )
 
-    return candidates[0] if len(candidates) == 1 else Selector("one_of", {}, select, from_shares)
+    return candidates[0] if len(candidates) == 1 else Selector("one_of", {}, select, select_from_probs)

@@ -26,7 +26,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime import cpu_threads
 from ppl_bandit.runtime.compile_ahead import in_order_options
 from ppl_bandit.runtime.cpu_count import num_cores
-from ppl_bandit.selectors.contract import as_selector
+from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import records
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout

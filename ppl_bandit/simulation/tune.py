@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bandit import engines, selectors as rules
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.selectors.contract import as_selector
+from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.players import Player, kinds_of
 from ppl_bandit.simulation.races import Lane, Tuned, finish, in_proportion, is_settled, still_racing

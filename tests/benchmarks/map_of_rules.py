@@ -18,9 +18,9 @@ import numpy as np
 from map_of_selectors import KINDS, NUM_STEPS, Grid, problems, rounds
 
 from ppl_bandit import selectors
-from ppl_bandit.selectors.contract import Situation, make_selector
 from ppl_bandit.selectors.optimistic_gittins import gittins_index
-from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
+from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
+from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
 
 RIVALS = {"double sampling": ("ds", (1.0, 0.0)), "Thompson": ("ts", (1.0, 0.0)), "Bayes-UCB": ("bucb", (1.0, 0.0))}
 
@@ -28,10 +28,10 @@ RIVALS = {"double sampling": ("ds", (1.0, 0.0)), "Thompson": ("ts", (1.0, 0.0)),
 def sharpened(p):
     """Play arms in proportion to p-hat to a power that grows from p[0], as (horizon / decisions left)^p[1]."""
 
-    def rule(key, situation: Situation):
-        left = jnp.maximum(NUM_STEPS - situation.step + 1, 1)
-        log_probs = jnp.log(jnp.maximum(situation.best_arm_probs, jnp.finfo(jnp.float32).tiny))
-        scores = jnp.where(situation.allowed, p[0] * (NUM_STEPS / left) ** p[1] * log_probs, -jnp.inf)
+    def rule(key, inputs: RuleInputs):
+        left = jnp.maximum(NUM_STEPS - inputs.step + 1, 1)
+        log_probs = jnp.log(jnp.maximum(inputs.best_arm_probs, jnp.finfo(jnp.float32).tiny))
+        scores = jnp.where(inputs.allowed, p[0] * (NUM_STEPS / left) ** p[1] * log_probs, -jnp.inf)
         shares = jnp.exp(scores - scores.max())
         shares = shares / shares.sum()
         return draw_arm(key, shares), jnp.asarray(0), shares
@@ -48,8 +48,8 @@ def by_spread(p):
         left = jnp.where(step < NUM_STEPS, p[0] * (NUM_STEPS - step + 1) / counts ** p[1], 0.0)
         return gittins_index(tail, left * width / (width + jnp.var(tail.mean)))
 
-    def rule(key, situation: Situation):
-        shares = share_equally(is_largest(situation.scores, situation.allowed, rounding=64.0), jnp.float32)
+    def rule(key, inputs: RuleInputs):
+        shares = share_equally(is_largest(inputs.scores, inputs.allowed, rounding=64.0), jnp.float32)
         return draw_arm(key, shares), jnp.asarray(0), shares
 
     return make_selector(rule, name="by_spread", score=score, reads_table=False)

@@ -117,7 +117,7 @@ def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
         rows = Interaction(jnp.array([0, 0, 0, 0, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
         state, _ = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
         knows_less = engine._replace(
-            marginals=lambda state, context: engine.marginals(state, context)._replace(tail=None, contest=None)
+            marginals=lambda state, context: engine.marginals(state, context)._replace(tail=None, best_arm_moments=None)
         )
 
         def propensities(engine, key):

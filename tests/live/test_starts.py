@@ -432,7 +432,7 @@ def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(kept_in):
 
 
 def test_what_cannot_be_told_has_no_name(kept_in):
-    rule = selectors.contract.as_selector(lambda key, table, step, *, allowed=None, marginals=None: None)
+    rule = selectors.selector_contract.as_selector(lambda key, table, step, *, allowed=None, marginals=None: None)
     two = dist.Normal(0.0, 1.0).expand([2])
     assert name_of(of_prior(two)) is not None
     assert name_of(of_prior(OwnNormal(0.0, 1.0).expand([2]))) is None

@@ -41,7 +41,7 @@ from ppl_bandit.inputs.checks import Arms
 from ppl_bandit.inputs.data_files import check_data
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
-from ppl_bandit.selectors.contract import as_selector
+from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
 
 __all__ = ["compare"]

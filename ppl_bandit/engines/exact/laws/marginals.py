@@ -21,7 +21,7 @@ from ppl_bandit.numerics import best_arm_probs, marginal_laws, sampling
 from ppl_bandit.numerics.tail_excess import tail
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
-from ppl_bandit.types import Contest, Key, Marginals
+from ppl_bandit.types import BestArmMoments, Key, Marginals
 
 __all__ = ["marginals_of"]
 
@@ -135,12 +135,12 @@ def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | 
     return found
 
 
-def _offer(law: marginal_laws.Law, is_independent: bool, *, counts: Callable[[], Array | None]) -> Marginals:
+def _offer(law: marginal_laws.MarginalLaw, is_independent: bool, *, counts: Callable[[], Array | None]) -> Marginals:
     def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
         return best_arm_probs.best_arm_probs(law, allowed)
 
-    def contest(allowed: Bool[Array, " A"] | None = None) -> Contest:
-        return best_arm_probs.contest(law, allowed)
+    def best_arm_moments(allowed: Bool[Array, " A"] | None = None) -> BestArmMoments:
+        return best_arm_probs.best_arm_moments(law, allowed)
 
     return Marginals(
         lambda x: marginal_laws.cdf(law, x),
@@ -148,13 +148,13 @@ def _offer(law: marginal_laws.Law, is_independent: bool, *, counts: Callable[[],
         probs if is_independent else None,
         lambda: tail(law),
         counts,
-        contest=contest if is_independent else None,
+        best_arm_moments=best_arm_moments if is_independent else None,
     )
 
 
 def _beta(
     layout: Layout, state: Posterior, places: Any, low: Any, high: Any, offset: Any, slope: Any, power: int
-) -> marginal_laws.Law:
+) -> marginal_laws.MarginalLaw:
     del layout, power
     a, b = state.beta[places, 0], state.beta[places, 1]
     return marginal_laws.beta_law(a, b, offset + slope * low, slope * (high - low))
@@ -162,7 +162,7 @@ def _beta(
 
 def _gamma(
     layout: Layout, state: Posterior, places: Any, low: Any, high: Any, offset: Any, slope: Any, power: int
-) -> marginal_laws.Law:
+) -> marginal_laws.MarginalLaw:
     del high
     exponent = power / layout.power[places]
     return marginal_laws.gamma_law(state.shape[places], state.rate[places], offset + slope * low, slope, exponent)
@@ -170,7 +170,7 @@ def _gamma(
 
 def _joint(
     model: RewardModel, layout: Layout, blocks: list[np.ndarray], state: Posterior, context: Any
-) -> tuple[marginal_laws.Law, Table]:
+) -> tuple[marginal_laws.MarginalLaw, Table]:
     """Return the law of linear forms, and a way to draw them together.
 
     Args:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from ppl_bandit.selectors import bayes_ucb, double_sampling, greedy, information_directed, thompson, top_two, with_floor
 from ppl_bandit.selectors.information_directed import least_ratio_mixture, regret_and_information
-from ppl_bandit.selectors.shares import best_arm_probs
+from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Marginals
 
 MIXTURE = jax.jit(least_ratio_mixture)
@@ -27,9 +27,9 @@ def winners(counts):
 def test_shares_of_a_tied_row_are_equal_or_go_to_the_lowest_index():
     table = jnp.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 2.0, 2.0], [0.0, 0.0, 3.0]])
     every = jnp.ones(3, bool)
-    np.testing.assert_allclose(best_arm_probs(table, every), np.array([5 / 6, 8 / 6, 11 / 6]) / 4, rtol=1e-6)
-    np.testing.assert_allclose(best_arm_probs(table, every, is_lowest_first=True), [0.5, 0.25, 0.25])
-    masked = best_arm_probs(table, jnp.array([False, True, True]))
+    np.testing.assert_allclose(winner_frequencies(table, every), np.array([5 / 6, 8 / 6, 11 / 6]) / 4, rtol=1e-6)
+    np.testing.assert_allclose(winner_frequencies(table, every, is_lowest_first=True), [0.5, 0.25, 0.25])
+    masked = winner_frequencies(table, jnp.array([False, True, True]))
     np.testing.assert_allclose(masked, np.array([0.0, 1 + 1 / 2 + 1 / 2, 1 / 2 + 1 / 2 + 1]) / 4, rtol=1e-6)
 
 
@@ -37,7 +37,7 @@ def test_shares_are_exactly_one_hot_for_any_number_of_draws():
     # 41 * (1 / 41) is not 1 in float32, and a compiler may divide that way.
     for num_draws in (41, 47, 1000):
         table = jnp.tile(jnp.array([0.0, 1.0]), (num_draws, 1))
-        np.testing.assert_array_equal(jax.jit(best_arm_probs)(table, jnp.ones(2, bool)), [0.0, 1.0])
+        np.testing.assert_array_equal(jax.jit(winner_frequencies)(table, jnp.ones(2, bool)), [0.0, 1.0])
 
 
 def test_double_sampling_draws_more_candidates_the_surer_it_is():

@@ -6,10 +6,10 @@ sampling with one candidate, greedy is double sampling with infinitely many, and
 
 import jax.numpy as jnp
 
-from ppl_bandit.selectors.candidates import draw_mode, num_candidates
-from ppl_bandit.selectors.contract import Situation, make_selector
+from ppl_bandit.selectors.candidate_sampling import draw_mode, num_candidates
 from ppl_bandit.selectors.mode_probs import mode_probs
-from ppl_bandit.selectors.shares import draw_arm, is_largest, share_equally
+from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
+from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Selector
 
 __all__ = ["double_sampling", "greedy", "thompson", "top_two"]
@@ -49,9 +49,9 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: 
         )
     is_lowest_first = ties == "lowest"
 
-    def rule(key: Key, situation: Situation):
-        probs = situation.best_arm_probs
-        num = num_candidates(probs, situation.allowed, max_candidates)
+    def rule(key: Key, inputs: RuleInputs):
+        probs = inputs.best_arm_probs
+        num = num_candidates(probs, inputs.allowed, max_candidates)
         arm = draw_mode(key, probs, num, is_lowest_first=is_lowest_first)
         return arm, num, mode_probs(probs, num, is_lowest_first=is_lowest_first)
 
@@ -65,8 +65,8 @@ def thompson() -> Selector:
     The propensities are p-hat itself. An arm that wins no draw is never played.
     """
 
-    def rule(key: Key, situation: Situation):
-        return draw_arm(key, situation.best_arm_probs), jnp.asarray(1), situation.best_arm_probs
+    def rule(key: Key, inputs: RuleInputs):
+        return draw_arm(key, inputs.best_arm_probs), jnp.asarray(1), inputs.best_arm_probs
 
     return make_selector(rule, reads_table=False)
 
@@ -77,9 +77,9 @@ def greedy() -> Selector:
     Arms that win equally many share the play equally. It draws no candidates: num_candidates is 0.
     """
 
-    def rule(key: Key, situation: Situation):
-        probs = situation.best_arm_probs
-        propensities = share_equally(is_largest(probs, situation.allowed, rounding=_ROUNDING), probs.dtype)
+    def rule(key: Key, inputs: RuleInputs):
+        probs = inputs.best_arm_probs
+        propensities = share_equally(is_largest(probs, inputs.allowed, rounding=_ROUNDING), probs.dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
     return make_selector(rule, reads_table=False)
@@ -101,8 +101,8 @@ def top_two(challenge_rate: float = 0.5) -> Selector:
             "use greedy() to never challenge the leader"
         )
 
-    def rule(key: Key, situation: Situation):
-        probs, allowed = situation.best_arm_probs, situation.allowed
+    def rule(key: Key, inputs: RuleInputs):
+        probs, allowed = inputs.best_arm_probs, inputs.allowed
         is_leader = is_largest(probs, allowed, rounding=_ROUNDING)
         leader_probs = share_equally(is_leader, probs.dtype)
         is_rival = allowed & ~is_leader

@@ -1,6 +1,6 @@
 """What every selector shares: the checks on its arguments, and what it answers when they cannot be used.
 
-A selection rule is a function `(key, Situation) -> (arm, num_candidates, propensities)` that may take a clean table for
+A selection rule is a function `(key, RuleInputs) -> (arm, num_candidates, propensities)` that may take a clean table for
 granted; `make_selector` turns it into the `select` of the contract. What is wrong in a concrete table is raised here;
 inside a trace nothing can be raised, so arm = -1 and nan propensities carry the news to the edge.
 """
@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.runtime.unrolled_reductions import is_all, is_any, sum_of
-from ppl_bandit.selectors.shares import best_arm_probs
+from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
-__all__ = ["Rule", "Situation", "as_selector", "check_arguments", "check_horizon", "make_selector", "wrap_selector"]
+__all__ = ["Rule", "RuleInputs", "as_selector", "check_arguments", "check_horizon", "make_selector", "wrap_selector"]
 
 
-class Situation(NamedTuple):
+class RuleInputs(NamedTuple):
     """All that a selection rule may look at.
 
     Attributes:
@@ -39,7 +39,7 @@ class Situation(NamedTuple):
     step: Int[Array, ""]
 
 
-Rule: TypeAlias = Callable[[Key, Situation], tuple[Int[Array, ""], Int[Array, ""], Float[Array, " A"]]]
+Rule: TypeAlias = Callable[[Key, RuleInputs], tuple[Int[Array, ""], Int[Array, ""], Float[Array, " A"]]]
 Score: TypeAlias = Callable[[Marginals, Int[Array, ""], Bool[Array, " A"]], Float[Array, "... A"] | None]
 Follow: TypeAlias = Callable[[Key, Bool[Array, " A"]], Selection]
 
@@ -51,7 +51,7 @@ def make_selector(
     settings: Mapping[str, Any] | None = None,
     is_lowest_first: bool = False,
     score: Score | None = None,
-    reads: tuple[str, ...] = (),
+    required_marginals: tuple[str, ...] = (),
     reads_table: bool = True,
     is_exact: bool = False,
     horizon: int | None = None,
@@ -67,7 +67,7 @@ def make_selector(
         is_lowest_first: whether a row's tied arms lose to the lowest index instead of sharing the row.
         score: reads the marginals, where a rule has a use for them; it stays outside the compiled part, because an
             engine hands over new functions at every step. It answers None where the marginals do not offer what it reads.
-        reads: the fields of the marginals that `score` cannot do without.
+        required_marginals: the fields of the marginals that `score` cannot do without.
         reads_table: whether the rule looks at the table itself also where it has p-hat and scores.
         is_exact: whether p-hat is the marginals' exact probability, where they offer it.
         horizon: the last step that the rule is made for, if it has one.
@@ -90,11 +90,11 @@ def make_selector(
         safe_scores = None if scores is None else jnp.where(is_usable & allowed, scores, 0.0)
         if shares is None:
             assert safe_table is not None  # one of the two is given
-            probs = best_arm_probs(safe_table, safe_allowed, is_lowest_first=is_lowest_first)
+            probs = winner_frequencies(safe_table, safe_allowed, is_lowest_first=is_lowest_first)
         else:
             even = safe_allowed / sum_of(safe_allowed).astype(shares.dtype)
             probs = jnp.where(is_usable, jnp.where(allowed, shares, 0.0), even)
-        arm, num_candidates, propensities = rule(key, Situation(safe_table, safe_allowed, probs, safe_scores, step))
+        arm, num_candidates, propensities = rule(key, RuleInputs(safe_table, safe_allowed, probs, safe_scores, step))
         return Selection(
             arm=jnp.where(is_usable, arm, -1).astype(int),
             best_arm_probs=jnp.where(is_usable, probs, jnp.nan),
@@ -112,14 +112,14 @@ def make_selector(
     ) -> Selection:
         table, allowed, step = check_arguments(table, allowed, step)
         step = _within(step, horizon)
-        if is_exact and marginals is not None and selector.spares_table(marginals):
+        if is_exact and marginals is not None and selector.can_skip_table(marginals):
             assert marginals.best_arm_probs is not None
-            return from_shares(key, marginals.best_arm_probs(allowed), step, allowed=allowed, marginals=marginals)
+            return select_from_probs(key, marginals.best_arm_probs(allowed), step, allowed=allowed, marginals=marginals)
         found = None if score is None or marginals is None else score(marginals, step, allowed)
         scores = None if found is None else _check_scores(jnp.asarray(found, table.dtype), allowed)
         return decide(key, table, None, allowed, scores, step)
 
-    def from_shares(
+    def select_from_probs(
         key: Key,
         shares: Float[Array, " A"],
         step: int | Int[Array, ""],
@@ -141,9 +141,9 @@ def make_selector(
         _factory_of(rule) if name is None else name,
         dict(settings or {}),
         select,
-        None if reads_table else from_shares,
+        None if reads_table else select_from_probs,
         uses_marginals=is_exact or score is not None,
-        reads=reads,
+        required_marginals=required_marginals,
         is_exact=is_exact,
         horizon=horizon,
     )

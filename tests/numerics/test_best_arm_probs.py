@@ -57,14 +57,14 @@ def by_trapezoids(variables):
     density = np.where(np.isfinite(density), density, 0.0)
     lacks = np.pad(np.cumsum(0.5 * (below[:, 1:] + below[:, :-1]) * np.diff(x), axis=1), ((0, 0), (1, 0)))
     num_arms = len(variables)
-    probs, tops, gaps = np.zeros(num_arms), np.zeros(num_arms), np.zeros((num_arms, num_arms))
+    probs, centred_values, gaps = np.zeros(num_arms), np.zeros(num_arms), np.zeros((num_arms, num_arms))
     for b in range(num_arms):
         won = density[b] * np.prod(np.delete(below, b, axis=0), axis=0)
-        probs[b], tops[b] = np.trapezoid(won, x), np.trapezoid(x * won, x)
+        probs[b], centred_values[b] = np.trapezoid(won, x), np.trapezoid(x * won, x)
         for a in set(range(num_arms)) - {b}:
             others = np.prod(np.delete(below, [a, b], axis=0), axis=0)
             gaps[b, a] = np.trapezoid(density[b] * lacks[a] * others, x)
-    return probs, tops, gaps
+    return probs, centred_values, gaps
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -72,14 +72,14 @@ def by_trapezoids(variables):
 def test_costs_and_information_are_those_of_the_laws(case, is_double):
     make, variables = CASES[case]
     with jax.enable_x64(is_double):
-        found = jax.tree.map(np.asarray, jax.jit(lambda: best_arm_probs.contest(make()))())
-    probs, tops, gaps = by_trapezoids(variables)
+        found = jax.tree.map(np.asarray, jax.jit(lambda: best_arm_probs.best_arm_moments(make()))())
+    probs, centred_values, gaps = by_trapezoids(variables)
     spread = max(own.std() for own in variables)
     # Nodes, not draws: the error is that of the quadrature, which promises 1%, in both precisions.
     np.testing.assert_allclose(found.probs, probs, atol=5e-4)
     np.testing.assert_allclose(found.gaps, gaps, rtol=0.01, atol=1e-3 * spread)
-    level = np.sum(tops)
-    np.testing.assert_allclose(found.tops, tops - probs * level, rtol=0.01, atol=1e-3 * spread)
+    level = np.sum(centred_values)
+    np.testing.assert_allclose(found.centred_values, centred_values - probs * level, rtol=0.01, atol=1e-3 * spread)
     assert np.all(found.gaps >= 0) and np.all(np.diag(found.gaps) == 0)
 
 
@@ -88,7 +88,7 @@ def test_a_contest_is_what_a_table_of_draws_estimates():
         shapes = np.array([[5.0, 4.0], [3.0, 4.0], [9.0, 30.0], [2.0, 2.0]])
         allowed = jnp.array([True, True, True, False])
         found = jax.device_get(
-            jax.jit(lambda: best_arm_probs.contest(marginal_laws.beta_law(*jnp.asarray(shapes.T)), allowed))()
+            jax.jit(lambda: best_arm_probs.best_arm_moments(marginal_laws.beta_law(*jnp.asarray(shapes.T)), allowed))()
         )
         draws = np.random.default_rng(0).beta(*shapes.T, size=(200_000, 4))
         table = jnp.where(allowed, draws, 0.0)
@@ -97,7 +97,7 @@ def test_a_contest_is_what_a_table_of_draws_estimates():
     # Four standard errors of a mean of 200,000 draws whose deviation is at most .25, and of a share.
     np.testing.assert_allclose(found.probs, probs, atol=4 * 0.5 / 200_000**0.5)
     np.testing.assert_allclose(np.sum(found.gaps, axis=0)[:3], regrets[:3], atol=4 * 0.25 / 200_000**0.5)
-    sums = (found.tops[:, None] - found.gaps)[:3, :3]
+    sums = (found.centred_values[:, None] - found.gaps)[:3, :3]
     shifts = sums / found.probs[:3, None] - np.sum(sums, axis=0)
     # A mean given the winner is off by .25 / sqrt(200,000 p), p at least .02: .004; squares of shifts of at most .3 by .0024.
     np.testing.assert_allclose(found.probs[:3] @ shifts**2, informations[:3], atol=4 * 0.0024 * 0.1)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.random_bits import uniform
 from ppl_bandit.runtime.unrolled_reductions import argmax_of, log_sum_exp, max_of, sum_of
-from ppl_bandit.selectors.shares import pick_arm, share_equally
+from ppl_bandit.selectors.winner_frequencies import pick_arm, share_equally
 from ppl_bandit.types import Key
 
 __all__ = ["draw_mode", "log_false_alarm", "num_candidates"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ppl_bandit.selectors.candidates import draw_mode, log_false_alarm, num_candidates
+from ppl_bandit.selectors.candidate_sampling import draw_mode, log_false_alarm, num_candidates
 from ppl_bandit.selectors.mode_counts import few_candidates
 from ppl_bandit.selectors.mode_probs import mode_probs
 

@@ -11,8 +11,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.selectors.contract import Follow, as_selector, wrap_selector
-from ppl_bandit.selectors.shares import draw_arm, share_equally
+from ppl_bandit.selectors.selector_contract import Follow, as_selector, wrap_selector
+from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.types import Key, Selection, Selector
 
 __all__ = ["with_control", "with_floor", "with_limits"]

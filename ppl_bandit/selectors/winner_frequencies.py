@@ -1,6 +1,6 @@
 """From the table to shares: how often each arm wins, and how to draw an arm from shares.
 
-`best_arm_probs` is p-hat of the paper, the Monte Carlo estimate of the probability that each arm is optimal.
+`winner_frequencies` is p-hat of the paper, the Monte Carlo estimate of the probability that each arm is optimal.
 """
 
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from ppl_bandit.numerics.random_bits import uniform
 from ppl_bandit.runtime.unrolled_reductions import argmax_of, max_of, running_sums, sum_of
 from ppl_bandit.types import Key
 
-__all__ = ["best_arm_probs", "draw_arm", "is_largest", "pick_arm", "share_equally", "winner_weights"]
+__all__ = ["draw_arm", "is_largest", "pick_arm", "share_equally", "winner_frequencies", "winner_weights"]
 
 
-def best_arm_probs(
+def winner_frequencies(
     table: Float[Array, "M A"], allowed: Bool[Array, " A"], *, is_lowest_first: bool = False
 ) -> Float[Array, " A"]:
     """Count the share of draws that each arm wins: p-hat_a = (1/M) sum_m 1[arm a is best in draw m].
@@ -35,7 +35,7 @@ def best_arm_probs(
 def winner_weights(
     table: Float[Array, "M A"], allowed: Bool[Array, " A"], *, is_lowest_first: bool = False
 ) -> Float[Array, "A M"]:
-    """Give each draw's winner weight 1, and 0 to the rest; winners that tie share it as in `best_arm_probs`."""
+    """Give each draw's winner weight 1, and 0 to the rest; winners that tie share it as in `winner_frequencies`."""
     # Arms first: reductions over draws, the long axis, then run along memory, several times faster for a few arms.
     competing = jnp.where(allowed[:, None], table.T, -jnp.inf)
     if is_lowest_first:
