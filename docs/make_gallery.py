@@ -1,8 +1,8 @@
-"""Write gallery.md and its figures: every bundled model, played for a while, in its own words.
+"""Write gallery.md and its figures: every bundled model after 150 decisions, with its explain() text.
 
 python docs/make_gallery.py [MODEL ...]
 
-With models it writes their sections and figures again and leaves the others as they are.
+With models as arguments, only their sections and figures are written again. The text above the first section is kept.
 """
 
 import re
@@ -23,17 +23,8 @@ from ppl_bandit.commands.model_files import bundled_models, load_model
 __all__ = ["HERE", "explained", "play", "sections_of"]
 
 NUM_STEPS = 150
-BATCH = {"mixture": 25, "student_t": 25}  # decisions at a time, where every new reward would mean a whole run of NUTS
+BATCH = {"mixture": 25, "student_t": 25}  # decisions at a time: these models may fall back to a NUTS run for each update
 HERE = Path(__file__).parent
-
-HEAD = f"""# Gallery
-
-Every bundled model, played by the live bandit for {NUM_STEPS} decisions in a world where its own `truth` holds, with what the
-bandit then says of itself (`bandit.explain()`, `bandit.plot()`). What each block of that text means is in
-[reading `explain()`](explain.md). The programs are plain files to copy; `ppl-bandit check NAME`, `run NAME` and `compare NAME`
-know them by name. On the left of a figure stands what is known of each arm after these rewards, on the right who was played.
-`mixture` and `student_t` decide and learn 25 rows at a time (`select_many`, `update_many`).
-"""
 
 
 def play(name: str) -> Bandit:
@@ -64,7 +55,7 @@ def play(name: str) -> Bandit:
 
 
 def explained(bandit: Bandit) -> str:
-    """Return what a bandit says of itself, with "..." for sizes that rounding decides."""
+    """Return the explain() text, with "..." in place of residuals, which depend on rounding."""
     text = re.sub(r"residual \S+ nats", "residual ... nats", bandit.explain())
     return re.sub(r"tolerance \S+ nats", "tolerance ... nats", text)
 
@@ -94,24 +85,30 @@ def section(name: str) -> str:
             ":start-at: num_arms",
             "```",
             "",
-            f"![{name}: posterior of each arm's expected reward, and who was played](gallery/{name}.png)",
+            f"![{name}: posterior of each arm's expected reward, and the arms that were played](gallery/{name}.png)",
+            "",
+            "<details>",
+            "<summary><code>explain()</code></summary>",
             "",
             "```text",
             explained(bandit).rstrip(),
             "```",
+            "",
+            "</details>",
             "",
         ]
     )
 
 
 def main(names: list[str]) -> None:
-    """Write the page, with new sections for some models or for all."""
+    """Write new sections for some models or for all; the text above the first section stays."""
     path = HERE / "gallery.md"
     for name in names or bundled_models():
         text = section(name)
-        kept = sections_of(path.read_text()) if path.exists() else {}
-        kept[name] = text
-        path.write_text(HEAD + "\n" + "\n".join(kept[each].rstrip() + "\n" for each in sorted(kept)))
+        page = path.read_text()
+        sections = sections_of(page) | {name: text}
+        head = page.partition("\n## ")[0].rstrip()
+        path.write_text(head + "\n\n" + "\n".join(sections[each].rstrip() + "\n" for each in sorted(sections)))
         print(name, flush=True)
 
 

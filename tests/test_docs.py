@@ -5,6 +5,9 @@ import gc
 import io
 import linecache
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,3 +115,19 @@ def test_a_page_that_lies_is_reported_with_its_line(text, message):
 
 def test_text_that_does_not_follow_a_python_block_is_left_alone():
     run_page("page.md", "```python\nprint(1)\n```\nSomething else:\n```text\n2\n```\n```bash\nfalse\n```\n")
+
+
+@pytest.mark.parametrize("page", ["conjugacy.md", "partly-conjugate.md", "glossary.md"])
+def test_formulas_are_rendered_in_the_site(page, tmp_path):
+    for needed in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
+        pytest.importorskip(needed, reason=f"{needed} is not installed; python -m pip install -e '.[docs]' installs it")
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    shutil.copy(ROOT / "docs" / page, source / "index.md")
+    # One page alone, with the settings of the site. Its links lead to pages that are not built here.
+    options = ["-q", "-c", str(ROOT / "docs"), "-D", "suppress_warnings=myst.xref_missing,image.not_readable"]
+    subprocess.run([sys.executable, "-m", "sphinx", *options, str(source), str(site)], check=True, capture_output=True)
+    built = (site / "index.html").read_text()
+    outside_code = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", built, flags=re.DOTALL)
+    assert 'class="math' in outside_code, "no formula was rendered: is dollarmath enabled in docs/conf.py?"
+    assert not re.search(r"\$[^$<>]+\$", outside_code), "a formula is shown as raw text between dollar signs"
