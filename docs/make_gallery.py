@@ -23,7 +23,7 @@ from ppl_bandit.commands.model_files import bundled_models, load_model
 __all__ = ["HERE", "explained", "play", "sections_of"]
 
 NUM_STEPS = 150
-BATCH = {"mixture": 25, "student_t": 25}  # decisions at a time: these models may fall back to a NUTS run for each update
+BATCH = {"mixture": 25, "student_t": 25}  # decisions at a time: each update may be a NUTS run
 HERE = Path(__file__).parent
 
 
