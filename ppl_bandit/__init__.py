@@ -22,10 +22,20 @@ if TYPE_CHECKING:
     from ppl_bandit.simulation.races import Tuned
     from ppl_bandit.simulation.simulate import simulate
     from ppl_bandit.simulation.tune import tune
-    from ppl_bandit.types import Engine, Explanation, Interaction, InvalidProgram, NotConjugate, Selection, Selector
+    from ppl_bandit.types import (
+        Capabilities,
+        Engine,
+        Explanation,
+        Interaction,
+        InvalidProgram,
+        NotConjugate,
+        Selection,
+        Selector,
+    )
 
 __all__ = [
     "Bandit",
+    "Capabilities",
     "Decision",
     "Engine",
     "Environment",

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
 
 __all__ = [
     "BestArmMoments",
+    "Capabilities",
     "Draws",
     "Engine",
     "Explanation",
@@ -188,6 +189,31 @@ class Explanation(NamedTuple):
         return self.report or self.reason
 
 
+class Capabilities(NamedTuple):
+    """Optional functions of an engine; a field is None where the engine does not offer the function.
+
+    Attributes:
+        parameters: state -> {site: {parameter: array}}, for a posterior in closed form.
+        reserve: (state, num_rows) -> a state with capacity for num_rows more rows. It changes shapes, so it runs outside of
+            jit. None if the size of the state does not depend on the number of rows.
+        marginals: (state, context) -> `Marginals`, or None where an arm's expected reward has no closed-form law.
+        infinite_means: (state, context) -> (A,), True for each arm whose expected reward has an infinite posterior mean.
+        with_wider_prior: (state, scale) -> the state that the same data give under a prior `scale` times as wide.
+        quick_update: (key, state, interaction) -> (state, info, is_complete). A small program that equals `update` for one
+            row unless particles must be renewed; is_complete is then False and the caller runs `update` instead.
+        is_traceable_without_program: whether tracing `update` and `sample` again, for another capacity, does not run the
+            NumPyro program. The live bandit then traces them in a background thread.
+    """
+
+    parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
+    reserve: Callable[[State, int], State] | None = None
+    marginals: Callable[[State, Any], Marginals | None] | None = None
+    infinite_means: Callable[[State, Any], Any] | None = None
+    with_wider_prior: Callable[[State, Any], State] | None = None
+    quick_update: Callable[[Key, State, Interaction], tuple[State, Any, Any]] | None = None
+    is_traceable_without_program: bool = False
+
+
 class Engine(NamedTuple):
     """Posterior inference as three pure functions over a state of fixed shape.
 
@@ -195,34 +221,17 @@ class Engine(NamedTuple):
         init: key -> state, the prior.
         update: (key, state, interaction) -> (state, info); all inference work happens here.
         sample: (key, state, M) -> draws {site: (M, ...)}; a cheap read, M is static.
-        explanation: what this engine is and why it fits the program.
-        parameters: state -> {site: {parameter: array}} where the posterior has a closed form, else None.
-        reserve: (state, num_rows) -> state with room for as many more rows, outside of jit; None if any number fits.
-        marginals: (state, context) -> `Marginals`, or None where an arm's expected reward has no law in closed form.
-        settings: what the factory was given, by argument, for whoever records or compares it.
-        infinite_means: (state, context) -> (A,), the arms whose expected reward has itself an infinite expectation; None
-            where none has one, or where that is not known.
-        wider: (state, by) -> the state that the same data would have led to, had the prior been `by` times as wide; None where
-            that is not known.
-        quick_update: (key, state, interaction) -> (state, info, is_enough): what `update` does where nothing is to be renewed,
-            as a program of its own: a large one takes long to call, however little it does. Where it is not enough, nothing of
-            it counts, and `update` does all. None where there is no such program.
-        is_recorded: whether `update` and `sample`, traced once, run no program when they are traced again for a state with
-            more room; they are then traced in the background.
+        explanation: which engine this is and why it fits the program.
+        settings: the factory's arguments by name.
+        capabilities: optional functions.
     """
 
     init: Callable[[Key], State]
     update: Callable[[Key, State, Interaction], tuple[State, Any]]
     sample: Callable[[Key, State, int], Draws]
     explanation: Explanation
-    parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
-    reserve: Callable[[State, int], State] | None = None
-    marginals: Callable[[State, Any], Marginals | None] | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
-    infinite_means: Callable[[State, Any], Any] | None = None
-    is_recorded: bool = False
-    wider: Callable[[State, Any], State] | None = None
-    quick_update: Callable[[Key, State, Interaction], tuple[State, Any, Any]] | None = None
+    capabilities: Capabilities = Capabilities()
 
 
 class InvalidProgram(ValueError):

@@ -45,7 +45,7 @@ def decide(
         allowed: arms that may be played; None allows all.
         draws: whether to draw the latents and fill the table also where there is a shorter way; the law is the same.
     """
-    marginals = None if engine.marginals is None else engine.marginals(state, context)
+    marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
     if marginals is not None and not draws:
         if selector.can_skip_table(marginals) and (selector.is_exact or not marginals.is_mixture):
             assert selector.select_from_probs is not None and marginals.best_arm_probs is not None

@@ -7,42 +7,34 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ppl_bandit.types import Engine, Explanation
+from ppl_bandit.types import Capabilities, Engine, Explanation
 
 __all__ = ["EngineFacts", "deferred", "facts_of"]
 
-_FUNCTIONS = (
-    "init",
-    "update",
-    "sample",
-    "parameters",
-    "reserve",
-    "marginals",
-    "infinite_means",
-    "wider",
-    "quick_update",
-)
+_REQUIRED = ("init", "update", "sample")
+_FLAG = "is_traceable_without_program"
+_OPTIONAL = tuple(name for name in Capabilities._fields if name != _FLAG)
 
 
 class EngineFacts(NamedTuple):
     """What an engine says of itself.
 
     Attributes:
-        functions: the names of those that it has.
+        functions: the names of the optional functions that it has.
     """
 
     explanation: Explanation
     settings: dict[str, Any]
     functions: tuple[str, ...]
-    is_recorded: bool
+    is_traceable_without_program: bool
 
 
 def facts_of(engine: Engine) -> EngineFacts:
     """Return what an engine says of itself."""
-    functions = tuple(name for name in _FUNCTIONS if getattr(engine, name) is not None)
+    functions = tuple(name for name in _OPTIONAL if getattr(engine.capabilities, name) is not None)
     own = engine.explanation
     explanation = own._replace(sites=dict(own.sites))
-    return EngineFacts(explanation, dict(engine.settings), functions, engine.is_recorded)
+    return EngineFacts(explanation, dict(engine.settings), functions, engine.capabilities.is_traceable_without_program)
 
 
 def deferred(facts: EngineFacts, build: Callable[[], Engine]) -> Engine:
@@ -65,8 +57,15 @@ def deferred(facts: EngineFacts, build: Callable[[], Engine]) -> Engine:
                     found.append(pool.submit(in_double_precision).result())
             return found[0]
 
-    def late(name: str) -> Callable:
+    def required(name: str) -> Callable:
         return lambda *args: getattr(built(), name)(*args)
 
-    functions: dict[str, Any] = {name: late(name) if name in facts.functions else None for name in _FUNCTIONS}
-    return Engine(**functions, explanation=facts.explanation, settings=facts.settings, is_recorded=facts.is_recorded)
+    def optional(name: str) -> Callable:
+        return lambda *args: getattr(built().capabilities, name)(*args)
+
+    capabilities = Capabilities(
+        **{name: optional(name) for name in facts.functions},  # type: ignore[arg-type]
+        is_traceable_without_program=facts.is_traceable_without_program,
+    )
+    init, update, sample = map(required, _REQUIRED)
+    return Engine(init, update, sample, facts.explanation, facts.settings, capabilities)

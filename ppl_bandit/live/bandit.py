@@ -417,7 +417,7 @@ class Bandit(ReadableBandit):
         )
 
     def _notes(self, context: Any) -> tuple[str, ...]:
-        find = self._learner.engine.infinite_means
+        find = self._learner.engine.capabilities.infinite_means
         if find is None:
             return ()
         named = zip(self.arms, find(self._learner.state, context), strict=True)

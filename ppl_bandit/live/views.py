@@ -87,10 +87,10 @@ class ReadableBandit:
             ValueError: if the engine is not exact.
         """
         learner = self._follow().learner
-        if learner.engine.parameters is None:
+        if learner.engine.capabilities.parameters is None:
             raise ValueError(f"the {self.explanation.engine} engine has no closed form: use posterior(num_samples)")
         with jax.enable_x64(True):
-            return jax.device_get(learner.engine.parameters(learner.state))
+            return jax.device_get(learner.engine.capabilities.parameters(learner.state))
 
     def expected_rewards(self, context: Any = None, num_samples: int | None = None) -> np.ndarray:
         """Return posterior draws of each arm's expected reward, (M, A)."""

@@ -26,7 +26,7 @@ from ppl_bandit.runtime.compile_ahead import Ahead, in_order_options
 from ppl_bandit.runtime.cpu_threads import in_turn
 from ppl_bandit.runtime.packed_state import Joined, Joining, pack, unpacker
 from ppl_bandit.runtime.unrolled_reductions import is_all
-from ppl_bandit.types import Engine, Interaction, Selector
+from ppl_bandit.types import Capabilities, Engine, Interaction, Selector
 
 __all__ = [
     "QUICKLY",
@@ -110,8 +110,8 @@ def compiled_functions(
         is_portable: whether other processes are to have what is traced.
     """
     # An explanation is no key, and says nothing about what is computed.
-    is_large = engine.reserve is not None  # it reads its data again
-    functions = *engine[:3], engine.quick_update, engine.marginals
+    is_large = engine.capabilities.reserve is not None  # it reads its data again
+    functions = *engine[:3], engine.capabilities.quick_update, engine.capabilities.marginals
     return _compiled_functions(model, *functions, selector, num_samples, draws, is_large, is_portable)
 
 
@@ -209,7 +209,7 @@ def _select(
     draws: bool,
     opened: Callable,
 ) -> Callable:
-    engine: Any = Engine(None, None, sample, None, marginals=marginals)  # type: ignore[arg-type]
+    engine: Any = Engine(None, None, sample, None, capabilities=Capabilities(marginals=marginals))  # type: ignore[arg-type]
 
     def select(seed: Array, held: Any, number: Array, context: Any, allowed: Array) -> Array:
         keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)

@@ -103,19 +103,27 @@ def start(task: Task, factory: Callable[[RewardModel], Engine], expected: Expect
                 engine = _built(factory, task.model)
         else:
             engine = found.engine(lambda: _built(factory, task.model))
-        is_left = words is not None and found is None and (engine.reserve is None or engine.is_recorded)
+        is_left = (
+            words is not None
+            and found is None
+            and (engine.capabilities.reserve is None or engine.capabilities.is_traceable_without_program)
+        )
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
         if found is not None:
             found.give_to(run, recordings)
             if expected is not None:
                 expected.give_to(run, found)
-        drafted = drafts.get((engine.sample, engine.marginals))  # a factory may have made another engine of it
+        drafted = drafts.get(
+            (engine.sample, engine.capabilities.marginals)
+        )  # a factory may have made another engine of it
         if drafted is not None:
             run.select.take_over(drafted)
         run.init.trace(np.int64(task.seed))
         returned = run.init(np.int64(task.seed))
         held = run.finish[0](returned)[0]
-        held = held if engine.reserve is None else engine.reserve(held, _first_room(task.model))
+        held = (
+            held if engine.capabilities.reserve is None else engine.capabilities.reserve(held, _first_room(task.model))
+        )
         learner = Learner(engine, run, held, jax.device_put(np.int64(task.seed)))
     _prepare(task, learner, learner.held)
     if words is not None and is_left:
@@ -142,12 +150,12 @@ def prepare_growth(task: Task, learner: Learner, num_rows: int) -> Learner:
         num_rows: how many were learnt in all.
     """
     engine = learner.engine
-    if engine.reserve is None or learner.room.is_sure(num_rows):
+    if engine.capabilities.reserve is None or learner.room.is_sure(num_rows):
         return learner
     with jax.enable_x64(True):
-        room, grown = look(engine.reserve, learner.room, learner.held, num_rows)
+        room, grown = look(engine.capabilities.reserve, learner.room, learner.held, num_rows)
     if grown is not None:
-        _prepare(task, learner, grown, without_programs if engine.is_recorded else None)
+        _prepare(task, learner, grown, without_programs if engine.capabilities.is_traceable_without_program else None)
     return learner._replace(room=room)
 
 
@@ -157,8 +165,8 @@ def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = 
         learner.run.select.prepare(
             learner.seed, held, np.int64(0), context, np.ones(len(task.arms), bool), within=within
         )
-        if learner.engine.reserve is not None:
-            held = learner.engine.reserve(held, 1)
+        if learner.engine.capabilities.reserve is not None:
+            held = learner.engine.capabilities.reserve(held, 1)
         # The larger one first: whoever calls the other while it queues compiles that.
         for learn in (learner.run.learn, learner.run.learn_quickly):
             if learn is not None:
@@ -180,9 +188,9 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     engine, held, num_rows = learner.engine, learner.held, rows.arms.size
     infos, done = list[Any](), 0
     with jax.enable_x64(True):
-        if engine.reserve is not None and not learner.room.has(num_seen + num_rows):
-            held = engine.reserve(held, num_rows)
-        for size in pieces(num_rows, _SIZES) if engine.reserve is None else [_roomy(num_rows)]:
+        if engine.capabilities.reserve is not None and not learner.room.has(num_seen + num_rows):
+            held = engine.capabilities.reserve(held, num_rows)
+        for size in pieces(num_rows, _SIZES) if engine.capabilities.reserve is None else [_roomy(num_rows)]:
             piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
             num_piece = min(size, num_rows - done)
             numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)

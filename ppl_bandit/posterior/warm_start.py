@@ -129,7 +129,7 @@ def leave(words: tuple[Any, ...], task: Task, engine: Engine, run: Compiled, rec
     portables = {name: dict(part.portables) for name, part in parts.items() if part is not None}
     if all(portables.values()):
         forms = {num_rows: run.finish[num_rows].form for num_rows in (0, 1, QUICKLY) if num_rows in run.finish}
-        readings = recordings.forms() if engine.reserve is not None else {}
+        readings = recordings.forms() if engine.capabilities.reserve is not None else {}
         task.model.keep(Start(facts_of(engine), portables, forms, readings), *words)
 
 

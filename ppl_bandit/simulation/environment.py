@@ -92,7 +92,7 @@ class Environment:
         found.scales = tuple(float(scale) for scale in scales)
         if found.scales == (1.0,):
             return found
-        if engine is not None and engine.wider is not None and engine.explanation.is_exact:
+        if engine is not None and engine.capabilities.with_wider_prior is not None and engine.explanation.is_exact:
             found.engine = engine
         else:
             found._middle = middle_of(reward_model)
@@ -105,8 +105,8 @@ class Environment:
         return Environment(self.reward_model, self._draw(key), self._contexts)
 
     def _draw(self, key: Key) -> dict[str, Array]:
-        if self.engine is not None and self.engine.wider is not None:
-            prior = self.engine.wider(self.engine.init(key), self.scale(key))
+        if self.engine is not None and self.engine.capabilities.with_wider_prior is not None:
+            prior = self.engine.capabilities.with_wider_prior(self.engine.init(key), self.scale(key))
             drawn = self.engine.sample(key, prior, 1)
         else:
             drawn = self.reward_model.sample_prior(key, 1)

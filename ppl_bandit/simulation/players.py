@@ -147,8 +147,10 @@ class Player:
             )
             if self.num_truths == 1:
                 return jnp.sum(record.regret)[None], is_stuck(record.regret[None])
-            if engine.wider is not None and environment.scales != (1.0,):
-                state = engine.wider(state, environment.scale(world_key(key)))  # what the world's own prior would know
+            if engine.capabilities.with_wider_prior is not None and environment.scales != (1.0,):
+                state = engine.capabilities.with_wider_prior(
+                    state, environment.scale(world_key(key))
+                )  # what the world's own prior would know
             truths = engine.sample(jr.fold_in(key, 3), state, self.num_truths)  # 2 and below are the rollout's
             return judge(model, truths, record.arm, contexts)
 

@@ -119,8 +119,8 @@ def world_key(key: Key) -> Key:
 def _start(key: Key, engine: Engine, num_steps: int) -> Any:
     """Return the engine's first state, with room for all steps: what room adds to it is the same for every key."""
     state = engine.init(key)
-    if engine.reserve is None:
+    if engine.capabilities.reserve is None:
         return state
     with jax.ensure_compile_time_eval():
-        roomy = engine.reserve(engine.init(jr.key(0)), num_steps)
+        roomy = engine.capabilities.reserve(engine.init(jr.key(0)), num_steps)
     return jax.tree.map(lambda own, large: own if own.shape == large.shape else large, state, roomy)

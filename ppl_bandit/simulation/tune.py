@@ -181,7 +181,11 @@ def _knows_counts(reward_model: RewardModel, engine: Engine) -> bool:
     known: list[bool] = []
 
     def look() -> None:
-        offered = None if engine.marginals is None else engine.marginals(engine.init(jr.key(0)), reward_model.context)
+        offered = (
+            None
+            if engine.capabilities.marginals is None
+            else engine.capabilities.marginals(engine.init(jr.key(0)), reward_model.context)
+        )
         counts = None if offered is None or offered.tail is None else offered.pseudo_counts
         known.append(counts is not None and counts() is not None)
 

@@ -76,11 +76,11 @@ def stream(engine, rows, first, last):
     state = jax.jit(engine.init)(jr.key(1))
     if first > 0:
         head = jax.tree.map(lambda leaf: leaf[:first], rows)
-        state, _ = jax.jit(engine.update)(jr.key(2), engine.reserve(state, first), head)
+        state, _ = jax.jit(engine.update)(jr.key(2), engine.capabilities.reserve(state, first), head)
     for number in range(first, last):
         row = jax.tree.map(lambda leaf, number=number: leaf[number : number + 1], rows)
         traced = False
-        (state, info), elapsed = timed(update, jr.key(number), engine.reserve(state, 1), row)
+        (state, info), elapsed = timed(update, jr.key(number), engine.capabilities.reserve(state, 1), row)
         seconds.append(elapsed)
         is_compiled.append(traced)
         infos.append(jax.device_get(info))
@@ -113,7 +113,7 @@ def show_batches(model, sizes):
     engine = engines.reweight(model)
     for size in sizes:
         rows, update = make_rows(size), jax.jit(engine.update)
-        state = engine.reserve(jax.jit(engine.init)(jr.key(1)), size)
+        state = engine.capabilities.reserve(jax.jit(engine.init)(jr.key(1)), size)
         _, cold = timed(update, jr.key(2), state, rows)
         (_, info), warm = timed(update, jr.key(3), state, rows)
         print(

@@ -216,7 +216,11 @@ def run_table(arguments, out):
             chunk = {None: 4096, 100: 4096, 1000: 4096, 10_000: 1024}[num_samples]
 
             def one(key, model=model, engine=engine, world=worlds[name], num_samples=num_samples):
-                own = engine if num_samples is None else engine._replace(marginals=None)
+                own = (
+                    engine
+                    if num_samples is None
+                    else engine._replace(capabilities=engine.capabilities._replace(marginals=None))
+                )
                 rule = selectors.optimistic_gittins(num_steps)
                 ran = rollout(key, model, own, rule, world, num_steps=num_steps, num_samples=num_samples or 1000)
                 return jnp.sum(ran.regret)

@@ -54,7 +54,7 @@ def decisions(program, context, rewards, draws):
         state, _ = jax.jit(engine.update)(
             jr.key(0), engine.init(jr.key(0)), Interaction(jnp.arange(len(rewards)) % 3, jnp.asarray(rewards), rows)
         )
-        marginals = engine.marginals(state, context)
+        marginals = engine.capabilities.marginals(state, context)
 
         def one(key):
             key_draw, key_select = jr.split(key)
@@ -116,9 +116,11 @@ def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
         engine = engines.conjugate(model)
         rows = Interaction(jnp.array([0, 0, 0, 0, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
         state, _ = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
-        knows_less = engine._replace(
-            marginals=lambda state, context: engine.marginals(state, context)._replace(tail=None, best_arm_moments=None)
-        )
+
+        def fewer(state, context):
+            return engine.capabilities.marginals(state, context)._replace(tail=None, best_arm_moments=None)
+
+        knows_less = engine._replace(capabilities=engine.capabilities._replace(marginals=fewer))
 
         def propensities(engine, key):
             parts = model.expected_rewards, engine, rule, state, None, jnp.asarray(95)
@@ -137,9 +139,11 @@ def test_a_mixture_is_asked_for_its_probabilities_only_by_selectors_that_want_th
     with jax.enable_x64(True):
         model = RewardModel(conversion, 3)
         exact = engines.conjugate(model)
-        mixture = exact._replace(
-            marginals=lambda state, context: exact.marginals(state, context)._replace(is_mixture=True)
-        )
+
+        def averaged(state, context):
+            return exact.capabilities.marginals(state, context)._replace(is_mixture=True)
+
+        mixture = exact._replace(capabilities=exact.capabilities._replace(marginals=averaged))
         rows = Interaction(jnp.array([0, 0, 0, 0, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
         state, _ = jax.jit(exact.update)(jr.key(0), exact.init(jr.key(0)), rows)
 
@@ -156,4 +160,4 @@ def test_a_mixture_is_asked_for_its_probabilities_only_by_selectors_that_want_th
         )()
         np.testing.assert_array_equal(asked, drawn)
         # Compiled otherwise, densities in single precision round otherwise, by 1e-7 each; p-hat is a multiple of .01.
-        np.testing.assert_allclose(wanted, exact.marginals(state, None).best_arm_probs(None), atol=1e-7)
+        np.testing.assert_allclose(wanted, exact.capabilities.marginals(state, None).best_arm_probs(None), atol=1e-7)

@@ -53,7 +53,7 @@ def test_a_discounted_posterior_matches_weighted_sums_by_hand(model):
         single, step = engine.init(jr.key(0)), jax.jit(engine.update)
         for i in range(num_rows):
             single, _ = step(jr.key(0), single, jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], data))
-        found, sequential = engine.parameters(batch), engine.parameters(single)
+        found, sequential = engine.capabilities.parameters(batch), engine.capabilities.parameters(single)
     for site in found:
         for name in found[site]:
             np.testing.assert_allclose(found[site][name], sequential[site][name], rtol=1e-9, atol=1e-12)

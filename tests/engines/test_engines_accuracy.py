@@ -100,7 +100,7 @@ def heavy_tailed_sds():
     """Standard deviations of log variances and of weights: a Normal-InverseGamma posterior in closed form."""
     with jax.enable_x64(True):
         engine, state = exact_posterior(*HEAVY_TAILED)
-        known = engine.parameters(state)
+        known = engine.capabilities.parameters(state)
     shape, rate = known["variance"]["concentration"], known["variance"]["rate"]
     covariance = np.diag(known["weights"]["covariance_times_precision"]).reshape(2, 2)
     variances = (rate / (shape - 1))[:, None] * covariance

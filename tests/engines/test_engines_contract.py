@@ -136,7 +136,7 @@ def test_masked_rows_may_hold_anything_and_change_nothing(name):
 @every_engine
 def test_rows_that_do_not_fit_are_left_out_and_said_so(name):
     engine = compiled(name)
-    if engine.reserve is None:
+    if engine.capabilities.reserve is None:
         return  # it keeps sums, which any number of rows fit into
     state = engine.init(jr.key(0))
     later = ROWS._replace(reward=ROWS.reward + 0.25, mask=ALL)
@@ -148,7 +148,7 @@ def test_rows_that_do_not_fit_are_left_out_and_said_so(name):
     jax.tree.map(np.testing.assert_array_equal, after.buffer, state.buffer)
     both = Interaction(jnp.concatenate([ROWS.arm, ROWS.arm]), jnp.concatenate([ROWS.reward, later.reward]))
     assert_posterior(engine, after, exact_posterior(both))
-    roomy = engine.reserve(after, 8)
+    roomy = engine.capabilities.reserve(after, 8)
     assert roomy.buffer.arm.shape == (2 * CAPACITY,)
 
 
@@ -215,7 +215,7 @@ def count_compilations(name, first_capacity, num_steps, monkeypatch, caplog):
     for module in ("svi", "laplace"):
         monkeypatch.setattr(importlib.import_module(f"ppl_bandit.engines.approximate.{module}"), "_NUM_CHECKS", 10)
     engine = small_engine(name, first_capacity)
-    reserve = engine.reserve or (lambda state, num_rows: state)
+    reserve = engine.capabilities.reserve or (lambda state, num_rows: state)
     update = jax.jit(lambda number, state, row: engine.update(jr.fold_in(jr.key(0), number), state, row))
     state = jax.jit(engine.init)(jr.key(0))
     with jax.log_compiles(True), caplog.at_level(logging.DEBUG):

@@ -8,7 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, Interaction, RewardModel, engines
+from ppl_bandit import Bandit, Capabilities, Interaction, RewardModel, engines
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.examination import measure
 from ppl_bandit.engines.exact.proof.gaussian_blocks import tie
@@ -107,7 +107,10 @@ def test_a_decision_is_traced_while_its_engine_is_proved_and_compiled_only_if_it
 @pytest.mark.slow
 def test_an_engine_that_decides_otherwise_than_the_one_that_was_proved_is_traced_itself():
     without_law = Bandit(
-        conversion, 3, engine=lambda model: engines.conjugate(model)._replace(marginals=None), num_samples=16
+        conversion,
+        3,
+        engine=lambda model: engines.conjugate(model)._replace(capabilities=Capabilities()),
+        num_samples=16,
     )
     by_draws = Bandit(conversion, 3, engine=engines.conjugate, num_samples=16, draws=True)
     # By the law of p-hat other random numbers would be spent, and 20 of these arms be others.

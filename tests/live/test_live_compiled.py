@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, Engine, Explanation, RewardModel, engines
+from ppl_bandit import Bandit, Capabilities, Engine, Explanation, RewardModel, engines
 from ppl_bandit.posterior.learning import pieces
 
 
@@ -47,7 +47,7 @@ def hoarding(model):
         update,
         lambda key, state, num: {"rate": jr.uniform(key, (num, 3))},
         Explanation("hoarding", False, "a test", {}),
-        reserve=reserve,
+        capabilities=Capabilities(reserve=reserve),
     )
 
 

@@ -14,7 +14,17 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, Engine, Explanation, InvalidProgram, Journal, RewardModel, engines, selectors
+from ppl_bandit import (
+    Bandit,
+    Capabilities,
+    Engine,
+    Explanation,
+    InvalidProgram,
+    Journal,
+    RewardModel,
+    engines,
+    selectors,
+)
 from ppl_bandit.commands.model_files import bundled_models, load_model
 from ppl_bandit.live import bandit as bandit_module
 from ppl_bandit.posterior import learning, warm_start
@@ -196,7 +206,8 @@ def hoarding(model):
         return {"level": jax.random.normal(key, (num, 3)) + state.total}
 
     given = Explanation("hoarding", False, "a test", {})
-    return Engine(init, update, sample, given, reserve=reserve, quick_update=quick_update, is_recorded=True)
+    capabilities = Capabilities(reserve=reserve, quick_update=quick_update, is_traceable_without_program=True)
+    return Engine(init, update, sample, given, capabilities=capabilities)
 
 
 def test_an_engine_that_keeps_its_data_starts_from_what_another_traced_and_grows_without_the_program(

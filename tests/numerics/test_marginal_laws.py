@@ -188,7 +188,7 @@ def test_constants_in_single_precision_do_not_shorten_the_law():
 
     with jax.enable_x64(False):
         engine = engines.conjugate(RewardModel(fee, 2))
-    middle = engine.marginals(engine.init(jr.key(0)), None).quantile(jnp.asarray(0.5))
+    middle = engine.capabilities.marginals(engine.init(jr.key(0)), None).quantile(jnp.asarray(0.5))
     # The weights are what they are; their products and sums have 16 digits, and a median of 1,000 has an error of 1e-9.
     np.testing.assert_allclose(middle, 1000.0 + 0.5 * np.asarray(weights, float), rtol=1e-10)
 
@@ -249,7 +249,7 @@ def test_the_exact_engine_offers_the_law_of_its_own_draws(name):
     rewards = jnp.array([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]) + (0.5 if name == "exponential" else 0.0)
     state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), Interaction(arms, rewards, contexts))
     assert bool(info.is_trusted)
-    marginals = engine.marginals(state, file.context)
+    marginals = engine.capabilities.marginals(state, file.context)
     num = 100_000
     table = np.asarray(model.expected_rewards(engine.sample(jr.key(1), state, num), file.context))
     for order in (0.05, 0.5, 0.99):
@@ -293,12 +293,12 @@ def same_element(arm):
 @pytest.mark.parametrize("program", [pytest.param(squared, marks=pytest.mark.slow), shared, clipped])
 def test_what_is_not_affine_in_one_element_has_no_closed_form(program):
     engine = engines.conjugate(RewardModel(program, 2))
-    assert engine.marginals(engine.init(jr.key(0)), None) is None
+    assert engine.capabilities.marginals(engine.init(jr.key(0)), None) is None
 
 
 def test_arms_that_share_an_element_are_not_independent():
     engine = engines.conjugate(RewardModel(same_element, 2))
-    marginals = engine.marginals(engine.init(jr.key(0)), None)
+    marginals = engine.capabilities.marginals(engine.init(jr.key(0)), None)
     assert marginals.best_arm_probs is None
     np.testing.assert_allclose(marginals.quantile(jnp.array(0.3)), [0.3, 0.6], rtol=1e-5)
 
@@ -306,7 +306,7 @@ def test_arms_that_share_an_element_are_not_independent():
 def test_exact_double_sampling_decides_by_the_exact_probabilities():
     file = load_model("bernoulli")
     engine = engines.conjugate(RewardModel(file.program, 3))
-    marginals = engine.marginals(engine.init(jr.key(0)), None)
+    marginals = engine.capabilities.marginals(engine.init(jr.key(0)), None)
     table = jnp.array([[0.9, 0.1, 0.2]])
     chosen = selectors.double_sampling(exact=True)(jr.key(0), table, 1, marginals=marginals)
     np.testing.assert_allclose(chosen.best_arm_probs, 1 / 3, atol=1e-6)

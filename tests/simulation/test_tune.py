@@ -249,7 +249,9 @@ def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
     assert not can_judge(MODEL, ENGINE, Environment(MODEL, {"rate": jnp.array([0.2, 0.3])}))
     forgetful = engines.conjugate(MODEL, discount=0.99)
     assert not can_judge(MODEL, forgetful, own)
-    assert forgetful.wider is None  # what was forgotten was given back to the prior that there was
+    assert (
+        forgetful.capabilities.with_wider_prior is None
+    )  # what was forgotten was given back to the prior that there was
 
     def believed(arm):  # worlds are drawn without the factor, and the posterior counts it
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
@@ -294,7 +296,7 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
 def test_candidates_are_every_selector_and_a_ladder():
     named = candidates(MODEL, ENGINE, 100)
     assert {"Gittins, patience 2, learning 1", "Gittins, patience 1", "information-directed"} <= named.keys()
-    fewer = candidates(MODEL, ENGINE._replace(marginals=None), 100)
+    fewer = candidates(MODEL, ENGINE._replace(capabilities=ENGINE.capabilities._replace(marginals=None)), 100)
     assert named.keys() - fewer.keys() == {"Gittins, patience 2, learning 1", "Gittins, patience 4, learning 0.5"}
 
 
@@ -340,7 +342,7 @@ def own_noise(arm):
 def test_a_prior_is_worth_as_many_rewards_as_a_textbook_says(program, count):
     model = RewardModel(program, 2)
     engine = conjugate(model)
-    offered = engine.marginals(engine.init(None), None)
+    offered = engine.capabilities.marginals(engine.init(None), None)
     np.testing.assert_allclose(offered.pseudo_counts(), [count, count], rtol=1e-4)
 
 

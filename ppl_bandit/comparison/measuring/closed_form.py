@@ -1,6 +1,6 @@
 """The exact posterior as densities: each latent's marginal law, and the log evidence of the data.
 
-The exact engine's state holds the parameters of all families in a few arrays; `Engine.parameters` arranges them by site.
+The exact engine's state holds the parameters of all families in a few arrays; `Capabilities.parameters` arranges them by site.
 Numbering the entries of a state and arranging the numbers in the same way tells which entry belongs to which element.
 """
 
@@ -155,9 +155,9 @@ def _log_normal(x: np.ndarray, mean: np.ndarray, precision: np.ndarray) -> float
 
 
 def _parameters(engine: Engine, state: Any) -> dict[str, dict[str, Any]]:
-    if engine.parameters is None:
+    if engine.capabilities.parameters is None:
         raise ValueError(f"the {engine.explanation.engine} engine has no closed form")
-    return engine.parameters(state)
+    return engine.capabilities.parameters(state)
 
 
 def _kind(values: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ def _refer(lab: Lab, key: Key, number: int, runner: Runner, at: Run, drawn: list
     mean, sd = pooled.mean(axis=0), pooled.std(axis=0)
     levels = (*QUANTILES, 0.16, 0.84)
     quantiles = np.quantile(pooled, levels, axis=0)
-    if runner.engine.parameters is not None:
+    if runner.engine.capabilities.parameters is not None:
         laws = exact_marginals(lab.model, runner.engine, at.state)
         sites = [laws[site] for site in lab.model.latent_shapes]
         mean, sd = (np.concatenate([np.ravel(part) for part in parts]) for parts in _moments(sites))

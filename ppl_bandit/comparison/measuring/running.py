@@ -113,12 +113,12 @@ def build_runner(factory: Factory, model: RewardModel, rows: Interaction, num_sa
     engine = factory(model)
     seconds = time.perf_counter() - begin
     init = Ahead(engine.init)
-    learn = Ahead(engine.update, is_large=engine.reserve is not None)
+    learn = Ahead(engine.update, is_large=engine.capabilities.reserve is not None)
     draw = Ahead(lambda key, state: engine.sample(key, state, num_samples))
 
     def start(key: Key) -> Any:
         state = init(key)
-        return state if engine.reserve is None else engine.reserve(state, rows.arm.shape[0])
+        return state if engine.capabilities.reserve is None else engine.capabilities.reserve(state, rows.arm.shape[0])
 
     key = jr.key(0)
     state = start(key)
@@ -165,7 +165,7 @@ def _learn(runner: Runner, state: Any, rows: Interaction, key_learn: Key, key_dr
         return after, info, jax.block_until_ready(runner.draw(key_draw, after))
 
     # Where no data are kept an update is over at once, and its time would be that of starting a thread.
-    return both() if runner.engine.reserve is None else _interruptibly(both)
+    return both() if runner.engine.capabilities.reserve is None else _interruptibly(both)
 
 
 def _interruptibly(function: Callable[[], _T]) -> _T:
@@ -221,7 +221,7 @@ def say_cost(lab: Lab, who: str, runners: Iterable[Runner], num_runs: int, say: 
     total = len(lab.data.arm)
     num_rows = -(-total // 8)
     few = lab.whole._replace(mask=jnp.arange(total) < num_rows)
-    least = num_runs * sum(timed(runner, few) for runner in runners if runner.engine.reserve is not None)
+    least = num_runs * sum(timed(runner, few) for runner in runners if runner.engine.capabilities.reserve is not None)
     most = least * total / num_rows
     if most > _WORTH_SAYING:
         say(f"going by {num_rows} of {total} rows, {who} will take between {least:.0f} and {most:.0f} s")

@@ -23,7 +23,7 @@ from ppl_bandit.engines.particles.diagnostics import (
 from ppl_bandit.engines.particles.modes import find_mode
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Draws, Engine, Interaction, Key
+from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
 __all__ = ["LaplaceInfo", "LaplaceState", "laplace"]
 
@@ -126,4 +126,5 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         ],
     )
     settings = {"capacity": capacity, "discount": discount}
-    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings, is_recorded=True)
+    capabilities = Capabilities(reserve=reserve, is_traceable_without_program=True)
+    return Engine(init, update, sample, explanation, settings, capabilities)

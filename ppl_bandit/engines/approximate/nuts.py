@@ -19,7 +19,7 @@ from ppl_bandit.engines.particles.moves import MAX_MEMORY, no_u_turn
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, Cloud, is_trusted, sample_size
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Draws, Engine, Interaction, Key
+from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
 __all__ = ["NutsInfo", "NutsState", "nuts"]
 
@@ -181,4 +181,5 @@ def nuts(
         "refresh_every": refresh_every,
         "discount": discount,
     }
-    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings, is_recorded=True)
+    capabilities = Capabilities(reserve=reserve, is_traceable_without_program=True)
+    return Engine(init, update, sample, explanation, settings, capabilities)

@@ -57,7 +57,7 @@ from ppl_bandit.engines.particles.weighted_particles import (
 )
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Draws, Engine, Interaction, Key
+from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
 __all__ = ["ReweightInfo", "ReweightState", "draw_prior_clouds", "reweight", "sample_clouds"]
 
@@ -315,16 +315,8 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         "capacity": capacity,
         "discount": discount,
     }
-    return Engine(
-        init,
-        update,
-        sample,
-        explanation,
-        reserve=reserve,
-        settings=settings,
-        is_recorded=True,
-        quick_update=quick_update,
-    )
+    capabilities = Capabilities(reserve=reserve, quick_update=quick_update, is_traceable_without_program=True)
+    return Engine(init, update, sample, explanation, settings, capabilities)
 
 
 def draw_prior_clouds(key: Key, space: Space, blocks: Blocks, num: int) -> tuple[Cloud, Float[Array, " K"]]:

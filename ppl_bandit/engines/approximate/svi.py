@@ -29,7 +29,7 @@ from ppl_bandit.engines.particles.diagnostics import (
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import running
-from ppl_bandit.types import Draws, Engine, Interaction, Key
+from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
 __all__ = ["SviInfo", "SviState", "svi"]
 
@@ -253,7 +253,7 @@ def svi(
         "capacity": capacity,
         "discount": discount,
     }
-    return Engine(init, update, sample, explanation, reserve=reserve, settings=settings)
+    return Engine(init, update, sample, explanation, settings, Capabilities(reserve=reserve))
 
 
 def _guide_class(guide: Any, size: int) -> Callable[..., AutoGuide]:

@@ -40,7 +40,7 @@ from ppl_bandit.engines.particles.diagnostics import (
 )
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Draws, Engine, Interaction, Key
+from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
 __all__ = ["CollapsedInfo", "collapsed"]
 
@@ -136,14 +136,16 @@ def collapsed(
         update,
         draw,
         report.accepted(model, split, None if store is None else store.words, num_particles, discount),
-        reserve=reserve if store is None else None,
-        marginals=mixture_of(model, split.layout, example, laws),
         settings={
             "outer": list(split.values),
             "num_particles": num_particles,
             "capacity": capacity,
             "discount": discount,
         },
+        capabilities=Capabilities(
+            reserve=reserve if store is None else None,
+            marginals=mixture_of(model, split.layout, example, laws),
+        ),
     )
 
 

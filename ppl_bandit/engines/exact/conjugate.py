@@ -54,7 +54,7 @@ from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.wider_prior import moving_sites
 from ppl_bandit.runtime.unrolled_reductions import is_all, max_of
-from ppl_bandit.types import Engine, Interaction, Key
+from ppl_bandit.types import Capabilities, Engine, Interaction, Key
 
 __all__ = ["Certificates", "conjugate"]
 
@@ -141,11 +141,13 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         update,
         draft.sample,
         report.accepted(model, layout, prior, evidence, discount, infinite),
-        parameters,
-        marginals=draft.marginals,
         settings={"discount": discount},
-        infinite_means=infinite_means,
-        wider=with_wider_prior if discount == 1.0 else None,
+        capabilities=Capabilities(
+            parameters=parameters,
+            marginals=draft.marginals,
+            infinite_means=infinite_means,
+            with_wider_prior=with_wider_prior if discount == 1.0 else None,
+        ),
     )
 
 

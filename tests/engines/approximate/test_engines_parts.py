@@ -481,7 +481,7 @@ def click(arm):
 @pytest.mark.slow
 def test_a_quick_update_is_the_update_wherever_nothing_is_renewed():
     engine = engines.reweight(RewardModel(click, 2), num_particles=200)
-    update, quickly = quick_jit(engine.update), quick_jit(engine.quick_update)
+    update, quickly = quick_jit(engine.update), quick_jit(engine.capabilities.quick_update)
     rng = np.random.default_rng(0)
     state, num_quick, num_rows = engine.init(jr.key(0)), 0, 40
     for row in range(num_rows):

@@ -504,7 +504,7 @@ def test_marginals_are_mixtures_of_closed_forms():
 
         @jax.jit
         def read(state, x):  # of the state: as a constant, the compiler would try to work all of it out
-            marginals = engine.marginals(state, None)
+            marginals = engine.capabilities.marginals(state, None)
             return jax.vmap(marginals.quantile)(orders), marginals.cdf(x), marginals.best_arm_probs(None)
 
         quantiles, heights, best = map(np.asarray, read(state, jnp.asarray(np.quantile(exact, 0.9, axis=0))))
@@ -517,7 +517,7 @@ def test_marginals_are_mixtures_of_closed_forms():
 def test_what_is_kept_does_not_grow_with_the_rows():
     for name in ("independent priors, shared", "Beta-Binomial hierarchy"):
         engine, init, update, _ = compiled(name)
-        assert engine.reserve is None
+        assert engine.capabilities.reserve is None
         rows = padded(*CASES[name].rows(np.random.default_rng(2), 500))
         with jax.enable_x64(True):
             before = init(jr.key(0))

@@ -75,7 +75,7 @@ def test_a_conjugate_program_is_accepted_and_its_posterior_is_the_textbook_one(m
             infos.append(each)
     assert all(each.is_trusted for each in [info, *infos])
     for state in (together, in_turn):
-        found = engine.parameters(state)
+        found = engine.capabilities.parameters(state)
         assert set(found) == set(given.expected)
         for site, parameters in given.expected.items():
             for name, value in parameters.items():

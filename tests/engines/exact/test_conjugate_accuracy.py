@@ -59,13 +59,13 @@ def absorbed(engine, rows):
 
     state, is_trusted = jax.jit(lambda state, rows: jax.lax.scan(step, state, rows))(engine.init(KEY), rows)
     assert bool(is_trusted.all())
-    return engine.parameters(state)
+    return engine.capabilities.parameters(state)
 
 
 def absorbed_at_once(engine, rows):
     state, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
     assert bool(info.is_trusted)
-    return engine.parameters(state)
+    return engine.capabilities.parameters(state)
 
 
 def assert_close(found, expected, rtol):
@@ -215,7 +215,7 @@ def test_single_precision_certifies_a_variance():
     assert bool(info.is_trusted)
     np.testing.assert_allclose(state.shape, 2.0 + 10.0, rtol=1e-5)
     posterior_mean = (0.25 * 0.3 + sums(reward, arm)) / 20.25
-    np.testing.assert_allclose(engine.parameters(state)["mean"]["mean"], posterior_mean, rtol=1e-4)
+    np.testing.assert_allclose(engine.capabilities.parameters(state)["mean"]["mean"], posterior_mean, rtol=1e-4)
 
 
 def regression_on_an_interval(arm, context):
@@ -241,7 +241,7 @@ def test_one_engine_serves_both_precisions():
             rows = Interaction(jnp.arange(A), reward, jnp.array([[1.0, 0.5], [0.3, -1.0], [2.0, 1.0]]))
             state, info = jax.jit(engine.update)(KEY, engine.init(KEY), rows)
             assert bool(info.is_trusted)
-            found.append(engine.parameters(state))
+            found.append(engine.capabilities.parameters(state))
             assert all(np.isfinite(draw).all() for draw in engine.sample(KEY, state, 3).values())
     # A handful of float32 roundings.
     assert_close(found[0], found[1], rtol=1e-4)
@@ -359,7 +359,7 @@ def test_a_discount_weighs_each_row_by_its_age():
         },
         "level": {"mean": level, "covariance": np.diag(1 / (4.0 + played / 0.49))},
     }
-    assert_close(engine.parameters(state), expected, rtol=1e-9)
+    assert_close(engine.capabilities.parameters(state), expected, rtol=1e-9)
 
 
 def test_masked_rows_may_hold_anything_and_change_nothing():
@@ -378,7 +378,9 @@ def test_masked_rows_may_hold_anything_and_change_nothing():
     assert bool(info.is_trusted)
     assert int(state.num_rows) == 2
     # Two observations of arm 0, 1.0 with sd 1 and 2.0 = 2 mean with sd 2: precision 1 + 1 + 1, mean (1 + 1) / 3.
-    np.testing.assert_allclose(engine.parameters(state)["mean"]["mean"], [2 / 3, 0, 0], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        engine.capabilities.parameters(state)["mean"]["mean"], [2 / 3, 0, 0], rtol=1e-6, atol=1e-7
+    )
 
 
 def test_a_posterior_beyond_the_precision_of_numbers_is_not_trusted():

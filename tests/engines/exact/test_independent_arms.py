@@ -100,7 +100,7 @@ def test_the_probability_of_being_best_is_that_of_independent_normals():
         @jax.jit
         def found():
             state, _ = engine.update(jr.key(0), engine.init(jr.key(0)), rows)
-            return engine.marginals(state, jnp.asarray(here)).best_arm_probs()
+            return engine.capabilities.marginals(state, jnp.asarray(here)).best_arm_probs()
 
         np.testing.assert_allclose(found(), [exact, 1.0 - exact], atol=1e-4)
 
@@ -133,7 +133,7 @@ def test_arms_that_are_moved_about_are_still_apart(prior):
         @jax.jit
         def probs():
             state, _ = engine.update(jr.key(0), engine.init(jr.key(0)), rows)
-            return engine.marginals(state, None).best_arm_probs()
+            return engine.capabilities.marginals(state, None).best_arm_probs()
 
         found = probs()
     # By draws of the laws by hand, to four standard errors of a share of 200,000.
@@ -181,7 +181,7 @@ def test_parts_of_unequal_size_have_the_variances_of_the_whole_block():
         def found():
             rows = Interaction(jnp.asarray(arms), jnp.asarray(rewards), jnp.asarray(contexts))
             state, _ = engine.update(jr.key(0), engine.init(jr.key(0)), rows)
-            offered = engine.marginals(state, jnp.asarray(here))
+            offered = engine.capabilities.marginals(state, jnp.asarray(here))
             assert offered.best_arm_probs is not None  # proved apart
             one = stats.norm.cdf(1.0)
             return offered.quantile(one) - offered.quantile(0.5), offered.table(jr.key(1), 20_000)
@@ -219,7 +219,7 @@ def test_an_arm_that_is_given_away_is_sure_and_independent(prior):
 
     with jax.enable_x64(True):
         engine = engines.conjugate(RewardModel(program, 3))
-        probs = jax.jit(lambda: engine.marginals(engine.init(jr.key(0)), None).best_arm_probs())()
+        probs = jax.jit(lambda: engine.capabilities.marginals(engine.init(jr.key(0)), None).best_arm_probs())()
     if isinstance(prior, dist.Beta):  # of two uniforms on (0, 5) and (0, 3), the second wins with probability 3 / 10
         exact = [0.0, 0.7, 0.3]
     else:  # a sector of the plane, of directions scaled by 5 and 3: both below 0 is a quarter

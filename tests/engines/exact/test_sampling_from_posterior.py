@@ -39,7 +39,7 @@ def drawn(program, reward, context=None, seed=0):
         state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
         assert bool(info.is_trusted)
         draws = jax.device_get(jax.jit(engine.sample, static_argnums=2)(jr.key(seed), state, M))
-        return draws, engine.parameters(state)
+        return draws, engine.capabilities.parameters(state)
 
 
 def assert_follows(draws, law):

@@ -50,9 +50,9 @@ def test_a_posterior_with_a_wider_prior_is_that_of_the_program_with_it(program, 
     with jax.enable_x64(True):
         found = {by: engines.conjugate(model) for by, model in models.items()}
         state = {by: jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)[0] for by, engine in found.items()}
-        wide = found[1.0].wider(state[1.0], jnp.asarray(3.0))
+        wide = found[1.0].capabilities.with_wider_prior(state[1.0], jnp.asarray(3.0))
         for own, expected in zip(jax.tree.leaves(wide), jax.tree.leaves(state[3.0]), strict=True):
             np.testing.assert_allclose(own, expected, rtol=1e-9)
-        same = found[1.0].wider(state[1.0], jnp.asarray(1.0))
+        same = found[1.0].capabilities.with_wider_prior(state[1.0], jnp.asarray(1.0))
         for own, expected in zip(jax.tree.leaves(same), jax.tree.leaves(state[1.0]), strict=True):
             np.testing.assert_allclose(own, expected, rtol=1e-12)
