@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import one_block
-from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
 from ppl_bandit.engines.approximate.explanation import explain
-from ppl_bandit.engines.approximate.target import Target, block_target
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.diagnostics import (
     MAX_K_HAT,
@@ -20,7 +19,9 @@ from ppl_bandit.engines.particles.diagnostics import (
     pareto_k_hat,
     weight_ess,
 )
+from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.engines.particles.modes import find_mode
+from ppl_bandit.engines.row_buffer import Buffer, append_rows, empty_buffer, has_room_for, reserve, row_mask
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
@@ -76,8 +77,8 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
 
     blocks = one_block(model, space)
 
-    def target_of(buffer: Buffer) -> Target:
-        return block_target(space, blocks, 0, buffer, jnp.zeros(space.size), discount)
+    def target_of(buffer: Buffer) -> LogDensity:
+        return block_posterior(space, blocks, 0, buffer, jnp.zeros(space.size), discount)
 
     def init(key: Key) -> LaplaceState:
         del key  # the mode of the prior is not random
@@ -86,9 +87,9 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         return LaplaceState(buffer, mode.position, mode.root)
 
     def update(key: Key, state: LaplaceState, interaction: Interaction) -> tuple[LaplaceState, LaplaceInfo]:
-        has_room = fits(state.buffer, interaction)
+        has_room = has_room_for(state.buffer, interaction)
         mask = row_mask(interaction) & has_room
-        buffer = append(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
+        buffer = append_rows(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
         target = target_of(buffer)
         mode = find_mode(target, state.mode)
         noise = jr.normal(key, (_NUM_CHECKS, space.size))

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import independent_blocks
-from ppl_bandit.engines.approximate.buffer import Buffer, append, empty_buffer, fits, reserve, row_mask
 from ppl_bandit.engines.approximate.explanation import explain
-from ppl_bandit.engines.approximate.renewal import renew
-from ppl_bandit.engines.approximate.reweight import draw_prior_clouds, sample_clouds
-from ppl_bandit.engines.approximate.target import block_target
+from ppl_bandit.engines.approximate.noncentred_refresh import renew
+from ppl_bandit.engines.approximate.reweight import draw_latents, draw_prior_particles
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, weight_ess
 from ppl_bandit.engines.particles.moves import MAX_MEMORY, no_u_turn
-from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, Cloud, is_trusted, sample_size
+from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, WeightedParticles, is_trusted, sample_size
+from ppl_bandit.engines.row_buffer import Buffer, append_rows, empty_buffer, has_room_for, reserve, row_mask
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
@@ -36,7 +36,7 @@ class NutsState(NamedTuple):
     """
 
     buffer: Buffer
-    clouds: Cloud
+    clouds: WeightedParticles
     reference: Float[Array, " K"]
     is_stale: Bool[Array, " B"]
     num_pending: Int[Array, ""]
@@ -94,13 +94,13 @@ def nuts(
     of_arm = jnp.asarray(blocks.of_arm)
 
     def init(key: Key) -> NutsState:
-        clouds, reference = draw_prior_clouds(key, space, blocks, num_draws)
+        clouds, reference = draw_prior_particles(key, space, blocks, num_draws)
         none = jnp.zeros(num_blocks, bool)
         return NutsState(empty_buffer(model, capacity), clouds, reference, none, jnp.zeros((), int))
 
     def run(key: Key, state: NutsState, block: Array) -> NutsState:
         given = space, blocks, block, state.buffer, state.reference, discount
-        target = block_target(*given)
+        target = block_posterior(*given)
         cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
         log_prior, log_likelihood = jax.vmap(target.parts)(cloud.positions)
         stale = cloud._replace(
@@ -126,9 +126,9 @@ def nuts(
         )
 
     def update(key: Key, state: NutsState, interaction: Interaction) -> tuple[NutsState, NutsInfo]:
-        has_room = fits(state.buffer, interaction)
+        has_room = has_room_for(state.buffer, interaction)
         mask = row_mask(interaction) & has_room
-        buffer = append(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
+        buffer = append_rows(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
         touched = (
             jnp.zeros(num_blocks, bool).at[jnp.where(mask, of_arm[interaction.arm], num_blocks)].set(True, mode="drop")
         )
@@ -159,7 +159,7 @@ def nuts(
         return after, info
 
     def sample(key: Key, state: NutsState, num_samples: int) -> Draws:
-        return jax.vmap(space.constrain)(sample_clouds(key, blocks, state.clouds, space.size, num_samples))
+        return jax.vmap(space.constrain)(draw_latents(key, blocks, state.clouds, space.size, num_samples))
 
     often = "every update" if refresh_every == 1 else f"every {refresh_every} updates"
     explanation = explain(

@@ -21,45 +21,45 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import Blocks, independent_blocks
-from ppl_bandit.engines.approximate.buffer import (
+from ppl_bandit.engines.approximate.explanation import explain
+from ppl_bandit.engines.approximate.noncentred_refresh import renew as renew_cloud
+from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
+from ppl_bandit.engines.particles.conditional_execution import apply_where
+from ppl_bandit.engines.particles.diagnostics import (
+    MAX_K_HAT,
+    finite_log_weights,
+    normalize_weights,
+    notable_k_hat,
+    resample,
+    variance_of_mean,
+    weight_ess,
+)
+from ppl_bandit.engines.particles.importance import PriorProbes
+from ppl_bandit.engines.particles.moves import MAX_MEMORY
+from ppl_bandit.engines.particles.weighted_particles import (
+    MIN_ESS_SHARE,
+    WeightedParticles,
+    is_trusted,
+    prior_particles,
+    sample_size,
+)
+from ppl_bandit.engines.row_buffer import (
     Buffer,
     append_row,
     as_rows,
     empty_buffer,
-    fits,
+    has_room_for,
     reserve,
     row_mask,
     take_rows,
-)
-from ppl_bandit.engines.approximate.explanation import explain
-from ppl_bandit.engines.approximate.renewal import renew as renew_cloud
-from ppl_bandit.engines.approximate.target import block_target
-from ppl_bandit.engines.approximate.unconstrained import Space, unconstrained_space
-from ppl_bandit.engines.particles.diagnostics import (
-    MAX_K_HAT,
-    finite_weights,
-    notable_k_hat,
-    resample,
-    variance_of_mean,
-    weigh,
-    weight_ess,
-)
-from ppl_bandit.engines.particles.importance import Scouts
-from ppl_bandit.engines.particles.moves import MAX_MEMORY
-from ppl_bandit.engines.particles.weighted_particles import (
-    MIN_ESS_SHARE,
-    Cloud,
-    is_trusted,
-    sample_size,
-    start_cloud,
-    when,
 )
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
-__all__ = ["ReweightInfo", "ReweightState", "draw_prior_clouds", "reweight", "sample_clouds"]
+__all__ = ["ReweightInfo", "ReweightState", "draw_prior_particles", "reweight", "draw_latents"]
 
 
 _MIN_ESS_INSIDE = 0.2  # share of the particles, inside of a batch
@@ -80,7 +80,7 @@ class ReweightState(NamedTuple):
     """
 
     buffer: Buffer
-    clouds: Cloud
+    clouds: WeightedParticles
     reference: Float[Array, " K"]
     scouts: Float[Array, "B S k"]
     log_shares: Float[Array, "B S"]
@@ -124,7 +124,7 @@ class ReweightInfo(NamedTuple):
     is_full: Bool[Array, ""]
 
 
-class _Progress(NamedTuple):
+class _BatchProgress(NamedTuple):
     state: ReweightState
     row: Int[Array, ""]
     ess: Float[Array, " B"]
@@ -157,7 +157,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
     max_log_share = math.log(max(2.0, _MAX_HIDDEN * num_particles))
 
     def init(key: Key) -> ReweightState:
-        clouds, reference = draw_prior_clouds(key, space, blocks, num_particles)
+        clouds, reference = draw_prior_particles(key, space, blocks, num_particles)
         scouts = clouds.positions[:, jnp.arange(num_scouts) % num_particles]
         log_shares = jnp.zeros(scouts.shape[:2], scouts.dtype)  # there is a particle at every scout
         return ReweightState(empty_buffer(model, capacity), clouds, reference, scouts, log_shares)
@@ -193,11 +193,11 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         buffer = append_row(state.buffer, row, is_counted, merges)
         return state._replace(buffer=buffer, clouds=clouds, log_shares=log_shares), is_ahead
 
-    def stalest(clouds: Cloud, ess: Array, is_doubted: Array) -> tuple[Array, Array, Array]:
+    def stalest(clouds: WeightedParticles, ess: Array, is_doubted: Array) -> tuple[Array, Array, Array]:
         """Return the block whose weights are the least even, its k-hat, and whether it is stale: no other is staler."""
         block = jnp.argmin(jnp.where(is_doubted, 0.0, ess))
         log_weights = clouds.log_weights[block]
-        k_hat = notable_k_hat(log_weights, weigh(log_weights))
+        k_hat = notable_k_hat(log_weights, normalize_weights(log_weights))
         return block, k_hat, (ess[block] < num_particles / 2) | (k_hat > MAX_K_HAT) | is_doubted[block]
 
     def info_of(state: ReweightState, ess: Array, k_hat: Array, has_room: Array) -> ReweightInfo:
@@ -217,10 +217,10 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
 
     def renew(key: Key, state: ReweightState, block: Array) -> ReweightState:
         given = space, blocks, block, state.buffer, state.reference, discount
-        target = block_target(*given)
+        target = block_posterior(*given)
         cloud = jax.tree.map(lambda leaf: leaf[block], state.clouds)
         places, is_ahead = state.scouts[block], jnp.max(state.log_shares[block]) > max_log_share
-        scouts = Scouts(places, jax.vmap(lambda own: target.parts(own)[1])(places), is_ahead)
+        scouts = PriorProbes(places, jax.vmap(lambda own: target.parts(own)[1])(places), is_ahead)
         cloud = renew_cloud(key, target, cloud, *given, keeps_evidence=merges, scouts=scouts)
         # Of the prior a scout stands for 1 / S; with forgetting the evidence is not known.
         posterior = scouts.log_likelihood - cloud.log_evidence + math.log(num_particles / num_scouts)
@@ -234,7 +234,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
     ) -> tuple[ReweightState, ReweightInfo, Bool[Array, ""]]:
         """Absorb one row as `update` does where it leaves no block stale: what stays the same stays the same array."""
         del key
-        has_room = fits(state.buffer, interaction)
+        has_room = has_room_for(state.buffer, interaction)
         rows = as_rows(model, state.buffer, interaction)._replace(mask=row_mask(interaction) & has_room)
         row = take_rows(rows, jnp.zeros((), int))
         after, is_ahead = absorb(state, latents_of(state), row)
@@ -245,14 +245,14 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         return after, info_of(after, ess, k_hat, has_room), ~is_stale
 
     def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
-        has_room = fits(state.buffer, interaction)
+        has_room = has_room_for(state.buffer, interaction)
         rows = as_rows(model, state.buffer, interaction)._replace(mask=row_mask(interaction) & has_room)
         num_rows = rows.arm.shape[0]
 
-        def absorb_until_stale(progress: _Progress) -> _Progress:
+        def absorb_until_stale(progress: _BatchProgress) -> _BatchProgress:
             latents = latents_of(progress.state)
 
-            def step(progress: _Progress) -> _Progress:
+            def step(progress: _BatchProgress) -> _BatchProgress:
                 row = take_rows(rows, progress.row)
                 state, is_ahead = absorb(progress.state, latents, row)
                 log_weights, block = state.clouds.log_weights, of_arm[row.arm]
@@ -262,36 +262,36 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
                     ess = progress.ess.at[block].set(weight_ess(log_weights[block]))
                 return progress._replace(state=state, row=progress.row + 1, ess=jnp.where(is_ahead, 0.0, ess))
 
-            def is_fresh(progress: _Progress) -> Bool[Array, ""]:
+            def is_fresh(progress: _BatchProgress) -> Bool[Array, ""]:
                 # Inside of a batch, which no decision sees, draws may be staler.
                 return (progress.row < num_rows) & jnp.all(progress.ess >= _MIN_ESS_INSIDE * num_particles)
 
             return jax.lax.while_loop(is_fresh, step, progress)
 
-        def stage(progress: _Progress) -> _Progress:
+        def stage(progress: _BatchProgress) -> _BatchProgress:
             progress = absorb_until_stale(progress)
             is_doubted = (
                 progress.is_doubted & (progress.row >= num_rows) & (progress.ess < _DOUBTED_ESS * num_particles)
             )
             block, k_hat, is_stale = stalest(progress.state.clouds, progress.ess, is_doubted)
             key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
-            renewed = when(is_stale, lambda state: renew(key_block, state, block), progress.state)
+            renewed = apply_where(is_stale, lambda state: renew(key_block, state, block), progress.state)
             ess = progress.ess.at[block].set(jnp.where(is_stale, num_particles, progress.ess[block]))
             left = progress.is_doubted.at[block].set(progress.is_doubted[block] & ~is_stale)
-            return _Progress(renewed, progress.row, ess, k_hat, is_stale, left)
+            return _BatchProgress(renewed, progress.row, ess, k_hat, is_stale, left)
 
-        def is_wanting(progress: _Progress) -> Bool[Array, ""]:
+        def is_wanting(progress: _BatchProgress) -> Bool[Array, ""]:
             return (progress.row < num_rows) | progress.was_stale
 
         ess = jax.vmap(weight_ess)(state.clouds.log_weights)
         is_spoken_of = jnp.zeros(ess.shape, bool).at[of_arm[rows.arm]].max(rows.mask)
         is_doubted = is_spoken_of & ~state.clouds.evidence.is_sound
-        begin = _Progress(state, jnp.zeros((), int), ess, jnp.zeros_like(ess[0]), jnp.array(False), is_doubted)
+        begin = _BatchProgress(state, jnp.zeros((), int), ess, jnp.zeros_like(ess[0]), jnp.array(False), is_doubted)
         end = jax.lax.while_loop(is_wanting, stage, begin)
         return end.state, info_of(end.state, jax.vmap(weight_ess)(end.state.clouds.log_weights), end.k_hat, has_room)
 
     def sample(key: Key, state: ReweightState, num_samples: int) -> Draws:
-        return jax.vmap(space.constrain)(sample_clouds(key, blocks, state.clouds, space.size, num_samples))
+        return jax.vmap(space.constrain)(draw_latents(key, blocks, state.clouds, space.size, num_samples))
 
     num_blocks, size = blocks.coordinates.shape
     apart = f", held as {num_blocks} independent blocks of at most {size}" if num_blocks > 1 else ""
@@ -319,7 +319,9 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
     return Engine(init, update, sample, explanation, settings, capabilities)
 
 
-def draw_prior_clouds(key: Key, space: Space, blocks: Blocks, num: int) -> tuple[Cloud, Float[Array, " K"]]:
+def draw_prior_particles(
+    key: Key, space: Space, blocks: Blocks, num: int
+) -> tuple[WeightedParticles, Float[Array, " K"]]:
     """Draw the clouds of all blocks from the prior, and latents that are possible."""
     key_prior, key_filler = jr.split(key)
     positions, excess = space.draw_prior(key_prior, num)
@@ -335,20 +337,22 @@ def draw_prior_clouds(key: Key, space: Space, blocks: Blocks, num: int) -> tuple
     def of_blocks(values: Array) -> Array:
         return jnp.sum(jnp.where(own[:, None], values, 0.0), axis=-1)
 
-    clouds = jax.vmap(start_cloud)(apart, of_blocks(excess), of_blocks(terms) + log_filler)
+    clouds = jax.vmap(prior_particles)(apart, of_blocks(excess), of_blocks(terms) + log_filler)
     return clouds, positions[0]
 
 
-def sample_clouds(key: Key, blocks: Blocks, clouds: Cloud, size: int, num_samples: int) -> Float[Array, "M K"]:
+def draw_latents(
+    key: Key, blocks: Blocks, clouds: WeightedParticles, size: int, num_samples: int
+) -> Float[Array, "M K"]:
     """Draw all latents: each block's in proportion to its weights, blocks independently of each other."""
     offsets = jr.uniform(key, (len(blocks.coordinates),), clouds.positions.dtype)
-    index = jax.vmap(lambda offset, weights: resample(offset, finite_weights(weights), num_samples))(
+    index = jax.vmap(lambda offset, weights: resample(offset, finite_log_weights(weights), num_samples))(
         offsets, clouds.log_weights
     )
     return _together(blocks, jnp.take_along_axis(clouds.positions, index[..., None], axis=1), size)
 
 
-def _evidence_error(clouds: Cloud, ess: Float[Array, " B"]) -> Float[Array, ""]:
+def _evidence_error(clouds: WeightedParticles, ess: Float[Array, " B"]) -> Float[Array, ""]:
     """Return the standard error of the log evidence, by the effective sample sizes of the weights."""
     return jnp.sqrt(jnp.sum(clouds.squared_error + variance_of_mean(ess, clouds.log_weights.shape[-1])))
 

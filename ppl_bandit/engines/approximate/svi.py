@@ -15,7 +15,6 @@ from numpyro.infer.autoguide import AutoBNAFNormal, AutoGuide, AutoMultivariateN
 from numpyro.infer.util import log_density
 from numpyro.optim import Adam
 
-from ppl_bandit.engines.approximate.buffer import Buffer, Data, append, empty_buffer, fits, read, reserve, row_mask
 from ppl_bandit.engines.approximate.explanation import explain
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.diagnostics import (
@@ -25,6 +24,16 @@ from ppl_bandit.engines.particles.diagnostics import (
     moment_shifts,
     pareto_k_hat,
     weight_ess,
+)
+from ppl_bandit.engines.row_buffer import (
+    Buffer,
+    BufferedRows,
+    append_rows,
+    empty_buffer,
+    has_room_for,
+    read_buffer,
+    reserve,
+    row_mask,
 )
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -88,7 +97,7 @@ class SviInfo(NamedTuple):
 
 
 class _Target(NamedTuple):
-    data: Data
+    data: BufferedRows
     centre: Float[Array, " K"]
     scale: Float[Array, " K"]
 
@@ -181,18 +190,18 @@ def svi(
         low, centre, high = jnp.quantile(prior, jnp.array([0.16, 0.5, 0.84]), axis=0)  # a prior may have no variance
         scale = jnp.maximum((high - low) / 2, 1e-6)
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), first_params)
-        params = fit(key_fit, params, _Target(read(buffer), centre, scale), jnp.array(False))
+        params = fit(key_fit, params, _Target(read_buffer(buffer), centre, scale), jnp.array(False))
         return SviState(
             buffer, params, centre, scale, jnp.asarray(jnp.inf, float)
         )  # the first fit to data is a full one
 
     def update(key: Key, state: SviState, interaction: Interaction) -> tuple[SviState, SviInfo]:
         key_fit, key_check = jr.split(key)
-        has_room = fits(state.buffer, interaction)
-        buffer = append(
+        has_room = has_room_for(state.buffer, interaction)
+        buffer = append_rows(
             model, state.buffer, interaction._replace(mask=row_mask(interaction) & has_room), merges=discount == 1.0
         )
-        target = _Target(read(buffer, discount), state.centre, state.scale)
+        target = _Target(read_buffer(buffer, discount), state.centre, state.scale)
         positions, log_weights = weigh(key_check, state.params, target, _NUM_GLANCES)
         ess, shift = weight_ess(log_weights), moment_shifts(positions, log_weights)[1]
         is_near = (ess / _NUM_GLANCES >= 0.9 * state.ess / _NUM_CHECKS) & (shift <= MAX_SD_SHIFT)

@@ -26,20 +26,20 @@ from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, Independent, MaskedDistribution, biject_to
 from numpyro.distributions.transforms import IndependentTransform
 
-from ppl_bandit.engines.approximate.buffer import Data
+from ppl_bandit.engines.row_buffer import BufferedRows
 from ppl_bandit.program.jaxpr.entry_reads import entries_read
 from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, log_prob_terms, run_program
 from ppl_bandit.types import Draws, Interaction, Key
 
-__all__ = ["Frames", "Space", "unconstrained_space"]
+__all__ = ["PartialCentring", "Space", "unconstrained_space"]
 
 _LOCATED = (dist.Normal, dist.LogNormal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
 _MAX_SIZE = 2000  # latents beyond which it is not looked for what depends on what
 
 
-class Frames(NamedTuple):
+class PartialCentring(NamedTuple):
     """Other coordinates of the latents whose prior has a scale that is a latent, by shares (K,): 1 is the latent itself.
 
     Attributes:
@@ -76,9 +76,9 @@ class Space(NamedTuple):
     unconstrain: Callable[[Mapping[str, Array]], Float[Array, " K"]]
     log_prior: Callable[[Float[Array, " K"]], Float[Array, " terms"]]
     log_likelihood: Callable[[Mapping[str, Array], Interaction], Float[Array, " N"]]
-    log_joint: Callable[[Float[Array, " K"], Data], Float[Array, ""]]
+    log_joint: Callable[[Float[Array, " K"], BufferedRows], Float[Array, ""]]
     draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, "M terms"]]]
-    frames: Frames | None = None
+    frames: PartialCentring | None = None
 
 
 def unconstrained_space(model: RewardModel) -> Space:
@@ -146,7 +146,7 @@ def unconstrained_space(model: RewardModel) -> Space:
 
     log_likelihood = recorded(model.log_likelihood)
 
-    def log_joint(flat: Float[Array, " K"], data: Data) -> Float[Array, ""]:
+    def log_joint(flat: Float[Array, " K"], data: BufferedRows) -> Float[Array, ""]:
         return jnp.sum(log_prior(flat)) + data.weights @ log_likelihood(constrain(flat), data.rows)
 
     def unconstrain(latents: Mapping[str, Array]) -> Float[Array, " K"]:
@@ -182,7 +182,7 @@ def unconstrained_space(model: RewardModel) -> Space:
     framed_names |= {name for name, end in zip(sizes, ends, strict=True) if is_framed[end - sizes[name] : end].any()}
     if not framed_names:
         return space
-    return space._replace(frames=Frames(is_framed, frames_of, back, constrain, log_prior))
+    return space._replace(frames=PartialCentring(is_framed, frames_of, back, constrain, log_prior))
 
 
 def _frame(fn: Distribution, shape: tuple[int, ...]) -> tuple[Array, Array] | None:

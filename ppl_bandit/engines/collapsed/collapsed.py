@@ -12,32 +12,32 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.buffer import fits, reserve, row_mask
-from ppl_bandit.engines.collapsed import report
-from ppl_bandit.engines.collapsed.conditional import (
+from ppl_bandit.engines.collapsed.collapsed_posterior import (
     MAX_ROUNDING,
+    CollapsedPosterior,
     CollapsedState,
-    Conditional,
     as_matrices,
     first_state,
     laws_of,
     roundings_of,
 )
+from ppl_bandit.engines.collapsed.data_summaries import WeightedRows, separable_summary, shared_summary
+from ppl_bandit.engines.collapsed.explanation import explain_collapsed
 from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, read_new
 from ppl_bandit.engines.collapsed.mixture import mixture_of, spread_out
-from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
 from ppl_bandit.engines.collapsed.split import find_split
-from ppl_bandit.engines.collapsed.stores import WeightedRows, separable_store, shared_store
 from ppl_bandit.engines.exact.families.drawing import sample_each
 from ppl_bandit.engines.exact.families.families import Posterior
 from ppl_bandit.engines.particles.diagnostics import (
     MAX_K_HAT,
-    finite_weights,
+    finite_log_weights,
+    normalize_weights,
     notable_k_hat,
     resample,
     variance_of_mean,
-    weigh,
 )
+from ppl_bandit.engines.particles.tempering import TemperingResult, follow, max_memory
+from ppl_bandit.engines.row_buffer import has_room_for, reserve, row_mask
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
@@ -111,8 +111,8 @@ def collapsed(
     with jax.enable_x64(True):
         split = find_split(model, outer, examples, is_selective)
         is_shared = split.has_shared_statistics
-        store = shared_store(model, split) if is_shared else separable_store(model, split, examples)
-    posterior = Conditional(model, split, store, discount)
+        summary = shared_summary(model, split) if is_shared else separable_summary(model, split, examples)
+    posterior = CollapsedPosterior(model, split, summary, discount)
 
     def init(key: Key) -> CollapsedState:
         return first_state(posterior, key, num_particles, capacity)
@@ -126,7 +126,7 @@ def collapsed(
         return _sample(posterior, key, state, num_samples)
 
     def laws(state: CollapsedState) -> tuple[Any, Posterior]:
-        picks = spread_out(state.particles, finite_weights(state.log_weights))
+        picks = spread_out(state.particles, finite_log_weights(state.log_weights))
         values, found = laws_of(posterior, state, picks)
         return values, as_matrices(found)
 
@@ -135,7 +135,7 @@ def collapsed(
         init,
         update,
         draw,
-        report.accepted(model, split, None if store is None else store.words, num_particles, discount),
+        explain_collapsed(model, split, None if summary is None else summary.description, num_particles, discount),
         settings={
             "outer": list(split.values),
             "num_particles": num_particles,
@@ -143,18 +143,18 @@ def collapsed(
             "discount": discount,
         },
         capabilities=Capabilities(
-            reserve=reserve if store is None else None,
+            reserve=reserve if summary is None else None,
             marginals=mixture_of(model, split.layout, example, laws),
         ),
     )
 
 
 def _update(
-    posterior: Conditional, key: Key, state: CollapsedState, interaction: Interaction
+    posterior: CollapsedPosterior, key: Key, state: CollapsedState, interaction: Interaction
 ) -> tuple[CollapsedState, CollapsedInfo]:
-    model, split, store, discount = posterior
+    model, split, summary, discount = posterior
     num_particles = state.particles.shape[0]
-    has_room = fits(state.buffer, interaction) if store is None else jnp.array(True)
+    has_room = has_room_for(state.buffer, interaction) if summary is None else jnp.array(True)
     mask = row_mask(interaction) & has_room
     rows = _sound_rows(interaction._replace(reward=model.outcome_values(interaction.reward), mask=mask))
 
@@ -166,17 +166,17 @@ def _update(
     age = jnp.where(mask, num_new - jnp.cumsum(mask), 0)
     weights = jnp.where(mask, jnp.asarray(discount, state.particles.dtype) ** age, 0.0)
     keep = jnp.asarray(discount, state.particles.dtype) ** num_new
-    learn = learn_by_rows if store is None else learn_by_sums
+    learn = learn_by_rows if summary is None else learn_by_sums
     fresh, excess = read_new(posterior, state, picked, laws, WeightedRows(rows, weights))
     is_certified = excess <= 1.0
     learnt = learn(posterior, state, WeightedRows(rows, weights), fresh, keep)
 
-    log_weights = finite_weights(learnt.ends - state.log_targets)
-    weighed = weigh(log_weights)
+    log_weights = finite_log_weights(learnt.ends - state.log_targets)
+    weighed = normalize_weights(log_weights)
     k_hat = notable_k_hat(log_weights, weighed)
     # Particles that have not forgotten where they started are moved again with the next row, whatever it says.
     is_stale = (weighed.ess < num_particles / 2) | (k_hat > MAX_K_HAT) | ~_has_forgotten(state)
-    start = Moved(
+    start = TemperingResult(
         state.particles,
         state.log_targets,
         state.log_weights,
@@ -191,7 +191,9 @@ def _update(
     has_moved = moved.num_stages > 0
     log_weights = jnp.where(has_moved, moved.log_weights, log_weights)
     # Weights that the moves left behind, on a path too long for them, are uneven whatever their tail is.
-    weights, ess, log_mean = jax.lax.cond(has_moved, lambda: weigh(finite_weights(moved.log_weights)), lambda: weighed)
+    weights, ess, log_mean = jax.lax.cond(
+        has_moved, lambda: normalize_weights(finite_log_weights(moved.log_weights)), lambda: weighed
+    )
     k_hat = jnp.where(has_moved, 0.0, k_hat)
     is_fresh = (ess >= num_particles / 2) & (k_hat <= MAX_K_HAT)
     predictive = moved.log_ratio + log_mean - learnt.before
@@ -206,9 +208,11 @@ def _update(
     )
     # A reading is as large as all else, and changes only where particles have moved, which those of unsound rows have not.
     bare = jax.tree.map(
-        lambda new, old: jnp.where(is_sound, new, old), after._replace(reading=None), state._replace(reading=None)
+        lambda new, old: jnp.where(is_sound, new, old),
+        after._replace(outer_statistics=None),
+        state._replace(outer_statistics=None),
     )
-    after = bare._replace(reading=after.reading)
+    after = bare._replace(outer_statistics=after.outer_statistics)
     is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
     is_finite = jnp.isfinite(after.log_evidence)
     is_resolved = weights @ (roundings_of(posterior, after) > MAX_ROUNDING).astype(weights.dtype) <= _MAX_ROUNDED
@@ -242,10 +246,10 @@ def _sound_rows(rows: Interaction) -> Interaction:
     return filled._replace(mask=rows.mask)
 
 
-def _sample(posterior: Conditional, key: Key, state: CollapsedState, num_samples: int) -> Draws:
+def _sample(posterior: CollapsedPosterior, key: Key, state: CollapsedState, num_samples: int) -> Draws:
     """Draw outer sites from the particles, and inner sites from their exact law given those."""
     key_outer, key_inner = jr.split(key)
-    weights = finite_weights(state.log_weights)
+    weights = finite_log_weights(state.log_weights)
     index = resample(jr.uniform(key_outer, dtype=weights.dtype), weights, num_samples)
 
     values, laws = laws_of(posterior, state, index)

@@ -16,7 +16,6 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.approximate.buffer import row_mask
 from ppl_bandit.engines.collapsed.outer import OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.certificate.affine import recentre
@@ -45,6 +44,7 @@ from ppl_bandit.engines.exact.families.families import (
 )
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.row_buffer import row_mask
 from ppl_bandit.numerics.arrow_matrices import as_arrow
 from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel

@@ -24,14 +24,14 @@ from ppl_bandit.numerics.log_gamma import betaln, gammaln
 
 __all__ = [
     "Statistics",
-    "add",
-    "change_of_one",
-    "changes_one",
+    "add_statistics",
+    "one_element_change",
+    "changes_one_element",
     "has_only_elements",
     "log_normalizer",
-    "no_statistics",
+    "zero_statistics",
     "precision_of",
-    "recentre",
+    "recentre_statistics",
     "statistics_of",
 ]
 
@@ -62,7 +62,7 @@ def _at_centre(natural: Natural, centre: Coordinates) -> Array:
     return sum(terms, start=jnp.zeros((), centre.real.dtype))
 
 
-def no_statistics(layout: Layout, centre: Coordinates) -> Statistics:
+def zero_statistics(layout: Layout, centre: Coordinates) -> Statistics:
     """Return the statistics of no data."""
     num_positive, (num_blocks, size) = layout.power.size, layout.members.shape
     dtype = centre.real.dtype
@@ -78,12 +78,12 @@ def no_statistics(layout: Layout, centre: Coordinates) -> Statistics:
     return Statistics(natural, jnp.zeros((), dtype))
 
 
-def add(*parts: Statistics) -> Statistics:
+def add_statistics(*parts: Statistics) -> Statistics:
     """Multiply densities: their statistics add up; all have the same centre."""
     return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *parts)
 
 
-def recentre(layout: Layout, statistics: Statistics, old: Coordinates, new: Coordinates) -> Statistics:
+def recentre_statistics(layout: Layout, statistics: Statistics, old: Coordinates, new: Coordinates) -> Statistics:
     """Return the same density with its reals relative to another centre."""
     natural, constant = statistics
     x = blocks_of(layout, new.real - old.real)
@@ -140,12 +140,12 @@ def has_only_elements(layout: Layout) -> bool:
     return not layout.members.size and not layout.of("simplex")
 
 
-def changes_one(fresh: Natural) -> Bool[Array, ""]:
+def changes_one_element(fresh: Natural) -> Bool[Array, ""]:
     """Tell whether rows say something of at most one probability and one rate."""
     return (jnp.sum(_changed_units(fresh)) <= 1) & (jnp.sum(_changed_scales(fresh)) <= 1)
 
 
-def change_of_one(layout: Layout, before: Natural, fresh: Natural) -> Float[Array, ""]:
+def one_element_change(layout: Layout, before: Natural, fresh: Natural) -> Float[Array, ""]:
     """Return how A changes by rows that change one element of each kind: two integrals of each, however many elements.
 
     Args:

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.target import Target
+from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["Stretch", "Swept", "stretches", "sweep"]
+__all__ = ["FunnelShape", "EvaluatedParticles", "funnel_shape", "coordinate_moves"]
 
 _NUM_MOVES = 4  # between two looks at where the densest particles are: they go farther into a neck by then
 _WIDEST, _NARROWEST, _NARROWEST_STRETCH = 1.0, -7.0, -1.0  # steps, as powers of two of the cloud's standard deviation
@@ -33,7 +33,7 @@ _NUM_ERRORS = 4.0  # standard errors from which on a slope is believed
 _MAX_STRETCH = 30.0  # in logarithms
 
 
-class Swept(NamedTuple):
+class EvaluatedParticles(NamedTuple):
     """Particles after their moves, with the two parts of the log density there."""
 
     positions: Float[Array, "M k"]
@@ -41,7 +41,7 @@ class Swept(NamedTuple):
     log_likelihood: Float[Array, " M"]
 
 
-class Stretch(NamedTuple):
+class FunnelShape(NamedTuple):
     """How a cloud narrows.
 
     Attributes:
@@ -57,7 +57,9 @@ class Stretch(NamedTuple):
     narrowing: Float[Array, ""]
 
 
-def stretches(positions: Float[Array, "M k"], log_density: Float[Array, " M"], sd: Float[Array, " k"]) -> Stretch:
+def funnel_shape(
+    positions: Float[Array, "M k"], log_density: Float[Array, " M"], sd: Float[Array, " k"]
+) -> FunnelShape:
     """Return the mean of a cloud's densest particles, and how distances from it depend on each coordinate.
 
     Args:
@@ -81,17 +83,17 @@ def stretches(positions: Float[Array, "M k"], log_density: Float[Array, " M"], s
     slopes = jnp.where(is_believed, cross / of_gaps, 0.0)
     narrowing = jnp.max(jnp.abs(slopes), axis=1)
     shares = jnp.cumsum(narrowing + jnp.finfo(gaps.dtype).eps)
-    return Stretch(centre, slopes / sd[:, None], shares / shares[-1], jnp.max(narrowing))
+    return FunnelShape(centre, slopes / sd[:, None], shares / shares[-1], jnp.max(narrowing))
 
 
-def sweep(
+def coordinate_moves(
     key: Key,
-    target: Target,
+    target: LogDensity,
     positions: Float[Array, "M k"],
     sd: Float[Array, " k"],
     length: Int[Array, ""] | int,
     min_narrowing: Float[Array, ""] | float = 0.0,
-) -> tuple[Swept, Bool[Array, ""]]:
+) -> tuple[EvaluatedParticles, Bool[Array, ""]]:
     """Make `length` times 4 moves of every particle, by turns of one latent alone and of all others with it.
 
     Every move leaves the target as it is, given the centre and the slopes, which the cloud as a whole decides.
@@ -107,10 +109,10 @@ def sweep(
     num, size = positions.shape
     dtype = positions.dtype
 
-    def moves(carry: tuple[Array, Stretch, Swept]) -> tuple[Array, Stretch, Swept]:
+    def moves(carry: tuple[Array, FunnelShape, EvaluatedParticles]) -> tuple[Array, FunnelShape, EvaluatedParticles]:
         number, stretch, swept = carry
 
-        def one(turn: Array, carry: Swept) -> Swept:
+        def one(turn: Array, carry: EvaluatedParticles) -> EvaluatedParticles:
             x, log_prior, log_likelihood = carry
             is_first, is_together = turn < 0, turn % 2 == 1
             key_turn = jr.fold_in(key, number * (_NUM_MOVES + 1) + turn + 1)
@@ -126,7 +128,7 @@ def sweep(
             new_prior, new_likelihood = jax.vmap(target.parts)(there)
             gain = new_prior - log_prior + new_likelihood - log_likelihood + jnp.sum(logs, axis=1)
             accepts = (jnp.log(chance) < gain) | is_first
-            return Swept(
+            return EvaluatedParticles(
                 jnp.where(accepts[:, None], there, x),
                 jnp.where(accepts, new_prior, log_prior),
                 jnp.where(accepts, new_likelihood, log_likelihood),
@@ -135,15 +137,15 @@ def sweep(
         # Before the first look a single turn reads the density where the particles are: it is compiled once.
         is_before = number == 0
         swept = jax.lax.fori_loop(jnp.where(is_before, -1, 0), jnp.where(is_before, 0, _NUM_MOVES), one, swept)
-        stretch = stretches(swept.positions, swept.log_prior + swept.log_likelihood, sd)
+        stretch = funnel_shape(swept.positions, swept.log_prior + swept.log_likelihood, sd)
         return number + 1, stretch, swept
 
-    def goes_on(carry: tuple[Array, Stretch, Swept]) -> Bool[Array, ""]:
+    def goes_on(carry: tuple[Array, FunnelShape, EvaluatedParticles]) -> Bool[Array, ""]:
         number, stretch, _ = carry
         return (number == 0) | (number <= length) & (stretch.narrowing >= min_narrowing)
 
     unknown, zeros = jnp.zeros(num, dtype), jnp.zeros(size, dtype)
-    nothing = Stretch(zeros, jnp.zeros((size, size), dtype), zeros, jnp.zeros((), dtype))
-    begin = (jnp.zeros((), int), nothing, Swept(positions, unknown, unknown))
+    nothing = FunnelShape(zeros, jnp.zeros((size, size), dtype), zeros, jnp.zeros((), dtype))
+    begin = (jnp.zeros((), int), nothing, EvaluatedParticles(positions, unknown, unknown))
     number, _, swept = jax.lax.while_loop(goes_on, moves, begin)
     return swept, (length > 0) & (number > length)

@@ -13,17 +13,17 @@ __all__ = [
     "MAX_K_HAT",
     "MAX_MEAN_SHIFT",
     "MAX_SD_SHIFT",
-    "Weighed",
+    "NormalizedWeights",
     "chain_ess",
-    "finite_weights",
-    "flatten_weights",
-    "forgetting",
+    "finite_log_weights",
+    "flatten_log_weights",
+    "memory_and_drift",
     "moment_shifts",
     "notable_k_hat",
     "pareto_k_hat",
     "resample",
     "variance_of_mean",
-    "weigh",
+    "normalize_weights",
     "weight_ess",
 ]
 
@@ -42,10 +42,10 @@ _NUM_ERRORS = (
 
 def weight_ess(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     """Return the effective sample size of weighted draws, 1 / sum w^2 (Kish); 0 where no weight is finite."""
-    return weigh(log_weights).ess
+    return normalize_weights(log_weights).ess
 
 
-class Weighed(NamedTuple):
+class NormalizedWeights(NamedTuple):
     """Weights that add up to 1, their effective sample size, and the log of their mean before they did."""
 
     weights: Float[Array, " M"]
@@ -53,8 +53,8 @@ class Weighed(NamedTuple):
     log_mean: Float[Array, ""]
 
 
-def weigh(log_weights: Float[Array, " M"]) -> Weighed:
-    """Return weights by their logarithms, of which none is nan or positive infinity; see `finite_weights`."""
+def normalize_weights(log_weights: Float[Array, " M"]) -> NormalizedWeights:
+    """Return weights by their logarithms, of which none is nan or positive infinity; see `finite_log_weights`."""
     largest = jnp.max(log_weights)
     largest = jnp.where(largest > -jnp.inf, largest, 0.0)
     relative = jnp.exp(log_weights - largest)
@@ -62,7 +62,7 @@ def weigh(log_weights: Float[Array, " M"]) -> Weighed:
     weights = relative / total
     ess = 1.0 / jnp.sum(jnp.square(weights))
     log_mean = largest + jnp.log(total) - math.log(log_weights.shape[0])
-    return Weighed(weights, jnp.where(jnp.isfinite(ess), ess, 0.0), log_mean)
+    return NormalizedWeights(weights, jnp.where(jnp.isfinite(ess), ess, 0.0), log_mean)
 
 
 def variance_of_mean(ess: Float[Array, "*B"], num: int) -> Float[Array, "*B"]:
@@ -70,13 +70,13 @@ def variance_of_mean(ess: Float[Array, "*B"], num: int) -> Float[Array, "*B"]:
     return jnp.maximum(1.0 / jnp.maximum(ess, 1.0) - 1.0 / num, 0.0)
 
 
-def finite_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:
+def finite_log_weights(log_weights: Float[Array, " M"]) -> Float[Array, " M"]:
     """Return weights that can be drawn from: nan counts as impossible, and where nothing is possible all are equal."""
     log_weights = jnp.where(jnp.isnan(log_weights) | (log_weights == jnp.inf), -jnp.inf, log_weights)
     return jnp.where(jnp.any(log_weights > -jnp.inf), log_weights, 0.0)
 
 
-def flatten_weights(log_weights: Float[Array, " M"], min_ess: float) -> Float[Array, " M"]:
+def flatten_log_weights(log_weights: Float[Array, " M"], min_ess: float) -> Float[Array, " M"]:
     """Return weights to a power of 1, 1/2, 1/4, ..., the first at which the effective sample size is large enough.
 
     Where new rows leave nearly all weight to a few draws, these are the draws on the way there. Weights that are equal by then
@@ -111,7 +111,7 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     return jnp.where(is_sound, k_hat, jnp.inf)
 
 
-def notable_k_hat(log_weights: Float[Array, " M"], weighed: Weighed) -> Float[Array, ""]:
+def notable_k_hat(log_weights: Float[Array, " M"], weighed: NormalizedWeights) -> Float[Array, ""]:
     """Return k-hat, or 0 without fitting a tail where no weight stands out so far that the tail beyond it could matter.
 
     Let the largest of M weights be c of their means. Had they a tail of k = 0.7, the largest weight that they do not show
@@ -151,7 +151,7 @@ def moment_shifts(
     Both are the largest of all coordinates. Where k-hat allows the weights, they are the errors of unweighted draws, up to
     1 / sqrt(n) and, for a Gaussian, 1 / sqrt(2 n), n the effective sample size.
     """
-    weights = jax.nn.softmax(finite_weights(log_weights))
+    weights = jax.nn.softmax(finite_log_weights(log_weights))
     mean = weights @ positions
     sd = jnp.sqrt(weights @ jnp.square(positions - mean))
     shift = jnp.abs(jnp.mean(positions, axis=0) - mean) / sd
@@ -206,7 +206,7 @@ def chain_ess(chains: Float[Array, "C S K"]) -> Float[Array, " K"]:
     return jnp.where(jnp.all(jnp.isfinite(correlation), axis=0), ess, 0.0)
 
 
-def forgetting(
+def memory_and_drift(
     start: Float[Array, "M k"],
     end: Float[Array, "M k"],
     start_energies: Float[Array, " M"],

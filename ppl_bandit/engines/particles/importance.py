@@ -18,20 +18,20 @@ import jax.random as jr
 from jax.scipy.special import gammaln, logsumexp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.approximate.target import Target
 from ppl_bandit.engines.particles.diagnostics import (
     MAX_K_HAT,
-    finite_weights,
-    flatten_weights,
+    finite_log_weights,
+    flatten_log_weights,
     pareto_k_hat,
     resample,
     weight_ess,
 )
+from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.engines.particles.modes import find_mode
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["Proposal", "Scouts", "propose"]
+__all__ = ["Proposal", "PriorProbes", "propose"]
 
 _NUM_STARTS = 8  # of Newton's method: half of them at random, half as far from these and from each other as can be
 _NUM_SCOUTS = 2  # of the latter, where there are scouts
@@ -66,7 +66,7 @@ class Proposal(NamedTuple):
     is_accepted: Bool[Array, ""]
 
 
-class Scouts(NamedTuple):
+class PriorProbes(NamedTuple):
     """Draws of the prior that stay where they are, with their log likelihood.
 
     Attributes:
@@ -92,11 +92,11 @@ class _Mixture(NamedTuple):
 
 def propose(
     key: Key,
-    target: Target,
+    target: LogDensity,
     cloud: Float[Array, "M k"],
     log_weights: Float[Array, " M"],
     log_density: Float[Array, " M"],
-    scouts: Scouts | None = None,
+    scouts: PriorProbes | None = None,
 ) -> Proposal:
     """Draw two proposals for every draw of a cloud, weighted to the target.
 
@@ -155,9 +155,9 @@ def propose(
     return Proposal(positions, log_prior, log_likelihood, new, new_ess, k_hat, missed, is_accepted)
 
 
-def _likely(scouts: Scouts, offset: Float[Array, ""]) -> Float[Array, "L k"]:
+def _likely(scouts: PriorProbes, offset: Float[Array, ""]) -> Float[Array, "L k"]:
     """Return some of the scouts, in proportion to their likelihood, or to a power of it that leaves several."""
-    flat = flatten_weights(finite_weights(scouts.log_likelihood), _NUM_STARTS)
+    flat = flatten_log_weights(finite_log_weights(scouts.log_likelihood), _NUM_STARTS)
     return scouts.positions[resample(offset, flat, 4 * _NUM_STARTS)]
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.target import Target
+from ppl_bandit.engines.particles.log_density import LogDensity
 
 __all__ = ["Mode", "find_mode"]
 
@@ -42,7 +42,7 @@ class _Climb(NamedTuple):
     decrement: Float[Array, ""]
 
 
-def find_mode(target: Target, start: Float[Array, " k"], tolerance: float = 1e-5, max_steps: int = 60) -> Mode:
+def find_mode(target: LogDensity, start: Float[Array, " k"], tolerance: float = 1e-5, max_steps: int = 60) -> Mode:
     """Climb a log density by Newton's method with the absolute values of the Hessian's eigenvalues.
 
     Their absolute values make every step go uphill if it is short enough, and steps that are not are tried again with the
@@ -55,7 +55,7 @@ def find_mode(target: Target, start: Float[Array, " k"], tolerance: float = 1e-5
     size = start.shape[0]
 
     def step(carry: _Climb) -> _Climb:
-        value, gradient, hessian = target.curvature(carry.tried)
+        value, gradient, hessian = target.value_grad_hessian(carry.tried)
         least, precisions, axes = _spectrum(-hessian)
         slope = axes.T @ gradient
         decrement = jnp.sum(jnp.square(slope) / precisions)

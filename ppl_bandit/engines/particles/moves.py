@@ -16,13 +16,13 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.infer import NUTS
 
-from ppl_bandit.engines.approximate.target import Target, whiten
-from ppl_bandit.engines.particles.coordinate_moves import Swept, sweep
-from ppl_bandit.engines.particles.diagnostics import forgetting
+from ppl_bandit.engines.particles.coordinate_moves import EvaluatedParticles, coordinate_moves
+from ppl_bandit.engines.particles.diagnostics import memory_and_drift
+from ppl_bandit.engines.particles.log_density import LogDensity, whiten
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["Kernel", "MoveEvidence", "Moved", "hamiltonian", "move", "no_u_turn", "spread"]
+__all__ = ["Kernel", "MoveEvidence", "MoveResult", "hamiltonian", "move", "no_u_turn", "mean_and_root"]
 
 MAX_MEMORY = 0.5  # correlation with where a particle started, in any direction, square or energy
 MAX_DIVERGENT_SHARE = 0.01  # of the transitions of the last window
@@ -57,7 +57,7 @@ class Steps(NamedTuple):
 
 
 # (key, target in whitened coordinates, positions there, step size) -> one transition of each
-Kernel = Callable[[Key, Target, Float[Array, "M k"], Float[Array, ""]], Steps]
+Kernel = Callable[[Key, LogDensity, Float[Array, "M k"], Float[Array, ""]], Steps]
 
 
 class MoveEvidence(NamedTuple):
@@ -80,7 +80,7 @@ class MoveEvidence(NamedTuple):
     is_sound: Bool[Array, ""]
 
 
-class Moved(NamedTuple):
+class MoveResult(NamedTuple):
     """A cloud after its moves, its log densities, the step size for the next moves, and the evidence of these."""
 
     positions: Float[Array, "M k"]
@@ -90,7 +90,7 @@ class Moved(NamedTuple):
     evidence: MoveEvidence
 
 
-def hamiltonian(key: Key, target: Target, positions: Float[Array, "M k"], step_size: Float[Array, ""]) -> Steps:
+def hamiltonian(key: Key, target: LogDensity, positions: Float[Array, "M k"], step_size: Float[Array, ""]) -> Steps:
     """Move every particle along a Hamiltonian trajectory of about a quarter of a turn, all with as many leaps.
 
     Where the cloud's covariance is the posterior's, a quarter of a turn makes a Gaussian forget; trajectories are longer or
@@ -109,7 +109,7 @@ def hamiltonian(key: Key, target: Target, positions: Float[Array, "M k"], step_s
         own = jnp.where(number == 0, 0.0, steps)
         p = p + 0.5 * own * gradient
         x = x + own * p
-        value, gradient = jax.vmap(target.slope)(x)
+        value, gradient = jax.vmap(target.value_and_grad)(x)
         return x, p + 0.5 * own * gradient, gradient, jnp.where(number == 0, value, first), value
 
     none = jnp.zeros(num, dtype)
@@ -124,7 +124,7 @@ def hamiltonian(key: Key, target: Target, positions: Float[Array, "M k"], step_s
     return Steps(jnp.where(is_accepted[:, None], x, positions), energies, accept_prob, gain < -_LOST_ENERGY)
 
 
-def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_size: Float[Array, ""]) -> Steps:
+def no_u_turn(key: Key, target: LogDensity, positions: Float[Array, "M k"], step_size: Float[Array, ""]) -> Steps:
     """Move every particle by one transition of NumPyro's NUTS."""
 
     @jax.custom_vjp
@@ -133,7 +133,7 @@ def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_siz
         return -log_prior - log_likelihood
 
     def forward(x: Array) -> tuple[Array, Array]:
-        value, gradient = target.slope(x)
+        value, gradient = target.value_and_grad(x)
         return -value, -gradient
 
     # The rows are read in a loop that reverse-mode derivatives cannot pass; the target knows its own.
@@ -154,7 +154,7 @@ def no_u_turn(key: Key, target: Target, positions: Float[Array, "M k"], step_siz
 
 class _Window(NamedTuple):
     number: Int[Array, ""]
-    swept: Swept
+    swept: EvaluatedParticles
     step_size: Float[Array, ""]
     ess: Float[Array, ""]
     memory_before: Float[Array, ""]
@@ -166,7 +166,7 @@ class _Window(NamedTuple):
 
 def move(
     key: Key,
-    target: Target,
+    target: LogDensity,
     positions: Float[Array, "M k"],
     ess: Float[Array, ""],
     covariance: Float[Array, "k k"],
@@ -175,7 +175,7 @@ def move(
     first_length: int = 4,
     first_sweep: int = 8,
     min_narrowing: Float[Array, ""] | float = 0.0,
-) -> Moved:
+) -> MoveResult:
     """Move a cloud in windows of `first_length` transitions, then twice as many, until it forgot where a window began.
 
     After its transitions a window sweeps over the latents, which goes where no step size leads (see `sweeps`).
@@ -189,7 +189,7 @@ def move(
     num, size = positions.shape
 
     def window(before: _Window) -> _Window:
-        centre, root = spread(before.swept.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
+        centre, root = mean_and_root(before.swept.positions, jnp.where(before.number == 0, covariance, 0.0), before.ess)
         inside = whiten(target, centre, root)
         key_sweep, key_window = jr.split(jr.fold_in(key, before.number))
 
@@ -232,10 +232,10 @@ def move(
         divergent_share = (divergent / (num_settled * num)).astype(positions.dtype)
         is_calm = divergent_share <= MAX_DIVERGENT_SHARE
         least = jnp.where(is_calm, min_narrowing, 0.0)
-        swept, is_swept = sweep(key_sweep, target, moved, sd, first_sweep * 2**before.number, least)
+        swept, is_swept = coordinate_moves(key_sweep, target, moved, sd, first_sweep * 2**before.number, least)
         has_moved |= jnp.any(swept.positions != moved, axis=1)
         energies = -swept.log_prior - swept.log_likelihood
-        memory, drift = forgetting(start, inside_of(swept.positions), first_energies, energies, before.ess)
+        memory, drift = memory_and_drift(start, inside_of(swept.positions), first_energies, energies, before.ess)
         stuck = 1.0 - jnp.mean(has_moved.astype(positions.dtype))
         # Particles that all start at a few points have nothing to forget: the window after it can tell.
         is_judged = before.ess >= _MIN_START_SHARE * num
@@ -270,14 +270,14 @@ def move(
     one = jnp.ones((), positions.dtype)
     none = MoveEvidence(one, one, 0 * one, jnp.zeros((), int), one, jnp.array(False))
     unknown = jnp.zeros(num, positions.dtype)
-    starts = Swept(positions, unknown, unknown)
+    starts = EvaluatedParticles(positions, unknown, unknown)
     no = jnp.array(False)
     begin = _Window(jnp.zeros((), int), starts, step_size, ess.astype(positions.dtype), one, one, no, no, none)
     end = jax.lax.while_loop(needs_more, window, begin)
-    return Moved(*end.swept, end.step_size, end.evidence)
+    return MoveResult(*end.swept, end.step_size, end.evidence)
 
 
-def spread(
+def mean_and_root(
     positions: Float[Array, "M k"],
     before: Float[Array, "k k"],
     ess: Float[Array, ""],

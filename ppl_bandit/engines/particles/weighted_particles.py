@@ -9,19 +9,28 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.approximate.target import Target, whiten
+from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.diagnostics import (
-    finite_weights,
-    flatten_weights,
+    finite_log_weights,
+    flatten_log_weights,
     resample,
     variance_of_mean,
     weight_ess,
 )
-from ppl_bandit.engines.particles.importance import Scouts, propose
-from ppl_bandit.engines.particles.moves import Kernel, MoveEvidence, hamiltonian, move, spread
+from ppl_bandit.engines.particles.importance import PriorProbes, propose
+from ppl_bandit.engines.particles.log_density import LogDensity, whiten
+from ppl_bandit.engines.particles.moves import Kernel, MoveEvidence, hamiltonian, mean_and_root, move
 from ppl_bandit.types import Key
 
-__all__ = ["MIN_ESS_SHARE", "Cloud", "is_trusted", "refresh", "rough_covariance", "sample_size", "start_cloud", "when"]
+__all__ = [
+    "MIN_ESS_SHARE",
+    "WeightedParticles",
+    "is_trusted",
+    "refresh",
+    "rough_covariance",
+    "sample_size",
+    "prior_particles",
+]
 
 # By which latents narrow with a standard deviation of another, in logarithms, where a cloud is swept: at least 0.78 in clouds
 # that had not reached the end of their neck, at most 0.34 in those of hierarchies without one.
@@ -30,7 +39,7 @@ MIN_ESS_SHARE = 0.1  # of the particles: 100 of 1,000 leave p-hat off by 0.05 at
 _CUT = 10.0  # of a Gaussian, five standard deviations
 
 
-class Cloud(NamedTuple):
+class WeightedParticles(NamedTuple):
     """M weighted particles of a block, or, with a leading axis, of all blocks.
 
     Attributes:
@@ -64,14 +73,14 @@ class Cloud(NamedTuple):
     num_moves: Int[Array, "*B"]
 
 
-def start_cloud(
+def prior_particles(
     positions: Float[Array, "M k"], log_weights: Float[Array, " M"], log_prior: Float[Array, " M"]
-) -> Cloud:
+) -> WeightedParticles:
     """Return the cloud of a prior from draws of it, weighted by the factors of the program."""
     num, size = positions.shape
     zero = jnp.zeros((), positions.dtype)
     none = jnp.zeros((), int)
-    return Cloud(
+    return WeightedParticles(
         positions,
         log_weights,
         log_prior,
@@ -103,8 +112,8 @@ def rough_covariance(positions: Float[Array, "M k"]) -> Float[Array, "k k"]:
 
 def refresh(
     key: Key,
-    target: Target,
-    cloud: Cloud,
+    target: LogDensity,
+    cloud: WeightedParticles,
     *,
     kernel: Kernel = hamiltonian,
     first_length: int = 4,
@@ -112,8 +121,8 @@ def refresh(
     min_narrowing: float = _MIN_NARROWING,
     by_importance: bool = True,
     keeps_evidence: bool = True,
-    scouts: Scouts | None = None,
-) -> Cloud:
+    scouts: PriorProbes | None = None,
+) -> WeightedParticles:
     """Renew the particles: by importance where that has evidence, by moving every one of them elsewhere.
 
     Moves start at the particles in proportion to their weight. Where the weights have nearly all gone to a few of them, in a
@@ -129,11 +138,11 @@ def refresh(
     """
     key_propose, key_offset, key_move = jr.split(key, 3)
     num = cloud.positions.shape[0]
-    log_weights = finite_weights(cloud.log_weights)
+    log_weights = finite_log_weights(cloud.log_weights)
     ess = weight_ess(log_weights)
     # Where the weights are down to a few draws, others on the way there say where modes are and how wide.
-    flat = flatten_weights(log_weights, MIN_ESS_SHARE * num)
-    centre, root = spread(cloud.positions, cloud.covariance, weight_ess(flat), jax.nn.softmax(flat))
+    flat = flatten_log_weights(log_weights, MIN_ESS_SHARE * num)
+    centre, root = mean_and_root(cloud.positions, cloud.covariance, weight_ess(flat), jax.nn.softmax(flat))
 
     def inside(positions: Array) -> Array:
         return jax.scipy.linalg.solve_triangular(root, (positions - centre).T, lower=True).T
@@ -156,7 +165,7 @@ def refresh(
     is_new = is_accepted | is_jump
     num_proposed = proposed.shape[0]
     old = jnp.full(num_proposed, -jnp.inf, log_weights.dtype).at[:num].set(flat)
-    weights = jnp.where(is_new, finite_weights(found.log_weights), old)
+    weights = jnp.where(is_new, finite_log_weights(found.log_weights), old)
     index = resample(jr.uniform(key_offset, dtype=weights.dtype), weights, num)
     starts = jnp.where(is_new, proposed[index], cloud.positions[jnp.minimum(index, num - 1)])
     error = _relative_variance(cloud.log_weights)
@@ -178,7 +187,7 @@ def refresh(
         num_refreshes=cloud.num_refreshes + 1,
     )
 
-    def moved() -> Cloud:
+    def moved() -> WeightedParticles:
         variance = jnp.where(is_jump, 1.0 / found.ess, cloud.variance + _relative_variance(flat))
         covariance = jnp.where(is_jump, jnp.cov(starts, rowvar=False).reshape(root.shape), root @ root.T)
         # Particles that are far off do not narrow yet, and need the sweeps most.
@@ -201,10 +210,10 @@ def refresh(
             num_moves=cloud.num_moves + 1,
         )
 
-    return when(~is_accepted, lambda _: moved(), renewed)
+    return apply_where(~is_accepted, lambda _: moved(), renewed)
 
 
-def is_trusted(cloud: Cloud, ess: Float[Array, ""]) -> Bool[Array, ""]:
+def is_trusted(cloud: WeightedParticles, ess: Float[Array, ""]) -> Bool[Array, ""]:
     """Tell whether the evidence speaks for the particles of a block: the evenness of their weights, and how they were drawn.
 
     Args:
@@ -222,19 +231,9 @@ def is_trusted(cloud: Cloud, ess: Float[Array, ""]) -> Bool[Array, ""]:
     )
 
 
-def sample_size(cloud: Cloud, ess: Float[Array, ""]) -> Float[Array, ""]:
+def sample_size(cloud: WeightedParticles, ess: Float[Array, ""]) -> Float[Array, ""]:
     """Return how many independent draws the particles of a block are worth, by the effective sample size of their weights."""
     return 1.0 / (cloud.variance + variance_of_mean(ess, len(cloud.log_weights)))
-
-
-def when(predicate: Bool[Array, ""], function, value):
-    """Apply a function to a value where the predicate holds.
-
-    A loop of one turn or none: unlike a branch, it costs nothing under `vmap` where no predicate holds.
-    """
-    return jax.lax.while_loop(
-        lambda carry: carry[0], lambda carry: (jnp.array(False), function(carry[1])), (predicate, value)
-    )[1]
 
 
 def _relative_variance(log_weights: Float[Array, " M"]) -> Float[Array, ""]:

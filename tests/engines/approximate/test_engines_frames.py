@@ -11,11 +11,11 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
+from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import independent_blocks
-from ppl_bandit.engines.approximate.buffer import empty_buffer
-from ppl_bandit.engines.approximate.renewal import _shares, _within
-from ppl_bandit.engines.approximate.target import block_target
+from ppl_bandit.engines.approximate.noncentred_refresh import _shares, _within
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.row_buffer import empty_buffer
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -71,8 +71,8 @@ def test_every_block_has_the_jacobian_of_its_own_frames():
         for number, coordinates in enumerate(blocks.coordinates):
             shares = jnp.ones(4).at[coordinates].set(jnp.array([1.0, 0.25]))
             latents = space.frames.back(reference.at[coordinates].set(own), shares)[coordinates]
-            framed = block_target(_within(space, space.frames, shares), blocks, number, buffer, reference, 1.0)
-            plain = block_target(space, blocks, number, buffer, reference, 1.0)
+            framed = block_posterior(_within(space, space.frames, shares), blocks, number, buffer, reference, 1.0)
+            plain = block_posterior(space, blocks, number, buffer, reference, 1.0)
             # mean = 1 + spread^.75 (v - .25), and the log of the spread is the first coordinate.
             np.testing.assert_allclose(latents[1], 1.0 + np.exp(0.75 * own[0]) * (own[1] - 0.25), rtol=1e-12)
             np.testing.assert_allclose(framed.log_prior(own), plain.log_prior(latents) + 0.75 * own[0], rtol=1e-12)

@@ -11,22 +11,22 @@ from numpyro.infer.util import potential_energy
 
 from ppl_bandit import engines
 from ppl_bandit.engines.approximate.blocks import independent_blocks
-from ppl_bandit.engines.approximate.buffer import append, empty_buffer, fits, grow, read
-from ppl_bandit.engines.approximate.target import Target, second_derivatives
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.diagnostics import (
     chain_ess,
-    finite_weights,
-    flatten_weights,
+    finite_log_weights,
+    flatten_log_weights,
     moment_shifts,
+    normalize_weights,
     notable_k_hat,
     pareto_k_hat,
     resample,
-    weigh,
     weight_ess,
 )
+from ppl_bandit.engines.particles.log_density import LogDensity, second_derivatives
 from ppl_bandit.engines.particles.modes import find_mode
 from ppl_bandit.engines.particles.moves import MAX_MEMORY, hamiltonian, move
+from ppl_bandit.engines.row_buffer import append_rows, empty_buffer, grow_buffer, has_room_for, read_buffer
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction, InvalidProgram
@@ -45,9 +45,9 @@ ROWS = Interaction(jnp.array([0, 1, 1]), jnp.array([0.3, -1.0, 2.0]), {"x": jnp.
 
 
 def test_rows_that_count_are_written_in_order_and_the_others_are_not():
-    buffer = append(MODEL, empty_buffer(MODEL, 4), ROWS._replace(mask=jnp.array([True, False, True])))
-    buffer = append(MODEL, buffer, ROWS._replace(mask=jnp.array([False, True, False])))
-    data = read(buffer)
+    buffer = append_rows(MODEL, empty_buffer(MODEL, 4), ROWS._replace(mask=jnp.array([True, False, True])))
+    buffer = append_rows(MODEL, buffer, ROWS._replace(mask=jnp.array([False, True, False])))
+    data = read_buffer(buffer)
     assert int(buffer.num_rows) == 3
     np.testing.assert_array_equal(data.rows.mask, [True, True, True, False])
     np.testing.assert_allclose(data.rows.reward["reward"][:3], [0.3, 2.0, -1.0])
@@ -56,20 +56,20 @@ def test_rows_that_count_are_written_in_order_and_the_others_are_not():
 
 
 def test_equal_rows_are_kept_once_and_counted():
-    buffer = append(MODEL, empty_buffer(MODEL, 4), ROWS)
+    buffer = append_rows(MODEL, empty_buffer(MODEL, 4), ROWS)
     again = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:2], leaf[:1]]), ROWS)
-    buffer = append(MODEL, buffer, again)
+    buffer = append_rows(MODEL, buffer, again)
     assert int(buffer.num_rows) == 3
-    np.testing.assert_array_equal(read(buffer).weights, [3.0, 2.0, 1.0, 0.0])
-    kept_apart = append(MODEL, append(MODEL, empty_buffer(MODEL, 8), ROWS, merges=False), again, merges=False)
+    np.testing.assert_array_equal(read_buffer(buffer).weights, [3.0, 2.0, 1.0, 0.0])
+    kept_apart = append_rows(MODEL, append_rows(MODEL, empty_buffer(MODEL, 8), ROWS, merges=False), again, merges=False)
     assert int(kept_apart.num_rows) == 6
     # A zero with a sign is equal to one without.
     zeros = Interaction(jnp.zeros(2, int), jnp.array([0.0, -0.0]), {"x": jnp.array([-0.0, 0.0])})
-    assert int(append(MODEL, empty_buffer(MODEL, 4), zeros).num_rows) == 1
+    assert int(append_rows(MODEL, empty_buffer(MODEL, 4), zeros).num_rows) == 1
 
 
 def test_the_rows_of_some_arms_are_read_alone():
-    data = read(append(MODEL, empty_buffer(MODEL, 4), ROWS), of=jnp.array([False, True]))
+    data = read_buffer(append_rows(MODEL, empty_buffer(MODEL, 4), ROWS), of=jnp.array([False, True]))
     assert int(data.num_rows) == 2
     np.testing.assert_array_equal(data.places[:2], [1, 2])
     np.testing.assert_array_equal(data.weights, [0.0, 1.0, 1.0, 0.0])
@@ -130,30 +130,30 @@ def test_latents_that_no_row_speaks_of_are_a_block_of_their_own():
 
 
 def test_capacity_doubles_until_the_rows_fit_and_the_data_stay():
-    buffer = append(MODEL, empty_buffer(MODEL, 4), ROWS)
-    assert not fits(buffer, ROWS)
-    assert fits(buffer, ROWS._replace(mask=jnp.array([False, True, False])))
-    assert grow(buffer, 1) is buffer
-    larger = grow(buffer, 14)
+    buffer = append_rows(MODEL, empty_buffer(MODEL, 4), ROWS)
+    assert not has_room_for(buffer, ROWS)
+    assert has_room_for(buffer, ROWS._replace(mask=jnp.array([False, True, False])))
+    assert grow_buffer(buffer, 1) is buffer
+    larger = grow_buffer(buffer, 14)
     assert larger.arm.shape == (32,)
-    np.testing.assert_array_equal(read(larger).rows.arm[:3], ROWS.arm)
+    np.testing.assert_array_equal(read_buffer(larger).rows.arm[:3], ROWS.arm)
     assert int(larger.num_rows) == 3
 
 
 def test_an_older_row_counts_for_less_by_the_discount():
-    buffer = append(MODEL, empty_buffer(MODEL, 4), ROWS)
-    np.testing.assert_allclose(read(buffer, 0.9).weights, [0.81, 0.9, 1.0, 0.0], rtol=1e-6)
+    buffer = append_rows(MODEL, empty_buffer(MODEL, 4), ROWS)
+    np.testing.assert_allclose(read_buffer(buffer, 0.9).weights, [0.81, 0.9, 1.0, 0.0], rtol=1e-6)
 
 
 def test_decimals_are_never_cut_to_the_integers_of_the_example_context():
     model = RewardModel(regression, 2, context={"x": 1})
     with pytest.raises(TypeError, match="give an example context with decimals"):
-        append(model, empty_buffer(model, 4), ROWS)
+        append_rows(model, empty_buffer(model, 4), ROWS)
 
 
 def test_the_log_joint_is_minus_the_potential_energy_of_numpyro():
     space = unconstrained_space(MODEL)
-    data = read(append(MODEL, empty_buffer(MODEL, 8), ROWS))
+    data = read_buffer(append_rows(MODEL, empty_buffer(MODEL, 8), ROWS))
     assert space.size == 1 + 2 + 2 * 2
 
     def conditioned(arm, context, reward):
@@ -218,7 +218,7 @@ def test_a_tail_is_fitted_where_a_weight_stands_out_and_not_where_what_lies_beyo
     """
     num, num_runs = 1000, 400
     generator = np.random.default_rng(0)
-    find = jax.jit(jax.vmap(lambda log_weights: notable_k_hat(log_weights, weigh(log_weights))))
+    find = jax.jit(jax.vmap(lambda log_weights: notable_k_hat(log_weights, normalize_weights(log_weights))))
     fit = jax.jit(jax.vmap(pareto_k_hat))
     unfitted, fitted = [], []
     for scale in (0.01, 0.03, 0.1):
@@ -242,12 +242,12 @@ def test_equal_weights_have_no_tail_and_impossible_weights_are_never_trusted():
     assert float(pareto_k_hat(jnp.full(1000, -jnp.inf))) == jnp.inf
     assert float(pareto_k_hat(jnp.zeros(1000).at[7].set(jnp.nan))) == jnp.inf
     for impossible in (jnp.full(1000, -jnp.inf), jnp.zeros(1000).at[7].set(jnp.nan)):
-        assert float(notable_k_hat(impossible, weigh(impossible))) == jnp.inf
+        assert float(notable_k_hat(impossible, normalize_weights(impossible))) == jnp.inf
     assert float(weight_ess(jnp.full(50, 2.0))) == pytest.approx(50.0)
     assert float(weight_ess(jnp.zeros(50).at[1:].set(-jnp.inf))) == pytest.approx(1.0)
     assert float(weight_ess(jnp.full(50, -jnp.inf))) == 0.0
-    np.testing.assert_array_equal(finite_weights(jnp.array([jnp.nan, -jnp.inf])), [0.0, 0.0])
-    np.testing.assert_array_equal(finite_weights(jnp.array([jnp.nan, 1.0])), [-jnp.inf, 1.0])
+    np.testing.assert_array_equal(finite_log_weights(jnp.array([jnp.nan, -jnp.inf])), [0.0, 0.0])
+    np.testing.assert_array_equal(finite_log_weights(jnp.array([jnp.nan, 1.0])), [-jnp.inf, 1.0])
 
 
 def test_the_shifts_of_moments_are_what_the_weights_say():
@@ -268,7 +268,7 @@ def test_the_shifts_of_moments_are_what_the_weights_say():
     "log_weights", [[0.0, -1e4, -jnp.inf, -jnp.inf], [0.0, 0.0, 0.0, 0.0], [-jnp.inf, 3.0, 0.0, 1.0]]
 )
 def test_weights_that_cannot_be_as_even_as_is_asked_are_flattened_as_far_as_they_go(log_weights):
-    flat = np.asarray(flatten_weights(jnp.array(log_weights), 4.0 + 1e-6))
+    flat = np.asarray(flatten_log_weights(jnp.array(log_weights), 4.0 + 1e-6))
     is_possible = np.isfinite(log_weights)
     assert np.all(flat[is_possible] == 0.0) and np.all(flat[~is_possible] == -np.inf)
 
@@ -313,7 +313,9 @@ def density_of(log_density):
     def curvature(x):
         return log_density(x), jax.grad(log_density)(x), jax.hessian(log_density)(x)
 
-    return Target(lambda x: (log_density(x), jnp.zeros(())), log_density, jax.value_and_grad(log_density), curvature)
+    return LogDensity(
+        lambda x: (log_density(x), jnp.zeros(())), log_density, jax.value_and_grad(log_density), curvature
+    )
 
 
 GAUSSIAN = density_of(lambda x: -0.5 * jnp.sum(x**2))

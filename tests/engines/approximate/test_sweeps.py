@@ -11,8 +11,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.approximate.target import Target
-from ppl_bandit.engines.particles.coordinate_moves import stretches, sweep
+from ppl_bandit.engines.particles.coordinate_moves import coordinate_moves, funnel_shape
+from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 
 NUM, SIZE = 4000, 3
@@ -23,7 +23,7 @@ def log_density(x):
     return (1 - SIZE) * log_scale - 0.5 * jnp.exp(2 * log_scale) - jnp.sum(jnp.abs(levels)) * jnp.exp(-log_scale)
 
 
-TARGET = Target(lambda x: (log_density(x), jnp.zeros(())), log_density, None, None)
+TARGET = LogDensity(lambda x: (log_density(x), jnp.zeros(())), log_density, None, None)
 
 
 def exact_draws(seed):
@@ -34,7 +34,7 @@ def exact_draws(seed):
 
 @jax.jit
 def swept(key, positions):
-    return sweep(key, TARGET, positions, jnp.std(positions, axis=0), 16)[0]
+    return coordinate_moves(key, TARGET, positions, jnp.std(positions, axis=0), 16)[0]
 
 
 def shares(positions):
@@ -71,7 +71,7 @@ def test_slopes_tell_what_narrows_with_what():
     positions = exact_draws(3)
     still = jr.normal(jr.key(3), (NUM, 1))  # a latent that has nothing to do with the others
     positions = jnp.concatenate([positions, still], axis=1)
-    found = stretches(positions, jax.vmap(log_density)(positions[:, :-1]), jnp.std(positions, axis=0))
+    found = funnel_shape(positions, jax.vmap(log_density)(positions[:, :-1]), jnp.std(positions, axis=0))
     np.testing.assert_allclose(found.slopes[0, 1:-1], 1.0, atol=0.1)
     np.testing.assert_array_equal(found.slopes[-1], 0.0)
     assert float(found.slopes[0, -1]) == 0.0 and float(found.shares[0]) > 0.4
@@ -80,9 +80,9 @@ def test_slopes_tell_what_narrows_with_what():
 def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing():
     nowhere = TARGET._replace(parts=lambda x: (jnp.nan * x[0], x[0]))
     start = jnp.ones((20, 2))
-    end = jax.jit(lambda: sweep(jr.key(0), nowhere, start, jnp.ones(2), 2)[0])()
+    end = jax.jit(lambda: coordinate_moves(jr.key(0), nowhere, start, jnp.ones(2), 2)[0])()
     np.testing.assert_array_equal(end.positions, start)
-    found = stretches(start, jnp.full(20, -jnp.inf), jnp.ones(2))
+    found = funnel_shape(start, jnp.full(20, -jnp.inf), jnp.ones(2))
     np.testing.assert_array_equal(found.slopes, 0.0)
     assert np.all(np.isfinite(found.shares))
 
@@ -90,14 +90,14 @@ def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing
 def test_a_particle_without_a_density_stops_no_other():
     start = exact_draws(4).at[0].set(0.5)
     parts = TARGET._replace(parts=lambda x: (jnp.where(x[1] == 0.5, jnp.nan, log_density(x)), jnp.zeros(())))
-    end = jax.jit(lambda: sweep(jr.key(0), parts, start, jnp.ones(SIZE + 1), 4)[0])()
+    end = jax.jit(lambda: coordinate_moves(jr.key(0), parts, start, jnp.ones(SIZE + 1), 4)[0])()
     assert np.mean(np.any(end.positions != start, axis=1)) > 0.9
 
 
 def test_a_cloud_that_does_not_narrow_is_left_alone():
     start = jr.normal(jr.key(0), (1000, 3))
     gaussian = TARGET._replace(parts=lambda x: (-0.5 * jnp.sum(x**2), jnp.ones(())))
-    end, is_swept = jax.jit(lambda: sweep(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5))()
+    end, is_swept = jax.jit(lambda: coordinate_moves(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5))()
     assert not bool(is_swept)
     np.testing.assert_array_equal(end.positions, start)
     np.testing.assert_allclose(end.log_prior, -0.5 * jnp.sum(start**2, axis=1), rtol=1e-5)

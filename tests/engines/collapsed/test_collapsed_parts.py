@@ -10,20 +10,20 @@ import pytest
 from scipy.integrate import dblquad, quad
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed import particles
 from ppl_bandit.engines.collapsed.mixture import spread_out
-from ppl_bandit.engines.collapsed.particles import Moved, follow, max_memory
 from ppl_bandit.engines.collapsed.statistics import (
     Statistics,
-    change_of_one,
-    changes_one,
+    changes_one_element,
     has_only_elements,
     log_normalizer,
-    no_statistics,
-    recentre,
+    one_element_change,
+    recentre_statistics,
+    zero_statistics,
 )
 from ppl_bandit.engines.exact.families.families import Coordinates, Layout, SiteBlock
+from ppl_bandit.engines.particles import tempering
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, pareto_k_hat
+from ppl_bandit.engines.particles.tempering import TemperingResult, follow, max_memory
 from ppl_bandit.numerics.arrow_matrices import as_arrow
 from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -45,7 +45,7 @@ def point(layout):
 
 
 def natural_of(layout, **fields):
-    empty = no_statistics(layout, point(layout)).natural
+    empty = zero_statistics(layout, point(layout)).natural
     given = {name: jnp.asarray(value, float) for name, value in fields.items()}
     if "quadratic" in given:
         given["quadratic"] = as_arrow(given["quadratic"], *layout.leaves)
@@ -104,12 +104,12 @@ def test_rows_of_one_probability_and_one_rate_change_the_normalizer_by_theirs_al
             ([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [0.5, 0.0], [-2.0, 0.0]),
         ):
             fresh = natural_of(layout, unit=unit, log_scale=log_scale, scale=scale)
-            assert changes_one(fresh)
+            assert changes_one_element(fresh)
             after = jax.tree.map(jnp.add, before, fresh)
             exact = log_normalizer(layout, after) - log_normalizer(layout, before)
-            np.testing.assert_allclose(change_of_one(layout, before, fresh), exact, atol=1e-12)
-        assert not changes_one(natural_of(layout, unit=[[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]))
-        assert not changes_one(natural_of(layout, scale=[-1.0, -1.0]))
+            np.testing.assert_allclose(one_element_change(layout, before, fresh), exact, atol=1e-12)
+        assert not changes_one_element(natural_of(layout, unit=[[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]))
+        assert not changes_one_element(natural_of(layout, scale=[-1.0, -1.0]))
 
 
 @pytest.mark.parametrize("size", [3, 12])  # written out, and by the library
@@ -124,7 +124,7 @@ def test_gaussians_of_any_size_have_their_normalizer_about_any_centre(size):
         exact += 0.5 * size * np.log(2 * np.pi)
         np.testing.assert_allclose(log_normalizer(layout, natural), exact, rtol=1e-10)
         old, new = point(layout), point(layout)._replace(real=jnp.asarray(rng.standard_normal(size)))
-        moved = recentre(layout, Statistics(natural, jnp.zeros(())), old, new)
+        moved = recentre_statistics(layout, Statistics(natural, jnp.zeros(())), old, new)
         np.testing.assert_allclose(log_normalizer(layout, moved.natural) + moved.constant, exact, rtol=1e-10)
 
 
@@ -179,7 +179,9 @@ def test_of_many_clouds_those_that_are_wanted_are_moved_as_each_would_be_alone()
 
 def start_of(positions, log_targets):
     zero = jnp.zeros((), positions.dtype)
-    return Moved(positions, log_targets, jnp.zeros_like(log_targets), zero, zero, zero, zero, jnp.zeros((), int))
+    return TemperingResult(
+        positions, log_targets, jnp.zeros_like(log_targets), zero, zero, zero, zero, jnp.zeros((), int)
+    )
 
 
 def test_particles_follow_a_target_that_is_far_away_and_know_the_ratio_of_integrals():
@@ -217,7 +219,7 @@ def test_particles_that_cannot_move_do_not_pass_for_fresh():
 
 def test_particles_that_a_path_is_too_long_for_are_weighted_to_its_end(monkeypatch):
     """Stopped on the way from N(0, 1) to N(8, .1^2), they are no sample of it: their weights say so, and make them one."""
-    monkeypatch.setattr(particles, "_MAX_STAGES", 3)
+    monkeypatch.setattr(tempering, "_MAX_STAGES", 3)
     positions = jr.normal(jr.key(0), (500, 1))
 
     def targets(_, x, part):

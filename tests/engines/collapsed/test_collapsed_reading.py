@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed import conditional, learning
+from ppl_bandit.engines.collapsed import collapsed_posterior, learning
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -70,7 +70,7 @@ def learn(name, *, is_at_once, at_a_time=1):
 
         pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, at_a_time, *leaf.shape[1:]), rows)
         state, infos = jax.lax.scan(step, engine.init(key), (jnp.arange(NUM_ROWS // at_a_time), pieces))
-        return state._replace(reading=None), infos, state.reading
+        return state._replace(outer_statistics=None), infos, state.outer_statistics
 
     keys = jr.split(jr.key(3), 3)
     return jax.jit(jax.vmap(run) if is_at_once else lambda own: jax.lax.map(run, own))(keys)
@@ -85,7 +85,7 @@ def test_a_reading_serves_until_particles_move(name, monkeypatch):
     """
     with jax.enable_x64(True):
         held, evidence, reading = learn(name, is_at_once=name != "separable")
-        monkeypatch.setattr(conditional, "_MAX_HELD", 0)
+        monkeypatch.setattr(collapsed_posterior, "_MAX_CACHED", 0)
         anew, _, nothing = learn(name, is_at_once=False)
     assert reading is not None and nothing is None
     assert np.all(np.asarray(evidence.num_refreshes[:, -1]) >= 1)
@@ -97,8 +97,10 @@ def test_a_reading_serves_until_particles_move(name, monkeypatch):
 @pytest.mark.parametrize("at_a_time, is_at_once", [(1, False), (1, True), (3, False), (3, True)])
 def test_log_targets_are_carried_on_by_what_rows_change(at_a_time, is_at_once, monkeypatch):
     """As if all elements were integrated at every row; three rows are of both arms, of which one change does not tell."""
-    calls, change_of_one = [], learning.change_of_one
-    monkeypatch.setattr(learning, "change_of_one", lambda *args: (calls.append(args), change_of_one(*args))[1])
+    calls, one_element_change = [], learning.one_element_change
+    monkeypatch.setattr(
+        learning, "one_element_change", lambda *args: (calls.append(args), one_element_change(*args))[1]
+    )
     with jax.enable_x64(True):
         carried, evidence, _ = learn("elements", is_at_once=is_at_once, at_a_time=at_a_time)
         assert calls  # it is carried on

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from ppl_bandit.engines.approximate.block_posterior import block_posterior, embed
 from ppl_bandit.engines.approximate.blocks import Blocks
-from ppl_bandit.engines.approximate.buffer import Buffer
-from ppl_bandit.engines.approximate.target import Target, block_target, embed
-from ppl_bandit.engines.approximate.unconstrained import Frames, Space
-from ppl_bandit.engines.particles.diagnostics import finite_weights, flatten_weights
-from ppl_bandit.engines.particles.importance import Scouts
-from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, Cloud, refresh, rough_covariance
+from ppl_bandit.engines.approximate.unconstrained import PartialCentring, Space
+from ppl_bandit.engines.particles.diagnostics import finite_log_weights, flatten_log_weights
+from ppl_bandit.engines.particles.importance import PriorProbes
+from ppl_bandit.engines.particles.log_density import LogDensity
+from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE, WeightedParticles, refresh, rough_covariance
+from ppl_bandit.engines.row_buffer import Buffer
 from ppl_bandit.types import Key
 
 __all__ = ["renew"]
@@ -25,8 +26,8 @@ __all__ = ["renew"]
 
 def renew(
     key: Key,
-    target: Target,
-    cloud: Cloud,
+    target: LogDensity,
+    cloud: WeightedParticles,
     space: Space,
     blocks: Blocks,
     block: Int[Array, ""],
@@ -34,13 +35,13 @@ def renew(
     reference: Float[Array, " K"],
     discount: float,
     *,
-    scouts: Scouts | None = None,
+    scouts: PriorProbes | None = None,
     **settings: Any,
-) -> Cloud:
+) -> WeightedParticles:
     """Renew particles as `cloud.refresh` does, in the frames of their latents where these have any.
 
     Args:
-        target: what `block_target` makes of the six arguments after the cloud.
+        target: what `block_posterior` makes of the six arguments after the cloud.
         settings: of `cloud.refresh`.
     """
     frames = space.frames
@@ -68,7 +69,7 @@ def renew(
     located = frames_of(cloud.positions)
     own_shares = jnp.where(is_framed, _shares(cloud, located[1]), 1.0)
     shares = jnp.ones(space.size, own_shares.dtype).at[coordinates].set(own_shares, mode="drop")
-    inside = block_target(_within(space, frames, shares), blocks, block, buffer, reference, discount)
+    inside = block_posterior(_within(space, frames, shares), blocks, block, buffer, reference, discount)
     positions = framed(cloud.positions, located)
     log_prior = jax.vmap(inside.log_prior)(positions)
     start = cloud._replace(positions=positions, log_prior=log_prior, covariance=rough_covariance(positions))
@@ -81,16 +82,16 @@ def renew(
     return end._replace(positions=latents, log_prior=log_prior, covariance=covariance)
 
 
-def _within(space: Space, frames: Frames, shares: Float[Array, " K"]) -> Space:
+def _within(space: Space, frames: PartialCentring, shares: Float[Array, " K"]) -> Space:
     """Return the space in the coordinates of some shares."""
     return space._replace(
         constrain=lambda flat: frames.constrain(flat, shares), log_prior=lambda flat: frames.log_prior(flat, shares)
     )
 
 
-def _shares(cloud: Cloud, log_scales: Float[Array, "M k"]) -> Float[Array, " k"]:
+def _shares(cloud: WeightedParticles, log_scales: Float[Array, "M k"]) -> Float[Array, " k"]:
     """Return 1 less the variance of each latent over the square of its scale, by the weighted particles."""
-    flat = flatten_weights(finite_weights(cloud.log_weights), MIN_ESS_SHARE * cloud.log_weights.shape[0])
+    flat = flatten_log_weights(finite_log_weights(cloud.log_weights), MIN_ESS_SHARE * cloud.log_weights.shape[0])
     weights = jax.nn.softmax(flat)
     variance = weights @ jnp.square(cloud.positions - weights @ cloud.positions)
     # The middle of the log scales: a scale with heavy tails may have no mean square.

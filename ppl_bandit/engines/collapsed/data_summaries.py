@@ -18,13 +18,13 @@ from jaxtyping import Array, Float
 
 from ppl_bandit.engines.collapsed.inspection import Split, trial_rows
 from ppl_bandit.engines.collapsed.outer import given
-from ppl_bandit.engines.collapsed.statistics import Statistics, no_statistics, recentre, statistics_of
+from ppl_bandit.engines.collapsed.statistics import Statistics, recentre_statistics, statistics_of, zero_statistics
 from ppl_bandit.engines.exact.families.families import Coordinates, latents_at
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
 
-__all__ = ["Store", "WeightedRows", "read_prior", "read_rows", "separable_store", "shared_store"]
+__all__ = ["DataSummary", "WeightedRows", "prior_statistics", "row_statistics", "separable_summary", "shared_summary"]
 
 _MAX_RANK = 16
 _MAX_ENTRIES = 20_000_000  # statistics looked at when the engine is built
@@ -38,7 +38,7 @@ class WeightedRows(NamedTuple):
     weights: Float[Array, " N"]
 
 
-class Store(NamedTuple):
+class DataSummary(NamedTuple):
     """Functions of a pytree `kept`, in which sums over rows are linear, and of what they need of outer values, `at`.
 
     Of many outer values at once, here C of them, the last axis of every array goes over these.
@@ -47,7 +47,7 @@ class Store(NamedTuple):
         words: what is kept, for people.
         empty: centre -> kept, of no data.
         read: (centre, outer values, data) -> kept of rows, and per row how far its statistics at these outer values are from
-            what the store says of them, relatively.
+            what the summary says of them, relatively.
         at: (centre, outer values) -> what the statistics of rows depend on, whatever the rows.
         total: (statistics of the prior, kept, at) -> those of prior and all rows, (..., C), without the common constant.
         size: (kept, at) -> how large the terms are of which the constant of these statistics is made, (C,) or (1,).
@@ -55,23 +55,23 @@ class Store(NamedTuple):
         recentred: (kept, old centre, new centre) -> kept; None where the centre must stay.
     """
 
-    words: str
+    description: str
     empty: Callable[[Coordinates], Any]
-    read: Callable[[Coordinates, Mapping[str, Array], WeightedRows], tuple[Any, Float[Array, " N"]]]
+    summarize: Callable[[Coordinates, Mapping[str, Array], WeightedRows], tuple[Any, Float[Array, " N"]]]
     at: Callable[[Coordinates, Mapping[str, Array]], Any]
     total: Callable[[Statistics, Any, Any], Statistics]
-    size: Callable[[Any, Any], Float[Array, " C"]]
-    common: Callable[[Any], Float[Array, ""]]
-    recentred: Callable[[Any, Coordinates, Coordinates], Any] | None
+    constant_magnitude: Callable[[Any, Any], Float[Array, " C"]]
+    common_constant: Callable[[Any], Float[Array, ""]]
+    recentre: Callable[[Any, Coordinates, Coordinates], Any] | None
 
 
-def read_prior(model: RewardModel, split: Split, centre: Coordinates, values: Mapping[str, Array]) -> Statistics:
+def prior_statistics(model: RewardModel, split: Split, centre: Coordinates, values: Mapping[str, Array]) -> Statistics:
     """Return the statistics of the prior of inner and outer sites, at outer values."""
     view = given(model, values)
     return statistics_of(split.layout, lambda point: view.log_prior(latents_at(split.layout, point)), centre)
 
 
-def read_rows(
+def row_statistics(
     model: RewardModel, split: Split, centre: Coordinates, values: Mapping[str, Array], data: WeightedRows
 ) -> Statistics:
     """Return the statistics of weighted rows, all together, at outer values."""
@@ -83,15 +83,15 @@ def read_rows(
     return statistics_of(split.layout, log_likelihood, centre)
 
 
-def shared_store(model: RewardModel, split: Split) -> Store:
-    """Return the store of a program whose likelihood no outer site reaches."""
+def shared_summary(model: RewardModel, split: Split) -> DataSummary:
+    """Return the summary of a program whose likelihood no outer site reaches."""
 
     def read(centre: Coordinates, values: Mapping[str, Array], data: WeightedRows) -> tuple[Statistics, Array]:
-        return read_rows(model, split, centre, values, data), jnp.zeros(data.weights.shape, centre.real.dtype)
+        return row_statistics(model, split, centre, values, data), jnp.zeros(data.weights.shape, centre.real.dtype)
 
-    return Store(
+    return DataSummary(
         "one sum of statistics, shared by all particles",
-        lambda centre: no_statistics(split.layout, centre),
+        lambda centre: zero_statistics(split.layout, centre),
         read,
         lambda centre, values: (),
         # What all particles share is left out of their targets, where it would only cost digits.
@@ -100,19 +100,19 @@ def shared_store(model: RewardModel, split: Split) -> Store:
         ),
         lambda kept, at: jnp.zeros_like(kept.constant)[None],
         lambda kept: kept.constant,
-        lambda kept, old, new: recentre(split.layout, kept, old, new),
+        lambda kept, old, new: recentre_statistics(split.layout, kept, old, new),
     )
 
 
-def separable_store(model: RewardModel, split: Split, examples: Interaction | None = None) -> Store | None:
-    """Return the store of a program whose statistics are separable, or None where they are not; runs in float64.
+def separable_summary(model: RewardModel, split: Split, examples: Interaction | None = None) -> DataSummary | None:
+    """Return the summary of a program whose statistics are separable, or None where they are not; runs in float64.
 
     Args:
         examples: rows whose statistics have to be, too.
     """
     values, per_arm = split.values, 6
     num_values = len(next(iter(values.values())))
-    forms = jax.eval_shape(lambda: no_statistics(split.layout, jax.tree.map(jnp.asarray, split.centre)))
+    forms = jax.eval_shape(lambda: zero_statistics(split.layout, jax.tree.map(jnp.asarray, split.centre)))
     num_statistics = sum(form.size for form in jax.tree.leaves(forms))
     if num_values * per_arm * model.num_arms * num_statistics > _MAX_ENTRIES:
         return None
@@ -189,7 +189,7 @@ def separable_store(model: RewardModel, split: Split, examples: Interaction | No
         sizes = jnp.asarray(np.abs(entry_weights[last]), kept.dtype) @ jnp.abs(kept[:, -1])
         return sizes @ jnp.abs(at[last])
 
-    return Store(
+    return DataSummary(
         f"sums of statistics at {len(outer_picks)} outer values, from which those at any other follow by linear algebra",
         lambda centre: jnp.zeros((len(outer_picks), num_statistics), centre.real.dtype),
         read,
@@ -209,7 +209,7 @@ def _read_each(
     def one(row: Any) -> Array:
         single = jax.tree.map(lambda leaf: leaf[None], row._replace(mask=None))
         data = WeightedRows(single, jnp.ones(1, centre.real.dtype))
-        return ravel_pytree(read_rows(model, split, centre, values, data))[0]
+        return ravel_pytree(row_statistics(model, split, centre, values, data))[0]
 
     return jax.vmap(one)(rows)
 

@@ -6,13 +6,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ppl_bandit.engines.approximate.buffer import Buffer, empty_buffer
+from ppl_bandit.engines.collapsed.data_summaries import DataSummary, prior_statistics
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.outer import without
-from ppl_bandit.engines.collapsed.statistics import Statistics, add, log_normalizer, no_statistics, precision_of
-from ppl_bandit.engines.collapsed.stores import Store, read_prior
+from ppl_bandit.engines.collapsed.statistics import (
+    Statistics,
+    add_statistics,
+    log_normalizer,
+    precision_of,
+    zero_statistics,
+)
 from ppl_bandit.engines.exact.families.families import Coordinates, Posterior, posterior_of
-from ppl_bandit.engines.particles.diagnostics import finite_weights, variance_of_mean, weigh, weight_ess
+from ppl_bandit.engines.particles.diagnostics import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
+from ppl_bandit.engines.row_buffer import Buffer, empty_buffer
 from ppl_bandit.numerics.arrow_matrices import as_matrix, solve
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Key
@@ -20,26 +26,26 @@ from ppl_bandit.types import Key
 __all__ = [
     "MAX_ROUNDING",
     "CollapsedState",
-    "Conditional",
-    "Reading",
+    "CollapsedPosterior",
+    "StatisticsAtOuterValues",
     "as_matrices",
     "first_state",
     "laws_of",
-    "reading_at",
-    "reading_of",
+    "statistics_at_some",
+    "statistics_at_particles",
     "roundings_of",
 ]
 
 MAX_ROUNDING = 0.02  # nats of a log target
-_MAX_HELD = 1 << 20  # numbers of a reading that are kept from row to row; more are read again
+_MAX_CACHED = 1 << 20  # numbers of a reading that are kept from row to row; more are read again
 
 
-class Reading(NamedTuple):
+class StatisticsAtOuterValues(NamedTuple):
     """What outer values say before any data; the last axis of every array goes over these, so that loops over them are long.
 
     Attributes:
         prior: its statistics in the inner sites.
-        at: what the statistics of rows depend on; see `Store`.
+        at: what the statistics of rows depend on; see `DataSummary`.
         log_jacobian: of the outer sites.
     """
 
@@ -67,10 +73,10 @@ class CollapsedState(NamedTuple):
     """
 
     buffer: Buffer
-    kept: Any
+    data_statistics: Any
     centre: Coordinates
     particles: Float[Array, "M K"]
-    reading: Reading | None
+    outer_statistics: StatisticsAtOuterValues | None
     log_targets: Float[Array, " M"]
     log_weights: Float[Array, " M"]
     log_mean: Float[Array, ""]
@@ -87,68 +93,68 @@ class CollapsedState(NamedTuple):
         return jnp.sqrt(self.squared_error + pending)
 
 
-class Conditional(NamedTuple):
-    """A split program and how its data are kept; no store means rows, which are read again."""
+class CollapsedPosterior(NamedTuple):
+    """A split program and how its data are kept; no summary means rows, which are read again."""
 
     model: RewardModel
     split: Split
-    store: Store | None
+    summary: DataSummary | None
     discount: float
 
-    def read(self, centre: Coordinates, positions: Float[Array, "C K"]) -> Reading:
+    def statistics_at(self, centre: Coordinates, positions: Float[Array, "C K"]) -> StatisticsAtOuterValues:
         """Return what unconstrained outer values say before any data."""
 
-        def one(position: Float[Array, " K"]) -> Reading:
+        def one(position: Float[Array, " K"]) -> StatisticsAtOuterValues:
             values, log_jacobian = self.split.space.constrain(position)
-            at = () if self.store is None else self.store.at(centre, values)
-            return Reading(read_prior(self.model, self.split, centre, values), at, log_jacobian)
+            at = () if self.summary is None else self.summary.at(centre, values)
+            return StatisticsAtOuterValues(prior_statistics(self.model, self.split, centre, values), at, log_jacobian)
 
         return jax.vmap(one, out_axes=-1)(positions)
 
-    def total(self, reading: Reading, kept: Any) -> Statistics:
+    def total(self, reading: StatisticsAtOuterValues, kept: Any) -> Statistics:
         """Return the statistics of prior and data, (..., C)."""
-        if self.store is None:
-            return add(reading.prior, kept)
-        return self.store.total(reading.prior, kept, reading.at)
+        if self.summary is None:
+            return add_statistics(reading.prior, kept)
+        return self.summary.total(reading.prior, kept, reading.at)
 
-    def log_targets(self, reading: Reading, kept: Any) -> Float[Array, " C"]:
+    def log_targets(self, reading: StatisticsAtOuterValues, kept: Any) -> Float[Array, " C"]:
         """Return the log density of outer values, inner sites integrated out."""
         total = self.total(reading, kept)
         return log_normalizer(self.split.layout, total.natural) + total.constant + reading.log_jacobian
 
 
-def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: int) -> CollapsedState:
+def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, capacity: int) -> CollapsedState:
     """Return particles from the prior."""
     model, split = posterior.model, posterior.split
     centre = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), split.centre)
     prior = model.sample_prior(key, num_particles)
     particles = jax.vmap(split.space.unconstrain)({name: prior[name] for name in split.space.names})
-    if posterior.store is None:
-        nothing = no_statistics(split.layout, centre)
+    if posterior.summary is None:
+        nothing = zero_statistics(split.layout, centre)
         kept = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, num_particles)), nothing)
     else:
-        kept = posterior.store.empty(centre)
-    reading = posterior.read(centre, particles)
+        kept = posterior.summary.empty(centre)
+    reading = posterior.statistics_at(centre, particles)
     targets = posterior.log_targets(reading, kept)
     generated = targets
     extra = model.terms_beside_draws()
     if extra:  # particles come from the program without its factors and observed constants: weigh with those
         plain = posterior._replace(model=without(model, extra))
-        generated = plain.log_targets(plain.read(centre, particles), kept)
+        generated = plain.log_targets(plain.statistics_at(centre, particles), kept)
     is_finite = jnp.isfinite(targets) & jnp.isfinite(generated)
     zero = jnp.zeros((), particles.dtype)
     # What this precision cannot resolve has no weight.
     log_weights = jnp.where(is_finite, targets - generated, -jnp.inf)
-    is_held = sum(leaf.size for leaf in jax.tree.leaves(reading)) <= _MAX_HELD
+    is_held = sum(leaf.size for leaf in jax.tree.leaves(reading)) <= _MAX_CACHED
     return CollapsedState(
-        empty_buffer(model, capacity if posterior.store is None else 0),
+        empty_buffer(model, capacity if posterior.summary is None else 0),
         kept,
         centre,
         particles,
         reading if is_held else None,
         jnp.where(is_finite, generated, 0.0),
         log_weights,
-        weigh(finite_weights(log_weights)).log_mean,
+        normalize_weights(finite_log_weights(log_weights)).log_mean,
         zero,
         zero,
         zero,
@@ -157,20 +163,26 @@ def first_state(posterior: Conditional, key: Key, num_particles: int, capacity: 
     )
 
 
-def reading_of(posterior: Conditional, state: CollapsedState) -> Reading:
+def statistics_at_particles(posterior: CollapsedPosterior, state: CollapsedState) -> StatisticsAtOuterValues:
     """Return what the particles say before any data."""
-    return posterior.read(state.centre, state.particles) if state.reading is None else state.reading
+    return (
+        posterior.statistics_at(state.centre, state.particles)
+        if state.outer_statistics is None
+        else state.outer_statistics
+    )
 
 
-def reading_at(posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]) -> Reading:
+def statistics_at_some(
+    posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]
+) -> StatisticsAtOuterValues:
     """Return what some particles say before any data."""
-    if state.reading is None:
-        return posterior.read(state.centre, state.particles[index])
-    return jax.tree.map(lambda leaf: leaf[..., index], state.reading)
+    if state.outer_statistics is None:
+        return posterior.statistics_at(state.centre, state.particles[index])
+    return jax.tree.map(lambda leaf: leaf[..., index], state.outer_statistics)
 
 
 def laws_of(
-    posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]
+    posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]
 ) -> tuple[dict[str, Array], Posterior]:
     """Return the outer values of some particles and the laws of the inner sites given them, (C, ...) each.
 
@@ -178,7 +190,7 @@ def laws_of(
     """
     layout = posterior.split.layout
     values, _ = jax.vmap(posterior.split.space.constrain)(state.particles[index])
-    total = posterior.total(reading_at(posterior, state, index), _kept_at(posterior, state, index))
+    total = posterior.total(statistics_at_some(posterior, state, index), _kept_at(posterior, state, index))
     natural, shift = total.natural, None
     if layout.members.size:
         shift = solve(precision_of(layout, natural), natural.linear)
@@ -191,15 +203,17 @@ def as_matrices(laws: Posterior) -> Posterior:
     return laws._replace(precision=jax.vmap(as_matrix)(laws.precision))
 
 
-def roundings_of(posterior: Conditional, state: CollapsedState) -> Float[Array, " M"]:
+def roundings_of(posterior: CollapsedPosterior, state: CollapsedState) -> Float[Array, " M"]:
     """Return how many nats of particles' log targets may be rounding: constants may be large, and the integral undo them."""
-    reading, kept = reading_of(posterior, state), state.kept
-    size = jnp.abs(kept.constant) if posterior.store is None else posterior.store.size(kept, reading.at)
+    reading, kept = statistics_at_particles(posterior, state), state.data_statistics
+    size = (
+        jnp.abs(kept.constant) if posterior.summary is None else posterior.summary.constant_magnitude(kept, reading.at)
+    )
     return jnp.finfo(state.particles.dtype).eps * (size + jnp.abs(reading.prior.constant))
 
 
-def _kept_at(posterior: Conditional, state: CollapsedState, index: Int[Array, " C"]) -> Any:
+def _kept_at(posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]) -> Any:
     """Return what is kept of the data for some particles: the same for all, unless each has a sum of its own."""
-    if posterior.store is not None:
-        return state.kept
-    return jax.tree.map(lambda leaf: leaf[..., index], state.kept)
+    if posterior.summary is not None:
+        return state.data_statistics
+    return jax.tree.map(lambda leaf: leaf[..., index], state.data_statistics)

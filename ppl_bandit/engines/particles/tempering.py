@@ -18,21 +18,21 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.particles.diagnostics import finite_weights, variance_of_mean, weight_ess
+from ppl_bandit.engines.particles.conditional_execution import Task, run_where_needed
+from ppl_bandit.engines.particles.diagnostics import finite_log_weights, variance_of_mean, weight_ess
 from ppl_bandit.numerics import random_bits
 from ppl_bandit.types import Key
 
-__all__ = ["Moved", "follow", "max_memory", "where_wanted"]
+__all__ = ["TemperingResult", "follow", "max_memory"]
 
 _MIN_MOVES = 8
 _MAX_MOVES = 240  # with 60, one in eight streams of `ridge_regression` had a refresh that still remembered
 _MAX_STAGES = 200  # of a path: one outlier of 1e4 prior standard deviations takes 150
 _HALF_DF = 3  # 6 degrees of freedom: a chi-squared of an even number is a sum of exponentials
 _BISECTIONS = 16
-_ROUNDS = 32  # at least, in which many clouds are moved
 
 
-class Moved(NamedTuple):
+class TemperingResult(NamedTuple):
     """Particles after a path was followed.
 
     Attributes:
@@ -65,15 +65,7 @@ class _Walk(NamedTuple):
     phase: Int[Array, ""]
     starts: Float[Array, "M K"]
     num_accepted: Float[Array, ""]
-    moved: Moved
-
-
-class _Task(NamedTuple):
-    """Something to compute from data, and what it is where it is not wanted; of `follow`, the particles as they are."""
-
-    data: Any
-    start: Any
-    is_wanted: Bool[Array, ""]
+    moved: TemperingResult
 
 
 def max_memory(num_particles: int) -> float:
@@ -85,9 +77,9 @@ def follow(
     key: Key,
     log_targets: Callable[[Any, Float[Array, "M K"], Float[Array, ""]], Float[Array, " M"]],
     data: Any,
-    start: Moved,
+    start: TemperingResult,
     is_wanted: Bool[Array, ""],
-) -> Moved:
+) -> TemperingResult:
     """Take particles along a path of targets to its end; where that is not wanted, return them as they are.
 
     Many clouds at once (`vmap`) are not moved in lockstep, all whenever one is to be moved: those that are wanted are gathered
@@ -98,61 +90,10 @@ def follow(
         data: arrays that the targets read.
         start: the particles, with the density of which they are an equally weighted sample and their weights at part 0.
     """
-    return _where_wanted(functools.partial(_follow, log_targets), _Task((jr.key_data(key), data), start, is_wanted))
+    return run_where_needed(functools.partial(_follow, log_targets), Task((jr.key_data(key), data), start, is_wanted))
 
 
-def where_wanted(compute: Callable[[Any], Any], data: Any, otherwise: Any, is_wanted: Bool[Array, ""]) -> Any:
-    """Return compute(data) where it is wanted, and of many clouds (`vmap`) compute it for those alone.
-
-    Args:
-        compute: it closes over no traced value.
-    """
-
-    def run(task: _Task) -> Any:
-        # As rows of numbers: of arrays with more axes the compiler would choose another order in memory, and turn what is not
-        # computed anew into it and back.
-        found = jax.lax.cond(
-            task.is_wanted, lambda data: _raveled(compute(data)), lambda _: _raveled(task.start), task.data
-        )
-        return jax.tree.map(lambda row, leaf: row.reshape(leaf.shape), found, task.start)
-
-    return _where_wanted(run, _Task(data, otherwise, is_wanted))
-
-
-def _raveled(tree: Any) -> Any:
-    return jax.tree.map(jnp.ravel, tree)
-
-
-def _where_wanted(run: Callable[[_Task], Any], task: _Task) -> Any:
-    one = jax.custom_batching.custom_vmap(run)
-    one.def_vmap(functools.partial(_few_at_a_time, run))
-    return one(task)
-
-
-def _few_at_a_time(run: Callable[[_Task], Any], num_clouds: int, is_batched: Any, task: _Task) -> tuple[Any, Any]:
-    """Run what is wanted, some 30th of all clouds at a time, and leave the others."""
-    task = jax.tree.map(
-        lambda leaf, own: leaf if own else jnp.broadcast_to(leaf, (num_clouds, *jnp.shape(leaf))), task, is_batched[0]
-    )
-    at_once = max(1, num_clouds // _ROUNDS)
-    order = jnp.argsort(~task.is_wanted, stable=True)
-    num_wanted = jnp.sum(task.is_wanted)
-
-    def body(carry: tuple[Array, Any]) -> tuple[Array, Any]:
-        first, results = carry
-        place = first + jnp.arange(at_once)
-        chosen = order[jnp.minimum(place, num_clouds - 1)]
-        some = jax.tree.map(lambda leaf: leaf[chosen], task)
-        found = jax.vmap(run)(some._replace(is_wanted=some.is_wanted & (place < num_clouds)))
-        # Places beyond the last cloud repeat it: what is found there is dropped.
-        target = jnp.where(place < num_clouds, chosen, num_clouds)
-        return first + at_once, jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), results, found)
-
-    _, results = jax.lax.while_loop(lambda carry: carry[0] < num_wanted, body, (jnp.zeros((), int), task.start))
-    return results, jax.tree.map(lambda _: True, results)
-
-
-def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> Moved:
+def _follow(log_targets: Callable[[Any, Array, Array], Array], task: Task) -> TemperingResult:
     """Follow the path in one loop with one evaluation of the target, whatever it is needed for: what compiles is small."""
     (key, data), start, is_wanted = task
     num_particles, num_dims = start.positions.shape
@@ -195,7 +136,7 @@ def _follow(log_targets: Callable[[Any, Array, Array], Array], task: _Task) -> M
 def _look(walk: _Walk, found: Float[Array, " M"]) -> _Walk:
     """Decide how far to go."""
     moved = walk.moved
-    gained = finite_weights(found - moved.log_targets)
+    gained = finite_log_weights(found - moved.log_targets)
     is_last = moved.num_stages >= _MAX_STAGES
     return walk._replace(
         next_part=_next_part(walk.part, moved.log_weights, gained),
@@ -207,7 +148,7 @@ def _look(walk: _Walk, found: Float[Array, " M"]) -> _Walk:
 def _weigh(walk: _Walk, found: Float[Array, " M"], offset: Float[Array, ""]) -> _Walk:
     """Weigh the particles where the stage ends, and resample them."""
     moved = walk.moved
-    gained = finite_weights(found - moved.log_targets)
+    gained = finite_log_weights(found - moved.log_targets)
     index = _systematic(offset, gained)
     positions = moved.positions[index]
     return walk._replace(

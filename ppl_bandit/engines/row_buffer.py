@@ -17,14 +17,14 @@ from ppl_bandit.types import Interaction
 
 __all__ = [
     "Buffer",
-    "Data",
-    "append",
+    "BufferedRows",
+    "append_rows",
     "append_row",
     "as_rows",
     "empty_buffer",
-    "fits",
-    "grow",
-    "read",
+    "has_room_for",
+    "grow_buffer",
+    "read_buffer",
     "reserve",
     "row_mask",
     "take_rows",
@@ -55,7 +55,7 @@ class Buffer(NamedTuple):
     num_rows: Int[Array, ""]
 
 
-class Data(NamedTuple):
+class BufferedRows(NamedTuple):
     """A buffer as a likelihood reads it: the rows of a set of arms first, then nothing that counts.
 
     Attributes:
@@ -79,7 +79,7 @@ def empty_buffer(model: RewardModel, capacity: int) -> Buffer:
     return Buffer(none, reward, model.context_rows(capacity), none, table, jnp.zeros((), int))
 
 
-def fits(buffer: Buffer, interaction: Interaction) -> Bool[Array, ""]:
+def has_room_for(buffer: Buffer, interaction: Interaction) -> Bool[Array, ""]:
     """Tell whether the rows of an interaction that count have room, were none of them seen before."""
     return buffer.num_rows + jnp.sum(row_mask(interaction)) <= buffer.arm.shape[0]
 
@@ -144,7 +144,7 @@ def append_row(buffer: Buffer, row: Interaction, is_counted: Bool[Array, ""], me
     return Buffer(arm, reward, context, times, table, buffer.num_rows + is_new)
 
 
-def append(model: RewardModel, buffer: Buffer, interaction: Interaction, merges: bool = True) -> Buffer:
+def append_rows(model: RewardModel, buffer: Buffer, interaction: Interaction, merges: bool = True) -> Buffer:
     """Count the rows of an interaction that its mask counts, in order; what does not fit is left out."""
     rows = as_rows(model, buffer, interaction)
 
@@ -161,7 +161,7 @@ def take_rows(rows: Interaction, index: Array) -> Interaction:
     return jax.tree.map(lambda leaf: leaf[index], rows)
 
 
-def grow(buffer: Buffer, num_rows: int) -> Buffer:
+def grow_buffer(buffer: Buffer, num_rows: int) -> Buffer:
     """Return a buffer with room for more rows: the same one, or one of doubled capacity, doubled until they fit.
 
     It reads the number of rows, so it runs outside `jit`, in NumPy: growing compiles nothing.
@@ -182,7 +182,7 @@ def grow(buffer: Buffer, num_rows: int) -> Buffer:
     return Buffer(arm, reward, context, times, buffer.table, buffer.num_rows)
 
 
-def read(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | None = None) -> Data:
+def read_buffer(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | None = None) -> BufferedRows:
     """Return the data for a likelihood.
 
     Rows without data are copies of the first row: a gradient flows through masked rows too, and must find nothing there
@@ -207,12 +207,12 @@ def read(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | None = N
         weights = jnp.where(mask, jnp.asarray(discount, float) ** age, 0.0)
     else:
         weights = jnp.where(mask, buffer.times.astype(float), 0.0)
-    return Data(Interaction(arm, reward, context, mask), weights, index, num_rows)
+    return BufferedRows(Interaction(arm, reward, context, mask), weights, index, num_rows)
 
 
 def reserve(state: Any, num_rows: int) -> Any:
     """Return a state with room for more rows of data; its capacity doubles until they fit. Runs outside `jit`."""
-    return state._replace(buffer=grow(state.buffer, num_rows))
+    return state._replace(buffer=grow_buffer(state.buffer, num_rows))
 
 
 def _set_of(row: Any) -> Int[Array, ""]:

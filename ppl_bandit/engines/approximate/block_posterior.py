@@ -5,9 +5,8 @@ chunks whose number is not known to the compiler has no reverse-mode derivative,
 values are. Reverse mode is all that a program needs: where it has no forward mode, second derivatives do without.
 """
 
-import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,29 +14,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.blocks import Blocks
-from ppl_bandit.engines.approximate.buffer import Buffer, Data, read, take_rows
 from ppl_bandit.engines.approximate.unconstrained import Space
+from ppl_bandit.engines.particles.log_density import LogDensity, second_derivatives
+from ppl_bandit.engines.row_buffer import Buffer, BufferedRows, read_buffer, take_rows
 
-__all__ = ["Target", "block_target", "embed", "second_derivatives", "whiten"]
+__all__ = ["block_posterior", "embed"]
 
 _CHUNK = 128  # rows
 _SHORT_CHUNK = 32  # on a CPU: 29 rows take a quarter of the time, thousands a tenth more
-
-
-class Target(NamedTuple):
-    """An unnormalised log density on k real numbers.
-
-    Attributes:
-        parts: (k,) -> log prior and log likelihood, which add up to it.
-        log_prior: (k,) -> the former.
-        slope: (k,) -> value and gradient.
-        curvature: (k,) -> value, gradient and Hessian.
-    """
-
-    parts: Callable[[Float[Array, " k"]], tuple[Float[Array, ""], Float[Array, ""]]]
-    log_prior: Callable[[Float[Array, " k"]], Float[Array, ""]]
-    slope: Callable[[Float[Array, " k"]], tuple[Float[Array, ""], Float[Array, " k"]]]
-    curvature: Callable[[Float[Array, " k"]], tuple[Float[Array, ""], Float[Array, " k"], Float[Array, "k k"]]]
 
 
 def embed(blocks: Blocks, number: Int[Array, ""] | int, own: Array, reference: Float[Array, " K"]) -> Array:
@@ -52,14 +36,14 @@ def embed(blocks: Blocks, number: Int[Array, ""] | int, own: Array, reference: F
     return reference.at[jnp.asarray(coordinates)[number]].set(own, mode="drop")
 
 
-def block_target(
+def block_posterior(
     space: Space,
     blocks: Blocks,
     number: Int[Array, ""] | int,
     buffer: Buffer,
     reference: Float[Array, " K"],
     discount: float,
-) -> Target:
+) -> LogDensity:
     """Return the posterior density of a block; a place that no latent fills has a standard normal law.
 
     Args:
@@ -67,7 +51,7 @@ def block_target(
         discount: weight of a row's log likelihood relative to the next row's.
     """
     is_alone = len(blocks.coordinates) == 1
-    data = read(buffer, discount, None if is_alone else jnp.asarray(blocks.of_arm) == number)
+    data = read_buffer(buffer, discount, None if is_alone else jnp.asarray(blocks.of_arm) == number)
     own_terms = jnp.asarray(blocks.terms)[number]
     is_filler = ~jnp.asarray(blocks.is_latent)[number]
     size = min(_SHORT_CHUNK if jax.default_backend() == "cpu" else _CHUNK, buffer.arm.shape[0])
@@ -95,49 +79,10 @@ def block_target(
         start = second_derivatives(log_prior, own)
         return _total(lambda chunk: second_derivatives(lambda own: log_likelihood(own, chunk), own), num_chunks, start)
 
-    return Target(parts, log_prior, slope, curvature)
+    return LogDensity(parts, log_prior, slope, curvature)
 
 
-def whiten(target: Target, centre: Float[Array, " k"], root: Float[Array, "k k"]) -> Target:
-    """Return the density at centre + root @ x as a function of x; it is not divided by the volume of root."""
-
-    def slope(x: Array) -> Any:
-        value, gradient = target.slope(centre + root @ x)
-        return value, root.T @ gradient
-
-    def curvature(x: Array) -> Any:
-        value, gradient, hessian = target.curvature(centre + root @ x)
-        return value, root.T @ gradient, root.T @ hessian @ root
-
-    return Target(
-        lambda x: target.parts(centre + root @ x), lambda x: target.log_prior(centre + root @ x), slope, curvature
-    )
-
-
-def second_derivatives(
-    function: Callable[[Float[Array, " k"]], Float[Array, ""]], own: Float[Array, " k"]
-) -> tuple[Float[Array, ""], Float[Array, " k"], Float[Array, "k k"]]:
-    """Return value, gradient and Hessian, by the modes of differentiation that the program has."""
-
-    def first(own: Array) -> tuple[Array, tuple[Array, Array]]:
-        value, gradient = jax.value_and_grad(function)(own)
-        return gradient, (value, gradient)
-
-    def by_differences(own: Array) -> tuple[Array, tuple[Array, Array]]:
-        # Central: wrong by the square of the step, and by the rounding of a gradient over it.
-        step = jnp.finfo(own.dtype).eps ** (1 / 3) * jnp.maximum(1.0, jnp.abs(own))
-        slopes = jax.lax.map(lambda way: first(own + way)[0] - first(own - way)[0], jnp.diag(step))
-        return slopes / (2.0 * step[:, None]), first(own)[1]
-
-    # Functions with a derivative of their own, such as an ODE's solution or a callback, may have it in reverse mode alone.
-    for second in (jax.jacfwd(first, has_aux=True), jax.jacrev(first, has_aux=True), by_differences):
-        with contextlib.suppress(TypeError, ValueError, NotImplementedError):
-            hessian, (value, gradient) = second(own)
-            break
-    return value, gradient, 0.5 * (hessian + hessian.T)
-
-
-def _chunk(data: Data, chunk: Array, size: int) -> tuple[Any, Float[Array, " rows"]]:
+def _chunk(data: BufferedRows, chunk: Array, size: int) -> tuple[Any, Float[Array, " rows"]]:
     place = chunk * size + jnp.arange(size)
     index = data.places[jnp.minimum(place, data.places.shape[0] - 1)]
     is_data = place < data.num_rows

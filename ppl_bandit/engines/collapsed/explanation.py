@@ -1,19 +1,21 @@
 """The collapsed engine in words: what is integrated out, what is drawn and how, and with what evidence."""
 
-from ppl_bandit.engines.collapsed.conditional import MAX_ROUNDING
+from ppl_bandit.engines.collapsed.collapsed_posterior import MAX_ROUNDING
 from ppl_bandit.engines.collapsed.inspection import Split
-from ppl_bandit.engines.collapsed.particles import max_memory
 from ppl_bandit.engines.exact.report import family, nats_words
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT
+from ppl_bandit.engines.particles.tempering import max_memory
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation
 
-__all__ = ["accepted"]
+__all__ = ["explain_collapsed"]
 
 _ROWS = "the rows themselves: a refresh reads them again at every outer value that it tries"
 
 
-def accepted(model: RewardModel, split: Split, words: str | None, num_particles: int, discount: float) -> Explanation:
+def explain_collapsed(
+    model: RewardModel, split: Split, words: str | None, num_particles: int, discount: float
+) -> Explanation:
     """Explain an accepted program.
 
     Args:
