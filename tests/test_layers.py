@@ -27,6 +27,7 @@ LEVELS = (
 )
 LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
 NO_MODEL = ("runtime", "numerics", "selectors")  # what is a function of numbers knows no model
+ADAPTER = "ppl_bandit.runtime.numpyro_adapter"  # the one file of these folders that may know a model
 SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text()
     for path in sorted((ROOT / "ppl_bandit").rglob("*.py"))
@@ -55,7 +56,9 @@ def upward(module: str, source: str) -> list[str]:
     own = folder_of(module)
     ours = [name for name in imported_names(module, source) if name.split(".")[0] == "ppl_bandit"]
     found = [name for name in ours if folder_of(name) != own and LEVEL[folder_of(name)] >= LEVEL[own]]
-    return found + [name for name in imported_names(module, source) if name.startswith("numpyro") and own in NO_MODEL]
+    if own in NO_MODEL and module != ADAPTER:
+        found += [name for name in imported_names(module, source) if name.startswith(("numpyro", ADAPTER))]
+    return found
 
 
 def files_imported(sources: Mapping[str, str]) -> dict[str, set[str]]:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from ppl_bandit.numerics.log_densities import LOG, LOGIT, PLAIN, log_density_in_single, shape_of
 from ppl_bandit.numerics.log_products import computed_once
+from ppl_bandit.runtime.jax_adapter import is_tracer
 
 __all__ = [
     "LOG",
@@ -131,7 +132,7 @@ def _law(
 
 def _is_same(value: Any) -> bool:
     """Tell whether a number is the same for all arms, as far as is known before running."""
-    return not isinstance(value, jax.core.Tracer) and bool(np.all(np.asarray(value) == np.ravel(value)[0]))
+    return not is_tracer(value) and bool(np.all(np.asarray(value) == np.ravel(value)[0]))
 
 
 def without_points(law: MarginalLaw) -> MarginalLaw:

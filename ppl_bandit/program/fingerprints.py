@@ -4,19 +4,17 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from numpyro.distributions import Distribution
-from numpyro.distributions.transforms import Transform
 
 from ppl_bandit.program.model.sites import is_latent, traced
 from ppl_bandit.program.model.tracing import log_prob, run_program
-from ppl_bandit.runtime.jax_adapter import all_equations
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, all_equations
+from ppl_bandit.runtime.numpyro_adapter import components
 
 __all__ = ["close_fingerprint", "code_fingerprint", "jaxpr_fingerprint"]
 
@@ -71,7 +69,7 @@ def close_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: 
 
     with jax.enable_x64(True):
         computed = [jax.make_jaxpr(bends)(*arguments(1)), jax.make_jaxpr(readings)(*arguments(max(num_arms, 2)))]
-    classes = [type(part) for _, fn in sites for part in _parts(fn)]
+    classes = [type(part) for _, fn in sites for part in components(fn)]
     is_own = any(not kind.__module__.startswith("numpyro.") for kind in classes)
     if is_own or any("callback" in eqn.primitive.name for closed in computed for eqn in all_equations(closed.jaxpr)):
         return None
@@ -88,17 +86,6 @@ def _mean(fn: Any) -> Any:
     with contextlib.suppress(Exception):  # however it says that it has none written down
         return jnp.asarray(fn.mean)
     return jnp.zeros(())
-
-
-def _parts(fn: Any) -> Iterator[Any]:
-    """Yield a distribution with its support, and the distributions and transforms inside it with theirs."""
-    yield fn
-    if isinstance(fn, Distribution):
-        yield fn.support
-    for value in vars(fn).values():
-        for part in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(part, Distribution | Transform):
-                yield from _parts(part)
 
 
 def code_fingerprint(program: Callable) -> str:

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from ppl_bandit.runtime.blas_threads import on_one_thread
 from ppl_bandit.runtime.cpu_count import num_cores
-from ppl_bandit.runtime.jax_adapter import all_equations
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, all_equations
 
 __all__ = ["Needs", "compiled", "in_turn", "needs_of"]
 

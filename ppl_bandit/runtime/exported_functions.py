@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax import export
 
 from ppl_bandit.runtime.cpu_threads import Needs, needs_of
+from ppl_bandit.runtime.jax_adapter import export_function, import_function
 
 __all__ = ["Portable", "can_export", "exported", "imported"]
 
@@ -48,18 +48,16 @@ def exported(function: Callable, shapes: Any, options: dict[str, Any]) -> Portab
         return function(*treedef.unflatten(given))
 
     needs = needs_of(flat.trace(*leaves).jaxpr)
-    try:
-        return Portable(bytes(export.export(flat)(*leaves).serialize()), needs, shapes, options)
-    except (NotImplementedError, ValueError):  # an operation whose format is not fixed
-        return None
+    program = export_function(flat, leaves)
+    return None if program is None else Portable(program, needs, shapes, options)
 
 
 def imported(portable: Portable) -> Callable:
     """Return the function that was exported, under its own name."""
-    program = export.deserialize(bytearray(portable.program))
+    program = import_function(portable.program)
 
     def function(*args: Any) -> Any:
-        return program.call(*jax.tree.leaves(args))
+        return program(*jax.tree.leaves(args))
 
-    function.__name__ = program.fun_name
+    function.__name__ = program.__name__
     return function

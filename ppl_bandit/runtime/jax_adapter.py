@@ -1,20 +1,151 @@
-"""The equations of a jaxpr, and of all jaxprs inside of it."""
+"""Adapter to the parts of JAX that are not covered by its compatibility promise.
 
-from collections.abc import Iterator
-from typing import Any
+The rest of the package reaches jaxprs, tracers, exported functions and custom batching rules through this module alone, so
+that a change in JAX has to be answered in one place. `tests/runtime/test_adapters.py` checks everything that is promised here.
+Outside this module, an equation is used through `primitive.name`, `params`, `invars`, `outvars`, `effects`, and the `aval` of
+its variables only.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+import jax.custom_batching
+from jax import export
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
-__all__ = ["all_equations"]
+__all__ = [
+    "ClosedJaxpr",
+    "Frame",
+    "Jaxpr",
+    "Literal",
+    "all_equations",
+    "apply_primitive",
+    "called_jaxpr",
+    "eliminate_dead_code",
+    "evaluate_jaxpr",
+    "export_function",
+    "import_function",
+    "inner_jaxprs",
+    "is_tracer",
+    "outside_trace",
+    "sequential_vmap",
+    "source_frames",
+    "vmap_rule",
+]
+
+
+class Frame(NamedTuple):
+    """One Python stack frame that was active when an equation was traced."""
+
+    file_name: str
+    line_number: int
+    function_name: str
+
+
+def is_tracer(value: Any) -> bool:
+    """Return whether a value is traced, and therefore has no number yet."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def outside_trace() -> AbstractContextManager[None]:
+    """Run operations inside the context at once, also while the caller is being traced."""
+    return jax.core.eval_context()
+
+
+def apply_primitive(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    """Apply the primitive of an equation, with the parameters of the equation, to values."""
+    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def inner_jaxprs(eqn: Any) -> Iterator[tuple[Jaxpr, Sequence[Any]]]:
+    """Yield the jaxprs in the parameters of an equation, each with its constants."""
+    leaves = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda leaf: isinstance(leaf, Jaxpr | ClosedJaxpr))
+    for leaf in leaves:
+        if isinstance(leaf, ClosedJaxpr):
+            yield leaf.jaxpr, leaf.consts
+        elif isinstance(leaf, Jaxpr):
+            yield leaf, ()
+
+
+def called_jaxpr(eqn: Any) -> tuple[Jaxpr, Sequence[Any]] | None:
+    """Return the jaxpr that an equation applies to its own operands, with its constants; None if there is none.
+
+    Such equations come from `jit`, `checkpoint`, `custom_jvp`, `custom_vjp` and the like. A `scan` is not one of them: its
+    jaxpr receives slices of the operands.
+    """
+    if eqn.primitive.name == "scan":
+        return None
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(name)
+        jaxpr, consts = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
+        if isinstance(jaxpr, Jaxpr) and len(jaxpr.invars) == len(eqn.invars) and len(jaxpr.outvars) == len(eqn.outvars):
+            return jaxpr, consts
+    return None
 
 
 def all_equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Go through the equations of a jaxpr and of all jaxprs inside of it."""
+    """Yield the equations of a jaxpr and of all jaxprs inside it."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for leaf in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda leaf: isinstance(leaf, Jaxpr | ClosedJaxpr)
-        ):
-            if isinstance(leaf, Jaxpr | ClosedJaxpr):
-                yield from all_equations(leaf.jaxpr if isinstance(leaf, ClosedJaxpr) else leaf)
+        for inner, _ in inner_jaxprs(eqn):
+            yield from all_equations(inner)
+
+
+def evaluate_jaxpr(closed: ClosedJaxpr, *args: Any) -> list[Any]:
+    """Evaluate a jaxpr at flat arguments."""
+    return list(jaxpr_as_fun(closed)(*args))
+
+
+def eliminate_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """Return a jaxpr without the equations that no output depends on."""
+    return dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+
+
+def source_frames(eqn: Any) -> list[Frame]:
+    """Return the Python stack at which an equation was traced, innermost frame first; empty if JAX did not record it."""
+    frames = getattr(eqn.source_info.traceback, "frames", None) or ()
+    return [Frame(frame.file_name, frame.line_num, frame.function_name) for frame in frames]
+
+
+def export_function(function: Any, args: Sequence[Any]) -> bytes | None:
+    """Serialize a jitted function for arguments of given shapes; None if JAX cannot export one of its operations."""
+    try:
+        return bytes(export.export(function)(*args).serialize())
+    except (NotImplementedError, ValueError):
+        return None
+
+
+def import_function(serialized: bytes) -> Callable:
+    """Return the function that `export_function` serialized, with its original name."""
+    exported = export.deserialize(bytearray(serialized))
+
+    def function(*args: Any) -> Any:
+        return exported.call(*args)
+
+    function.__name__ = exported.fun_name
+    return function
+
+
+def vmap_rule(rule: Callable[..., tuple[Any, Any]]) -> Callable[[Callable], Callable]:
+    """Return a decorator that replaces how `vmap` batches a function.
+
+    Args:
+        rule: (axis size, tree of flags that mark batched arguments, *arguments) -> (results, tree of flags that mark batched
+            results); the batch axis comes first.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        wrapped = jax.custom_batching.custom_vmap(function)
+        wrapped.def_vmap(rule)
+        return wrapped
+
+    return decorate
+
+
+def sequential_vmap(function: Callable) -> Callable:
+    """Return a function that `vmap` runs as a loop over the batch."""
+    return jax.custom_batching.sequential_vmap(function)

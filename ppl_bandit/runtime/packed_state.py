@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ppl_bandit.runtime.jax_adapter import is_tracer
+
 __all__ = ["Joined", "Joining", "pack", "unpacker"]
 
 _MOST_JOINED = 1 << 14  # numbers of an array: to copy them takes 6 us, to hand an array on 4 to 7
@@ -98,7 +100,7 @@ class Joining:
 
 def _module_of(arrays: Iterable[Any]) -> Any:
     """Return jax's NumPy for traced arrays, and NumPy for others."""
-    return jnp if any(isinstance(array, jax.core.Tracer) for array in arrays) else np
+    return jnp if any(is_tracer(array) for array in arrays) else np
 
 
 def _form_of(tree: Any) -> tuple[Any, list[tuple[tuple[int, ...], Any]]]:

@@ -11,10 +11,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.runtime.jax_adapter import vmap_rule
 
 __all__ = [
     "FEW",
@@ -58,12 +59,11 @@ def _unless_batched(whole: Callable) -> Callable[[Callable], Callable[[Array], A
             row = numbers.ravel()
             return either(row) if 0 < row.size <= FEW else whole(row, axis=-1)
 
-        either: Any = jax.custom_batching.custom_vmap(written_out)
-
-        @either.def_vmap
-        def _of_many(size: int, is_batched: Any, rows: Array) -> tuple[Array, bool]:
+        def of_many(size: int, is_batched: Any, rows: Array) -> tuple[Array, bool]:
             del size, is_batched
             return whole(rows, axis=-1), True
+
+        either = vmap_rule(of_many)(written_out)
 
         return function
 

@@ -11,11 +11,11 @@ import functools
 import math
 
 import jax
-import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float, Int
 
+from ppl_bandit.runtime.jax_adapter import sequential_vmap
 from ppl_bandit.runtime.unrolled_reductions import argmax_of, log_sum_exp, max_of, sum_of
 from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
 
@@ -49,7 +49,7 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
 
     # Vectorised rows would walk in step: each would pay for the longest of all others' loops.
     way = by_number if probs.size <= _FEW_ARMS else by_loops
-    return jax.custom_batching.sequential_vmap(way)(probs, num)
+    return sequential_vmap(way)(probs, num)
 
 
 def _largest_single(is_lowest_first: bool) -> int:

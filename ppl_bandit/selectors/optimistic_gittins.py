@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.pareto_tail import tail_excess
+from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
 from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
 from ppl_bandit.types import Key, Marginals, Selector, Tail
@@ -143,11 +144,11 @@ def _climb(start: Array, mean: Array, excess: Callable[[Array], tuple[Array, Arr
 
 def _check_positive(patience: Any, learning: Any) -> None:
     """Check what is known before running: `tune` passes patience as data, so that a ladder of it compiles once."""
-    if not isinstance(patience, jax.core.Tracer) and not (math.isfinite(patience) and patience > 0):
+    if not is_tracer(patience) and not (math.isfinite(patience) and patience > 0):
         raise ValueError(f"patience must be positive and finite, got {patience!r}; use greedy() to never explore")
-    if not isinstance(learning, jax.core.Tracer) and not (math.isfinite(learning) and learning >= 0):
+    if not is_tracer(learning) and not (math.isfinite(learning) and learning >= 0):
         raise ValueError(f"learning must be at least 0 and finite, got {learning!r}; 0 does not charge for learning")
 
 
 def _is_zero(value: Any) -> bool:
-    return not isinstance(value, jax.core.Tracer) and value == 0
+    return not is_tracer(value) and value == 0

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.runtime.unrolled_reductions import is_all, is_any, sum_of
 from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Key, Marginals, Selection, Selector
@@ -281,7 +282,7 @@ def _check_scores(scores: Array, allowed: Bool[Array, " A"]) -> Float[Array, " A
 
 
 def _is_concrete(value: Array) -> bool:
-    return not isinstance(value, jax.core.Tracer)
+    return not is_tracer(value)
 
 
 def _check_finite(values: np.ndarray, allowed: np.ndarray, name: str, remedy: str) -> None:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.wider_prior import middle_of, widened
+from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.types import Draws, Engine, Key
 
 __all__ = ["Environment"]
@@ -155,7 +156,7 @@ def _check_truth(reward_model: RewardModel, truth: Mapping[str, Any], argument: 
             f"{argument} has the sites {sorted(truth)}, expected {sorted(expected)}: all latents and no others"
         )
     for name, value in truth.items():
-        if isinstance(value, jax.core.Tracer):  # what a trace holds has no value yet
+        if is_tracer(value):  # what a trace holds has no value yet
             continue
         array = np.asarray(value)
         if array.shape != expected[name]:

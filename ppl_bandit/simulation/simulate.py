@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.extend.core import jaxprs_in_params
-from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
@@ -26,6 +24,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime import cpu_threads
 from ppl_bandit.runtime.compile_ahead import in_order_options
 from ppl_bandit.runtime.cpu_count import num_cores
+from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import records
 from ppl_bandit.simulation.environment import Environment
@@ -242,8 +241,7 @@ def _chunk_size(play: Any, num_realizations: int, memory: int, platform: str) ->
     """Return how many realizations fit the memory, and on a CPU also stay in its cache."""
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(play.out_info))
     # Without what nobody reads, which XLA leaves out: a simulation has no use for propensities.
-    needed, _ = dce_jaxpr(play.jaxpr.jaxpr, [True] * len(play.jaxpr.jaxpr.outvars))
-    working = _WORKING_COPIES * _largest(needed)
+    working = _WORKING_COPIES * _largest(eliminate_dead_code(play.jaxpr.jaxpr))
     fits = memory // (kept + working)
     if platform == "cpu":
         fits = min(fits, max(_CACHE // working, _LEAST_ON_CPU))
@@ -256,7 +254,7 @@ def _largest(jaxpr: Any) -> int:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "scan":
             sizes += [math.prod(var.aval.shape) * 8 for var in eqn.outvars]
-        sizes += [_largest(inner) for inner in jaxprs_in_params(eqn.params)]
+        sizes += [_largest(inner) for inner, _ in inner_jaxprs(eqn)]
     return max(sizes)
 
 

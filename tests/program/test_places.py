@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from ppl_bandit.program.jaxpr.interpreter import subjaxpr
 from ppl_bandit.program.jaxpr.source_lines import place_of
+from ppl_bandit.runtime.jax_adapter import called_jaxpr
 
 HERE = "test_places.py"
 
@@ -16,7 +16,7 @@ def stacks_of(function, name):
 
     def walk(jaxpr, callers):
         for eqn in jaxpr.eqns:
-            inner = subjaxpr(eqn)
+            inner = called_jaxpr(eqn)
             if eqn.primitive.name == name:
                 found.append((eqn, *callers))
             elif inner is not None:

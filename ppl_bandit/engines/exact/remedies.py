@@ -1,14 +1,14 @@
 """What to write instead of a program that is not conjugate. Every remedy here is a program that is accepted, in the tests."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.numpyro_adapter import distribution_name
 
-__all__ = ["ANALYTIC_REMEDY", "CONJUGATE", "KEEP", "PRIORS", "distribution_name", "outcome_remedy"]
+__all__ = ["ANALYTIC_REMEDY", "CONJUGATE", "KEEP", "PRIORS", "outcome_remedy"]
 
 KEEP = "keep the program: Bandit and engines.choose draw by an engine that needs no conjugacy"
 
@@ -51,13 +51,6 @@ def outcome_remedy(model: RewardModel) -> str:
         else:
             unknown.append(f"no prior is known that is conjugate to {article} {name} outcome")
     return "; ".join([*known, *unknown, f"or {KEEP}" if not unknown else KEEP])
-
-
-def distribution_name(fn: Any) -> str:
-    """Return the name of a distribution as programs write it."""
-    while type(fn).__name__ in ("ExpandedDistribution", "Independent", "MaskedDistribution"):
-        fn = fn.base_dist
-    return type(fn).__name__.removesuffix("Probs").removesuffix("Logits")
 
 
 def _outcome_names(model: RewardModel) -> list[str]:

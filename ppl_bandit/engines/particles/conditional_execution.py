@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from ppl_bandit.runtime.jax_adapter import vmap_rule
+
 __all__ = ["Task", "apply_where", "compute_where_needed", "run_where_needed"]
 
 _MIN_ROUNDS = 32  # of a batch in which all elements need the computation
@@ -60,9 +62,7 @@ def run_where_needed(run: Callable[[Task], Any], task: Task) -> Any:
     Args:
         run: returns the task's `otherwise` where `is_needed` is false; it closes over no traced value.
     """
-    one = jax.custom_batching.custom_vmap(run)
-    one.def_vmap(functools.partial(_run_in_rounds, run))
-    return one(task)
+    return vmap_rule(functools.partial(_run_in_rounds, run))(run)(task)
 
 
 def _run_in_rounds(run: Callable[[Task], Any], num_tasks: int, is_batched: Any, task: Task) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from jaxtyping import Array
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
+from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Interaction, Key
 
 __all__ = ["export", "latent_dims", "observed", "replicate"]
@@ -128,6 +129,6 @@ def observed(model: RewardModel, data: Interaction) -> dict[str, np.ndarray]:
 
 def _unmasked(site: Any) -> Array:
     fn, value = site["fn"], site["value"]
-    while type(fn).__name__ == "MaskedDistribution":
-        value, fn = jnp.where(fn._mask, value, 0), fn.base_dist
+    while (mask := mask_of(fn)) is not None:
+        value, fn = jnp.where(mask, value, 0), fn.base_dist
     return value

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr
 from jaxtyping import Array, Bool
 
 from ppl_bandit.program.jaxpr import intervals
-from ppl_bandit.program.jaxpr.interpreter import bind, evaluate, subjaxpr
+from ppl_bandit.program.jaxpr.interpreter import evaluate
 from ppl_bandit.program.jaxpr.intervals import Flow, anywhere, as_flow, is_graded, is_nonzero, is_positive
 from ppl_bandit.program.jaxpr.simplex_sums import Shares, followed
 from ppl_bandit.program.jaxpr.source_lines import Place, place_of
+from ppl_bandit.runtime.jax_adapter import Jaxpr, apply_primitive, called_jaxpr
 
 __all__ = ["Obstacle", "interpret"]
 
@@ -60,14 +60,14 @@ def interpret(
     def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
         if any(isinstance(value, Flow) for value in values):
             return _apply(eqn, values, obstacles, (eqn, *callers))
-        return bind(eqn, values)
+        return apply_primitive(eqn, values)
 
     return evaluate(jaxpr, consts, args, step)
 
 
 def _apply(eqn: Any, values: list[Any], obstacles: list[Obstacle], stack: tuple[Any, ...]) -> list[Any]:
     name = eqn.primitive.name
-    inner = subjaxpr(eqn) if name in _CALLS else None
+    inner = called_jaxpr(eqn) if name in _CALLS else None
     if name == "cond" and not isinstance(values[0], Flow):
         branches = [interpret(b.jaxpr, b.consts, values[1:], obstacles, stack) for b in eqn.params["branches"]]
         return [intervals.hull([as_flow(out) for out in outs]) for outs in zip(*branches, strict=True)]
@@ -140,7 +140,7 @@ def _structural(eqn: Any, values: list[Any]) -> Step:
 
     def moved(field: str) -> list[Array]:
         arrays = [value if i in fixed else getattr(value, field).astype(float) for i, value in enumerate(flows)]
-        return bind(eqn, arrays)
+        return apply_primitive(eqn, arrays)
 
     proved, words = [array > 0.5 for array in moved("is_analytic")], ""
     if name in ("gather", "dynamic_slice"):
@@ -169,7 +169,7 @@ def _total(eqn: Any, values: list[Any]) -> Step:
     flows = [value if i in fixed else as_flow(value) for i, value in enumerate(values)]
 
     def added(read: Callable[[Flow], Array]) -> Array:
-        return bind(eqn, [v if i in fixed else read(v).astype(float) for i, v in enumerate(flows)])[0]
+        return apply_primitive(eqn, [v if i in fixed else read(v).astype(float) for i, v in enumerate(flows)])[0]
 
     low, high = added(lambda x: x.low), added(lambda x: x.high)
     total = Flow(low, high, added(lambda x: ~x.is_analytic) < 0.5)
@@ -218,7 +218,7 @@ def _dot_general(eqn: Any, values: list[Any]) -> Step:
     x, y = (as_flow(v) for v in values)
 
     def dot(a: Array, b: Array) -> Array:
-        return bind(eqn, [a.astype(float), b.astype(float)])[0]
+        return apply_primitive(eqn, [a.astype(float), b.astype(float)])[0]
 
     ones = tuple(jnp.ones(v.low.shape) for v in (x, y))
     proved = (dot(~x.is_analytic, ones[1]) + dot(ones[0], ~y.is_analytic)) < 0.5

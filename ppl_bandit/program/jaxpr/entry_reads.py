@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr
 
-from ppl_bandit.program.jaxpr.interpreter import bind, evaluate, subjaxpr
+from ppl_bandit.program.jaxpr.interpreter import evaluate
+from ppl_bandit.runtime.jax_adapter import Jaxpr, apply_primitive, called_jaxpr
 
 __all__ = ["entries_read", "tied_together"]
 
@@ -88,7 +88,7 @@ class _Late:
 
 def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], size: int) -> list[Any]:
     def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
-        inner = subjaxpr(eqn)
+        inner = called_jaxpr(eqn)
         if inner is not None:
             return _follow(inner[0], inner[1], values, size)
         if not any(isinstance(value, _Reads) for value in values):
@@ -117,7 +117,7 @@ def _known(eqn: Any, values: list[Any]) -> Sequence[Any]:
         return [np.asarray(values[0]).astype(eqn.params["new_dtype"])]
     if name == "select_n" and len(values) == 3:
         return [np.where(values[0], values[2], values[1])]
-    return _later(lambda: bind(eqn, values), eqn)
+    return _later(lambda: apply_primitive(eqn, values), eqn)
 
 
 def _later(compute: Callable[[], Sequence[Any]], eqn: Any) -> list[_Late]:
@@ -218,7 +218,7 @@ def _through(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
             shape = reads[i].shape[:-1]
             places[i] = np.arange(start, start + math.prod(shape)).reshape(shape)
             start += math.prod(shape)
-        where = np.asarray(bind(eqn, places)[0])
+        where = np.asarray(apply_primitive(eqn, places)[0])
         return [table[np.clip(where, 0, len(table) - 1)]]
     return None
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import Array
 
-__all__ = ["UNKNOWN", "ArmIndex", "bind", "dependencies", "evaluate", "read_indices", "subjaxpr"]
+from ppl_bandit.runtime.jax_adapter import Jaxpr, Literal, apply_primitive, called_jaxpr
+
+__all__ = ["UNKNOWN", "ArmIndex", "dependencies", "evaluate", "read_indices"]
 
 UNKNOWN = object()  # a value that is not fixed before the program runs
 
@@ -26,31 +27,6 @@ class ArmIndex(NamedTuple):
     lowest: Array
     highest: Array
     size: int
-
-
-def subjaxpr(eqn: Any) -> tuple[Jaxpr, Sequence[Any]] | None:
-    """Return the jaxpr that an equation calls with the equation's own inputs, and its constants, or None."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = eqn.params.get(name)
-        if isinstance(inner, ClosedJaxpr):
-            inner, consts = inner.jaxpr, inner.consts
-        elif isinstance(inner, Jaxpr):
-            consts = []
-        else:
-            continue
-        if (
-            len(inner.invars) == len(eqn.invars)
-            and len(inner.outvars) == len(eqn.outvars)
-            and eqn.primitive.name != "scan"
-        ):
-            return inner, consts
-    return None
-
-
-def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """Apply an equation's primitive to values."""
-    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-    return list(out) if eqn.primitive.multiple_results else [out]
 
 
 def evaluate(
@@ -81,7 +57,7 @@ def dependencies(jaxpr: Jaxpr, inputs: Sequence[frozenset]) -> list[frozenset]:
 
     for eqn in jaxpr.eqns:
         labels = [read(atom) for atom in eqn.invars]
-        inner = subjaxpr(eqn)
+        inner = called_jaxpr(eqn)
         if inner is not None:
             outs = dependencies(inner[0], labels)
         else:
@@ -101,12 +77,12 @@ def _walk(jaxpr: Jaxpr, consts: Iterable[Any], args: Sequence[Any], found: list[
     def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
         if eqn.primitive.name == "gather" and values[1] is not UNKNOWN:
             found.extend(_gathered(eqn, values[1]))
-        inner = subjaxpr(eqn)
+        inner = called_jaxpr(eqn)
         if inner is not None:
             return _walk(inner[0], inner[1], values, found)
         if any(value is UNKNOWN for value in values) or eqn.effects:
             return [UNKNOWN] * len(eqn.outvars)
-        return bind(eqn, values)
+        return apply_primitive(eqn, values)
 
     return evaluate(jaxpr, consts, args, step)
 

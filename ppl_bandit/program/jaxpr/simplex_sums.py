@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_bandit.program.jaxpr.interpreter import bind
+from ppl_bandit.runtime.jax_adapter import apply_primitive
 
 __all__ = ["Shares", "followed", "ratio_bounds", "shares_of_rows", "sum_bounds"]
 
@@ -120,7 +120,7 @@ def _joined(x: Shares, y: Shares, weights: Array) -> Shares:
 def _by_weight(eqn: Any, arrays: Sequence[Any], fixed: tuple[int, ...]) -> list[Array]:
     """Apply an equation to the weights of each element of the simplex."""
     axes = tuple(None if i in fixed else -1 for i in range(len(arrays)))
-    return jax.vmap(lambda *args: bind(eqn, args), in_axes=axes, out_axes=-1)(*arrays)
+    return jax.vmap(lambda *args: apply_primitive(eqn, args), in_axes=axes, out_axes=-1)(*arrays)
 
 
 def _summed(eqn: Any, x: Shares) -> Shares:
@@ -136,7 +136,7 @@ def _summed(eqn: Any, x: Shares) -> Shares:
 
 
 def _moved(eqn: Any, given: Sequence[Any], fixed: tuple[int, ...]) -> list[Shares]:
-    rows = bind(eqn, [value if i in fixed else value.row for i, value in enumerate(given)])
+    rows = apply_primitive(eqn, [value if i in fixed else value.row for i, value in enumerate(given)])
     weights = _by_weight(eqn, [value if i in fixed else value.weights for i, value in enumerate(given)], fixed)
     return [
         Shares(next(v.site for v in given if isinstance(v, Shares)), *pair) for pair in zip(rows, weights, strict=True)

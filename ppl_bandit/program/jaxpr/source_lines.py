@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpyro
 
+from ppl_bandit.runtime.jax_adapter import source_frames
+
 __all__ = ["Place", "place_of"]
 
 _MAX_SOURCE = 100  # characters of a line that are worth showing
@@ -45,14 +47,14 @@ def place_of(equations: Sequence[Any]) -> Place:
     called = ""
     for equation in equations:
         passed_numpyro = False
-        for frame in getattr(equation.source_info.traceback, "frames", None) or ():
+        for frame in source_frames(equation):
             owner = _owner(frame.file_name)
             if owner == "own":
                 break
             if owner == "":
-                source = linecache.getline(frame.file_name, frame.line_num).strip()
+                source = linecache.getline(frame.file_name, frame.line_number).strip()
                 shown = f": `{source[:_MAX_SOURCE]}{'...' if len(source) > _MAX_SOURCE else ''}`" if source else ""
-                line = f"line {frame.line_num} of {Path(frame.file_name).name}{shown}"
+                line = f"line {frame.line_number} of {Path(frame.file_name).name}{shown}"
                 return Place(line, "" if passed_numpyro else called, not passed_numpyro)
             passed_numpyro |= owner == "numpyro"
             called = _public_name(frame.function_name) or called

@@ -18,6 +18,7 @@ from numpyro.distributions import Distribution
 
 from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 from ppl_bandit.program.model.tracing import Trace
+from ppl_bandit.runtime.numpyro_adapter import without_censoring
 
 __all__ = ["MONTE_CARLO", "WAYS", "MeanWay", "expected_reward", "reward_variance"]
 
@@ -40,19 +41,12 @@ class MeanWay(NamedTuple):
     verdict: Callable[[Distribution], Array]
 
 
-def _unwrapped(fn: Distribution) -> Distribution:
-    # A mask or a censoring flag says what was recorded, not what the outcome is: the mean is that of the base.
-    while type(fn).__name__ in ("MaskedDistribution",) or type(fn).__name__.endswith("CensoredDistribution"):
-        fn = fn.base_dist
-    return fn
-
-
 def _stated(fn: Distribution) -> Array:
-    return jnp.broadcast_to(_unwrapped(fn).mean, fn.batch_shape)
+    return jnp.broadcast_to(without_censoring(fn).mean, fn.batch_shape)
 
 
 def _summed(fn: Distribution) -> Array:
-    fn = _unwrapped(fn)
+    fn = without_censoring(fn)
     if not fn.has_enumerate_support:
         raise NotImplementedError
     values = fn.enumerate_support(expand=False)  # (K, 1)
@@ -60,7 +54,7 @@ def _summed(fn: Distribution) -> Array:
 
 
 def _integrated(fn: Distribution) -> Array:
-    fn = _unwrapped(fn)
+    fn = without_censoring(fn)
     nodes, weights = np.polynomial.legendre.leggauss(NUM_QUADRATURE_NODES)
     # u = v^3 (10 - 15 v + 6 v^2) has vanishing derivatives at 0 and 1: it resolves quantile functions with poles there.
     v = 0.5 * (nodes + 1.0)
@@ -74,7 +68,7 @@ def _integrated(fn: Distribution) -> Array:
 
 def _sampled(fn: Distribution) -> Array:
     # The caller reads one row at a time: the same key for every arm is the same random numbers for every arm.
-    draws = _unwrapped(fn).sample(jr.key(0), (NUM_MONTE_CARLO_DRAWS,))
+    draws = without_censoring(fn).sample(jr.key(0), (NUM_MONTE_CARLO_DRAWS,))
     return jnp.mean(draws, axis=0)
 
 
@@ -89,7 +83,7 @@ def _summed_verdict(fn: Distribution) -> Array:
 
 def _integrated_verdict(fn: Distribution) -> Array:
     # E|x| is finite only if p * |quantile(p)| -> 0 at both ends; it stays constant for a Cauchy and grows beyond it.
-    base = _unwrapped(fn)
+    base = without_censoring(fn)
     outer, inner = (jnp.asarray(p) + jnp.zeros(fn.batch_shape) for p in _TAIL_PROBS)
     centre = base.icdf(jnp.full(fn.batch_shape, 0.5))
 
@@ -102,7 +96,7 @@ def _integrated_verdict(fn: Distribution) -> Array:
 
 def _sampled_verdict(fn: Distribution) -> Array:
     # A generalised Pareto tail of shape 1 or more has no mean; both tails of |x| count.
-    draws = jnp.abs(_unwrapped(fn).sample(jr.key(0), (16 * NUM_MONTE_CARLO_DRAWS,)))
+    draws = jnp.abs(without_censoring(fn).sample(jr.key(0), (16 * NUM_MONTE_CARLO_DRAWS,)))
     largest = jnp.sort(draws, axis=0)[-NUM_MONTE_CARLO_DRAWS:]
     shape, _ = jax.vmap(lambda own: fit_generalized_pareto(own, is_sorted=True), in_axes=1)(largest[1:] - largest[0])
     return jnp.where(jnp.isfinite(_sampled(fn)) & (shape < 1.0), 1, -1)
@@ -140,9 +134,9 @@ def reward_variance(trace: Trace, outcomes: tuple[str, ...], way: MeanWay | None
     """
     fn = trace[outcomes[0]]["fn"]
     if way is WAYS[0]:
-        return jnp.broadcast_to(_unwrapped(fn).variance, fn.batch_shape)
+        return jnp.broadcast_to(without_censoring(fn).variance, fn.batch_shape)
     if way is WAYS[1]:
-        base = _unwrapped(fn)
+        base = without_censoring(fn)
         values = base.enumerate_support(expand=False)
         return jnp.sum((values - way.mean(fn)) ** 2 * jnp.exp(base.log_prob(values)), axis=0)
     raise NotImplementedError

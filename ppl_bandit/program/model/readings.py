@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxtyping import Array
 
 from ppl_bandit.program.jaxpr.interpreter import UNKNOWN, dependencies, read_indices
@@ -24,7 +23,7 @@ from ppl_bandit.program.model.probing import NUMBERS, feasible_latents, feasible
 from ppl_bandit.program.model.supports import has_moving_support, simplex_gaps
 from ppl_bandit.program.model.tracing import Trace, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.runtime.compile_ahead import run_once
-from ppl_bandit.runtime.jax_adapter import all_equations
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, all_equations
 from ppl_bandit.types import InvalidProgram
 
 __all__ = ["Reading", "check_flow", "check_rows", "find_mean", "support_moves"]

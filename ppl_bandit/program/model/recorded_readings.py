@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, evaluate_jaxpr
 
 __all__ = ["Forms", "Recordings", "listing", "recorded"]
 
@@ -77,7 +78,7 @@ class _Recorded:
 
     def __call__(self, *args: Any) -> Any:
         closed, returned = self.find(args)
-        return jax.tree.unflatten(returned, jaxpr_as_fun(closed)(*jax.tree.leaves(args)))
+        return jax.tree.unflatten(returned, evaluate_jaxpr(closed, *jax.tree.leaves(args)))
 
     def find(self, args: tuple[Any, ...]) -> tuple[ClosedJaxpr, Any]:
         """Return the recording for arguments, or for their shapes and types, and the structure of what it returns."""

@@ -11,6 +11,7 @@ from numpyro.distributions import biject_to
 
 from ppl_bandit.program.model.failures import failure, run_time_value
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, run_program
+from ppl_bandit.runtime.numpyro_adapter import class_name, mask_of
 from ppl_bandit.types import InvalidProgram
 
 __all__ = ["check_expected_reward", "check_latents", "check_outcomes", "is_latent", "traced"]
@@ -116,7 +117,7 @@ def check_latents(trace: Trace, longer: Trace, latents: list[str]) -> None:
             )
         if not trace[name]["has_bijection"]:
             raise InvalidProgram(
-                f"the latent '{name}' lives on {type(trace[name]['fn'].support).__name__.strip('_')}, to which NumPyro has no "
+                f"the latent '{name}' lives on {class_name(trace[name]['fn'].support)}, to which NumPyro has no "
                 "bijection from the reals, so no engine can sample it: write it as a function of latents with a real, "
                 "positive, interval or simplex support"
             )
@@ -124,7 +125,7 @@ def check_latents(trace: Trace, longer: Trace, latents: list[str]) -> None:
 
 def _is_masked(fn: Any) -> bool:
     while hasattr(fn, "base_dist"):
-        if type(fn).__name__ == "MaskedDistribution" and fn._mask is not True:
+        if mask_of(fn) is not None and mask_of(fn) is not True:
             return True
         fn = fn.base_dist
     return False

@@ -11,6 +11,7 @@ from numpyro.distributions import Distribution, biject_to, constraints
 
 from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.model.tracing import Site, repeat_rows, run_program
+from ppl_bandit.runtime.numpyro_adapter import inner_distribution
 
 __all__ = ["extreme_latents", "has_moving_support", "simplex_gaps"]
 
@@ -57,7 +58,6 @@ def simplex_gaps(fn: Distribution) -> Iterator[tuple[str, Float[Array, "..."]]]:
         if constraint is constraints.simplex and name in vars(fn):
             value = jnp.asarray(vars(fn)[name])
             yield name, jnp.abs(value.sum(axis=-1) - 1.0) + jnp.maximum(-value.min(axis=-1), 0.0)
-    for inside in ("base_dist", "_base_dist", "mixing_distribution", "_mixing_distribution"):
-        if isinstance(getattr(fn, inside, None), Distribution):
-            yield from simplex_gaps(getattr(fn, inside))
-            return
+    inner = inner_distribution(fn)
+    if inner is not None:
+        yield from simplex_gaps(inner)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from numpyro import handlers
 from numpyro.distributions import Distribution, Independent, MaskedDistribution
 
+from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Key
 
 __all__ = [
@@ -117,8 +118,8 @@ def log_prob_terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]
 def possible(fn: Any, value: Array) -> Bool[Array, "..."]:
     """Tell where a distribution can produce a value; anything is possible where the distribution is masked."""
     masked = jnp.zeros(value.shape, bool)
-    while type(fn).__name__ == "MaskedDistribution":
-        masked |= jnp.logical_not(jnp.broadcast_to(jnp.asarray(fn._mask), value.shape))
+    while (mask := mask_of(fn)) is not None:
+        masked |= jnp.logical_not(jnp.broadcast_to(jnp.asarray(mask), value.shape))
         fn = fn.base_dist
     return masked | (jnp.broadcast_to(fn.support(value), value.shape) & jnp.isfinite(value))
 

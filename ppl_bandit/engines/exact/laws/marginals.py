@@ -21,6 +21,7 @@ from ppl_bandit.numerics import best_arm_probs, marginal_laws, sampling
 from ppl_bandit.numerics.tail_excess import tail
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.types import BestArmMoments, Key, Marginals
 
 __all__ = ["marginals_of"]
@@ -38,7 +39,7 @@ def marginals_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any
 
     @functools.cache
     def offer() -> Callable[[Posterior, Any], Marginals] | None:
-        with jax.core.eval_context():  # also while a decision is being traced
+        with outside_trace():  # also while a decision is being traced
             return _offer_of(model, layout)
 
     def marginals(state: Posterior, context: Any) -> Marginals | None:
@@ -129,7 +130,7 @@ def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | 
 
     @functools.cache
     def found() -> Callable | None:
-        with jax.core.eval_context():
+        with outside_trace():
             return find()
 
     return found

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr
 from jaxtyping import Array, Bool
 
 from ppl_bandit.engines.exact.families.families import Layout
-from ppl_bandit.program.jaxpr.interpreter import bind, evaluate, subjaxpr
+from ppl_bandit.program.jaxpr.interpreter import evaluate
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.jax_adapter import Jaxpr, apply_primitive, called_jaxpr
 
 __all__ = ["NotAffine", "reads_of_rewards"]
 
@@ -83,7 +83,7 @@ def reads_of_rewards(model: RewardModel, layout: Layout) -> tuple[np.ndarray, in
 
 def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
-        inner = subjaxpr(eqn)
+        inner = called_jaxpr(eqn)
         if inner is not None:
             return _follow(inner[0], inner[1], values)
         if any(isinstance(value, _Affine) for value in values) and not any(value is _LOST for value in values):
@@ -93,7 +93,7 @@ def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[An
             return [_LOST] * len(eqn.outvars)
         if any(value is _DATA for value in values) or eqn.effects:
             return [_DATA] * len(eqn.outvars)
-        return bind(eqn, values)
+        return apply_primitive(eqn, values)
 
     return evaluate(jaxpr, consts, args, step)
 
@@ -151,7 +151,7 @@ def _apply(eqn: Any, values: list[Any], fill: float, fixed: Sequence[int] = ()) 
             else:
                 is_kept = i in fixed or (fill == 1.0 and value is not _DATA)
                 operands.append(value if is_kept else jnp.full(atom.aval.shape, fill))
-        return bind(eqn, operands)
+        return apply_primitive(eqn, operands)
 
     columns = [value.reads.astype(float) for value in affine]
     found = jax.vmap(through, in_axes=-1, out_axes=-1)(columns)

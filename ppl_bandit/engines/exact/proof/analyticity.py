@@ -18,12 +18,13 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 
 from ppl_bandit.engines.exact.families.families import Layout
-from ppl_bandit.engines.exact.remedies import KEEP, distribution_name
+from ppl_bandit.engines.exact.remedies import KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle, interpret
 from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.jaxpr.intervals import Flow, is_inside, simplex_box, support_box
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, running
+from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
 from ppl_bandit.types import Key
 
 __all__ = ["analyticity"]
@@ -135,19 +136,19 @@ def _claims(name: str, site: Site) -> list[_Claim]:
     if site["scale"] is not None:
         found.append(_Claim(jnp.asarray(site["scale"]), f"the scale of '{name}'"))
     while type(fn) in (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution):
-        if isinstance(fn, dist.MaskedDistribution) and not isinstance(fn._mask, bool):
-            found.append(_Claim(fn._mask, f"the mask of '{name}'", is_fixed=True))
+        if mask_of(fn) is not None and not isinstance(mask_of(fn), bool):
+            found.append(_Claim(mask_of(fn), f"the mask of '{name}'", is_fixed=True))
         fn = fn.base_dist
     for bound in jax.tree.leaves(fn.support):
         found.append(_Claim(jnp.asarray(bound), f"the support of '{name}'", is_fixed=True))
-    domains = None if "log_prob" in vars(fn) else _GUARDED.get(type(fn))
+    domains = None if "log_prob" in patched_methods(fn) else _GUARDED.get(type(fn))
     if domains is None:
         found.append(_Claim(fn.log_prob(site["value"]), f"the log density of '{name}' ({distribution_name(fn)})"))
         return found
     if site["is_observed"]:
         found.append(_Claim(jnp.asarray(site["value"]), f"the observed value of '{name}'", is_fixed=True))
-    for field in type(fn).gather_pytree_data_fields():
-        for leaf in jax.tree.leaves(getattr(fn, field, None)):
+    for field, parameter in parameters_of(fn).items():
+        for leaf in jax.tree.leaves(parameter):
             words, value = f"the {field} of '{name}' ({distribution_name(fn)})", jnp.asarray(leaf)
             is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
             found.append(_Claim(value, words, domains.get(field), is_fixed))

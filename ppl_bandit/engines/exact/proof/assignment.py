@@ -22,6 +22,7 @@ from ppl_bandit.engines.exact.remedies import outcome_remedy
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
+from ppl_bandit.runtime.numpyro_adapter import class_name
 
 __all__ = ["find_scales", "read_supports", "start_point"]
 
@@ -72,7 +73,7 @@ def _kind(model: RewardModel, name: str, support: Any, bounds: list[Array]) -> t
         return "unit", _bound(support.lower_bound, bounds, 0), _bound(support.upper_bound, bounds, -1)
     raise report.refusal(
         model,
-        f"is not conjugate: '{name}' has support {type(support).__name__.strip('_')}, which belongs to no conjugate family",
+        f"is not conjugate: '{name}' has support {class_name(support)}, which belongs to no conjugate family",
         "conjugate families live on (0, 1), on positive numbers, on the simplex and on the reals",
     )
 

@@ -1,0 +1,96 @@
+"""Adapter to the private fields and class hierarchy of NumPyro distributions.
+
+The rest of the package uses NumPyro's documented API, and this module for everything else, so that a change in NumPyro has to
+be answered in one place. `tests/runtime/test_adapters.py` checks everything that is promised here.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpyro.distributions as dist
+from numpyro.distributions import Distribution
+from numpyro.distributions.transforms import Transform
+
+__all__ = [
+    "base_distribution",
+    "class_name",
+    "components",
+    "distribution_name",
+    "inner_distribution",
+    "mask_of",
+    "parameters_of",
+    "patched_methods",
+    "without_censoring",
+    "without_mask",
+]
+
+# Older NumPyro releases lack some of these classes.
+_CENSORED = [getattr(dist, f"{side}CensoredDistribution", None) for side in ("Left", "Right", "Interval")]
+_RECORDS: Any = (dist.MaskedDistribution, *filter(None, _CENSORED))
+_WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
+
+
+def mask_of(fn: Distribution) -> Any:
+    """Return the mask of a masked distribution, an array or a bool; None for any other distribution."""
+    return fn._mask if isinstance(fn, dist.MaskedDistribution) else None
+
+
+def without_mask(fn: Distribution) -> Distribution:
+    """Return a distribution without its outermost masks."""
+    while isinstance(fn, dist.MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def without_censoring(fn: Distribution) -> Distribution:
+    """Return a distribution without masks and censoring: the law of the outcome itself, not of its record."""
+    while isinstance(fn, _RECORDS):
+        fn = fn.base_dist
+    return fn
+
+
+def base_distribution(fn: Distribution) -> Distribution:
+    """Return a distribution without the wrappers of `expand`, `to_event` and `mask`."""
+    while type(fn) in _WRAPPERS:
+        fn = fn.base_dist
+    return fn
+
+
+def inner_distribution(fn: Distribution) -> Distribution | None:
+    """Return the distribution that another one wraps, or the mixing distribution of a mixture; None if there is none."""
+    for field in ("base_dist", "_base_dist", "mixing_distribution", "_mixing_distribution"):
+        if isinstance(getattr(fn, field, None), Distribution):
+            return getattr(fn, field)
+    return None
+
+
+def components(fn: Any) -> Iterator[Any]:
+    """Yield a distribution, its support, and the distributions and transforms inside it with theirs."""
+    yield fn
+    if isinstance(fn, Distribution):
+        yield fn.support
+    for value in vars(fn).values():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, Distribution | Transform):
+                yield from components(part)
+
+
+def parameters_of(fn: Distribution) -> dict[str, Any]:
+    """Return the array-valued fields of a distribution, by name; a field that was not set is None."""
+    return {field: getattr(fn, field, None) for field in type(fn).gather_pytree_data_fields()}
+
+
+def patched_methods(fn: Any) -> dict[str, Callable]:
+    """Return the methods that were replaced on this instance of a distribution, by name."""
+    return {name: value for name, value in vars(fn).items() if inspect.isfunction(getattr(type(fn), name, None))}
+
+
+def distribution_name(fn: Distribution) -> str:
+    """Return the name of a distribution as programs write it: "Bernoulli" for a `BernoulliProbs`."""
+    return type(base_distribution(fn)).__name__.removesuffix("Probs").removesuffix("Logits")
+
+
+def class_name(constraint: Any) -> str:
+    """Return the name of the class of a constraint, for messages."""
+    return type(constraint).__name__.strip("_")
