@@ -1,23 +1,26 @@
-"""`ppl-bandit check`: one finding per model."""
+"""`ppl-bandit check`: report for each model whether its posterior is exact, and why."""
 
-from typing import NamedTuple
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from ppl_bandit.commands.model_files import ModelFileError, load_model
 from ppl_bandit.engines.choose import PROVED
-from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
-__all__ = ["Finding", "check_model"]
+__all__ = ["CheckResult", "check_model", "execute"]
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """What is known about a model without data.
 
     Attributes:
         verdict: "exact"; "exact given ..." a few sites; "not exact"; or "invalid".
-        families: posterior families by site, for a model that is exact or exact given a few sites.
-        reason: one sentence: what was proved, what stopped the proof, or what is wrong with the program.
-        report: the whole account.
+        families: posterior family of each site; empty unless the model is exact, or exact given a few sites.
+        reason: one sentence: what was proved, why the proof failed, or why the program is invalid.
+        report: the full explanation.
     """
 
     name: str
@@ -28,13 +31,30 @@ class Finding(NamedTuple):
     report: str
 
 
-def check_model(spec: str) -> Finding:
-    """Load a model and say whether it is exact, or exact given a few sites; never raises for a model that is merely wrong."""
+def execute(
+    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
+) -> tuple[Any, int]:
+    """Check the models; the status is 2 if one of them is invalid."""
+    results = []
+    for spec in _with_bar(arguments.models, is_shown=not arguments.json):
+        result = check_model(spec)
+        results.append(result)
+        show(f"{result.name:<24} {result.verdict:<9} {result.families or _short_reason(result)}")
+        if arguments.explain and result.report:
+            show(f"{result.report}\n")
+    return [result._asdict() for result in results], 2 if any(r.verdict == "invalid" for r in results) else 0
+
+
+def check_model(spec: str) -> CheckResult:
+    """Load a model and find out whether it is exact, or exact given a few sites.
+
+    An invalid program is a result, not an exception.
+    """
     try:
         file = load_model(spec)
-        model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
+        model = file.reward_model()
     except (ModelFileError, InvalidProgram) as error:
-        return Finding(spec, "invalid", "", str(error), "", "")
+        return CheckResult(spec, "invalid", "", str(error), "", "")
     refusals = []
     for factory in PROVED:
         try:
@@ -42,8 +62,25 @@ def check_model(spec: str) -> Finding:
         except NotConjugate as refusal:
             refusals.append(refusal)
             continue
-        families = ", ".join(f"{site}: {words}" for site, words in explanation.sites.items())
+        families = ", ".join(f"{site}: {family}" for site, family in explanation.sites.items())
         verdict = "exact" if explanation.is_exact else explanation.reason.partition(":")[0]
-        return Finding(file.name, verdict, families, explanation.reason, model.expected_reward_way, explanation.report)
+        way = model.expected_reward_way
+        return CheckResult(file.name, verdict, families, explanation.reason, way, explanation.report)
     report = "\n".join("" if refusal.explanation is None else refusal.explanation.report for refusal in refusals)
-    return Finding(file.name, "not exact", "", str(refusals[0]), model.expected_reward_way, report)
+    return CheckResult(file.name, "not exact", "", str(refusals[0]), model.expected_reward_way, report)
+
+
+def _short_reason(result: CheckResult) -> str:
+    """Return the reason without the numerical details of the certificate, which `--explain` prints."""
+    refused = re.search(r"the log (prior|likelihood)\b.* nats\b", result.reason)
+    if refused is None:
+        return result.reason
+    return f"no closed-form posterior: the {refused[1]} does not have a conjugate form. Details: --explain"
+
+
+def _with_bar(items: list[str], is_shown: bool) -> Iterable[str]:
+    if not is_shown or len(items) < 2 or not sys.stderr.isatty():
+        return items
+    from tqdm import tqdm
+
+    return tqdm(items, unit="model", leave=False)

@@ -1,4 +1,4 @@
-"""`ppl-bandit journal`: look at experiments, ask about one decision, derive all of them again, take the data along."""
+"""`ppl-bandit journal`: inspect an experiment or one decision, replay all decisions, export the data."""
 
 import argparse
 import sys
@@ -16,15 +16,13 @@ from ppl_bandit.journal.replay import Replay, replay
 from ppl_bandit.journal.stores.contract import JournalError
 from ppl_bandit.live.bandit import Bandit
 
-__all__ = ["run_journal"]
+__all__ = ["execute"]
 
 
-def run_journal(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
-    """Run the command; return its result in plain JSON values and the exit status.
-
-    Args:
-        say: prints a line for people.
-    """
+def execute(
+    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
+) -> tuple[Any, int]:
+    """Run an action; the status is 1 if the journal is damaged or a replayed decision differs."""
     with Journal(arguments.url, must_exist=True) as journal:
         name = _name(journal, arguments.name)
         action: dict[str, Callable] = {
@@ -34,7 +32,7 @@ def run_journal(arguments: argparse.Namespace, say: Callable[[str], None]) -> tu
             "export": _export,
             "pending": _pending,
         }
-        return action[arguments.action](journal, name, arguments, say)
+        return action[arguments.action](journal, name, arguments, show)
 
 
 def _name(journal: Journal, given: str | None) -> str:
@@ -49,69 +47,69 @@ def _name(journal: Journal, given: str | None) -> str:
     return name
 
 
-def _status(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
     found = status_of(journal.store, name)
-    say(
+    show(
         f"{name}: {found['num_events']} events since {found['opened']}, the last at {found['last_event']}; "
         f"{found['engine']} engine, {found['selector']}, M = {found['num_samples']}"
     )
     width = max(3, *(len(str(arm["arm"])) for arm in found["arms"]))
     mean = next(key for key in found["arms"][0] if key.startswith("mean_"))
-    say(f"  {'arm':<{width}}  decisions  pending  rewards  {mean}")
+    show(f"  {'arm':<{width}}  decisions  pending  rewards  {mean}")
     for arm in found["arms"]:
         value = "-" if arm[mean] is None else f"{arm[mean]:.4g}"
         note = "  (retired)" if arm["is_retired"] else ""
-        say(
+        show(
             f"  {arm['arm']!s:<{width}}  {arm['num_decisions']:9d}  {arm['num_pending']:7d}  {arm['num_rewards']:7d}  "
             f"{value}{note}"
         )
     if arguments.model is None:
         shares = found["last_best_arm_probs"]
         if shares is not None:
-            say(
-                f"  P(best) at the last decision: {', '.join(f'{share:.3f}' for share in shares)}; --model tells today's"
+            show(
+                f"  P(best) at the last decision: {', '.join(f'{share:.3f}' for share in shares)}; --model: current values"
             )
     else:
         facts = facts_of(journal.store, name)
-        assert facts is not None  # it has a status
+        assert facts is not None  # `_name` checked that the experiment exists
         bandit = _bandit(facts, arguments.model, journal=journal, name=name)
         found["explanation"] = bandit.explain()
-        say(found["explanation"])
+        show(found["explanation"])
     if found["first_broken_position"] is not None:
-        say(f"  DAMAGED: the event at position {found['first_broken_position']} does not follow from those before it")
+        show(f"  DAMAGED: the event at position {found['first_broken_position']} does not follow from those before it")
         return found, 1
     return found, 0
 
 
-def _show(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
     story = story_of(journal.store, name, arguments.id)
-    say(
+    show(
         f"decision {story['decision']}, made {story['decided']} as number {story['number']} (event {story['position']})"
     )
-    say(
+    show(
         f"  arm {story['arm']!r}, played with probability {story['propensity']:.4g}; {story['num_candidates']} candidates"
     )
     for arm, prob, share in zip(story["arms"], story["propensities"], story["best_arm_probs"], strict=True):
-        say(f"    {arm!s}: probability {prob:.4g}, P(best) {share:.4g}")
+        show(f"    {arm!s}: probability {prob:.4g}, P(best) {share:.4g}")
     if story["allowed"] is not None:
-        say(f"  allowed: {[arm for arm, fits in zip(story['arms'], story['allowed'], strict=True) if fits]}")
+        show(f"  allowed: {[arm for arm, fits in zip(story['arms'], story['allowed'], strict=True) if fits]}")
     if story["context"]:
-        say(f"  context: {story['context']}")
-    say(f"  it had learnt from everything up to event {story['absorbed']}")
+        show(f"  context: {story['context']}")
+    show(f"  the posterior had learnt from all events up to {story['absorbed']}")
     for event in story["events"]:
         rest = {key: value for key, value in event.items() if key not in ("position", "kind", "time")}
-        say(f"  event {event['position']}, {event['time']}: {event['kind']} {rest}")
-    say(f"  {story['status']}" + (f", reward {story['reward']}" if story["reward"] else ""))
+        show(f"  event {event['position']}, {event['time']}: {event['kind']} {rest}")
+    show(f"  {story['status']}" + (f", reward {story['reward']}" if story["reward"] else ""))
     return story, 0
 
 
-def _replay(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
     if arguments.model is None:
         raise JournalError("replay needs the program: give --model path/to/file.py, or file.py:function")
     broken = journal.store.first_broken(name)
     facts = facts_of(journal.store, name)
-    assert facts is not None  # the experiment exists
-    # With the arms at its beginning: those that were added later come in where they were added.
+    assert facts is not None  # `_name` checked that the experiment exists
+    # Start with the initial arms: the replay adds later arms at the events that added them.
     bandit = _bandit(facts, arguments.model)
     names = list(facts.identity["arms"])
     task, prior = bandit._build(names)
@@ -120,17 +118,17 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, say: Cal
     )
     result = found._asdict() | {"first_broken_position": broken}
     if broken is not None:
-        say(f"DAMAGED: the event at position {broken} does not follow from those before it")
+        show(f"DAMAGED: the event at position {broken} does not follow from those before it")
     skipped = found.num_decisions - found.num_checked
     if found.position is not None:
-        say(f"the decision at position {found.position} differs: {found.difference}")
+        show(f"the decision at position {found.position} differs: {found.difference}")
         return result, 1
     before = f"; {skipped} from before the change at event {facts.changed} were not checked" if skipped else ""
-    say(f"all agree: {found.num_checked} of {found.num_decisions} decisions derived again{before}")
+    show(f"all agree: {found.num_checked} of {found.num_decisions} decisions recomputed{before}")
     return result, 0 if broken is None else 1
 
 
-def _export(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
     table = table_of(journal.store, name)
     suffix = {"csv": ".csv", "parquet": ".parquet", "netcdf": ".nc"}[arguments.to]
     path = arguments.out or Path(f"{name}{suffix}")
@@ -143,28 +141,32 @@ def _export(journal: Journal, name: str, arguments: argparse.Namespace, say: Cal
             table.to_parquet(path, index=False)
         except ImportError:
             raise JournalError("parquet needs pyarrow: pip install 'ppl_bandit[parquet]', or export --to csv") from None
-    say(f"wrote {len(table)} rows to {path}")
+    show(f"wrote {len(table)} rows to {path}")
     return {"out": str(path), "num_rows": len(table)}, 0
 
 
-def _pending(journal: Journal, name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[Any, int]:
+def _pending(
+    journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]
+) -> tuple[Any, int]:
     until = None if arguments.older_than is None else time.time() - arguments.older_than
     table = table_of(journal.store, name, is_pending=True, until=until)
     for row in table.itertuples():
-        say(f"{row.decision}  {row.decided}  {row.arm}")
-    say(f"{len(table)} decisions wait for a reward")
+        show(f"{row.decision}  {row.decided}  {row.arm}")
+    show(f"{len(table)} decisions without a reward")
     return table[["decision", "decided", "arm", "propensity"]].to_dict("records"), 0
 
 
 def _bandit(facts: Facts, spec: str, **place: Any) -> Bandit:
-    """Build the recorded bandit on a model file; in its journal, or, without one, as it began."""
+    """Build the recorded bandit from a model file; `place` is its journal and name, empty for the initial state."""
     file = load_model(spec)
     identity = facts.identity
     names = identity["arms"]
     is_named = not isinstance(names[0], int)
     engine = engine_from(identity["engine"])
     if engine is None and not identity["engine"]["may_fall_back"]:
-        raise JournalError(f"the engine {identity['engine']['name']!r} is not one of this library: replay it in Python")
+        raise JournalError(
+            f"the engine {identity['engine']['name']!r} is not part of this library: replay it in Python"
+        )
     bandit = Bandit(
         file.program,
         None if is_named else len(names),

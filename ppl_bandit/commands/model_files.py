@@ -1,7 +1,7 @@
-"""Models as files: a Python module that holds a program and the few facts that go with it.
+"""Model files: a Python module with a program, its number of arms, and optionally a context, a truth and outcomes.
 
-A model is named by a path, `path/to/file.py`; by a path and a function of that file, `file.py:function`; or, if it comes
-with the library, by its bare name, such as `bernoulli`.
+A model is given as a path, `path/to/file.py`; as a path and a function of that file, `file.py:function`; or, if it is
+bundled with the library, by its name, such as `bernoulli`.
 """
 
 import difflib
@@ -13,20 +13,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from ppl_bandit.program.model.reward_model import RewardModel
+
 __all__ = ["ModelFile", "ModelFileError", "bundled_models", "load_model"]
 
 
 class ModelFile(NamedTuple):
-    """What a model file says.
+    """Contents of a model file.
 
     Attributes:
-        name: the file's name without its suffix; with the function's name, where one was asked for.
-        path: where the file is.
+        name: the file's name without its suffix; followed by the function's name if one was given.
+        path: the file.
         program: the NumPyro program, a function of `arm` or of `arm` and `context`.
         num_arms: number of arms.
         context: one example context, without a leading axis; None for a program without context.
-        truth: {latent site: value} of the simulated world; None where the file gives none.
-        contexts: key -> context, draws one; None where the file gives none.
+        truth: {latent site: value} for simulation; None if the file has none.
+        contexts: key -> context, draws one; None if the file has none.
         outcomes: names of the program's outcome sites.
     """
 
@@ -39,15 +41,19 @@ class ModelFile(NamedTuple):
     contexts: Callable[..., Any] | None = None
     outcomes: tuple[str, ...] = ("reward",)
 
+    def reward_model(self) -> RewardModel:
+        """Build the reward model, which validates the program."""
+        return RewardModel(self.program, self.num_arms, self.context, self.outcomes)
+
 
 class ModelFileError(ValueError):
-    """A model cannot be found or read; the message says where to look and what to write."""
+    """A model file was not found or is invalid; the message names the file and the remedy."""
 
 
 def bundled_models() -> dict[str, Path]:
-    """Name the models that come with the library, in alphabetical order, and say where each is."""
+    """Return {name: path} of the bundled models, in alphabetical order."""
     package = Path(__file__).parents[1]
-    # A wheel carries the models inside the package; a checkout has them beside it.
+    # A wheel has the models inside the package, a checkout beside it.
     folder = package / "models" if (package / "models").is_dir() else package.parent / "models"
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
@@ -55,10 +61,10 @@ def bundled_models() -> dict[str, Path]:
 def load_model(spec: str | Path) -> ModelFile:
     """Load a model from `path/to/file.py`, `file.py:function` or the bare name of a bundled model.
 
-    The file is run, as Python runs any module: load only files that you trust.
+    Loading executes the file: load only files that you trust.
 
     Raises:
-        ModelFileError: there is no such file or function, the file fails when it is run, or what it holds is no model.
+        ModelFileError: if the file or the function does not exist, the file raises, or its contents are invalid.
     """
     path, function = _find(str(spec))
     module = _run(path)
@@ -101,7 +107,7 @@ def _run(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ModelFileError(f"{error.filename}:{error.lineno}: SyntaxError: {error.msg}") from error
-    except (Exception, SystemExit) as error:  # a model that leaves is a model that fails
+    except (Exception, SystemExit) as error:
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         where = f"{path}:{own[-1]}" if own else str(path)
         raise ModelFileError(f"{where}: {type(error).__name__}: {error}") from error
@@ -116,7 +122,7 @@ def _program(module: ModuleType, path: Path, function: str | None) -> Callable[.
     functions = ", ".join(name for name in own if callable(vars(module)[name])) or "none"
     if function is None:
         raise ModelFileError(
-            f"{path} has no function `model`; name the program so, or ask for another function with {path}:NAME "
+            f"{path} has no function `model`; give the program this name, or choose another function with {path}:NAME "
             f"(its functions: {functions})"
         )
     raise ModelFileError(f"{path} has no function `{function}`; its functions: {functions}")
@@ -124,7 +130,7 @@ def _program(module: ModuleType, path: Path, function: str | None) -> Callable[.
 
 def _num_arms(module: ModuleType, path: Path) -> int:
     if not hasattr(module, "num_arms"):
-        raise ModelFileError(f"{path} does not say how many arms there are; add a line such as `num_arms = 3`")
+        raise ModelFileError(f"{path} does not define num_arms; add a line such as `num_arms = 3`")
     num_arms = module.num_arms
     if isinstance(num_arms, bool) or not isinstance(num_arms, int) or num_arms < 1:
         raise ModelFileError(f"{path}: num_arms must be a positive integer, got {num_arms!r}")

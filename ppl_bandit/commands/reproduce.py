@@ -1,24 +1,26 @@
 """`ppl-bandit reproduce`: run the paper's evaluation, draw its figures, and write `reproduction.md`."""
 
+import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from ppl_bandit.commands.names import check_names
 from ppl_bandit.paper import figures as paper_figures, runs as paper, settings
-from ppl_bandit.paper.runs import Cloud, Finding
+from ppl_bandit.paper.runs import GridRegret, ReproducedRegret
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["FIGURES", "reproduce"]
+__all__ = ["FIGURE_SETTINGS", "execute", "reproduce"]
 
-# Figure -> the settings that it needs; a grid is named by itself.
-FIGURES = {
+FIGURE_SETTINGS = {  # {figure: settings that it needs}; a grid figure runs its own problems
     "execution": ("bernoulli-three",),
     "correct-actions": ("bernoulli",),
     "bernoulli-regret": ("bernoulli", "bernoulli-close"),
@@ -28,55 +30,65 @@ FIGURES = {
 }
 
 
-def reproduce(
-    figures: Sequence[str], out: Path, *, is_full: bool, seed: int, say: Callable[[str], None], progress: bool
-) -> list[Finding]:
-    """Reproduce figures of the paper, all if none is named, and every number that belongs to them.
+def execute(
+    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
+) -> tuple[Any, int]:
+    """Reproduce figures, and write `reproduction.md`, the figures and the data."""
+    has_bar = not arguments.json and sys.stderr.isatty()
+    numbers = reproduce(
+        arguments.figures, arguments.out, is_full=arguments.full, seed=arguments.seed, show=show, has_bar=has_bar
+    )
+    for ours in numbers:
+        paper_value = f"{ours.number.value:6.2f} +- {ours.number.error:.2f}"
+        show(
+            f"{ours.number.setting:<16} {ours.number.policy:<29} {ours.number.source:<9} {paper_value}  "
+            f"ours {ours.ours:6.2f} +- {ours.error:.2f}  {ours.verdict}"
+        )
+    show(f"\nwrote reproduction.md, figures and data to {arguments.out}")
+    rows = [{**n.number._asdict(), "ours": n.ours, "our_error": n.error, "verdict": n.verdict} for n in numbers]
+    return rows, 0
 
-    Runs in float64, or in float32 where `is_full` meets an accelerator.
+
+def reproduce(
+    figures: Sequence[str], out: Path, *, is_full: bool, seed: int, show: Callable[[str], None], has_bar: bool
+) -> list[ReproducedRegret]:
+    """Reproduce figures of the paper, all if `figures` is empty, and every published number of their settings.
+
+    Computes in float64, or in float32 if `is_full` on an accelerator.
     """
-    chosen = list(figures) or list(FIGURES)
-    for name in chosen:
-        if name not in FIGURES:
-            raise ValueError(f"FIGURE has {name!r}, expected some of {', '.join(FIGURES)}")
+    chosen = list(figures) or list(FIGURE_SETTINGS)
+    check_names(chosen, FIGURE_SETTINGS, "FIGURE")
     sizes = settings.FULL if is_full else settings.QUICK
     precision = "float32" if is_full and jax.default_backend() != "cpu" else "float64"
     out.mkdir(parents=True, exist_ok=True)
     began = time.time()
     runs: dict[str, xarray.Dataset] = {}
-    for setting in dict.fromkeys(setting for name in chosen for setting in FIGURES[name]):
-        say(f"{settings.SETTINGS[setting].title}: {sizes.runs[setting]} realizations of 4 policies ...")
+    for setting in dict.fromkeys(setting for name in chosen for setting in FIGURE_SETTINGS[name]):
+        show(f"{settings.SETTINGS[setting].title}: {sizes.runs[setting]} realizations of 4 policies ...")
         runs[setting] = paper.run_setting(
-            setting, sizes.runs[setting], seed=seed, precision=precision, progress=progress
+            setting, sizes.runs[setting], seed=seed, precision=precision, progress=has_bar
         )
-    clouds: dict[str, Cloud] = {}
-
-    def advance() -> None:
-        say("  one policy done")
-
+    grids: dict[str, GridRegret] = {}
+    options: dict[str, Any] = {"seed": seed, "precision": precision, "advance": lambda: show("  one policy done")}
     if "bernoulli-kl" in chosen:
-        for words, num_arms, num in (("A = 2", 2, sizes.num_pairs), ("A = 3", 3, sizes.num_triples)):
-            say(f"Bernoulli grid, {words}: {num or 'all'} problems, {sizes.grid_runs} realizations, 3 policies ...")
-            clouds[words] = paper.bernoulli_grid(
-                num_arms, num, sizes.grid_runs, seed=seed, precision=precision, advance=advance
-            )
+        for name, num_arms, num in (("A = 2", 2, sizes.num_pairs), ("A = 3", 3, sizes.num_triples)):
+            show(f"Bernoulli grid, {name}: {num or 'all'} problems, {sizes.grid_runs} realizations, 3 policies ...")
+            grids[name] = paper.bernoulli_grid(num_arms, num, sizes.grid_runs, **options)
     if "linear-kl" in chosen:
-        say(
+        show(
             f"linear Gaussian grid: {sizes.num_linear or 'all'} problems, {sizes.grid_runs} realizations, 3 policies ..."
         )
-        clouds["linear"] = paper.linear_grid(
-            sizes.num_linear, sizes.grid_runs, seed=seed, precision=precision, advance=advance
-        )
-    _draw(chosen, runs, clouds, sizes.grid_runs, out)
-    findings = paper.verdicts(runs)
-    (out / "reproduction.md").write_text(_report(findings, runs, clouds, seed, precision, time.time() - began))
-    for setting, found in runs.items():
-        found.to_netcdf(out / f"{setting}.nc")
-    return findings
+        grids["linear"] = paper.linear_grid(sizes.num_linear, sizes.grid_runs, **options)
+    _draw(chosen, runs, grids, sizes.grid_runs, out)
+    numbers = paper.verdicts(runs)
+    (out / "reproduction.md").write_text(_report(numbers, runs, grids, seed, precision, time.time() - began))
+    for setting, dataset in runs.items():
+        dataset.to_netcdf(out / f"{setting}.nc")
+    return numbers
 
 
 def _draw(
-    chosen: Sequence[str], runs: "dict[str, xarray.Dataset]", clouds: dict[str, Cloud], num_runs: int, out: Path
+    chosen: Sequence[str], runs: "dict[str, xarray.Dataset]", grids: dict[str, GridRegret], num_runs: int, out: Path
 ) -> None:
     if "execution" in chosen:
         paper_figures.draw_execution(runs["bernoulli-three"], out / "execution.png")
@@ -88,19 +100,19 @@ def _draw(
         paper_figures.draw_regret(runs["linear-caption"], "linear-caption", out / "linear_regret_caption.png")
         paper_figures.draw_regret(runs["linear-figure"], "linear-figure", out / "linear_regret_figure.png")
     if "bernoulli-kl" in chosen:
-        grids = {name: cloud for name, cloud in clouds.items() if name != "linear"}
+        bernoulli = {name: grid for name, grid in grids.items() if name != "linear"}
         title = "Bernoulli bandits: relative regret against divergence"
-        paper_figures.draw_cloud(grids, "bernoulli_kl", title, num_runs, out / "bernoulli_kl.png")
+        paper_figures.draw_grid(bernoulli, "bernoulli_kl", title, num_runs, out / "bernoulli_kl.png")
     if "linear-kl" in chosen:
         title = "Linear Gaussian bandits: relative regret against divergence"
-        linear = {"two arms": clouds["linear"]}
-        paper_figures.draw_cloud(linear, "linear_gaussian_kl", title, num_runs, out / "linear_kl.png")
+        linear = {"two arms": grids["linear"]}
+        paper_figures.draw_grid(linear, "linear_gaussian_kl", title, num_runs, out / "linear_kl.png")
 
 
 def _report(
-    findings: list[Finding],
+    numbers: list[ReproducedRegret],
     runs: "dict[str, xarray.Dataset]",
-    clouds: dict[str, Cloud],
+    grids: dict[str, GridRegret],
     seed: int,
     precision: str,
     seconds: float,
@@ -110,12 +122,12 @@ def _report(
         "",
         f"Seed {seed}, {precision}, {jax.devices()[0].device_kind}, {seconds / 60:.1f} minutes. Regret is expected (pseudo) "
         "regret at the last step; a number reproduces if it lies within three standard errors of the difference. For double "
-        "sampling the error allows for runs that are stuck (one in 1,200), also where none was seen.",
+        "sampling the error allows for stuck runs (one in 1,200), even if none occurred.",
         "",
         "| setting | steps | realizations | policy | theirs | source | ours | verdict |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for f in findings:
+    for f in numbers:
         setting = settings.SETTINGS[f.number.setting]
         num_runs = runs[f.number.setting].sizes["realization"]
         lines.append(
@@ -123,37 +135,42 @@ def _report(
             f"{f.number.error:.2f} | {f.number.source} | {f.ours:.2f} +- {f.error:.2f} | {f.verdict} |"
         )
     if runs:
-        lines += ["", "Tails, which a mean hides:", "", "| setting | policy | median | 99th percentile | stuck |"]
+        lines += [
+            "",
+            "Tails of the regret distributions:",
+            "",
+            "| setting | policy | median | 99th percentile | stuck |",
+        ]
         lines.append("| --- | --- | --- | --- | --- |")
-        for name, found in runs.items():
-            for policy in found.selector.values:
-                final = np.asarray(found.final_regret.sel(selector=policy), float)
-                stuck = float(found.is_stuck.sel(selector=policy).mean())
+        for name, dataset in runs.items():
+            for policy in dataset.selector.values:
+                final = np.asarray(dataset.final_regret.sel(selector=policy), float)
+                stuck = float(dataset.is_stuck.sel(selector=policy).mean())
                 lines.append(
                     f"| {settings.SETTINGS[name].title} | {policy} | {np.median(final):.2f} | "
                     f"{np.quantile(final, 0.99):.2f} | {100 * stuck:.2f}% |"
                 )
-    for name, cloud in clouds.items():
-        lines += ["", *_claims(name, cloud)]
+    for name, grid in grids.items():
+        lines += ["", *_compare_grid(name, grid)]
     lines += ["", *_NOTES]
     return "\n".join(lines) + "\n"
 
 
-def _claims(name: str, cloud: Cloud) -> list[str]:
-    """Say of a grid how its mean relative regret compares with the paper's points above a divergence of .25."""
-    is_easy = cloud.divergence > 0.25
+def _compare_grid(name: str, grid: GridRegret) -> list[str]:
+    """Return a table of a grid's mean relative regret and the paper's, for problems with a divergence above .25."""
+    is_easy = grid.divergence > 0.25
     data = settings.paper_data("linear_gaussian_kl" if name == "linear" else "bernoulli_kl")["points"]
-    words = "linear Gaussian grid" if name == "linear" else f"Bernoulli grid, {name}"
-    lines = [f"{words} ({cloud.divergence.size} problems), mean relative regret where the divergence exceeds .25:", ""]
+    title = "linear Gaussian grid" if name == "linear" else f"Bernoulli grid, {name}"
+    lines = [f"{title} ({grid.divergence.size} problems), mean relative regret where the divergence exceeds .25:", ""]
     lines += ["| against | the paper's points | ours |", "| --- | --- | --- |"]
     for policy, field in ((THOMPSON, "vs_thompson"), (BAYES_UCB, "vs_bayes_ucb")):
         theirs = np.mean([p[field] for p in data if p.get("min_kl", p.get("kl")) > 0.25])
-        ours = cloud.relative[policy][is_easy]
-        error = np.sqrt(np.sum(cloud.error[policy][is_easy] ** 2)) / max(is_easy.sum(), 1)
+        ours = grid.relative[policy][is_easy]
+        error = np.sqrt(np.sum(grid.error[policy][is_easy] ** 2)) / max(is_easy.sum(), 1)
         lines.append(f"| {policy} | {100 * theirs:+.1f}% | {100 * ours.mean():+.1f}% +- {100 * error:.1f}% |")
     if name != "A = 2":
         return lines
-    return [*lines, "", "The paper's text promises two arms beside three; its figure holds three alone."]
+    return [*lines, "", "The paper's text announces grids of two and of three arms; its figure shows three arms only."]
 
 
 _NOTES = [
@@ -162,10 +179,10 @@ _NOTES = [
     "- The linear Gaussian regret figure is not the setting of its caption: two arms with weights (.4, .4) and (.8, .8) and "
     "noise .2 give a sixth of the regret that the figure shows. Three arms with weights (-.5, -.5), (0, 0), (.5, .5) and "
     "noise 1 give the figure.",
-    "- The paper breaks ties of the mode by the lowest index, which favours whichever arm is named first. Policies marked "
-    f'"ties lowest" do as it does; "{RANDOM}" breaks them at random, so that no result depends on the order of the arms.',
+    "- The paper breaks ties of the mode by the lowest index, which favours the first arm. Policies marked "
+    f'"ties lowest" do the same; "{RANDOM}" breaks ties at random, so that no result depends on the order of the arms.',
     "- The paper's figures show realised regret of 5,000 realizations, whose standard deviation (13 and 34) is mostly the "
     "noise of the rewards; ours is expected regret, which has the same mean.",
     "- The weights of the paper's linear Gaussian grid are not listed: ours are 360 problems drawn from the grid that its "
-    "footnote describes, with one arm better in every context, so points compare as clouds and not one by one.",
+    "footnote describes, with one arm better in every context, so compare the clouds of points, not single points.",
 ]

@@ -1,89 +1,71 @@
 """`ppl-bandit tune`: find the selector of a model file for a horizon, and write the table and the figure behind it."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import argparse
+from collections.abc import Callable
+from typing import Any
 
-from ppl_bandit import engines
 from ppl_bandit.commands.model_files import ModelFile, load_model
-from ppl_bandit.commands.words import ENGINES, check_words, chosen_selectors
-from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.commands.names import engine_factory, make_selectors
 from ppl_bandit.simulation.figures import draw_tuned
-from ppl_bandit.simulation.races import Tuned
 from ppl_bandit.simulation.tune import tune
 
-__all__ = ["tune_model"]
+__all__ = ["execute"]
 
-_HEAVY = 0.1  # share of all regret in one world, of hundreds, above which a mean says little
-_ENOUGH = 128
+_HEAVY_TAIL = 0.1  # share of all regret in one simulated problem above which means are unreliable
+_MIN_WORLDS_FOR_TAIL = 128
 
 
-def tune_model(
-    spec: str,
-    out: Path,
-    *,
-    horizon: int,
-    names: Sequence[str] | None = None,
-    criterion: str = "mean",
-    doubt: float = 1.0,
-    engine: str = "auto",
-    num_worlds: int = 512,
-    tolerance: float = 0.06,
-    num_samples: int = 1000,
-    seed: int = 0,
-    say: Callable[[str], None],
-) -> tuple[Tuned, str]:
-    """Tune a model file, and write `tune.md` and `tune.png` to `out`.
-
-    Args:
-        names: words of the candidates; None is all of them.
-        criterion: "mean", or a quantile as digits.
-
-    Returns:
-        The answer, and the lines of Python that use it.
-    """
-    factories = {"auto": engines.choose, **ENGINES}
-    check_words([engine], factories, "--engine")
-    chosen = None if names is None else chosen_selectors(names, horizon)
-    file = load_model(spec)
-    model = RewardModel(file.program, file.num_arms, file.context, file.outcomes)
-    doubted = "" if doubt == 1.0 else f" and from priors {doubt:g} times too narrow and too wide"
-    say(f"{file.name}: up to {num_worlds} worlds from the prior{doubted}, {horizon} decisions in each")
+def execute(
+    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
+) -> tuple[Any, int]:
+    """Tune a model file, and write `tune.md` and `tune.png`."""
+    make_engine = engine_factory(arguments.engine)
+    names = arguments.selectors
+    candidates = None if names is None else make_selectors(names.split(","), arguments.horizon)
+    file = load_model(arguments.model)
+    doubt, out = arguments.doubt, arguments.out
+    doubted = "" if doubt == 1.0 else f" and from priors {doubt:g} times narrower and wider"
+    progress(
+        f"{file.name}: up to {arguments.num_worlds} problems from the prior{doubted}, {arguments.horizon} decisions each"
+    )
     tuned = tune(
-        model,
-        horizon,
-        chosen,
-        criterion=_criterion(criterion),
+        file.reward_model(),
+        arguments.horizon,
+        candidates,
+        criterion=_criterion(arguments.criterion),
         contexts=file.contexts,
         doubt=doubt,
-        engine=factories[engine],
-        num_worlds=num_worlds,
-        tolerance=tolerance,
-        num_samples=num_samples,
-        seed=seed,
-        say=say,
+        engine=make_engine,
+        num_worlds=arguments.num_worlds,
+        tolerance=arguments.tolerance,
+        num_samples=arguments.samples,
+        seed=arguments.seed,
+        say=progress,
     )
     code = f"from ppl_bandit import Bandit, selectors\nbandit = Bandit({_program(file)}, selector={tuned.code})"
     notes = [f"{tuned.horizon} decisions; criterion {tuned.criterion}; doubt {doubt:g}; {tuned.seconds:.0f} s"]
-    if tuned.heaviest > _HEAVY and tuned.standings[0].num_worlds >= _ENOUGH:
+    if tuned.heaviest > _HEAVY_TAIL and tuned.standings[0].num_worlds >= _MIN_WORLDS_FOR_TAIL:
         notes.append(
-            f"one world of the prior has {100 * tuned.heaviest:.0f}% of all regret: its tails are heavy, and means and their "
-            "errors say little; use --criterion 0.9, or a prior that you believe"
+            f"one problem has {100 * tuned.heaviest:.0f}% of all regret: the prior has heavy tails, so means and their "
+            "standard errors are unreliable; use --criterion 0.9, or a prior with lighter tails"
         )
     out.mkdir(parents=True, exist_ok=True)
     (out / "tune.md").write_text(f"{tuned}\n\n{'; '.join(notes)}\n\n```python\n{code}\n```\n")
     draw_tuned(tuned, out, f"{file.name}: {notes[0]}")
     for note in notes[1:]:
-        say(note)
-    return tuned, code
+        progress(note)
+    show(f"{tuned}\n\n{code}\n\nwrote tune.md and tune.png to {out}")
+    standings = [standing._asdict() for standing in tuned.standings]
+    return {"best": tuned.code, "standings": standings, "out": str(out)}, 0
 
 
-def _criterion(word: str) -> str | float:
-    if word == "mean":
-        return word
+def _criterion(text: str) -> str | float:
+    if text == "mean":
+        return text
     try:
-        return float(word)
+        return float(text)
     except ValueError:
-        raise ValueError(f"--criterion must be mean or a quantile such as 0.95, got {word!r}") from None
+        raise ValueError(f"--criterion must be mean or a quantile such as 0.95, got {text!r}") from None
 
 
 def _program(file: ModelFile) -> str:

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
-from ppl_bandit.paper.runs import Cloud
+from ppl_bandit.paper.runs import GridRegret
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, paper_data
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["draw_cloud", "draw_correct_actions", "draw_execution", "draw_regret"]
+__all__ = ["draw_correct_actions", "draw_execution", "draw_grid", "draw_regret"]
 
 _STYLE = dict(zip((THOMPSON, BAYES_UCB, LOWEST, RANDOM), styles(), strict=False))
 _CURVES = {THOMPSON: "TS", BAYES_UCB: "BUCB", LOWEST: "DS"}
-_FEW = 60  # problems in a cloud, of which each can be told from the others
+_MAX_LARGE_MARKERS = 60  # problems of a grid; more are drawn with smaller markers
 
 
-def draw_execution(found: "xarray.Dataset", path: Path) -> None:
+def draw_execution(runs: "xarray.Dataset", path: Path) -> None:
     """Draw p-hat and N over time of one realization."""
     plt = figure_tools()
-    run = found.sel(selector=LOWEST)
+    run = runs.sel(selector=LOWEST)
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
     for arm, (colour, dash) in zip(range(run.sizes["arm"]), styles(), strict=False):
         axes[0].plot(run.step, run.one_best_arm_probs[:, arm], color=colour, linestyle=dash, label=f"arm {arm}")
@@ -30,34 +30,34 @@ def draw_execution(found: "xarray.Dataset", path: Path) -> None:
     axes[0].legend()
     axes[1].step(run.step, run.one_num_candidates, color="black", linewidth=0.9)
     axes[1].set(xlabel="step", ylabel="candidates, N", yscale="log", title="N over time")
-    save_figure(figure, "One execution of double sampling", _caption("bernoulli-three", found, one=True), path)
+    save_figure(figure, "One execution of double sampling", _caption("bernoulli-three", runs, one=True), path)
 
 
-def draw_correct_actions(found: "xarray.Dataset", path: Path) -> None:
+def draw_correct_actions(runs: "xarray.Dataset", path: Path) -> None:
     """Draw the share of realizations that play the best arm; the band is the standard deviation of one play."""
     plt = figure_tools()
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), sharey=True, layout="constrained")
     for axis, rival in zip(axes, (THOMPSON, BAYES_UCB), strict=True):
         for policy in (rival, LOWEST):
             colour, dash = _STYLE[policy]
-            share = np.asarray(found.sel(selector=policy).optimal_share)
+            share = np.asarray(runs.sel(selector=policy).optimal_share)
             spread = np.sqrt(share * (1 - share))
-            axis.plot(found.step, share, color=colour, linestyle=dash, label=policy)
-            axis.fill_between(found.step, share - spread, share + spread, color=colour, alpha=0.15, linewidth=0)
+            axis.plot(runs.step, share, color=colour, linestyle=dash, label=policy)
+            axis.fill_between(runs.step, share - spread, share + spread, color=colour, alpha=0.15, linewidth=0)
         axis.set(xlabel="step", ylabel="P(best arm is played)", xscale="log", ylim=(0, 1.3))
         axis.legend(loc="lower right")
-    caption = _caption("bernoulli", found) + "; bands: one standard deviation of a single play"
+    caption = _caption("bernoulli", runs) + "; bands: one standard deviation of a single play"
     save_figure(figure, "Correct actions", caption, path)
 
 
-def draw_regret(found: "xarray.Dataset", setting: str, path: Path) -> None:
+def draw_regret(runs: "xarray.Dataset", setting: str, path: Path) -> None:
     """Draw mean cumulative regret with the paper's own curves."""
     plt = figure_tools()
     curves = paper_data("regret_curves")
     kind = "bernoulli" if SETTINGS[setting].rates else "lingauss"
     figure, axis = plt.subplots(figsize=(9, 5.4), layout="constrained")
     for policy, (colour, dash) in _STYLE.items():
-        run = found.sel(selector=policy)
+        run = runs.sel(selector=policy)
         mean, error = run.cumulative_regret_mean, run.cumulative_regret_sd / np.sqrt(run.num_runs)
         axis.plot(run.step, mean, color=colour, linestyle=dash, label=f"{policy}, ours")
         axis.fill_between(run.step, mean - 1.96 * error, mean + 1.96 * error, color=colour, alpha=0.2, linewidth=0)
@@ -69,22 +69,22 @@ def draw_regret(found: "xarray.Dataset", setting: str, path: Path) -> None:
             )  # fmt: skip
     axis.set(xlabel="step", ylabel="cumulative regret (ours: expected; paper: realised)", ylim=(0, None))
     axis.legend(fontsize=8)
-    caption = _caption(setting, found) + "; bands: 95% interval of the mean"
+    caption = _caption(setting, runs) + "; bands: 95% interval of the mean"
     save_figure(figure, f"Cumulative regret: {SETTINGS[setting].title}", caption, path)
 
 
-def draw_cloud(clouds: dict[str, Cloud], data: str, title: str, num_runs: int, path: Path) -> None:
-    """Draw relative regret against divergence, with the paper's points on top: there may be hundreds of either."""
+def draw_grid(grids: dict[str, GridRegret], data: str, title: str, num_runs: int, path: Path) -> None:
+    """Draw relative regret against divergence, with the paper's points on top."""
     plt = figure_tools()
     points = paper_data(data)["points"]
     axis_name = "min_kl" if "min_kl" in points[0] else "kl"
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
     for axis, policy, field in zip(axes, (THOMPSON, BAYES_UCB), ("vs_thompson", "vs_bayes_ucb"), strict=True):
-        for (name, cloud), (colour, _), marker in zip(clouds.items(), styles(), "osv^", strict=False):
+        for (name, grid), (colour, _), marker in zip(grids.items(), styles(), "osv^", strict=False):
             axis.errorbar(
-                cloud.divergence, cloud.relative[policy], yerr=1.96 * cloud.error[policy], fmt=marker,
-                markersize=4 if cloud.divergence.size <= _FEW else 2.5, color=colour, elinewidth=0.6, alpha=0.8,
-                zorder=1, label=f"ours, {name} ({cloud.divergence.size} problems)",
+                grid.divergence, grid.relative[policy], yerr=1.96 * grid.error[policy], fmt=marker,
+                markersize=4 if grid.divergence.size <= _MAX_LARGE_MARKERS else 2.5, color=colour, elinewidth=0.6, alpha=0.8,
+                zorder=1, label=f"ours, {name} ({grid.divergence.size} problems)",
             )  # fmt: skip
         theirs = [p[axis_name] for p in points], [p[field] for p in points]
         axis.scatter(*theirs, s=4, facecolor="none", edgecolor="black", linewidth=0.4, zorder=2, label="the paper")
@@ -95,6 +95,6 @@ def draw_cloud(clouds: dict[str, Cloud], data: str, title: str, num_runs: int, p
     save_figure(figure, title, caption, path)
 
 
-def _caption(setting: str, found: "xarray.Dataset", one: bool = False) -> str:
-    runs = "one" if one else str(found.sizes["realization"])
-    return f"{SETTINGS[setting].title}; {runs} realization{'' if one else 's'}, M = {found.attrs['num_samples']}"
+def _caption(setting: str, runs: "xarray.Dataset", one: bool = False) -> str:
+    count = "one" if one else str(runs.sizes["realization"])
+    return f"{SETTINGS[setting].title}; {count} realization{'' if one else 's'}, M = {runs.attrs['num_samples']}"

@@ -1,4 +1,4 @@
-"""Our runs of the paper's evaluation: every setting, the two grids, and a verdict on every number."""
+"""Runs of the paper's evaluation: every setting, the two grids, and a comparison with the published regrets."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -14,12 +14,12 @@ from ppl_bandit import engines
 from ppl_bandit.paper.settings import (
     BAYES_UCB,
     LOWEST,
-    NUMBERS,
     POLICIES,
+    PUBLISHED_REGRETS,
     RANDOM,
     SETTINGS,
     THOMPSON,
-    Number,
+    PublishedRegret,
     Setting,
     bernoulli_program,
     linear_program,
@@ -34,26 +34,26 @@ from ppl_bandit.types import Engine, Key, Selector
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Cloud", "Finding", "bernoulli_grid", "linear_grid", "run_setting", "verdicts"]
+__all__ = ["GridRegret", "ReproducedRegret", "bernoulli_grid", "linear_grid", "run_setting", "verdicts"]
 
 _GRID_STEPS = 1500
 _STUCK = 1 / 1200  # share of runs of double sampling on (.4, .8) that end up stuck on the worse arm
 
 
-class Finding(NamedTuple):
-    """A number, ours, and what to make of the two."""
+class ReproducedRegret(NamedTuple):
+    """A published regret, ours with its standard error, and whether they agree."""
 
-    number: Number
+    number: PublishedRegret
     ours: float
     error: float
     verdict: str
 
 
-class Cloud(NamedTuple):
+class GridRegret(NamedTuple):
     """Relative regret of double sampling over a grid of problems.
 
     Attributes:
-        problems: what each problem is, in words.
+        problems: a description of each problem.
         divergence: (K,), its Kullback-Leibler divergence.
         relative: policy -> (K,), regret of double sampling over that policy's, less 1.
         error: policy -> (K,), its standard error.
@@ -85,14 +85,14 @@ def run_setting(name: str, num_realizations: int, *, seed: int = 0, precision: s
     )
 
 
-def verdicts(runs: Mapping[str, "xarray.Dataset"]) -> list[Finding]:
-    """Compare the numbers of all settings that were run.
+def verdicts(runs: Mapping[str, "xarray.Dataset"]) -> list[ReproducedRegret]:
+    """Compare the published regrets of all settings that were run with ours.
 
     Two numbers agree if they differ by less than three standard errors of their difference. For double sampling the error
-    counts runs that are stuck, also where none was seen: one in 1,200 that loses the gap at half of the steps.
+    includes stuck runs, even if none occurred: one in 1,200, which loses the gap at half of the steps.
     """
     found = []
-    for number in NUMBERS:
+    for number in PUBLISHED_REGRETS:
         if number.setting not in runs:
             continue
         final = np.asarray(runs[number.setting].final_regret.sel(selector=number.policy), float)
@@ -102,7 +102,7 @@ def verdicts(runs: Mapping[str, "xarray.Dataset"]) -> list[Finding]:
         distance = abs(final.mean() - number.value)
         agrees = distance < 3.0 * np.hypot(error, number.error)
         verdict = "reproduces" if agrees else _EXPLAINED.get((number.setting, number.source), "differs")
-        found.append(Finding(number, float(final.mean()), error, verdict))
+        found.append(ReproducedRegret(number, float(final.mean()), error, verdict))
     return found
 
 
@@ -125,7 +125,7 @@ def bernoulli_grid(
     seed: int = 0,
     precision: str,
     advance: Callable[[], None],
-) -> Cloud:
+) -> GridRegret:
     """Run bandits whose rates are ascending multiples of .05, all or evenly spread over the divergence.
 
     The divergence is that of the second best arm from the best, as on the paper's axis.
@@ -135,18 +135,18 @@ def bernoulli_grid(
     chosen = _spread(divergence, num_problems)
     rates, divergence = rates[chosen], divergence[chosen]
     model = _bernoulli(num_arms)
-    words = [str(tuple(round(float(r), 2) for r in row)) for row in rates]
-    return _cloud(model, {"rate": rates}, None, words, divergence, num_runs, seed, precision, advance)
+    titles = [str(tuple(round(float(r), 2) for r in row)) for row in rates]
+    return _run_grid(model, {"rate": rates}, None, titles, divergence, num_runs, seed, precision, advance)
 
 
 def linear_grid(
     num_problems: int | None, num_runs: int, *, seed: int = 0, precision: str, advance: Callable[[], None]
-) -> Cloud:
+) -> GridRegret:
     """Run two-armed linear Gaussian bandits of the paper's footnote: 360 drawn from its grid, or some of them.
 
-    Both weights of the second arm are the larger ones, as in the paper's example, so that it is better in every context.
-    The paper's points lie on one curve, which bandits whose best arm depends on the context leave. The divergence divides
-    by the noise, not its square, as the paper's axis does: E (x' (w1 - w0))^2 / (2 noise).
+    Both weights of the second arm are larger, as in the paper's example, so that it is better in every context: the paper's
+    points lie on one curve, and problems whose best arm depends on the context do not. The divergence divides by the noise,
+    not its square, as the paper's axis does: E (x' (w1 - w0))^2 / (2 noise).
     """
     rng = np.random.default_rng(0)
     weights = np.sort(rng.integers(-10, 11, (1000, 2, 2)), axis=1) * 0.1
@@ -157,26 +157,26 @@ def linear_grid(
     chosen = _spread(divergence, num_problems)
     weights, noise, divergence = weights[chosen], noise[chosen], divergence[chosen]
     truths = {"weights": weights, "variance": np.repeat(noise[:, None] ** 2, 2, axis=1)}
-    words = [f"{w.round(1).tolist()}, noise {s:.1f}" for w, s in zip(weights, noise, strict=True)]
-    return _cloud(_linear(2), truths, uniform_context, words, divergence, num_runs, seed, precision, advance)
+    titles = [f"{w.round(1).tolist()}, noise {s:.1f}" for w, s in zip(weights, noise, strict=True)]
+    return _run_grid(_linear(2), truths, uniform_context, titles, divergence, num_runs, seed, precision, advance)
 
 
-def _cloud(
+def _run_grid(
     model: RewardModel,
     truths: dict[str, np.ndarray],
     contexts: Callable | None,
-    words: list[str],
+    titles: list[str],
     divergence: np.ndarray,
     num_runs: int,
     seed: int,
     precision: str,
     advance: Callable[[], None],
-) -> Cloud:
+) -> GridRegret:
     regret = {}
     with jax.enable_x64(precision == "float64"):
         engine = engines.conjugate(model)
         for policy in (LOWEST, THOMPSON, BAYES_UCB):
-            # One draw decides for Thompson sampling, however many there are; and one is cheaper than a quadrature.
+            # Thompson sampling uses one draw of M, and one draw is cheaper than a quadrature.
             table = {"num_samples": 1, "draws": True} if policy == THOMPSON else {}
             regret[policy] = _final_regrets(
                 jr.key(seed), model, engine, POLICIES[policy](), truths, contexts, num_runs, **table
@@ -190,7 +190,7 @@ def _cloud(
         relative[policy] = ratio - 1.0
         residual = ours - ratio[:, None] * regret[policy]
         error[policy] = residual.std(axis=1, ddof=1) / np.sqrt(num_runs) / other
-    return Cloud(words, divergence, relative, error)
+    return GridRegret(titles, divergence, relative, error)
 
 
 def _final_regrets(
@@ -206,7 +206,7 @@ def _final_regrets(
     """Return the final regret of each problem's realizations, (K, R): all problems run the same compiled function.
 
     Args:
-        table: of `rollout`: how the table of draws is made.
+        table: arguments of `rollout` for the table of draws.
     """
     stacked = {name: jnp.asarray(value) for name, value in truths.items()}
 

@@ -1,7 +1,7 @@
-"""The settings of the paper's evaluation (Urteaga and Wiggins, 2017), and the numbers to hit.
+"""The settings of the paper's evaluation (Urteaga and Wiggins, 2017), and its published regrets.
 
-"Authors" are values of the authors' public code, with standard errors where many runs of it are known; "figure" are values
-read off the paper's own figures, which show realised regret of 5,000 realizations. Ours is expected regret.
+The source "authors" means the authors' public code, with standard errors over many runs of it; "figure" means values read
+off the paper's figures, which show realised regret of 5,000 realizations. Our regret is expected regret.
 """
 
 import json
@@ -23,13 +23,13 @@ __all__ = [
     "BAYES_UCB",
     "FULL",
     "LOWEST",
-    "NUMBERS",
+    "PUBLISHED_REGRETS",
     "POLICIES",
     "QUICK",
     "RANDOM",
     "SETTINGS",
     "THOMPSON",
-    "Number",
+    "PublishedRegret",
     "Setting",
     "Sizes",
     "bernoulli_program",
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much to run: realizations per setting, and problems and realizations of the grids; None for all problems."""
+    """Numbers of realizations per setting, and of problems and realizations of the grids; None for all problems."""
 
     runs: Mapping[str, int]
     num_pairs: int | None
@@ -96,8 +96,8 @@ QUICK = Sizes(
 FULL = Sizes(dict.fromkeys(SETTINGS, 5000), None, None, None, 5000)
 
 
-class Number(NamedTuple):
-    """A number of the paper or of its authors' code: final cumulative regret of a policy in a setting."""
+class PublishedRegret(NamedTuple):
+    """Final cumulative regret of a policy in a setting, from the paper or its authors' code."""
 
     setting: str
     policy: str
@@ -106,40 +106,40 @@ class Number(NamedTuple):
     source: str
 
 
-_FIGURE_ERROR = 13.0 / np.sqrt(5000)  # the figure's own standard deviation, over 5,000 realizations
+_FIGURE_ERROR = 13.0 / np.sqrt(5000)  # the figure's standard deviation, over 5,000 realizations
 _LINEAR_FIGURE_ERROR = 34.0 / np.sqrt(5000)
-NUMBERS = (
-    Number("bernoulli", THOMPSON, 4.52, 0.04, "authors"),
-    Number("bernoulli", BAYES_UCB, 3.91, 0.04, "authors"),
-    Number("bernoulli", LOWEST, 2.92, 0.02, "authors"),
-    Number("bernoulli", THOMPSON, 4.42, _FIGURE_ERROR, "figure"),
-    Number("bernoulli", BAYES_UCB, 3.55, _FIGURE_ERROR, "figure"),
-    Number("bernoulli", LOWEST, 2.79, _FIGURE_ERROR, "figure"),
-    Number("bernoulli-close", THOMPSON, 12.48, 0.15, "authors"),
-    Number("bernoulli-close", BAYES_UCB, 11.99, 0.13, "authors"),
-    Number("bernoulli-close", LOWEST, 13.64, 0.10, "authors"),
-    Number("bernoulli-close", RANDOM, 12.57, 0.10, "reference"),
-    Number("bernoulli-three", THOMPSON, 15.2, 0.2, "authors"),
-    Number("bernoulli-three", BAYES_UCB, 14.2, 0.15, "authors"),
-    Number("bernoulli-three", LOWEST, 16.5, 0.4, "authors"),
-    Number("bernoulli-three", RANDOM, 13.8, 0.4, "reference"),
-    Number("linear-caption", THOMPSON, 7.67, 0.01, "authors"),
-    Number("linear-caption", BAYES_UCB, 9.48, 0.01, "authors"),
-    Number("linear-caption", LOWEST, 5.94, 0.02, "authors"),
-    Number("linear-caption", THOMPSON, 44.40, _LINEAR_FIGURE_ERROR, "figure"),
-    Number("linear-caption", BAYES_UCB, 56.17, _LINEAR_FIGURE_ERROR, "figure"),
-    Number("linear-caption", LOWEST, 39.07, _LINEAR_FIGURE_ERROR, "figure"),
-    Number("linear-figure", THOMPSON, 44.40, _LINEAR_FIGURE_ERROR, "figure"),
-    Number("linear-figure", BAYES_UCB, 56.17, _LINEAR_FIGURE_ERROR, "figure"),
-    Number("linear-figure", LOWEST, 39.07, _LINEAR_FIGURE_ERROR, "figure"),
-    Number("linear-figure", THOMPSON, 45.5, 0.2, "authors"),
-    Number("linear-figure", BAYES_UCB, 55.4, 0.2, "authors"),
-    Number("linear-figure", LOWEST, 39.1, 0.4, "authors"),
+PUBLISHED_REGRETS = (
+    PublishedRegret("bernoulli", THOMPSON, 4.52, 0.04, "authors"),
+    PublishedRegret("bernoulli", BAYES_UCB, 3.91, 0.04, "authors"),
+    PublishedRegret("bernoulli", LOWEST, 2.92, 0.02, "authors"),
+    PublishedRegret("bernoulli", THOMPSON, 4.42, _FIGURE_ERROR, "figure"),
+    PublishedRegret("bernoulli", BAYES_UCB, 3.55, _FIGURE_ERROR, "figure"),
+    PublishedRegret("bernoulli", LOWEST, 2.79, _FIGURE_ERROR, "figure"),
+    PublishedRegret("bernoulli-close", THOMPSON, 12.48, 0.15, "authors"),
+    PublishedRegret("bernoulli-close", BAYES_UCB, 11.99, 0.13, "authors"),
+    PublishedRegret("bernoulli-close", LOWEST, 13.64, 0.10, "authors"),
+    PublishedRegret("bernoulli-close", RANDOM, 12.57, 0.10, "reference"),
+    PublishedRegret("bernoulli-three", THOMPSON, 15.2, 0.2, "authors"),
+    PublishedRegret("bernoulli-three", BAYES_UCB, 14.2, 0.15, "authors"),
+    PublishedRegret("bernoulli-three", LOWEST, 16.5, 0.4, "authors"),
+    PublishedRegret("bernoulli-three", RANDOM, 13.8, 0.4, "reference"),
+    PublishedRegret("linear-caption", THOMPSON, 7.67, 0.01, "authors"),
+    PublishedRegret("linear-caption", BAYES_UCB, 9.48, 0.01, "authors"),
+    PublishedRegret("linear-caption", LOWEST, 5.94, 0.02, "authors"),
+    PublishedRegret("linear-caption", THOMPSON, 44.40, _LINEAR_FIGURE_ERROR, "figure"),
+    PublishedRegret("linear-caption", BAYES_UCB, 56.17, _LINEAR_FIGURE_ERROR, "figure"),
+    PublishedRegret("linear-caption", LOWEST, 39.07, _LINEAR_FIGURE_ERROR, "figure"),
+    PublishedRegret("linear-figure", THOMPSON, 44.40, _LINEAR_FIGURE_ERROR, "figure"),
+    PublishedRegret("linear-figure", BAYES_UCB, 56.17, _LINEAR_FIGURE_ERROR, "figure"),
+    PublishedRegret("linear-figure", LOWEST, 39.07, _LINEAR_FIGURE_ERROR, "figure"),
+    PublishedRegret("linear-figure", THOMPSON, 45.5, 0.2, "authors"),
+    PublishedRegret("linear-figure", BAYES_UCB, 55.4, 0.2, "authors"),
+    PublishedRegret("linear-figure", LOWEST, 39.1, 0.4, "authors"),
 )
 
 
 def paper_data(name: str) -> Any:
-    """Return figures of the paper as numbers: regret_curves, bernoulli_kl or linear_gaussian_kl."""
+    """Return the data of a figure of the paper: regret_curves, bernoulli_kl or linear_gaussian_kl."""
     return json.loads((resources.files("ppl_bandit.paper") / "data" / f"paper_{name}.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""How selectors fared in simulated runs: regret with its error and its tail, beside Thompson sampling's."""
+"""Final regret of each selector: mean with its standard error, tail, and difference to Thompson sampling."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -7,17 +7,17 @@ import numpy as np
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Score", "pairwise", "scores", "table"]
+__all__ = ["SelectorScore", "pairwise_table", "score_selectors", "score_table", "standard_error"]
 
 
-class Score(NamedTuple):
-    """How a selector fared, in cumulative expected regret after the last step.
+class SelectorScore(NamedTuple):
+    """Statistics of a selector's cumulative expected regret after the last step.
 
     Attributes:
-        mean, error: over realizations, with the standard error.
+        mean, error: mean over realizations and its standard error.
         median, tail, high: the median, the 95th and the 99th percentile.
         stuck: share of realizations in which every step of the last quarter had regret.
-        relative, relative_error: mean relative to Thompson sampling's less 1, on the same realizations; nan without it.
+        relative, relative_error: mean divided by Thompson sampling's, less 1, on the same realizations; nan without it.
     """
 
     selector: str
@@ -31,39 +31,32 @@ class Score(NamedTuple):
     relative_error: float
 
 
-def scores(found: "xarray.Dataset") -> list[Score]:
+def score_selectors(runs: "xarray.Dataset") -> list[SelectorScore]:
     """Score each selector of a summary dataset."""
-    finals = {str(name): np.asarray(found.final_regret.sel(selector=name), float) for name in found.selector.values}
+    finals = _final_regrets(runs)
     thompson = finals.get("Thompson")
-    scored = []
+    scores = []
     for name, final in finals.items():
         relative, relative_error = np.nan, np.nan
         if thompson is not None and thompson.mean() > 0:
             relative = final.mean() / thompson.mean() - 1.0
-            # The delta method on paired realizations: the residual of one mean against the other.
+            # Delta method for a ratio of paired means.
             residual = final - (1.0 + relative) * thompson
-            relative_error = _standard_error(residual) / thompson.mean()
-        stuck = float(found.is_stuck.sel(selector=name).mean())
+            relative_error = standard_error(residual) / thompson.mean()
+        stuck = float(runs.is_stuck.sel(selector=name).mean())
         median, tail, high = (float(value) for value in np.quantile(final, (0.5, 0.95, 0.99)))
-        scored.append(
-            Score(
-                name, float(final.mean()), _standard_error(final), median, tail, high, stuck, relative, relative_error
-            )
-        )
-    return scored
+        mean, error = float(final.mean()), standard_error(final)
+        scores.append(SelectorScore(name, mean, error, median, tail, high, stuck, relative, relative_error))
+    return scores
 
 
-def _standard_error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else float("nan")
-
-
-def table(scored: list[Score]) -> str:
+def score_table(scores: list[SelectorScore]) -> str:
     """Return the scores as a Markdown table."""
     lines = [
         "| selector | mean regret | median | 95th percentile | 99th percentile | stuck | relative to Thompson |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for s in scored:
+    for s in scores:
         relative = "" if np.isnan(s.relative) else f"{100 * s.relative:+.1f}% +- {100 * s.relative_error:.1f}%"
         lines.append(
             f"| {s.selector} | {s.mean:.3f} +- {s.error:.3f} | {s.median:.2f} | {s.tail:.2f} | {s.high:.2f} | "
@@ -72,19 +65,26 @@ def table(scored: list[Score]) -> str:
     return "\n".join(lines)
 
 
-def pairwise(found: "xarray.Dataset") -> str:
-    """Return, as a Markdown table, the mean regret of each row's selector less each column's, on the same realizations.
+def pairwise_table(runs: "xarray.Dataset") -> str:
+    """Return a Markdown table of paired differences: the row's mean regret minus the column's, with standard errors.
 
-    Each entry has its standard error: the realizations share their random numbers, so that it is smaller than the errors of
-    the two means would suggest.
+    The realizations share their random numbers, so a difference has a smaller standard error than the two means suggest.
     """
-    names = [str(name) for name in found.selector.values]
-    finals = {name: np.asarray(found.final_regret.sel(selector=name), float) for name in names}
-    lines = ["| regret, row less column | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
-    for row in names:
-        entries = []
-        for column in names:
-            difference = finals[row] - finals[column]
-            entries.append("" if row == column else f"{difference.mean():+.2f} +- {_standard_error(difference):.2f}")
+    finals = _final_regrets(runs)
+    lines = ["| regret, row less column | " + " | ".join(finals) + " |", "| --- |" + " --- |" * len(finals)]
+    for row, own in finals.items():
+        entries = [
+            "" if row == column else f"{(own - other).mean():+.2f} +- {standard_error(own - other):.2f}"
+            for column, other in finals.items()
+        ]
         lines.append(f"| {row} | " + " | ".join(entries) + " |")
     return "\n".join(lines)
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Return the standard error of a mean; nan for a single value."""
+    return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else float("nan")
+
+
+def _final_regrets(runs: "xarray.Dataset") -> dict[str, np.ndarray]:
+    return {str(name): np.asarray(runs.final_regret.sel(selector=name), float) for name in runs.selector.values}

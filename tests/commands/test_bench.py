@@ -1,4 +1,4 @@
-"""`ppl-bandit bench` measures contestants that learn the same posterior, and writes what it found."""
+"""`ppl-bandit bench` measures implementations that learn the same posterior, and writes the results."""
 
 import json
 
@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from ppl_bandit import Bandit
-from ppl_bandit.commands.bench import BenchOptions, run_bench
-from ppl_bandit.commands.bench_peers import CASES, contestants, program_of
+from ppl_bandit.commands.bench.measure import BenchOptions, run_bench
+from ppl_bandit.commands.bench.players import CASES, case_players, case_program
 
 
 @pytest.mark.parametrize("name", ["bernoulli", pytest.param("linear", marks=pytest.mark.slow)])
-def test_the_loops_by_hand_play_by_the_posterior_of_the_library(name):
+def test_numpy_loops_use_the_same_posterior_as_the_library(name):
     case, rng = CASES[name], np.random.default_rng(3)
-    program, example = program_of(case)
+    program, example = case_program(case)
     bandit = Bandit(program, case.num_arms, context=example, num_samples=4000)
-    select, update = next(player for player in contestants(case, 10) if player.name == "NumPy, 1 draw").make(case, 0)
+    select, update = next(player for player in case_players(case, 10) if player.name == "NumPy, 1 draw").make(case, 0)
     num_rows = 12
     arms = rng.integers(0, case.num_arms, num_rows)
     contexts = rng.uniform(size=(num_rows, case.num_features)) if case.num_features else None
@@ -30,13 +30,13 @@ def test_the_loops_by_hand_play_by_the_posterior_of_the_library(name):
     decision = bandit.select(here)
     # Both are shares of 4,000 independent draws: their difference has a standard deviation of at most sqrt(2 / 4 / 4000).
     np.testing.assert_allclose(counts / num_plays, decision.best_arm_probs, atol=4.5 * np.sqrt(0.5 / num_plays))
-    assert np.ptp(decision.best_arm_probs) > 0.1  # not the prior's, where every arm is as likely as another
+    assert np.ptp(decision.best_arm_probs) > 0.1  # unlike the prior, under which all arms are equally likely
 
 
-def test_a_small_run_writes_figures_of_every_contestant(tmp_path):
+def test_a_small_run_writes_times_of_every_implementation(tmp_path):
     said = []
     found = run_bench(BenchOptions(("bernoulli",), 20, 100, ("live",)), tmp_path, said.append)
-    names = [player.name for player in contestants(CASES["bernoulli"], 100)]
+    names = [player.name for player in case_players(CASES["bernoulli"], 100)]
     rows = found.live["bernoulli"]
     assert [row["name"] for row in rows] == names and {"NumPy, 1 draw", "NumPy, 100 draws"} <= set(names)
     assert all(0 < row["median_us"] <= row["p99_us"] <= row["worst_us"] for row in rows)
@@ -54,6 +54,6 @@ def test_a_small_run_writes_figures_of_every_contestant(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"), [({"cases": ("bernouli",)}, "--cases"), ({"parts": ("life",)}, "--parts")]
 )
-def test_a_wrong_word_is_named_before_anything_runs(options, words):
+def test_an_unknown_name_is_refused_before_anything_runs(options, words):
     with pytest.raises(ValueError, match=words):
         run_bench(BenchOptions(**options), None, print)

@@ -1,6 +1,8 @@
-"""The command line: one line per model, JSON for machines, exit status 2 for a mistake."""
+"""The command line: one line per model, JSON, exit status 2 for invalid input."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -42,7 +44,7 @@ def test_check_says_which_models_are_exact_and_why_the_others_are_not(capsys, tm
     assert main(["check", "bernoulli", "logistic", str(tmp_path / "mine.py"), "nosuchmodel"]) == 2
     exact, approximate, invalid, missing = capsys.readouterr().out.splitlines()
     assert exact.split() == ["bernoulli", "exact", "rate:", "Beta"]
-    assert "logistic" in approximate and "not exact" in approximate and "not affine" in approximate
+    assert "logistic" in approximate and "not exact" in approximate and "no closed-form posterior" in approximate
     assert "invalid" in invalid and "no sample site 'reward'" in invalid
     assert "invalid" in missing and "bernoulli" in missing  # the bundled names are listed
 
@@ -67,6 +69,14 @@ def test_the_demo_proves_plays_and_draws(capsys, tmp_path, monkeypatch):
     assert 0 < mean < mean + 5 * error < at_random
     assert result["models"][0]["families"] == "rate Beta"
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_a_reader_that_closes_the_output_causes_no_traceback():
+    command = [sys.executable, "-m", "ppl_bandit.commands.cli", "check", "bernoulli", "--explain"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()  # before the first line is written
+    errors = process.stderr.read()
+    assert process.wait(timeout=120) == 141 and "Traceback" not in errors and "BrokenPipe" not in errors
 
 
 def test_bad_arguments_end_with_status_2(capsys):

@@ -1,4 +1,4 @@
-"""`ppl-bandit journal`: what was recorded is shown, asked about, derived again and taken along."""
+"""`ppl-bandit journal`: status, show, replay and export of a recorded experiment."""
 
 import importlib.util
 import json
@@ -100,7 +100,7 @@ def test_export_and_pending_give_tables(recorded, capsys, tmp_path):
         np.testing.assert_array_equal(same["propensity"], table["propensity"])
     status, out, _ = run(capsys, folder / "j.db", "pending", "--json")
     assert [row["decision"] for row in json.loads(out)][:2] == [decisions[3].id, decisions[4].id]
-    assert "0 decisions wait" in run(capsys, folder / "j.db", "pending", "--older-than", "3600")[1]
+    assert "0 decisions without a reward" in run(capsys, folder / "j.db", "pending", "--older-than", "3600")[1]
 
 
 @pytest.mark.parametrize(

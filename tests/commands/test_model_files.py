@@ -79,7 +79,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
     [
         (PROGRAM.replace("def model", "def modell"), r"no function `model`.*its functions: modell, other"),
         ("num_arms = 2\nmodel = 3", r"no function `model`.*its functions: none"),
-        (PROGRAM.replace("num_arms = 2", ""), r"does not say how many arms.*`num_arms = 3`"),
+        (PROGRAM.replace("num_arms = 2", ""), r"does not define num_arms.*`num_arms = 3`"),
         (PROGRAM.replace("num_arms = 2", "num_arms = 2.0"), r"positive integer, got 2\.0"),
         (PROGRAM.replace("num_arms = 2", "num_arms = 0"), r"positive integer, got 0"),
         (PROGRAM.replace("num_arms = 2", "num_arms = True"), r"positive integer, got True"),

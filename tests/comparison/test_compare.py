@@ -21,7 +21,7 @@ from ppl_bandit.comparison.measuring.errors import QUANTILES, Estimate
 from ppl_bandit.comparison.measuring.simulated import simulate_rows
 from ppl_bandit.comparison.showing.answer import answer
 from ppl_bandit.comparison.showing.figures import draw_figures
-from ppl_bandit.comparison.showing.records import records
+from ppl_bandit.comparison.showing.json_records import comparison_records
 
 ARMS = ["control", "new"]
 ROWS = Interaction(np.arange(24) % 2, np.array([0, 1, 0, 0, 1, 0, 0, 0, 0, 1] + [0] * 9 + [1, 0, 0, 0, 1], float))
@@ -149,7 +149,7 @@ def test_an_engine_that_decides_otherwise_is_named_in_the_answer(result):
 def test_the_tables_and_the_record_hold_what_was_measured(result):
     text = str(result)
     assert "reference: the exact posterior" in text and "rate[new]" in text and "P(other arm)" in text
-    record = json.loads(json.dumps(records(result), allow_nan=False))
+    record = json.loads(json.dumps(comparison_records(result), allow_nan=False))
     latent = record["engines"]["laplace"]["latents"][1]
     assert latent["latent"] == "rate[new]"
     assert latent["mean_error"]["value"] == result.engines["laplace"].latents.mean.value[1]
@@ -338,7 +338,7 @@ def leave_one_out(rewards, a, b):
     ("arguments", "message"),
     [
         (["one.py", "--engines", "exact,gibbs"], "--engines has 'gibbs', expected some of exact, "),
-        (["one.py"], "gives no `truth` to simulate from"),
+        (["one.py"], "has no `truth` to simulate from"),
         (["none.py"], "there is no file"),
         (["one.py", "--data", "none.csv"], "give a CSV file"),
     ],
@@ -440,7 +440,7 @@ def test_draws_that_are_not_finite_are_said_to_be_so(model, tmp_path):
 
     found = compare(model, ROWS, {"broken": broken}, num_runs=2, num_samples=100)
     assert "broken gave draws that are not finite" in str(found)
-    json.dumps(records(found), allow_nan=False)
+    json.dumps(comparison_records(found), allow_nan=False)
     assert len(draw_figures(found, tmp_path)) == len(FIGURES)
 
 

@@ -8,7 +8,7 @@ import pytest
 from ppl_bandit.commands import reproduce as reproduce_command
 from ppl_bandit.commands.cli import main
 from ppl_bandit.paper import runs as paper, settings as paper_settings
-from ppl_bandit.paper.settings import LOWEST, NUMBERS, SETTINGS, THOMPSON, paper_data
+from ppl_bandit.paper.settings import LOWEST, PUBLISHED_REGRETS, SETTINGS, THOMPSON, paper_data
 
 
 def test_the_papers_figures_are_in_the_package():
@@ -19,8 +19,8 @@ def test_the_papers_figures_are_in_the_package():
 
 
 def test_every_number_belongs_to_a_setting_that_a_figure_runs():
-    run = {setting for settings in reproduce_command.FIGURES.values() for setting in settings}
-    assert {number.setting for number in NUMBERS} <= run <= set(SETTINGS)
+    run = {setting for settings in reproduce_command.FIGURE_SETTINGS.values() for setting in settings}
+    assert {number.setting for number in PUBLISHED_REGRETS} <= run <= set(SETTINGS)
     assert set(paper_settings.QUICK.runs) == set(paper_settings.FULL.runs) == set(SETTINGS)
 
 

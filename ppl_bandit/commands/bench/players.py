@@ -1,7 +1,7 @@
-"""Who plays in `ppl-bandit bench`: this library, the peers that are installed, and loops written by hand in NumPy.
+"""Problems and implementations of `ppl-bandit bench`: this library, NumPy loops, and bayesianbandits if it is installed.
 
-A contestant is a pair of functions, `select(context) -> arm` and `update(arm, reward, context)`. All learn the same posterior
-from the same prior as far as their library offers it; what each does with it, and what it gets wrong, is said beside it.
+An implementation is a pair of functions, `select(context) -> arm` and `update(arm, reward, context)`. All learn the same
+posterior from the same prior, as far as their library offers it.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CASES", "Case", "Contestant", "contestants", "program_of"]
+__all__ = ["CASES", "Case", "Player", "case_program", "case_players"]
 
 
 class Case(NamedTuple):
@@ -28,13 +28,13 @@ class Case(NamedTuple):
         return np.array([0.4, 0.7, 0.8]) if self.num_arms == 3 else rng.beta(2.0, 5.0, self.num_arms)
 
 
-class Contestant(NamedTuple):
-    """One way to play.
+class Player(NamedTuple):
+    """An implementation of a bandit.
 
     Attributes:
-        name: in tables.
-        note: what it draws, and what to know about it.
-        make: case, seed -> (select, update); what it takes is not measured.
+        name: name in tables.
+        note: what it computes.
+        make: (case, seed) -> (select, update); not timed.
     """
 
     name: str
@@ -47,36 +47,23 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def contestants(case: Case, num_samples: int) -> list[Contestant]:
-    """Return who can play a case; peers that are not installed stay away."""
-    ours = Contestant(
-        "ppl_bandit", f"double sampling, M = {num_samples}, p-hat from its law", _ours(num_samples, False)
-    )
-    table = Contestant(
-        "ppl_bandit, draws=True", f"the same, from M = {num_samples} real draws", _ours(num_samples, True)
-    )
-    found = [ours, table]
+def case_players(case: Case, num_samples: int) -> list[Player]:
+    """Return the implementations that can play a case; the first is this library."""
     loop = _numpy_linear if case.num_features else _numpy_bernoulli
-    found.append(Contestant("NumPy, 1 draw", "Thompson sampling by hand", loop(1)))
-    found.append(
-        Contestant(f"NumPy, {num_samples} draws", "p-hat and an arm drawn from it, by hand", loop(num_samples))
-    )
+    players = [
+        Player("ppl_bandit", f"double sampling, M = {num_samples}, p-hat from its law", _ours(num_samples, False)),
+        Player("ppl_bandit, draws=True", f"the same, from M = {num_samples} draws", _ours(num_samples, True)),
+        Player("NumPy, 1 draw", "Thompson sampling, written by hand", loop(1)),
+        Player(f"NumPy, {num_samples} draws", "p-hat and an arm drawn from it, written by hand", loop(num_samples)),
+    ]
     if importlib.util.find_spec("bayesianbandits"):
         note = "Thompson sampling from one draw; no p-hat, no propensities"
-        found.append(Contestant("bayesianbandits", note, _bayesianbandits))
-    if importlib.util.find_spec("mabwiser"):
-        note = "Thompson sampling from one draw" if not case.num_features else "LinTS: known noise, ridge prior about 0"
-        found.append(Contestant("mabwiser", note, _mabwiser))
-    if importlib.util.find_spec("river"):
-        note = (
-            "Thompson sampling from one draw" if not case.num_features else "LinUCB: deterministic, no posterior draws"
-        )
-        found.append(Contestant("river", note, _river))
-    return found
+        players.append(Player("bayesianbandits", note, _bayesianbandits))
+    return players
 
 
-def program_of(case: Case) -> tuple[Callable, Any]:
-    """Return the program of a case, and its example context."""
+def case_program(case: Case) -> tuple[Callable, Any]:
+    """Return the program of a case and its example context."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
@@ -101,19 +88,17 @@ def _ours(num_samples: int, draws: bool) -> Callable:
     def make(case: Case, seed: int) -> tuple[Callable, Callable]:
         from ppl_bandit import Bandit
 
-        program, context = program_of(case)
-        bandit = Bandit(
-            program, case.num_arms, context=context, num_samples=num_samples, seed=seed, engine=None, draws=draws
-        )
+        program, context = case_program(case)
+        bandit = Bandit(program, case.num_arms, context=context, num_samples=num_samples, seed=seed, draws=draws)
         bandit.warm_up()
-        made: dict[str, Any] = {}
+        decisions: list[Any] = []
 
         def select(context: Any) -> int:
-            made["decision"] = bandit.select(context)
-            return made["decision"].arm
+            decisions.append(bandit.select(context))
+            return decisions[-1].arm
 
         def update(arm: int, reward: float, context: Any) -> None:
-            bandit.update(made["decision"], reward)
+            bandit.update(decisions.pop(), reward)
 
         return select, update
 
@@ -138,7 +123,7 @@ def _numpy_bernoulli(num_samples: int) -> Callable:
 
 
 def _numpy_linear(num_samples: int) -> Callable:
-    """Normal-inverse-gamma regression per arm; the draws are of the A expected rewards, which are Student-t."""
+    """Normal-inverse-gamma regression per arm; it draws the A expected rewards, which are Student-t."""
 
     def make(case: Case, seed: int) -> tuple[Callable, Callable]:
         rng, size = np.random.default_rng(seed), case.num_features
@@ -194,34 +179,4 @@ def _bayesianbandits(case: Case, seed: int) -> tuple[Callable, Callable]:
     return (
         lambda context: contextual.pull(context[None])[0],
         lambda arm, reward, context: contextual.update(context[None], np.array([reward])),
-    )
-
-
-def _mabwiser(case: Case, seed: int) -> tuple[Callable, Callable]:
-    from mabwiser.mab import MAB, LearningPolicy
-
-    arms = list(range(case.num_arms))
-    if not case.num_features:
-        bandit = MAB(arms, LearningPolicy.ThompsonSampling(), seed=seed)
-        bandit.fit(arms, [0] * len(arms))  # it must be fitted before it plays
-        return lambda context: bandit.predict(), lambda arm, reward, context: bandit.partial_fit([arm], [int(reward)])
-    contextual = MAB(arms, LearningPolicy.LinTS(alpha=1.0), seed=seed)
-    contextual.fit(arms, [0.0] * len(arms), np.zeros((len(arms), case.num_features)))
-    return (
-        lambda context: contextual.predict(context[None]),
-        lambda arm, reward, context: contextual.partial_fit([arm], [reward], context[None]),
-    )
-
-
-def _river(case: Case, seed: int) -> tuple[Callable, Callable]:
-    from river import bandit, proba
-
-    arms: list[Any] = list(range(case.num_arms))
-    if not case.num_features:
-        policy = bandit.ThompsonSampling(reward_obj=proba.Beta(), seed=seed)
-        return lambda context: policy.pull(arms), lambda arm, reward, context: policy.update(arm, bool(reward))
-    linear = bandit.LinUCBDisjoint(alpha=1.0, seed=seed)
-    return (
-        lambda context: linear.pull(arms, dict(enumerate(context))),
-        lambda arm, reward, context: linear.update(arm, dict(enumerate(context)), reward),
     )

@@ -1,18 +1,18 @@
-"""A comparison for machines: everything that was measured, as dicts and lists for JSON."""
+"""Comparisons and rankings as dicts and lists for JSON."""
 
 from typing import Any
 
 import numpy as np
 
 from ppl_bandit.comparison.measuring.errors import QUANTILES, Estimate, largest
-from ppl_bandit.comparison.measuring.results import Comparison, StreamPoint
+from ppl_bandit.comparison.measuring.results import Comparison, Ranking, StreamPoint
 from ppl_bandit.comparison.showing.answer import answer
 
-__all__ = ["records"]
+__all__ = ["comparison_records", "ranking_records"]
 
 
-def records(result: Comparison) -> dict[str, Any]:
-    """Return everything that was measured, as dicts and lists for JSON."""
+def comparison_records(result: Comparison) -> dict[str, Any]:
+    """Return everything that a comparison measured; values that are not finite become None."""
     reference = result.reference
     floor = reference.floor
     return {
@@ -42,6 +42,15 @@ def records(result: Comparison) -> dict[str, Any]:
         "engines": {label: _engine_record(result, label) for label in result.engines},
         "stream": [_stream_record(result, point) for point in result.stream],
     }
+
+
+def ranking_records(ranking: Ranking) -> dict[str, Any]:
+    """Return the scores of a ranking; values that are not finite become None."""
+    scores = [
+        {name: _plain(value) if isinstance(value, float) else value for name, value in score._asdict().items()}
+        for score in ranking.scores
+    ]
+    return {"num_rows": ranking.num_rows, "seed": ranking.seed, "ranking": scores}
 
 
 def _engine_record(result: Comparison, label: str) -> dict[str, Any]:
@@ -95,7 +104,7 @@ def _stream_record(result: Comparison, point: StreamPoint) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers that JSON has: null where a value is not finite."""
+    """Return floats and lists of floats, None where a value is not finite."""
     if np.ndim(value):
         return [_plain(entry) for entry in np.asarray(value)]
     return float(value) if np.isfinite(value) else None

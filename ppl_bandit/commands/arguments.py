@@ -1,0 +1,185 @@
+"""Command-line arguments of every command.
+
+This module imports neither jax nor the commands, so `--help` and refused arguments answer at once.
+"""
+
+import argparse
+from importlib.metadata import version
+from pathlib import Path
+
+__all__ = ["make_parser"]
+
+_MODEL = "path/to/file.py, file.py:function, or the name of a bundled model"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser; it stores the name of the chosen command in `command`."""
+    parser = argparse.ArgumentParser(
+        prog="ppl-bandit", description="Write the reward model as a NumPyro program; get the bandit."
+    )
+    parser.add_argument("--version", action="version", version=f"ppl_bandit {version('ppl_bandit')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (describe, text) in {
+        "demo": (_demo, "prove six bundled models exact, simulate them and draw a figure (about a minute)"),
+        "check": (_check, "report for each model whether its posterior is exact, and why"),
+        "run": (_run, "simulate selectors on a model: table, figures, data"),
+        "tune": (_tune, "find the selector with the least regret on problems drawn from the model's prior"),
+        "reproduce": (_reproduce, "run the paper's evaluation: its figures, and a verdict on each number"),
+        "bench": (_bench, "measure live steps, batches and start-up, beside NumPy loops written by hand"),
+        "compare": (_compare, "measure engines against the exact posterior, or rank several models"),
+        "journal": (_journal, "inspect, replay or export a recorded experiment"),
+    }.items():
+        describe(commands.add_parser(name, help=text))
+    return parser
+
+
+def _demo(demo: argparse.ArgumentParser) -> None:
+    _add_common(demo, out="ppl-bandit-demo")
+
+
+def _check(check: argparse.ArgumentParser) -> None:
+    check.add_argument("models", nargs="+", metavar="MODEL", help=_MODEL)
+    check.add_argument("--explain", action="store_true", help="print the full report of each model")
+    check.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("model", metavar="MODEL", help=_MODEL)
+    run.add_argument(
+        "--selectors",
+        default="ds,ts",
+        help="comma-separated: ds,ds-lowest,ds-exact,ts,bucb,greedy,top-two,ids,ogi or ogi:PATIENCE (%(default)s)",
+    )
+    _add_engine(run)
+    run.add_argument("--steps", type=int, default=1000, help="decisions per realization (%(default)s)")
+    run.add_argument("--horizon", type=int, help="horizon given to ogi (default: --steps)")
+    run.add_argument(
+        "--worlds",
+        choices=["truth", "prior"],
+        default="truth",
+        help="simulate the file's truth, or draw new latents from the prior for every realization (%(default)s)",
+    )
+    run.add_argument("--realizations", type=int, default=1000, help="independent repetitions (%(default)s)")
+    run.add_argument("--devices", type=_whole, metavar="N", help="spread realizations over N devices; 0 for all")
+    _add_common(run, out="ppl-bandit-run", has_samples=True)
+
+
+def _tune(tune: argparse.ArgumentParser) -> None:
+    tune.add_argument("model", metavar="MODEL", help=_MODEL)
+    tune.add_argument("--horizon", type=int, required=True, help="decisions in the experiment")
+    tune.add_argument("--selectors", help="candidates, as for run (default: every selector, and ogi at six patiences)")
+    tune.add_argument("--criterion", default="mean", help="mean, or a quantile such as 0.95 (%(default)s)")
+    _add_engine(tune)
+    tune.add_argument(
+        "--doubt",
+        type=float,
+        default=1.0,
+        help="how many times too narrow or too wide the prior may be; such priors are simulated too (%(default)s)",
+    )
+    tune.add_argument("--num-worlds", type=int, default=512, help="largest number of simulated problems (%(default)s)")
+    tune.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.06,
+        help="stop when the standard error of the candidates' differences is below this share of the least regret; 0 "
+        "simulates all problems (%(default)s)",
+    )
+    _add_common(tune, out="ppl-bandit-tune", has_samples=True)
+
+
+def _reproduce(reproduce: argparse.ArgumentParser) -> None:
+    reproduce.add_argument(
+        "figures",
+        nargs="*",
+        metavar="FIGURE",
+        help="execution, correct-actions, bernoulli-regret, bernoulli-kl, linear-regret, linear-kl (all)",
+    )
+    size = reproduce.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer realizations: minutes on two cores (the default)")
+    size.add_argument("--full", action="store_true", help="the paper's sizes, 5,000 realizations: use a GPU")
+    _add_common(reproduce, out="ppl-bandit-paper")
+
+
+def _bench(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument(
+        "--cases", default="bernoulli,linear,bernoulli-100", help="problems, comma-separated (%(default)s)"
+    )
+    bench.add_argument("--parts", default="live,batches,start", help="some of live,batches,growth,start (%(default)s)")
+    bench.add_argument("--steps", type=int, default=400, help="live steps of each implementation (%(default)s)")
+    _add_common(bench, out="ppl-bandit-bench", has_seed=False, has_samples=True)
+
+
+def _compare(compare: argparse.ArgumentParser) -> None:
+    compare.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="one model: compare engines on it; several: rank them on the same rows, by log evidence and LOO",
+    )
+    rows = compare.add_mutually_exclusive_group()
+    rows.add_argument("--data", type=Path, metavar="FILE.csv", help="your rows: arm, outcome and context columns")
+    rows.add_argument(
+        "--simulate",
+        type=int,
+        default=200,
+        metavar="N",
+        help="simulate N rows from the (first) model's truth (%(default)s)",
+    )
+    compare.add_argument(
+        "--play", metavar="SELECTOR", help="selector that plays simulated rows, such as ds or ts (default: round robin)"
+    )
+    compare.add_argument(
+        "--engines", help="for one model, comma-separated (all: exact,collapsed,nuts,svi,laplace,reweight)"
+    )
+    compare.add_argument("--arms", help="names of the arms, in the program's order, comma-separated")
+    compare.add_argument("--report", action="store_true", help="write a self-contained HTML report too")
+    _add_common(compare, out="ppl-bandit-compare", has_samples=True)
+
+
+def _journal(journal: argparse.ArgumentParser) -> None:
+    journal.add_argument("url", metavar="URL", help="path of a journal, sqlite:///path or postgresql://...")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--name", help="the experiment (default: the only one, or 'default')")
+    common.add_argument("--json", action="store_true", help="print JSON")
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument("--model", metavar="MODEL", help=f"the program: {_MODEL}")
+    actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser(
+        "status", parents=[common, model], help="arms, counts, pending; with --model the posterior and P(best)"
+    )
+    show = actions.add_parser("show", parents=[common], help="everything recorded about one decision")
+    show.add_argument("id", metavar="ID", help="the decision's id")
+    actions.add_parser("replay", parents=[common, model], help="recompute every decision (needs --model)")
+    export = actions.add_parser("export", parents=[common], help="write a table: one row per decision")
+    export.add_argument("--to", choices=("csv", "parquet", "netcdf"), required=True, help="the format")
+    export.add_argument("--out", type=Path, help="the file (NAME.csv, .parquet or .nc)")
+    pending = actions.add_parser("pending", parents=[common], help="decisions without a reward")
+    pending.add_argument("--older-than", type=float, metavar="SECONDS", help="only decisions older than this")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine", default="auto", help="auto, exact, collapsed, reweight, nuts, svi or laplace (%(default)s)"
+    )
+
+
+def _add_common(parser: argparse.ArgumentParser, *, out: str, has_seed: bool = True, has_samples: bool = False) -> None:
+    if has_samples:
+        parser.add_argument("--samples", type=int, default=1000, help="posterior draws M per decision (%(default)s)")
+    if has_seed:
+        parser.add_argument("--seed", type=_seed, default=0, help="random seed (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder for the files (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _seed(text: str) -> int:
+    value = _whole(text)
+    if value >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text} is too large: give a whole number below 2**32")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)

@@ -1,0 +1,80 @@
+"""Results of `ppl-bandit bench` as Markdown and as a figure."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ppl_bandit.numerics.figure_style import figure_tools, save_figure
+
+__all__ = ["Measurements", "draw_live", "live_table", "markdown"]
+
+
+class Measurements(NamedTuple):
+    """What was measured, in plain values.
+
+    Attributes:
+        facts: date, machine, versions, settings.
+        live: {case: [row of an implementation]}; microseconds.
+        batches: {name: decisions or rows per second}.
+        growth: {name: value} of an approximate engine whose data exceed their initial capacity.
+        start: {case: {"cold" or "cached": {"built", "decided", "updated": seconds since the process began}}}.
+        memory: largest memory of this process, in megabytes.
+    """
+
+    facts: dict[str, Any]
+    live: dict[str, list[dict[str, Any]]]
+    batches: dict[str, float]
+    growth: dict[str, float]
+    start: dict[str, Any]
+    memory: float
+
+
+def markdown(found: Measurements) -> str:
+    """Return the results as Markdown."""
+    facts = found.facts
+    lines = [
+        f"{facts['date']}; {facts['machine']}; Python {facts['python']}; "
+        + ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    ]
+    for name, rows in found.live.items():
+        lines += live_table(name, rows, facts["num_steps"], facts["num_samples"])
+    if found.batches:
+        lines += ["", "**batches**, linear", ""]
+        lines += [f"- {name}: {number:,.0f}" for name, number in found.batches.items()]
+    if found.growth:
+        lines += ["", "**growth**, logistic", ""]
+        lines += [f"- {name}: {number:g}" for name, number in found.growth.items()]
+    if found.start:
+        lines += ["", "**from the start of the process**, seconds", ""]
+        lines += ["| | imported | built | first decision | first update |", "| --- | --- | --- | --- | --- |"]
+        for name, states in found.start.items():
+            lines += [
+                f"| {name}, {state} | " + " | ".join(f"{mark:.2f}" for mark in marks.values()) + " |"
+                for state, marks in states.items()
+            ]
+    return "\n".join([*lines, "", f"largest memory of this process: {found.memory:,.0f} MB"])
+
+
+def live_table(name: str, rows: list[dict[str, Any]], num_steps: int, num_samples: int) -> list[str]:
+    """Return the lines of the table of one case."""
+    lines = ["", f"**{name}**, {num_steps} live steps (select + update), M = {num_samples}", ""]
+    lines += ["| | median, us | 99th percentile | worst | relative | method |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in rows:
+        lines.append(
+            f"| {row['name']} | {row['median_us']:,.0f} | {row['p99_us']:,.0f} | {row['worst_us']:,.0f} | "
+            f"{row['relative_to_ppl_bandit']:.2f} | {row['note']} |"
+        )
+    return lines
+
+
+def draw_live(found: Measurements, path: Path) -> None:
+    """Draw the median time of a live step of every implementation, one panel per case."""
+    figure, axes = figure_tools().subplots(
+        1, len(found.live), figsize=(5.0 * len(found.live), 3.6), squeeze=False, layout="constrained"
+    )
+    for axis, (name, rows) in zip(axes[0], found.live.items(), strict=True):
+        names, middle = [row["name"] for row in rows][::-1], [row["median_us"] for row in rows][::-1]
+        axis.barh(names, middle, color=["#0072B2" if label.startswith("ppl_bandit") else "#999999" for label in names])
+        axis.set(xscale="log", xlabel="median, microseconds", title=name)
+    facts = found.facts
+    caption = f"{facts['date']}, {facts['machine']}, {facts['num_steps']} steps each, M = {facts['num_samples']}"
+    save_figure(figure, "One live step: select and update", caption, path)

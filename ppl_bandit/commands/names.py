@@ -1,0 +1,76 @@
+"""Names of engines and selectors on the command line."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from ppl_bandit import engines, selectors
+from ppl_bandit.types import Engine, Selector
+
+__all__ = ["ENGINES", "SELECTORS", "check_names", "engine_factory", "make_selectors"]
+
+ENGINES: Mapping[str, Callable[..., Engine]] = {
+    "exact": engines.conjugate,
+    "collapsed": engines.collapsed,
+    "nuts": engines.nuts,
+    "svi": engines.svi,
+    "laplace": engines.laplace,
+    "reweight": engines.reweight,
+}
+SELECTORS: Mapping[str, tuple[str, Callable[[], Selector]]] = {  # {name: (label in tables, factory)}
+    "ds": ("double sampling", selectors.double_sampling),
+    "ds-lowest": ("double sampling, ties lowest", lambda: selectors.double_sampling(ties="lowest")),
+    "ds-exact": ("double sampling, exact P(best)", lambda: selectors.double_sampling(exact=True)),
+    "ts": ("Thompson", selectors.thompson),
+    "bucb": ("Bayes-UCB", selectors.bayes_ucb),
+    "greedy": ("greedy", selectors.greedy),
+    "top-two": ("top-two", selectors.top_two),
+    "ids": ("information-directed", selectors.information_directed),
+}
+_GITTINS = "ogi"  # needs the horizon, and takes a patience: ogi:0.1
+
+
+def engine_factory(name: str) -> Callable[..., Engine]:
+    """Return the factory of an engine; "auto" chooses one for the program.
+
+    Raises:
+        ValueError: if the name is unknown.
+    """
+    factories = {"auto": engines.choose, **ENGINES}
+    check_names([name], factories, "--engine")
+    return factories[name]
+
+
+def make_selectors(names: Iterable[str], horizon: int) -> dict[str, Selector]:
+    """Return {label in tables: selector}; ogi may be followed by a patience, as in ogi:0.1.
+
+    Raises:
+        ValueError: if a name is unknown, or a patience is not a number.
+    """
+    chosen = {}
+    for name in names:
+        stem, _, digits = name.partition(":")
+        check_names([stem], [*SELECTORS, _GITTINS], "--selectors")
+        if stem != _GITTINS and not digits:
+            label, make = SELECTORS[stem]
+            chosen[label] = make()
+            continue
+        try:
+            patience = float(digits) if digits else 1.0
+        except ValueError:
+            patience = None
+        if stem != _GITTINS or patience is None:
+            raise ValueError(f"--selectors has {name!r}: only ogi takes a number, its patience, as in ogi:0.1")
+        label = "optimistic Gittins" + (f", patience {patience:g}" if digits else "")
+        chosen[label] = selectors.optimistic_gittins(horizon, patience)
+    return chosen
+
+
+def check_names(names: Iterable[str], known: Iterable[str], argument: str) -> None:
+    """Refuse unknown names.
+
+    Raises:
+        ValueError: with the argument, the name and the known names.
+    """
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{argument} has {name!r}, expected some of {', '.join(known)}")
