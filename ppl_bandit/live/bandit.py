@@ -31,7 +31,6 @@ from ppl_bandit.live.files import saving
 from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.posterior.learning import Learner, Rows, start
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import Expected, expect, words_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.gc_pause import uncollected
 from ppl_bandit.types import Engine, Selector
@@ -108,15 +107,11 @@ class Bandit(ReadableBandit):
             if len(given) != program.num_arms:
                 raise ValueError(f"the reward model has {program.num_arms} arms, but {len(given)} were given")
             self._program, self._given = program.program, program
-            expected = None
         else:
             self._program = program
-            form = grown(program, len(given)), len(given), context, outcomes
-            words = words_of(self._selector, self.num_samples, self._draws, self._factory)
-            expected = expect(words, *form)  # while validation reads the program
-            self._given = RewardModel(*form)
+            self._given = RewardModel(grown(program, len(given)), len(given), context, outcomes)
         self._context_form: Any = jax.tree.structure(self._given.context)
-        task, prior = self._build(list(given.names), expected)
+        task, prior = self._build(list(given.names))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(
@@ -376,7 +371,7 @@ class Bandit(ReadableBandit):
             "a Bandit cannot be pickled or copied: it holds compiled functions; use save(path) and Bandit.load(path, program)"
         )
 
-    def _build(self, names: list[Any], expected: Expected | None = None) -> tuple[Task, Learner]:
+    def _build(self, names: list[Any]) -> tuple[Task, Learner]:
         """Return the task and the prior for some arms."""
         model = self._given
         if len(names) != model.num_arms:
@@ -387,7 +382,7 @@ class Bandit(ReadableBandit):
             model = RewardModel(grown(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
-        return task, start(task, self._factory, expected)
+        return task, start(task, self._factory)
 
     def _learn(self, make_events: Callable) -> Any:
         """Record and learn; on any error nothing has changed."""

@@ -19,7 +19,7 @@ from ppl_bandit.posterior.compiled_functions import (
     row_numbers,
 )
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import Expected, Start, leave, words_of
+from ppl_bandit.posterior.warm_start import Start, leave, words_of
 from ppl_bandit.program.model.recorded_readings import listing
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import without_programs
@@ -73,13 +73,10 @@ class Rows(NamedTuple):
     contexts: Any
 
 
-def start(task: Task, factory: Callable[[RewardModel], Engine], expected: Expected | None = None) -> Learner:
+def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     """Build an engine, and return it with its prior; its first decision and update are compiled in the background.
 
     Where another process has started on the same task before, what it proved and traced is taken over.
-
-    Args:
-        expected: a start that is likely to be this one.
 
     Raises:
         ValueError: if the factory does not return an engine.
@@ -111,8 +108,6 @@ def start(task: Task, factory: Callable[[RewardModel], Engine], expected: Expect
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
         if found is not None:
             found.give_to(run, recordings)
-            if expected is not None:
-                expected.give_to(run, found)
         drafted = drafts.get(
             (engine.sample, engine.capabilities.marginals)
         )  # a factory may have made another engine of it

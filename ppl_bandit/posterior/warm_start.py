@@ -2,11 +2,9 @@
 
 It is found by a digest of everything that it follows from: what the program computes, the task, the engine, this library, jax,
 NumPyro and their settings. Where any of these cannot be told for sure, nothing is taken over and nothing left. The compiled
-code itself is in jax's own cache. What a program computes takes as long to tell as its code takes to load: meanwhile what a
-program written like this one left is loaded, and used if it turns out to be the same program's.
+code itself is in jax's own cache.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,15 +13,13 @@ from ppl_bandit import engines
 from ppl_bandit.engines.deferred import EngineFacts, deferred, facts_of
 from ppl_bandit.posterior.compiled_functions import QUICKLY, Compiled, Finish, Form
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.program.cached_facts import likely_at, place_of
 from ppl_bandit.program.model.recorded_readings import Forms, Recordings
 from ppl_bandit.runtime import disk_cache
-from ppl_bandit.runtime.compile_ahead import Ahead
 from ppl_bandit.runtime.exported_functions import Portable, can_export
 from ppl_bandit.runtime.packed_state import Joining
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Expected", "Start", "expect", "leave", "words_of"]
+__all__ = ["Start", "leave", "words_of"]
 
 # Those whose engines take seconds to prove, or to trace; what others need is traced again.
 _FACTORIES = {
@@ -72,45 +68,6 @@ class Start(NamedTuple):
     @property
     def _grows(self) -> bool:
         return "reserve" in self.facts.functions
-
-
-class Expected(NamedTuple):
-    """What is being loaded of a start before it is known to be the right one: its first decision, which takes the longest."""
-
-    start: Start
-    select: Ahead
-
-    def give_to(self, run: Compiled, found: Start) -> None:
-        """Let compiled functions take over what was loaded, if it is of the start that was found."""
-        if self.start.portables == found.portables:
-            run.select.take_over(self.select)
-
-
-def expect(words: tuple[Any, ...] | None, program: Callable, *form: Any) -> Expected | None:
-    """Load, in the background, the start that was last taken over by a program written like this one.
-
-    Args:
-        words: see `words_of`.
-        form: number of arms, context and outcomes, which nobody has checked yet.
-
-    Returns:
-        None where there is no such start.
-    """
-    start: Start | None = None
-    if words is not None:
-        with contextlib.suppress(Exception):  # what is wrong with a program is said by its validation
-            start = likely_at(place_of(program, *form, *words))
-    if start is None:
-        return None
-    select = Ahead(_never_traced)
-    select.portables.update(start.portables["select"])
-    for portable in select.portables.values():
-        select.prepare(*portable.shapes, is_traced_here=True)
-    return Expected(start, select)
-
-
-def _never_traced(*_: Any) -> Any:
-    raise NotImplementedError
 
 
 def words_of(selector: Selector, num_samples: int, draws: bool, factory: Callable) -> tuple[Any, ...] | None:

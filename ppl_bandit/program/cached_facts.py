@@ -9,7 +9,7 @@ from ppl_bandit.program.fingerprints import close_fingerprint, code_fingerprint
 from ppl_bandit.program.model import means
 from ppl_bandit.runtime.disk_cache import kept, latest, place
 
-__all__ = ["find_facts", "fingerprint_of", "found_at", "likely_at", "place_of", "plain_facts"]
+__all__ = ["find_facts", "fingerprint_of", "found_at", "place_of", "plain_facts"]
 
 FACTS = "facts"  # what validation finds is kept under this
 
@@ -30,12 +30,6 @@ def found_at(where: str | None, fingerprint: Callable[[], str | None]) -> Any:
         return None
     own = fingerprint()
     return None if own is None else kept(where + own)
-
-
-def likely_at(where: str | None) -> Any:
-    """Return what was found last at a place, about a program that is written alike and may be another; None if nothing was."""
-    name = None if where is None else latest(where)
-    return None if name is None else kept(name)
 
 
 def fingerprint_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:

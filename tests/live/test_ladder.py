@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, engines
+from ppl_bandit import Bandit, Capabilities, engines
 from ppl_bandit.posterior import fallback
 from ppl_bandit.types import Engine, Explanation
 
@@ -76,7 +76,9 @@ def wary(model):
         return after, info._replace(is_trusted=jnp.all(rows.reward == 0))
 
     return engine._replace(
-        update=update, explanation=engine.explanation._replace(engine="wary", is_exact=False), parameters=None
+        update=update,
+        explanation=engine.explanation._replace(engine="wary", is_exact=False),
+        capabilities=Capabilities(),
     )
 
 

@@ -26,10 +26,8 @@ from ppl_bandit import (
     selectors,
 )
 from ppl_bandit.commands.model_files import bundled_models, load_model
-from ppl_bandit.live import bandit as bandit_module
 from ppl_bandit.posterior import learning, warm_start
 from ppl_bandit.posterior.warm_start import words_of
-from ppl_bandit.program import cached_facts
 from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.compile_ahead import Ahead
@@ -92,48 +90,6 @@ def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, ke
     assert played(third) == played(first)
     assert num_built() == 2  # by the draws of the posterior
     assert sorted(kept_in.iterdir()) == files
-
-
-def counted(successes):
-    def program(arm):
-        rate = numpyro.sample("rate", dist.Beta(successes, 1.0).expand([3]))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    return program
-
-
-def test_the_first_decision_is_loaded_while_the_program_is_read_and_used_only_if_it_is_the_programs(
-    kept_in, num_built, monkeypatch
-):
-    Bandit(counted(1.0), 3, num_samples=50)
-    events = []
-
-    def note(owner, name):
-        original = getattr(owner, name)
-
-        def noted(*args):
-            found = original(*args)
-            events.append((name, found))
-            return found
-
-        monkeypatch.setattr(owner, name, noted)
-
-    note(bandit_module, "expect")
-    note(cached_facts, "close_fingerprint")
-    second = Bandit(counted(1.0), 3, num_samples=50)
-    (first_call, expected), (second_call, _) = events[:2]
-    assert (first_call, second_call) == ("expect", "close_fingerprint")
-    loaded = set(expected.select._promises.values())
-    assert loaded and set(second._learner.run.select._promises.values()) == loaded
-    assert num_built() == 1
-
-    # Written alike, and another program: what was loaded for the one is not what the other decides by.
-    other = Bandit(counted(30.0), 3, num_samples=50)
-    expected = next(found for name, found in reversed(events) if name == "expect")
-    assert expected is not None
-    assert not set(expected.select._promises.values()) & set(other._learner.run.select._promises.values())
-    assert num_built() == 2
-    assert other.posterior_parameters()["rate"]["concentration1"].tolist() == [30.0] * 3
 
 
 def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, num_built, tmp_path):
