@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decide
-from ppl_bandit.engines.drafts import Draft
 from ppl_bandit.numerics.random_bits import fold_key
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.recorded_readings import recorded
@@ -37,7 +36,6 @@ __all__ = [
     "compiled_functions",
     "context_like",
     "contexts_like",
-    "drafted_select",
     "row_numbers",
 ]
 
@@ -185,19 +183,6 @@ def _compiled_functions(
         _for_reading(lambda num, seed, held: sample(_key(seed, _READ, 0), opened(held), num)),
         _for_reading(lambda num, seed, held, context: expected(_key(seed, _READ, 0), opened(held), context, num)),
     )
-
-
-def drafted_select(
-    model: RewardModel, draft: Draft, selector: Selector, num_samples: int, draws: bool, is_portable: bool
-) -> Ahead:
-    """Trace the decision of an engine that is still being proved, for `Compiled.select` to take over."""
-    joining = Joining(draft.state)
-    expected_rewards = recorded(model.expected_rewards)
-    given = expected_rewards, draft.sample, draft.marginals, selector, num_samples, draws
-    select = Ahead(_select(*given, joining.cut), is_portable=is_portable)
-    held = jax.eval_shape(joining.join, draft.state)
-    select.trace(np.int64(0), held, np.int64(0), context_like(model), np.ones(model.num_arms, bool))
-    return select
 
 
 def _select(

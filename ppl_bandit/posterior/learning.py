@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.engines.drafts import Draft, listening
 from ppl_bandit.posterior.capacity import Room, look
 from ppl_bandit.posterior.compiled_functions import (
     QUICKLY,
@@ -15,7 +14,6 @@ from ppl_bandit.posterior.compiled_functions import (
     compiled_functions,
     context_like,
     contexts_like,
-    drafted_select,
     row_numbers,
 )
 from ppl_bandit.posterior.task import Task
@@ -23,7 +21,6 @@ from ppl_bandit.posterior.warm_start import Start, leave, words_of
 from ppl_bandit.program.model.recorded_readings import listing
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import without_programs
-from ppl_bandit.runtime.compile_ahead import Ahead
 from ppl_bandit.types import Engine, Interaction
 
 __all__ = ["Learner", "Rows", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
@@ -83,23 +80,8 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     """
     words = words_of(task.selector, task.num_samples, task.draws, factory)
     found: Start | None = None if words is None else task.model.found(*words)
-    drafts = dict[tuple[Any, Any], Ahead]()
-
-    def trace_ahead(draft: Draft) -> Callable[[], None]:
-        given = task.selector, task.num_samples, task.draws
-        try:
-            select = drafted_select(task.model, draft, *given, is_portable=words is not None)
-        except Exception:  # what is wrong with it is said where it is asked for
-            return lambda: None
-        drafts[draft.sample, draft.marginals] = select
-        return select.compile_traced
-
     with jax.enable_x64(True), listing() as recordings:
-        if found is None:
-            with listening(trace_ahead):
-                engine = _built(factory, task.model)
-        else:
-            engine = found.engine(lambda: _built(factory, task.model))
+        engine = _built(factory, task.model) if found is None else found.engine(lambda: _built(factory, task.model))
         is_left = (
             words is not None
             and found is None
@@ -108,12 +90,6 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
         if found is not None:
             found.give_to(run, recordings)
-        drafted = drafts.get(
-            (engine.sample, engine.capabilities.marginals)
-        )  # a factory may have made another engine of it
-        if drafted is not None:
-            run.select.take_over(drafted)
-        run.init.trace(np.int64(task.seed))
         returned = run.init(np.int64(task.seed))
         held = run.finish[0](returned)[0]
         held = (

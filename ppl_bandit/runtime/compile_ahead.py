@@ -99,7 +99,6 @@ class Ahead:
         self,
         *args: Any,
         within: Callable[[], contextlib.AbstractContextManager] | None = None,
-        is_traced_here: bool = False,
     ) -> None:
         """Trace for the shapes of these arguments, and start to compile in the background.
 
@@ -108,15 +107,15 @@ class Ahead:
         Args:
             within: makes a context inside of which it is traced in the background as well, for functions that run no program
                 by now. Where it turns out to be wrong, whoever calls the function traces it.
-            is_traced_here: whether what another process has traced is also read in the caller's thread, which has more to do
-                than to wait: in another one it would take turns with this one, and be compiled later.
         """
         shapes, signature = _signature(args)
         if signature in self._promises:
             return
-        if within is None and (is_traced_here or str(signature) not in self.portables):
-            self._lowered[signature] = self._lower(shapes, signature, self._is_portable)
-            return self.compile_traced()
+        if within is None and str(signature) not in self.portables:
+            lowered = self._lowered[signature] = self._lower(shapes, signature, self._is_portable)
+            with self._lock:
+                self._promises[signature] = _BACKGROUND.submit(self._compile, lowered)
+            return
 
         def trace_and_compile() -> Callable:
             with within() if within is not None else contextlib.nullcontext():
@@ -125,25 +124,6 @@ class Ahead:
 
         with self._lock:
             self._promises[signature] = _BACKGROUND.submit(trace_and_compile)
-
-    def trace(self, *args: Any) -> None:
-        """Trace for the shapes of these arguments, and leave it to `compile_traced` to compile."""
-        shapes, signature = _signature(args)
-        self._lowered[signature] = self._lower(shapes, signature, self._is_portable)
-
-    def compile_traced(self) -> None:
-        """Start to compile what was traced in the background."""
-        with self._lock:
-            for signature, lowered in self._lowered.items():
-                if signature not in self._promises:
-                    self._promises[signature] = _BACKGROUND.submit(self._compile, lowered)
-
-    def take_over(self, other: "Ahead") -> None:
-        """Take over what another one has traced or prepared of the same function."""
-        with self._lock:
-            self.portables.update(other.portables)
-            self._promises.update(other._promises)
-            self._lowered.update(other._lowered)
 
     def wait(self) -> None:
         """Wait until all that was prepared is compiled."""
@@ -175,7 +155,7 @@ class Ahead:
         self.num_waits += not promise.done()
         try:
             if is_missing:
-                lowered = self._lowered.get(signature) or self._lower(shapes, signature)
+                lowered = self._lowered.get(signature) or self._lower(shapes, signature, self._is_portable)
                 promise.set_result(self._compile(lowered))
             elif promise.exception() is not None:
                 return self._find(*args)
@@ -264,17 +244,7 @@ def quick_jit(function: Callable, **settings: Any) -> jax.stages.Wrapped:
     return jax.jit(function, compiler_options=quick_options(), **settings)
 
 
-def run_once(function: Callable[[], Any], meanwhile: Callable[[Any], None] | None = None) -> Any:
-    """Compile quickly, run once, and return numpy arrays.
-
-    Args:
-        meanwhile: called with the shapes and types of the results while another thread compiles and runs.
-    """
+def run_once(function: Callable[[], Any]) -> Any:
+    """Compile quickly, run once, and return NumPy arrays."""
     with uncollected(), one_thread():
-        if meanwhile is None:
-            return jax.device_get(quick_jit(function)())
-        lowered = quick_jit(function).lower()
-        with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(lambda: jax.device_get(lowered.compile()()))
-            meanwhile(lowered.out_info)
-            return found.result()
+        return jax.device_get(quick_jit(function)())

@@ -22,25 +22,6 @@ def test_what_is_prepared_is_not_waited_for_and_shapes_are_told_apart():
     assert double.num_waits == 1  # for four numbers, once
 
 
-def test_what_was_traced_before_is_taken_over_and_compiled_when_it_is_wanted():
-    traced = []
-
-    def double(x):
-        traced.append(x.shape)
-        return 2 * x
-
-    draft, final = Ahead(double), Ahead(double)
-    with jax.enable_x64(True):
-        draft.trace(np.zeros(3))
-        assert not draft.is_ready
-        draft.compile_traced()
-        final.take_over(draft)
-        final.prepare(np.zeros(3))
-        final.wait()
-        np.testing.assert_array_equal(final(np.ones(3)), 2 * np.ones(3))
-    assert traced == [(3,)] and final.num_waits == 0
-
-
 def test_an_error_while_tracing_is_raised_to_the_caller():
     wrong = Ahead(lambda x: jnp.reshape(x, (2,)))
     with jax.enable_x64(True):

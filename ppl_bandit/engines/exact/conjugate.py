@@ -5,7 +5,6 @@ sufficient statistics, which can be proved (`proof`), derived (`derivation`) and
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -14,7 +13,6 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.drafts import Draft, announce
 from ppl_bandit.engines.exact import report
 from ppl_bandit.engines.exact.certificate.affine import natural_of, recentre
 from ppl_bandit.engines.exact.certificate.batch_certificate import check_together, read_together
@@ -49,7 +47,6 @@ from ppl_bandit.engines.exact.laws.expectation import watch_means
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.examination import examine
-from ppl_bandit.engines.exact.textbook_pairs import is_textbook
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.wider_prior import moving_sites
@@ -108,16 +105,8 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
             would make the program conjugate.
     """
     check_settings(discount)
-    heard: list[tuple[Draft, Callable[[], None]]] = []
-
-    def meanwhile(layout: Layout, form: Any) -> None:
-        draft = Draft(functools.partial(sample, layout), marginals_of(model, layout), form)
-        heard.append((draft, announce(draft) if is_textbook(model, layout) else lambda: None))
-
     with jax.enable_x64(True):
-        layout, prior, evidence = examine(model, meanwhile=meanwhile)
-        ((draft, go_on),) = heard
-        go_on()
+        layout, prior, evidence = examine(model)
         infinite, infinite_means = watch_means(model, layout, prior)
 
     def init(key: Key) -> Posterior:
@@ -139,12 +128,12 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     return Engine(
         init,
         update,
-        draft.sample,
+        functools.partial(sample, layout),
         report.accepted(model, layout, prior, evidence, discount, infinite),
         settings={"discount": discount},
         capabilities=Capabilities(
             parameters=parameters,
-            marginals=draft.marginals,
+            marginals=marginals_of(model, layout),
             infinite_means=infinite_means,
             with_wider_prior=with_wider_prior if discount == 1.0 else None,
         ),

@@ -1,6 +1,6 @@
 """Examine a program for conjugacy, once, in float64: supports, scales, proof, prior, and the likelihood of varied rewards."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -67,17 +67,11 @@ class Findings(NamedTuple):
     is_possible: Array
 
 
-def examine(
-    model: RewardModel,
-    *,
-    around_cores: bool = False,
-    meanwhile: Callable[[Layout, Any], None] | None = None,
-) -> tuple[Layout, Posterior, Evidence]:
+def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, Posterior, Evidence]:
     """Return how a program's latents fall into families, its prior in them, and the evidence.
 
     Args:
         around_cores: whether to look for leaves and cores in Gaussian blocks; see `ties`.
-        meanwhile: called with the families and the shapes and types of the posterior while these are examined.
 
     Raises:
         NotConjugate: with the operation or the residual that stopped it.
@@ -85,8 +79,7 @@ def examine(
     words: list[Obstacle] = []
     try:
         layout = tie(model, find_scales(model, read_supports(model)), around_cores=around_cores)
-        then = None if meanwhile is None else lambda form: meanwhile(layout, form.prior)
-        found = run_once(lambda: measure(model, layout, words), then)
+        found = run_once(lambda: measure(model, layout, words))
     except NotConjugate:
         raise
     except (
