@@ -13,12 +13,12 @@ exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-default_role = "code"  # docstrings set names in single backticks
+default_role = "code"  # docstrings write names in single backticks
 
-nb_execution_mode = "force"  # a notebook that fails fails the build
+nb_execution_mode = "force"  # an error in a notebook stops the build
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
-nb_output_stderr = "remove"  # tqdm asks for widgets
+nb_output_stderr = "remove"  # tqdm prints a warning about widgets
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
@@ -26,7 +26,7 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True  # attributes of a NamedTuple are its fields: said once, in the class
+napoleon_use_ivar = True  # the docstring of a NamedTuple describes its fields
 
 html_theme = "furo"
 html_title = "ppl_bandit"
@@ -38,10 +38,10 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 
 def _skip_fields(app, what, name, item, skip, options):
-    """Leave out what Python generates for the fields of a NamedTuple: 'Alias for field number 0'."""
+    """Skip the generated docstrings of NamedTuple fields ('Alias for field number 0')."""
     return True if type(item).__name__ == "_tuplegetter" or name in ("count", "index") else None
 
 
 def setup(app):
-    """Register what autodoc leaves out."""
+    """Register the filter of autodoc members."""
     app.connect("autodoc-skip-member", _skip_fields)

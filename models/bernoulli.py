@@ -1,7 +1,7 @@
 """Success or failure, with one unknown rate per arm: clicks, conversions, cures.
 
-Use it when a reward is 0 or 1 and nothing is known about the person or item in front of you. The posterior is exact:
-Beta(1 + successes, 1 + failures), independently for each arm.
+Use it when a reward is 0 or 1 and there are no features. The posterior is exact: Beta(1 + successes, 1 + failures),
+independently for each arm.
 """
 
 import jax.numpy as jnp

@@ -1,8 +1,8 @@
-"""Success or failure on arms that are alike: conversion rates about an unknown mean, as close to it as the data say.
+"""Success or failure on similar arms: the conversion rates vary around an unknown mean, with an unknown concentration.
 
-Use it when there are many similar arms and few successes on each, and the rates themselves are of interest: mean and
-concentration of the rates are learnt along with them. The posterior is exact given these two: the rates are integrated out as
-Betas, and particles hold the mean and the concentration alone.
+Use it when there are many similar arms with few successes each, and the rates themselves are of interest. The mean and the
+concentration of the rates are learnt from the data. The posterior is exact given these two: the rates are integrated out as
+Betas, and particles represent the mean and the concentration.
 """
 
 import jax.numpy as jnp

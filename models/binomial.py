@@ -1,7 +1,7 @@
 """Successes in a batch of known size: opened mails of a mailing, working parts of a lot.
 
-Use it when one decision is followed by many equal trials and their number of successes comes back. The posterior is
-exact: a Beta per arm, which counts all trials of all batches.
+Use it when many equal trials follow one decision and the reward is the number of successes. The posterior is exact: a Beta
+per arm, which counts all trials of all batches.
 """
 
 import jax.numpy as jnp

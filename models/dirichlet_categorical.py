@@ -1,8 +1,8 @@
-"""One of several outcomes, each worth a known amount: leave, sign up, buy.
+"""One of several outcomes with known values: leave, sign up, buy.
 
-Use it when what comes back is a category, and what counts is its value. The outcome is the category's number; the
-program names the quantity to maximise, the expected value, itself. The posterior is exact: a Dirichlet per arm, which
-counts how often each category was seen.
+Use it when the outcome is a category and the quantity to maximise is its value. The outcome is the number of the category,
+and the program has an `expected_reward` site for the expected value. The posterior is exact: a Dirichlet per arm, which
+counts the categories.
 """
 
 import jax.numpy as jnp

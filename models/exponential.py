@@ -1,8 +1,8 @@
-"""Waiting times without memory: minutes until a visitor leaves, days until a part fails.
+"""Waiting times with a constant hazard: minutes until a visitor leaves, days until a part fails.
 
-Use it when a reward is a duration, longer is better, and the chance to end soon does not depend on the time so far. The
-posterior is exact: Gamma(2 + number of waits, 2 + their sum) for the rate of each arm; the expected wait is 1 / rate.
-To prefer short waits, add `numpyro.deterministic("expected_reward", -1 / rate[arm])`.
+Use it when a reward is a duration, longer is better, and the hazard does not depend on the time so far. The posterior is
+exact: Gamma(2 + number of waits, 2 + their sum) for the rate of each arm. The expected wait is 1 / rate. To prefer short
+waits, add `numpyro.deterministic("expected_reward", -1 / rate[arm])`.
 """
 
 import jax.numpy as jnp

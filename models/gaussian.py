@@ -1,7 +1,7 @@
-"""Measurements with unknown mean and unknown noise, both different for each arm.
+"""Measurements with unknown mean and unknown noise, different for each arm.
 
-Use it when a reward is a number that varies symmetrically about its mean: a yield, a score, a difference. The posterior
-is exact, Normal-InverseGamma for each arm: the prior of the mean is scaled by the noise, which is what makes it so.
+Use it when a reward is a number with a symmetric distribution around its mean: a yield, a score, a difference. The posterior
+is exact, Normal-InverseGamma for each arm, because the prior of the mean is scaled by the noise.
 """
 
 import jax.numpy as jnp

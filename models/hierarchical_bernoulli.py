@@ -1,7 +1,7 @@
-"""Success or failure on arms that are alike: each arm's rate varies about a common one, by an unknown amount.
+"""Success or failure on similar arms: the rate of each arm varies around a common rate, by an unknown amount.
 
-Use it when there are many similar arms and few successes on each: what is learnt about one moves the others, the more so
-the more alike the data say they are. It has no conjugate form, so the posterior is approximate.
+Use it when there are many similar arms with few successes each: the rewards of one arm inform about the others. The smaller
+the spread between the arms, the more they share. There is no conjugate form, so the posterior is approximate.
 """
 
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
-"""Measurements with known noise, on arms that are alike: each arm's mean varies about a common one.
+"""Measurements with known noise on similar arms: the mean of each arm varies around a common mean.
 
-Use it when there are many similar arms and little data on each, so that what is learnt about one should move the others
-too: shops of a chain, versions of a page. The posterior is exact, one joint Gaussian over the common mean and the arms'.
+Use it when there are many similar arms with few data each, such as shops of a chain or versions of a page: the rewards of
+one arm inform about the others. The posterior is exact, one joint Gaussian of the common mean and the means of the arms.
 """
 
 import jax.numpy as jnp

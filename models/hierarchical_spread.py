@@ -1,8 +1,8 @@
-"""Measurements on arms that are alike, by how much is unknown, and with unknown noise: means of arms about a common one.
+"""Measurements with unknown noise on similar arms: the means vary around a common mean, by an unknown amount.
 
-Use it when there are many similar arms and little data on each, and neither how much arms differ nor how noisy a reward is can
-be said beforehand: the data decide how much one arm says about another. The posterior is exact given the spread and the noise:
-the means are integrated out, and particles hold these two numbers alone.
+Use it when there are many similar arms with few data each, and neither the spread between the arms nor the noise is known:
+the data determine how much the arms share. The posterior is exact given the spread and the noise: the means are integrated
+out, and particles represent these two numbers.
 """
 
 import jax.numpy as jnp

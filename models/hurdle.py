@@ -1,8 +1,8 @@
-"""A sale first, then its amount: most visitors buy nothing, and those who buy spend different sums.
+"""A sale and its amount: most visitors buy nothing, and the others spend different sums.
 
-Use it when rewards are zero for many and positive for some, and both the share and the sums depend on the arm. Two
-outcomes come back: whether there was a sale, and what was spent; what was spent counts only where there was a sale. The
-posterior is exact: a Beta for each conversion rate, an InverseGamma for each mean order value.
+Use it when many rewards are zero, the others are positive, and both parts depend on the arm. There are two outcomes: whether
+there was a sale, and the amount, which counts only if there was a sale. The posterior is exact: a Beta for each conversion
+rate, an InverseGamma for each mean order value.
 """
 
 import jax.numpy as jnp

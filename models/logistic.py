@@ -1,7 +1,7 @@
-"""Success or failure that depends on a context: a click, given who is looking.
+"""Success or failure that depends on features: a click, given the visitor.
 
-Use it when a reward is 0 or 1 and features are known before the decision. Logistic regression has no conjugate prior, so
-the posterior is approximate.
+Use it when a reward is 0 or 1 and features are known before the decision. Logistic regression has no conjugate prior, so the
+posterior is approximate.
 """
 
 import jax

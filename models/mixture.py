@@ -1,9 +1,9 @@
-"""Rewards of two kinds in one stream: an ordinary visit, and now and then a large one.
+"""Rewards from two groups that are not observed: ordinary visits, and sometimes a large one.
 
-Use it when rewards fall into groups and the group of a reward is not observed. A discrete latent per row cannot be
-learnt; its sum can: the outcome is a mixture distribution, which has the group summed out. The offset between the groups
-is positive, so that they cannot change names, and the noise keeps away from zero, so that one row cannot be explained by
-no noise at all. There is no conjugate form, so the posterior is approximate.
+Use it when rewards come from groups and the group of a reward is not observed. A program cannot have a discrete latent per
+row, so the outcome is a mixture distribution, in which the group is summed out. The offset between the groups is positive,
+so that their labels cannot switch. The prior of the noise has little mass near zero, so that no component degenerates to a
+single row. There is no conjugate form, so the posterior is approximate.
 """
 
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """Counts over a known exposure: calls an hour, sales a day, defects a metre.
 
-Use it when a reward is a count that grows in proportion to a known time, area or audience, which may differ from one
-decision to the next. The posterior is exact: Gamma(2 + counts, 1 + exposures) for the rate of each arm.
+Use it when a reward is a count that is proportional to a known time, area or audience, which can differ between decisions.
+The posterior is exact: Gamma(2 + counts, 1 + exposures) for the rate of each arm.
 """
 
 import jax

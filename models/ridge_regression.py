@@ -1,8 +1,8 @@
-"""A regression with many features, most of which may not matter: one unknown scale for each group of them.
+"""A regression with many features in two groups, with one unknown scale for each group.
 
-Use it when a decision comes with two kinds of features, such as what is known of the visitor and of the moment, and it is open
-which kind matters: a scale that the data draw towards zero switches its group off. The posterior is exact given the two scales
-and the noise: the weights are integrated out as one Gaussian, and particles hold these three numbers alone.
+Use it when there are two kinds of features, such as features of the visitor and of the moment, and it is unknown which kind
+matters: if a scale is close to zero, its group has no effect. The posterior is exact given the two scales and the noise: the
+weights are integrated out as one Gaussian, and particles represent these three numbers.
 """
 
 import jax.numpy as jnp

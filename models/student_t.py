@@ -1,7 +1,7 @@
 """Measurements with outliers: a mean and a scale per arm, and tails heavier than a Gaussian's.
 
-Use it when a few rewards are far off for reasons that have nothing to do with the arm, and should not decide. Heavy
-tails have no conjugate prior, so the posterior is approximate.
+Use it when a few rewards are outliers for reasons that do not depend on the arm. Heavy tails have no conjugate prior, so the
+posterior is approximate.
 """
 
 import jax.numpy as jnp
