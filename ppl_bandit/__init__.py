@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ppl_bandit import engines, selectors
     from ppl_bandit.comparison import compare
     from ppl_bandit.journal.journal import Journal
-    from ppl_bandit.journal.stores.contract import JournalError
+    from ppl_bandit.journal.stores.store import JournalError
     from ppl_bandit.live.bandit import Bandit
     from ppl_bandit.live.decisions import Decision
     from ppl_bandit.posterior.fallback import NotCertified
@@ -63,7 +63,7 @@ _HOMES = {
     "Decision": "live.decisions",
     "Environment": "simulation.environment",
     "Journal": "journal.journal",
-    "JournalError": "journal.stores.contract",
+    "JournalError": "journal.stores.store",
     "NotCertified": "posterior.fallback",
     "RewardModel": "program.model.reward_model",
     "compare": "comparison",

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_user_error(error: Exception) -> bool:
-    from ppl_bandit.journal.stores.contract import JournalError
+    from ppl_bandit.journal.stores.store import JournalError
 
     return isinstance(error, ValueError | OSError | JournalError)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.journal.audit import status_of, story_of, table_of
-from ppl_bandit.journal.identity import differences, identity_of
+from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status
+from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
-from ppl_bandit.journal.opening import Facts, engine_from, facts_of, selector_from
-from ppl_bandit.journal.replay import Replay, replay
-from ppl_bandit.journal.stores.contract import JournalError
+from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
+from ppl_bandit.journal.replay import ReplayResult, replay
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.bandit import Bandit
 
 __all__ = ["execute"]
@@ -48,7 +48,7 @@ def _name(journal: Journal, given: str | None) -> str:
 
 
 def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
-    found = status_of(journal.store, name)
+    found = experiment_status(journal.store, name)
     show(
         f"{name}: {found['num_events']} events since {found['opened']}, the last at {found['last_event']}; "
         f"{found['engine']} engine, {found['selector']}, M = {found['num_samples']}"
@@ -70,9 +70,9 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
                 f"  P(best) at the last decision: {', '.join(f'{share:.3f}' for share in shares)}; --model: current values"
             )
     else:
-        facts = facts_of(journal.store, name)
-        assert facts is not None  # `_name` checked that the experiment exists
-        bandit = _bandit(facts, arguments.model, journal=journal, name=name)
+        header = read_header(journal.store, name)
+        assert header is not None  # `_name` checked that the experiment exists
+        bandit = _bandit(header, arguments.model, journal=journal, name=name)
         found["explanation"] = bandit.explain()
         show(found["explanation"])
     if found["first_broken_position"] is not None:
@@ -82,7 +82,7 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
 
 
 def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
-    story = story_of(journal.store, name, arguments.id)
+    story = decision_details(journal.store, name, arguments.id)
     show(
         f"decision {story['decision']}, made {story['decided']} as number {story['number']} (event {story['position']})"
     )
@@ -107,14 +107,14 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
     if arguments.model is None:
         raise JournalError("replay needs the program: give --model path/to/file.py, or file.py:function")
     broken = journal.store.first_broken(name)
-    facts = facts_of(journal.store, name)
-    assert facts is not None  # `_name` checked that the experiment exists
+    header = read_header(journal.store, name)
+    assert header is not None  # `_name` checked that the experiment exists
     # Start with the initial arms: the replay adds later arms at the events that added them.
-    bandit = _bandit(facts, arguments.model)
-    names = list(facts.identity["arms"])
+    bandit = _bandit(header, arguments.model)
+    names = list(header.identity["arms"])
     task, prior = bandit._build(names)
-    found: Replay = replay(
-        journal.store, name, facts.changed, task, prior, bandit._build, _progress(journal, name, arguments)
+    found: ReplayResult = replay(
+        journal.store, name, header.last_change, task, prior, bandit._build, _progress(journal, name, arguments)
     )
     result = found._asdict() | {"first_broken_position": broken}
     if broken is not None:
@@ -123,13 +123,13 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
     if found.position is not None:
         show(f"the decision at position {found.position} differs: {found.difference}")
         return result, 1
-    before = f"; {skipped} from before the change at event {facts.changed} were not checked" if skipped else ""
+    before = f"; {skipped} from before the change at event {header.last_change} were not checked" if skipped else ""
     show(f"all agree: {found.num_checked} of {found.num_decisions} decisions recomputed{before}")
     return result, 0 if broken is None else 1
 
 
 def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
-    table = table_of(journal.store, name)
+    table = decision_table(journal.store, name)
     suffix = {"csv": ".csv", "parquet": ".parquet", "netcdf": ".nc"}[arguments.to]
     path = arguments.out or Path(f"{name}{suffix}")
     if arguments.to == "csv":
@@ -149,43 +149,29 @@ def _pending(
     journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]
 ) -> tuple[Any, int]:
     until = None if arguments.older_than is None else time.time() - arguments.older_than
-    table = table_of(journal.store, name, is_pending=True, until=until)
+    table = decision_table(journal.store, name, is_pending=True, until=until)
     for row in table.itertuples():
         show(f"{row.decision}  {row.decided}  {row.arm}")
     show(f"{len(table)} decisions without a reward")
     return table[["decision", "decided", "arm", "propensity"]].to_dict("records"), 0
 
 
-def _bandit(facts: Facts, spec: str, **place: Any) -> Bandit:
+def _bandit(header: ExperimentHeader, spec: str, **place: Any) -> Bandit:
     """Build the recorded bandit from a model file; `place` is its journal and name, empty for the initial state."""
     file = load_model(spec)
-    identity = facts.identity
-    names = identity["arms"]
-    is_named = not isinstance(names[0], int)
-    engine = engine_from(identity["engine"])
-    if engine is None and not identity["engine"]["may_fall_back"]:
+    identity = header.identity
+    arguments = arguments_from_identity(identity)
+    if arguments["engine"] is None and not identity["engine"]["may_fall_back"]:
         raise JournalError(
             f"the engine {identity['engine']['name']!r} is not part of this library: replay it in Python"
         )
-    bandit = Bandit(
-        file.program,
-        None if is_named else len(names),
-        arms=names if is_named else None,
-        context=file.context,
-        outcomes=tuple(identity["outcomes"]),
-        engine=engine,
-        selector=selector_from(identity["selector"]),
-        num_samples=identity["num_samples"],
-        draws=identity["draws"],
-        seed=identity["seed"],
-        burn_in=identity["burn_in"],
-        **place,
-    )
+    bandit = Bandit(file.program, context=file.context, **arguments, **place)
     if not place:
-        standing = bandit._experiment.standing
-        found = differences(identity, identity_of(standing.task, standing.prior.engine, identity["burn_in"]))
-        if found:
-            raise JournalError(f"{spec} is not what the experiment was recorded with: {'; '.join(found)}")
+        projection = bandit._experiment.projection
+        given = experiment_identity(projection.task, projection.prior.engine, identity["burn_in"])
+        differences = identity_differences(identity, given)
+        if differences:
+            raise JournalError(f"{spec} is not what the experiment was recorded with: {'; '.join(differences)}")
     return bandit
 
 

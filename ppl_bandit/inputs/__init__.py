@@ -1,1 +1,1 @@
-"""Checks of what callers pass: numbers, arrays, files and DataFrames."""
+"""Check and convert what callers pass: numbers, arms, contexts, rewards, CSV files and DataFrames."""

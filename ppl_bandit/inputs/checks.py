@@ -1,121 +1,51 @@
-"""Check what a caller hands to a live bandit, and turn it into arrays.
+"""Check contexts, rewards, data, engines and selectors that callers pass, and convert them to arrays.
 
-Every error names the argument, what was given, what was expected and what to do instead; nothing here changes any state.
+An error names the argument, what was given, what was expected and what to do instead. No function here changes any state.
 """
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.inputs.numbers import as_numbers, check_count
+from ppl_bandit.inputs.arms import Arms
+from ppl_bandit.inputs.numbers import as_numbers
+from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.selectors.selector_contract import as_selector
-from ppl_bandit.types import Engine, Selector
+from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["Arms", "check_contexts", "check_engine", "check_rewards", "check_selector", "count_rows"]
+__all__ = [
+    "as_interaction",
+    "check_contexts",
+    "check_data",
+    "check_engine",
+    "check_rewards",
+    "check_selector",
+    "count_rows",
+    "impossible_rows",
+]
 
-
-class Arms:
-    """The arms by name, or by number where they have none."""
-
-    def __init__(self, num_arms: int | None, names: Sequence[Any] | None):
-        if names is None:
-            if num_arms is None:
-                raise ValueError("give num_arms=, or arms= with a name for each arm")
-            self.names: list[Any] = list(range(check_count(num_arms, "num_arms")))
-            return
-        if isinstance(names, str | bytes | set | frozenset | Mapping) or not hasattr(names, "__len__"):
-            raise ValueError(
-                f"arms must be names in an order, got {names!r} ({type(names).__name__}); pass a list in the program's order"
-            )
-        self.names = list(names)
-        if not self.names or len({str(name) for name in self.names}) < len(self.names):
-            raise ValueError(f"arms must be one or more different names, got {self.names!r}")
-        if any(not isinstance(name, str) for name in self.names):
-            raise ValueError(f"arms must be strings, got {self.names!r}; leave arms out to number the arms 0, 1, ...")
-        if num_arms is not None and check_count(num_arms, "num_arms") != len(self.names):
-            raise ValueError(
-                f"num_arms={num_arms} but arms names {len(self.names)} arms; leave num_arms out or make them agree"
-            )
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @functools.cached_property
-    def _everything(self) -> np.ndarray:
-        mask = np.ones(len(self), bool)
-        mask.flags.writeable = False
-        return mask
-
-    def index(self, arm: Any, argument: str = "arm") -> int:
-        """Return an arm's index."""
-        if isinstance(arm, np.generic):
-            arm = arm.item()
-        if isinstance(arm, bool) or not isinstance(arm, str | int) or arm not in self.names:
-            shown = self.names if len(self) <= 12 else [*self.names[:5], "...", self.names[-1]]
-            raise ValueError(f"{argument}={arm!r} is not an arm of this bandit; the arms are {shown}")
-        return self.names.index(arm)
-
-    def indices(self, arms: Any, argument: str = "arms") -> np.ndarray:
-        """Return the indices of a sequence of arms."""
-        if isinstance(arms, str | bytes | set | frozenset | Mapping) or not hasattr(arms, "__len__"):
-            raise ValueError(f"{argument} must be a sequence of arms, got {arms!r}; pass a list or an array")
-        if isinstance(arms, np.ma.MaskedArray) and np.ma.is_masked(arms):
-            raise ValueError(
-                f"{argument} is a masked array with masked entries; leave out the rows whose arm is not known"
-            )
-        values = np.asarray(arms)
-        if isinstance(self.names[0], int) and values.ndim == 1 and values.dtype.kind in "iu":
-            wrong = (values < 0) | (values >= len(self))
-            if wrong.any():
-                row = int(np.flatnonzero(wrong)[0])
-                raise ValueError(
-                    f"{argument}[{row}]={values[row]} is not an arm of this bandit; the arms are 0 to {len(self) - 1}"
-                )
-            return values.astype(np.int64)
-        return np.array([self.index(arm, f"{argument}[{row}]") for row, arm in enumerate(arms)], np.int64)
-
-    def mask(self, allowed: Any) -> np.ndarray:
-        """Return which arms are allowed: all, or those of a mask of length A, or those of a list of arms."""
-        if allowed is None:
-            return self._everything
-        if isinstance(allowed, str | bytes | Mapping) or not hasattr(allowed, "__len__"):
-            raise ValueError(f"allowed must be a list of arms or a mask of booleans, got {allowed!r}")
-        values = np.asarray(list(allowed) if isinstance(allowed, set | frozenset) else allowed)
-        if values.dtype == bool:
-            if values.shape != (len(self),):
-                raise ValueError(f"allowed has shape {values.shape}; a mask needs one entry per arm, ({len(self)},)")
-            mask = values
-        else:
-            indices = self.indices(list(allowed), "allowed")
-            if np.unique(indices).size < indices.size:
-                meant = [bool(index) for index in indices] if set(indices) <= {0, 1} else "one boolean per arm"
-                raise ValueError(
-                    f"allowed={allowed!r} names an arm twice: give each arm once, or, if a mask was meant, booleans: {meant}"
-                )
-            mask = np.zeros(len(self), bool)
-            mask[indices] = True
-        if not mask.any():
-            raise ValueError("allowed excludes every arm: allow at least one")
-        return mask
+_ACCEPTED_KINDS = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+_DTYPES = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
 
 
 def count_rows(model: RewardModel, contexts: Any) -> int:
-    """Return the length of the contexts' leading axis, arrays or lists alike; 0 where there is none."""
+    """Return the length of the leading axis of contexts, which may be arrays or lists; 0 if they have none."""
     try:
         treedef: Any = jax.tree.structure(model.context)
         leaves = treedef.flatten_up_to(contexts)
     except (ValueError, TypeError):
-        leaves = jax.tree.leaves(contexts)  # of another structure, as their check will say
+        leaves = jax.tree.leaves(contexts)  # the structure is wrong: `check_contexts` will raise
     return len(leaves[0]) if leaves and hasattr(leaves[0], "__len__") and np.ndim(leaves[0]) else 0
 
 
 def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argument: str) -> Any:
-    """Return contexts as arrays of the example's structure, shape and kind of number.
+    """Return contexts as arrays with the structure, shapes and kinds of the example context.
 
     Args:
         num_rows: length of the leading axis; None for one context without a leading axis.
@@ -125,7 +55,7 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
             raise ValueError(f"{argument} was given, but the program takes arm alone: leave it out")
         return None
     if contexts is None:
-        raise ValueError(f"{argument} is missing: the program takes a context like {_shown(model.context)}")
+        raise ValueError(f"{argument} is missing: the program takes a context like {_shapes(model.context)}")
     if num_rows is None and type(contexts) is np.ndarray and type(model.context) is np.ndarray:
         is_same = contexts.shape == model.context.shape and contexts.dtype == np.float64 == model.context.dtype
         if is_same and math.isfinite(contexts.sum()):  # the common case, several times as fast
@@ -133,51 +63,51 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
     treedef: Any = jax.tree.structure(model.context)
     expected = jax.tree.leaves(model.context)
     try:
-        leaves = treedef.flatten_up_to(contexts)  # lists of numbers may stand where the example has arrays
+        leaves = treedef.flatten_up_to(contexts)  # accepts lists of numbers where the example has arrays
     except (ValueError, TypeError):
-        raise ValueError(f"{argument} has the structure {_shown(contexts)}, expected {_shown(model.context)}") from None
+        raise ValueError(
+            f"{argument} has the structure {_shapes(contexts)}, expected {_shapes(model.context)}"
+        ) from None
     lead = () if num_rows is None else (num_rows,)
-    arrays: list[np.ndarray] = []
-    for leaf, example in zip(leaves, expected, strict=True):
-        try:
-            array = np.asarray(leaf)
-        except ValueError:
-            raise ValueError(
-                f"{argument} holds {leaf!r} where an array of shape {(*lead, *example.shape)} belongs"
-            ) from None
-        if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
-            raise ValueError(f"{argument} is a masked array with masked entries; leave out those rows, or fill them in")
-        if array.shape != (*lead, *example.shape):
-            rows = "" if num_rows is None else f" ({num_rows} rows)"
-            raise ValueError(f"{argument} has shape {array.shape}, expected {(*lead, *example.shape)}{rows}")
-        if array.dtype.kind not in _ACCEPTED[example.dtype.kind]:
-            raise ValueError(
-                f"{argument} has dtype {array.dtype}, expected {example.dtype} as in the example context; convert it first"
-            )
-        if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
-            where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            raise ValueError(f"{argument} holds {array[where]} at {where}: every entry must be finite")
-        if array.dtype.kind in "iu":
-            as_numbers(array, argument)
-        kind = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}[example.dtype.kind]
-        arrays.append(array.astype(kind))  # a copy: what a caller does to its own array later changes nothing
+    arrays = [_check_leaf(leaf, example, lead, argument) for leaf, example in zip(leaves, expected, strict=True)]
     return jax.tree.unflatten(treedef, arrays)
 
 
-_ACCEPTED = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+def _check_leaf(leaf: Any, example: Any, lead: tuple[int, ...], argument: str) -> np.ndarray:
+    shape = (*lead, *example.shape)
+    try:
+        array = np.asarray(leaf)
+    except ValueError:
+        raise ValueError(f"{argument} holds {leaf!r}, expected an array of shape {shape}") from None
+    if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
+        raise ValueError(f"{argument} is a masked array with masked entries; remove those rows, or fill them in")
+    if array.shape != shape:
+        rows = f" ({lead[0]} rows)" if lead else ""
+        raise ValueError(f"{argument} has shape {array.shape}, expected {shape}{rows}")
+    if array.dtype.kind not in _ACCEPTED_KINDS[example.dtype.kind]:
+        raise ValueError(
+            f"{argument} has dtype {array.dtype}, expected {example.dtype} as in the example context; convert it first"
+        )
+    if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ValueError(f"{argument} holds {array[where]} at {where}: every entry must be finite")
+    if array.dtype.kind in "iu":
+        as_numbers(array, argument)
+    return array.astype(_DTYPES[example.dtype.kind])  # a copy: the caller may change its own array later
 
 
-def _shown(tree: Any) -> str:
+def _shapes(tree: Any) -> str:
     return str(jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", tree))
 
 
 def check_rewards(
     model: RewardModel, rewards: Any, num_rows: int | None, argument: str, *, is_partial: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return {outcome: (N,)} of finite numbers; whether a program can produce them is checked when they are absorbed.
+    """Return {outcome: (N,)} of finite numbers; the update checks whether the program can produce them.
 
     Args:
-        is_partial: whether some of the outcomes are enough.
+        num_rows: N; None for one reward without a leading axis.
+        is_partial: whether some outcomes may be missing.
     """
     is_plain = num_rows is None and type(rewards) in (int, float)  # the common case, several times as fast
     if is_plain and len(model.outcomes) == 1 and abs(rewards) <= 2**53:
@@ -195,34 +125,68 @@ def check_rewards(
         given = {model.outcomes[0]: rewards}
     checked = {}
     for name, value in given.items():
-        if num_rows is None and type(value) in (int, float) and math.isfinite(value) and abs(value) <= 2**53:
-            checked[name] = np.array([value], np.float64)
-            continue
-        what = argument if len(model.outcomes) == 1 else f"{argument}[{name!r}]"
-        numbers = as_numbers(value, what)
-        array = numbers.astype(np.float64)
+        label = argument if len(model.outcomes) == 1 else f"{argument}[{name!r}]"
+        array = as_numbers(value, label).astype(np.float64)
         shape = () if num_rows is None else (num_rows,)
         if array.shape != shape:
-            raise ValueError(f"{what} has shape {array.shape}, expected {shape}: one number per row")
+            raise ValueError(f"{label} has shape {array.shape}, expected {shape}: one number per row")
         if not np.all(np.isfinite(array)):
             row = "" if num_rows is None else f" in row {int(np.flatnonzero(~np.isfinite(array))[0])}"
             raise ValueError(
-                f"{what} is {array[~np.isfinite(array)][0] if array.ndim else array}{row}: a reward must be finite; "
+                f"{label} is {array[~np.isfinite(array)][0] if array.ndim else array}{row}: a reward must be finite; "
                 "leave out decisions whose reward is unknown"
             )
         if model.outcome_kinds[name] == "i" and array.size and np.abs(array).max() > 2**53:
             raise ValueError(
-                f"{what} holds {np.abs(array).max():g}: counts beyond 2**53 are not exact; use larger units"
+                f"{label} holds {np.abs(array).max():g}: counts beyond 2**53 are not exact; use larger units"
             )
         checked[name] = np.atleast_1d(array)
     return checked
 
 
-def check_engine(engine: Any) -> None:
-    """Check that an engine is given as what builds it.
+def as_interaction(model: RewardModel, arms: Any, rewards: Mapping[str, Any], contexts: Any) -> Interaction:
+    """Return rows as an `Interaction`; the reward of a program with one outcome is an array, not a dict."""
+    return Interaction(arms, rewards if len(model.outcomes) > 1 else rewards[model.outcomes[0]], contexts)
+
+
+def impossible_rows(model: RewardModel, rows: Interaction) -> dict[str, int]:
+    """Return {outcome: first row}, for each outcome with a value that the program cannot produce."""
+
+    def read() -> dict[str, Any]:
+        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
+        return model.in_support(latents, jax.tree.map(jnp.asarray, rows))
+
+    return {name: int(np.flatnonzero(~fits)[0]) for name, fits in run_once(read).items() if not fits.all()}
+
+
+def check_data(model: RewardModel, data: Interaction, arms: Arms) -> Interaction:
+    """Return rows as arrays of the kinds that the program expects; arms may be given by index or by name.
 
     Raises:
-        ValueError: for its name, for an engine that was built already, and for anything else that cannot be called.
+        ValueError: for a row with a wrong shape or kind, or a reward that the program cannot produce.
+    """
+    is_indexed = np.asarray(data.arm).dtype.kind in "iu"  # numbers are indices, also where arms have names
+    indices: Any = (Arms(len(arms), None) if is_indexed else arms).indices(data.arm, "data.arm")
+    if indices.size == 0:
+        raise ValueError("data is empty: give at least one row")
+    if data.mask is not None:
+        raise ValueError("data.mask was given: remove the masked rows instead")
+    rewards = check_rewards(model, data.reward, indices.size, "data.reward")
+    contexts = check_contexts(model, data.context, indices.size, "data.context")
+    rows = as_interaction(model, indices, rewards, contexts)
+    for name, row in impossible_rows(model, rows).items():
+        raise ValueError(
+            f"data.reward is {rewards[name][row]:g} in row {row}, outside the support of the outcome '{name}' on arm "
+            f"{arms.names[indices[row]]!r}: the program cannot produce it; correct the reward or the program"
+        )
+    return rows
+
+
+def check_engine(engine: Any) -> None:
+    """Check that an engine is given as a factory.
+
+    Raises:
+        ValueError: for the name of an engine, for an engine that is already built, and for anything that is not callable.
     """
     if isinstance(engine, str):
         raise ValueError(f"engine is the text {engine!r}: pass the factory itself, as in engine=engines.{engine}")
@@ -239,7 +203,7 @@ def check_selector(selector: Any) -> Selector:
     """Return a selector.
 
     Raises:
-        ValueError: for its name, for a factory that was not called, and for anything else that cannot be called.
+        ValueError: for the name of a selector, for a factory that was not called, and for anything that is not callable.
     """
     if isinstance(selector, str):
         raise ValueError(

@@ -1,18 +1,16 @@
-"""Rows of data from a DataFrame, pandas or polars: columns are found by name, never by position.
+"""DataFrames, pandas or polars, with one row per play: columns are found by name, never by position.
 
-A context that is a dictionary takes the columns named as its keys; one that is a vector takes `context_0`, `context_1`, ..., or
-the columns that the caller names in the order of its entries. Nothing here imports either library: a frame is what has named
-columns.
+A context that is a dictionary takes the columns with the names of its keys. A vector takes `context_0`, `context_1`, ..., or
+the columns that the caller lists. This module imports neither library: a frame is any object with named columns.
 """
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ppl_bandit.inputs.data_files import context_columns
+from ppl_bandit.inputs.columns import cell_number, context_columns, contexts_from_columns
 from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = ["FrameRows", "contexts_from", "is_frame", "rows_from"]
@@ -21,7 +19,7 @@ FrameRows = tuple[list[Any], dict[str, np.ndarray], Any]  # arms, {outcome: rewa
 
 
 def is_frame(value: Any) -> bool:
-    """Tell whether a value is a DataFrame."""
+    """Return whether a value is a DataFrame."""
     return hasattr(value, "columns") and hasattr(value, "__getitem__") and hasattr(value, "shape")
 
 
@@ -32,27 +30,27 @@ def rows_from(
 
     Args:
         arm: the column of arms.
-        reward: the column of the reward, {outcome: column} for several outcomes; None takes columns named as the outcomes.
+        reward: the column of the reward, or {outcome: column} for several outcomes; None uses the names of the outcomes.
         contexts: the columns of the context, see `contexts_from`.
 
     Raises:
-        ValueError: naming the column, and the row (the first is 0) where one is to blame.
+        ValueError: with the column, and the row (the first is 0) of a wrong cell.
     """
     if isinstance(reward, str) and len(model.outcomes) > 1:
         raise ValueError(
-            f"reward names one column, {reward!r}, but the program has the outcomes {list(model.outcomes)}: give a dict with a "
+            f"reward is one column, {reward!r}, but the program has the outcomes {list(model.outcomes)}: give a dict with a "
             "column for each"
         )
-    wanted = {model.outcomes[0]: reward} if isinstance(reward, str) else dict(reward or {})
-    unknown = set(wanted) - set(model.outcomes)
+    given = {model.outcomes[0]: reward} if isinstance(reward, str) else dict(reward or {})
+    unknown = set(given) - set(model.outcomes)
     if unknown:
         raise ValueError(f"reward has the outcomes {sorted(unknown)}, expected some of {list(model.outcomes)}")
-    columns = {outcome: wanted.get(outcome, outcome) for outcome in model.outcomes}
-    _check_columns(frame, [arm, *columns.values()], "frame")
-    arms = [_plain(value) for value in _values(frame, arm)]
+    columns = {outcome: given.get(outcome, outcome) for outcome in model.outcomes}
+    _check_columns(frame, [arm, *columns.values()])
+    arms = _cells(frame, arm)
     missing = next((row for row, value in enumerate(arms) if value is None), None)
     if missing is not None:
-        raise ValueError(f"frame: row {missing}, column {arm!r} is empty: leave out the row, or fill in its arm")
+        raise ValueError(f"frame: row {missing}, column {arm!r}: the cell is empty; fill it in, or remove the row")
     rewards = {outcome: _numbers(frame, column, "f") for outcome, column in columns.items()}
     return arms, rewards, contexts_from(model, frame, contexts)
 
@@ -61,85 +59,68 @@ def contexts_from(model: RewardModel, frame: Any, contexts: Any = None) -> Any:
     """Return the contexts of a frame's rows, with a leading axis; None for a program without context.
 
     Args:
-        contexts: None takes the columns that the context itself names; {name: column} where the frame calls them otherwise;
-            for a context that is a vector, a list with the column of each entry.
+        contexts: None uses the columns with the context's own names; {name: column} renames some of them; for a context that is
+            a vector, a list with the column of each entry.
     """
     if model.context is None:
         if contexts is not None:
             raise ValueError("contexts was given, but the program takes arm alone: leave it out")
         return None
-    places = context_columns(model)
-    columns = {name: name for name in places}
+    names = list(context_columns(model))
+    columns = {name: name for name in names}
     if isinstance(contexts, Mapping):
-        unknown = set(contexts) - set(places)
+        unknown = set(contexts) - set(names)
         if unknown:
-            raise ValueError(f"contexts has the keys {sorted(map(str, unknown))}, expected some of {list(places)}")
+            raise ValueError(f"contexts has the keys {sorted(map(str, unknown))}, expected some of {names}")
         columns |= contexts
     elif contexts is not None:
-        columns = _listed(model, list(places), contexts)
-    _check_columns(frame, list(columns.values()), "frame")
-    leaves: list[Any] = [
-        np.zeros((len(frame), *np.shape(leaf)), np.asarray(leaf).dtype) for leaf in jax.tree.leaves(model.context)
-    ]
-    for name, (number, index) in places.items():
-        leaves[number][(slice(None), *index)] = _numbers(frame, columns[name], leaves[number].dtype.kind)
-    return jax.tree.unflatten(jax.tree.structure(model.context), leaves)
+        columns = _listed_columns(model, names, contexts)
+    _check_columns(frame, list(columns.values()))
+    return contexts_from_columns(model, len(frame), lambda name, kind: _numbers(frame, columns[name], kind))
 
 
-def _listed(model: RewardModel, names: list[str], contexts: Any) -> dict[str, str]:
+def _listed_columns(model: RewardModel, names: list[str], contexts: Any) -> dict[str, str]:
     if isinstance(contexts, str) or not isinstance(contexts, Sequence):
         raise ValueError(f"contexts must be a list of columns or a dict, got {contexts!r}")
     given = list(contexts)
     if set(given) == set(names):
-        return {name: name for name in names}  # a dictionary's keys, in whatever order they were listed
+        return {name: name for name in names}  # the context's own names, in any order
     is_vector = len(jax.tree.leaves(model.context)) == 1 and np.ndim(jax.tree.leaves(model.context)[0]) <= 1
     if not is_vector:
         raise ValueError(
-            f"contexts lists {given}, but the context is made of {names}: name those, or give a dict {{name: column}}"
+            f"contexts lists {given}, but the context has the columns {names}: list those, or give a dict {{name: column}}"
         )
     if len(given) != len(names):
         raise ValueError(f"contexts lists {len(given)} columns, {given}, expected one for each of {len(names)} entries")
     return dict(zip(names, given, strict=True))
 
 
-def _check_columns(frame: Any, needed: Sequence[str], argument: str) -> None:
+def _check_columns(frame: Any, needed: Sequence[str]) -> None:
     known = [str(column) for column in frame.columns]
-    twice = next((column for column in needed if known.count(column) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{argument} has the column {twice!r} twice: rename one of them")
+    repeated = next((column for column in needed if known.count(column) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"frame has the column {repeated!r} twice: rename one of them")
     missing = [column for column in needed if column not in known]
     if missing:
         raise ValueError(
-            f"{argument} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, known)) or 'none'}: rename "
-            "it, or say which column to take"
+            f"frame has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, known)) or 'none'}: rename a "
+            "column, or name the column to use"
         )
 
 
-def _values(frame: Any, column: str) -> list[Any]:
+def _cells(frame: Any, column: str) -> list[Any]:
+    """Return the cells of a column as Python values; None where one is missing."""
     series = frame[column]
-    return series.to_list() if hasattr(series, "to_list") else list(series)
+    return [_python_value(cell) for cell in (series.to_list() if hasattr(series, "to_list") else series)]
 
 
-def _plain(value: Any) -> Any:
-    """Return a cell as a Python value; None where it is missing, whatever the library calls that."""
-    if value is None or (isinstance(value, float) and np.isnan(value)) or type(value).__name__ in ("NAType", "NaTType"):
+def _python_value(cell: Any) -> Any:
+    is_nan = isinstance(cell, float) and np.isnan(cell)
+    if cell is None or is_nan or type(cell).__name__ in ("NAType", "NaTType"):
         return None
-    return value.item() if isinstance(value, np.generic) else value
+    return cell.item() if isinstance(cell, np.generic) else cell
 
 
 def _numbers(frame: Any, column: str, kind: str) -> np.ndarray:
-    found = []
-    for row, cell in enumerate(_values(frame, column)):
-        value = _plain(cell)
-        where = f"frame: row {row}, column {column!r}"
-        if value is None:
-            raise ValueError(f"{where} is empty: fill it in, or leave out the row")
-        if isinstance(value, str | bytes | complex | datetime.date) or not hasattr(value, "__float__"):
-            raise ValueError(f"{where} is {value!r}, expected a number: convert the column first")
-        number = float(value)
-        if not np.isfinite(number):
-            raise ValueError(f"{where} is {value!r}, expected a finite number")
-        if kind in "iub" and number != int(number):
-            raise ValueError(f"{where} is {value!r}, expected a whole number as in the example context")
-        found.append(number)
-    return np.array(found)
+    cells = enumerate(_cells(frame, column))
+    return np.array([cell_number(cell, kind, f"frame: row {row}, column {column!r}") for row, cell in cells])

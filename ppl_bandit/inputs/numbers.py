@@ -1,4 +1,4 @@
-"""Is it a number? What callers hand over as numbers, turned away where NumPy would guess."""
+"""Check numbers, flags and texts that callers pass, where NumPy or Python would guess."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -6,61 +6,60 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_numbers", "check_count", "seconds"]
+__all__ = ["as_numbers", "as_seconds", "check_count", "check_flag", "check_text"]
 
 _KINDS = {
     "c": "complex numbers",
     "U": "text",
     "S": "bytes",
     "M": "dates",
-    "m": "spans of time",
+    "m": "time spans",
     "O": "objects",
     "V": "records",
     "T": "text",
 }
-_EXACT = 2**53  # beyond it, float64 skips whole numbers
+_MAX_EXACT = 2**53  # float64 cannot represent every integer beyond it
 
 
 def as_numbers(value: Any, argument: str) -> np.ndarray:
-    """Return an array of real numbers, of whatever shape and kind they came in.
+    """Return an array of real numbers, with its shape and dtype unchanged.
 
     Raises:
-        ValueError: for masked entries, complex numbers, text, bytes, dates, sets, dictionaries, and whole numbers that a
-            float64 cannot tell from their neighbours.
+        ValueError: for masked entries, complex numbers, text, bytes, dates, sets, dictionaries, and integers beyond 2**53.
     """
     if isinstance(value, set | frozenset | Mapping) or hasattr(value, "keys"):
         raise ValueError(
-            f"{argument} must be numbers in an order, got a {type(value).__name__}; pass a list or an array"
+            f"{argument} must be a sequence of numbers, got a {type(value).__name__}; pass a list or an array"
         )
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         row = tuple(int(i) for i in np.argwhere(np.ma.getmaskarray(value))[0])
         raise ValueError(
-            f"{argument} is a masked array with {int(np.ma.count_masked(value))} masked entries, the first at {row}; leave out "
+            f"{argument} is a masked array with {int(np.ma.count_masked(value))} masked entries, the first at {row}; remove "
             "the rows that are not known, or fill them in"
         )
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{argument} must be a number, got {_short(value)}") from None
+        raise ValueError(f"{argument} must be a number, got {_shorten(value)}") from None
+    largest = None
     if array.dtype == object and array.size and all(isinstance(v, int) for v in array.ravel()):
+        largest = max(array.ravel(), key=abs)
+    elif array.dtype.kind in _KINDS:
         raise ValueError(
-            f"{argument} holds {max(array.ravel(), key=abs)}: counts beyond 2**53 are not exact; use larger units"
+            f"{argument} must be a number, got {_shorten(value)}: {_KINDS[array.dtype.kind]}; convert it first"
         )
-    if array.dtype.kind in _KINDS:
-        raise ValueError(
-            f"{argument} must be a number, got {_short(value)}: {_KINDS[array.dtype.kind]}; convert it first"
-        )
-    if array.dtype.kind in "iu" and array.size and (array.max() > _EXACT or array.min() < -_EXACT):
-        worst = array.max() if array.max() > _EXACT else array.min()
-        raise ValueError(f"{argument} holds {worst}: counts beyond 2**53 are not exact; use larger units")
+    elif array.dtype.kind in "iu" and array.size and (array.max() > _MAX_EXACT or array.min() < -_MAX_EXACT):
+        largest = array.max() if array.max() > _MAX_EXACT else array.min()
+    if largest is not None:
+        raise ValueError(f"{argument} holds {largest}: counts beyond 2**53 are not exact; use larger units")
     return array
 
 
 def check_count(value: Any, argument: str, least: int = 1) -> int:
-    """Return a count.
+    """Return a count as an int.
 
     Raises:
-        ValueError: for anything but a whole number of at least `least`.
+        ValueError: for anything but an integer of at least `least`.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
         kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
@@ -68,8 +67,34 @@ def check_count(value: Any, argument: str, least: int = 1) -> int:
     return int(value)
 
 
-def seconds(span: Any, argument: str) -> float:
-    """Return a span of time in seconds, given so or as a timedelta.
+def check_flag(value: Any, argument: str) -> bool:
+    """Return a flag as a bool.
+
+    Raises:
+        ValueError: for anything but True or False; a text such as "no" is true in Python.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{argument} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def check_text(value: Any, argument: str) -> str:
+    """Return a name.
+
+    Raises:
+        ValueError: for anything but a text that is not empty and can be written in UTF-8.
+    """
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{argument} must be a text that is not empty, got {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{argument} holds half of a surrogate pair, which is not valid text, got {value!r}") from None
+    return value
+
+
+def as_seconds(span: Any, argument: str) -> float:
+    """Return a time span in seconds; it may be given as a timedelta.
 
     Raises:
         ValueError: for anything else, and for a negative span.
@@ -80,6 +105,6 @@ def seconds(span: Any, argument: str) -> float:
     return float(given)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

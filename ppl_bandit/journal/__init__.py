@@ -1,1 +1,1 @@
-"""The event log of an experiment: its events, its identity, its replay and its audit."""
+"""The event log of an experiment: events, projection, replay and audit; `stores` has the databases."""

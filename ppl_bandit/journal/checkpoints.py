@@ -1,7 +1,7 @@
-"""Posteriors kept beside the stream, so that opening an experiment need not learn from its first reward on.
+"""Checkpoints: posteriors stored beside the stream, so that opening an experiment need not learn all rewards again.
 
-A checkpoint is a copy, never the truth: it is used only if the experiment, the versions and its own digest are as when it was
-kept, and whoever doubts it replays the stream.
+A checkpoint is a cache of the stream. It is used only if its digest is right, and it was written by the same experiment with
+the same library versions.
 """
 
 import functools
@@ -15,75 +15,89 @@ import numpy as np
 
 from ppl_bandit import engines
 from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.journal.identity import versions
-from ppl_bandit.journal.lessons import Standing
-from ppl_bandit.journal.stores.contract import JournalError, Store
+from ppl_bandit.journal.identity import library_versions
+from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.runtime.archive import pack, unpack
 from ppl_bandit.types import Interaction
 
-__all__ = ["keep", "kept", "learner_like"]
+__all__ = ["learner_header", "learner_trees", "load_checkpoint", "restore_learner", "save_checkpoint"]
 
 
-def keep(experiment: Experiment) -> None:
-    """Keep what was learnt so far; a journal that cannot take it is no reason to fail, for nothing depends on it."""
-    standing, num_rows = experiment.standing, len(experiment.history)
-    learner = standing.learner
-    header = {
-        "stamp": _stamp(experiment.identity or {}, len(standing.task.arms)),
-        "engine": learner.engine.explanation.engine,
-        "has_warned": learner.has_warned,
-        "doubts": learner.doubts,
-        "num_doubted": learner.num_doubted,
-        "num_refreshes": learner.num_refreshes,
-        "num_rows": num_rows,
+def save_checkpoint(experiment: Experiment, store: SqlStore) -> None:
+    """Store the current posterior; an error of the database is ignored, because the stream holds the same information."""
+    projection = experiment.projection
+    learner = projection.learner
+    header = learner_header(learner) | {
+        "stamp": _stamp(experiment.identity or {}, len(projection.task.arms)),
+        "num_rows": len(projection.history),
     }
-    trees = {"state": learner.state, "examples": learner.examples}
     try:
-        experiment.store.keep_checkpoint(experiment.name, standing.position, pack(header, trees))
+        store.write_checkpoint(experiment.name, projection.position, pack(header, learner_trees(learner)))
     except JournalError:
         pass
 
 
-def kept(store: Store, name: str, identity: Mapping[str, Any], standing: Standing) -> tuple[int, Learner] | None:
-    """Return the position of the last checkpoint and what had been learnt there; None if there is none that fits."""
+def load_checkpoint(
+    store: SqlStore, name: str, identity: Mapping[str, Any], projection: Projection
+) -> tuple[int, Learner] | None:
+    """Return the last checkpoint's position and posterior; None if there is none for this experiment and these versions."""
     found = store.checkpoint(name)
     if found is None:
         return None
     try:
         header, trees = unpack(found[1])
-        if header.get("stamp") != _stamp(identity, len(standing.task.arms)):
+        if header.get("stamp") != _stamp(identity, len(projection.task.arms)):
             return None
-        return found[0], learner_like(standing, header, trees)
+        return found[0], restore_learner(projection, header, trees)
     except ValueError:
         return None
 
 
-def learner_like(standing: Standing, header: Mapping[str, Any], trees: Mapping[str, list[Any] | None]) -> Learner:
-    """Return a learner of an engine with a state as it was kept.
+def learner_header(learner: Learner) -> dict[str, Any]:
+    """Return the fields of a learner that are JSON values."""
+    return {
+        "engine": learner.engine.explanation.engine,
+        "has_warned": learner.has_warned,
+        "doubts": learner.doubts,
+        "num_doubted": learner.num_doubted,
+        "num_refreshes": learner.num_refreshes,
+    }
+
+
+def learner_trees(learner: Learner) -> dict[str, Any]:
+    """Return the fields of a learner that are pytrees of arrays."""
+    return {"state": learner.state, "examples": learner.examples}
+
+
+def restore_learner(
+    projection: Projection, header: Mapping[str, Any], trees: Mapping[str, list[Any] | None]
+) -> Learner:
+    """Return the learner whose `learner_header` and `learner_trees` were stored.
 
     Args:
-        header: the engine's name, and what its user knows and may ask of its evidence.
-        trees: the leaves of the state, and of the examples that the engine was sought for.
+        projection: its prior has the engine that the bandit was built with.
 
     Raises:
         ValueError: if the state does not fit the engine.
     """
-    fresh, model, leaves, engine = standing.prior, standing.task.model, trees["state"] or [], header["engine"]
-    if fresh.engine.explanation.engine != engine:  # the bandit had moved on to another
+    fresh, model, leaves, engine = projection.prior, projection.task.model, trees["state"] or [], header["engine"]
+    if fresh.engine.explanation.engine != engine:  # the bandit had fallen back to another engine
         factory = getattr(engines, engine, None)
         if factory is None:
-            raise ValueError(f"the posterior was kept by the engine {engine!r}, which is not known")
+            raise ValueError(f"the posterior was stored by the engine {engine!r}, which this release does not have")
         examples = None
         if trees.get("examples"):
             row: Any = np.zeros(0)
             form: Any = jax.tree.structure(Interaction(row, dict.fromkeys(model.outcomes, row), model.context))
             examples = form.unflatten(trees["examples"])
             factory = functools.partial(factory, examples=examples)
-        fresh = start(standing.task, factory)._replace(examples=examples)
+        fresh = start(projection.task, factory)._replace(examples=examples)
     structure: Any = jax.tree.structure(fresh.state)
     if structure.num_leaves != len(leaves):
-        raise ValueError("the posterior that was kept does not fit this program and engine")
+        raise ValueError("the stored posterior does not fit this program and engine")
     return fresh._replace(
         held=fresh.run.hold(jax.tree.unflatten(structure, leaves)),
         has_warned=header["has_warned"],
@@ -94,5 +108,5 @@ def learner_like(standing: Standing, header: Mapping[str, Any], trees: Mapping[s
 
 
 def _stamp(identity: Mapping[str, Any], num_arms: int) -> str:
-    text = json.dumps([identity, versions(), num_arms], sort_keys=True)
+    text = json.dumps([identity, library_versions(), num_arms], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,13 +1,14 @@
-"""One event of an experiment, and the chain of digests that ties a stream together.
+"""The events of an experiment, and the chain of digests over its stream.
 
-A stream is append-only: positions count from 1 without a gap, and each event's digest covers the event and the digest
-before it, so that an edited, removed or inserted event shows.
+A stream is append-only. Positions count from 1 without a gap. The digest of an event covers the event and the digest before it,
+so that an edited, removed or inserted event is detected.
 """
 
 import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -23,35 +24,37 @@ __all__ = [
     "decode",
     "digest_of",
     "encode",
+    "group_by_decision",
     "new_event",
     "new_id",
     "new_ids",
 ]
 
-OPENED = "opened"  # the experiment as it was opened: program, settings, versions
-CHANGED = "changed"  # its user went on with another program or other settings
+OPENED = "opened"  # a new experiment: program, settings, versions
+CHANGED = "changed"  # the experiment continues with another program or other settings
 ARMS = "arms"  # arms were added or retired
 DECIDED = "decided"
 REWARDED = "rewarded"  # some or all outcomes of a decision
-IMPORTED = "imported"  # rewards of plays that were decided elsewhere
-CORRECTED = "corrected"  # another reward in place of one given before, or after a decision was discarded
-DISCARDED = "discarded"  # no reward will be learnt; with `of`, not the one given before either
+IMPORTED = "imported"  # rewards of plays that another system decided
+CORRECTED = "corrected"  # a reward that replaces an earlier one, or that of a discarded decision
+DISCARDED = "discarded"  # no reward will be learnt; if `of` is set, the row learnt at that position is removed
 
 
 class Event(NamedTuple):
     """One event.
 
     Attributes:
-        position: in the stream, from 1; 0 as long as it is not recorded.
-        kind: one of the names above.
-        decision: id of the decision that it is about, or None.
-        batch: id of the call that recorded it; events of one call stand together and are learnt together.
-        number: of a decision, counted from 0: its step, and the seed of its random numbers.
-        lane: empty for one process after another; processes that decide at the same time draw from lanes of their own.
-        arm: index of the arm, of a decision or its reward.
-        settles: whether its decision waits no longer.
-        time: in seconds since 1970.
-        body: everything else, plain JSON values.
+        position: sequence number in the stream, from 1; 0 before the event is recorded.
+        kind: one of the constants above.
+        decision: id of the decision that the event belongs to, or None.
+        batch: id of the call that recorded it; the events of one call are consecutive and are learnt together.
+        number: number of a decision, counted from 0: its step, and the seed of its random numbers.
+        lane: random number stream of a decision: empty for the first process; a process that decides at the same time as
+            another uses a stream of its own.
+        arm: index of the arm of a decision or of its reward.
+        settles: whether the reward of its decision is no longer pending.
+        time: seconds since 1970.
+        body: everything else, as JSON values.
     """
 
     position: int
@@ -67,12 +70,12 @@ class Event(NamedTuple):
 
 
 def new_id() -> str:
-    """Return an id that no other call, process or machine returns."""
+    """Return a random id of 128 bits."""
     return os.urandom(16).hex()
 
 
 def new_ids(num: int) -> list[str]:
-    """Return several at once, which costs little more than one."""
+    """Return several ids, with one system call."""
     digits = os.urandom(16 * num).hex()
     return [digits[start : start + 32] for start in range(0, 32 * num, 32)]
 
@@ -88,22 +91,31 @@ def new_event(
     arm: int | None = None,
     settles: bool = False,
 ) -> Event:
-    """Return an event of now, not yet recorded."""
+    """Return an event with the current time, not yet recorded."""
     batch = new_id() if batch is None else batch
     return Event(0, kind, decision, batch, number, lane, arm, settles, time.time(), body)
 
 
 def encode(body: dict[str, Any]) -> str:
-    """Write a body as JSON; floats come back as they were, to the last bit."""
+    """Write a body as JSON; floats are restored to the last bit by `decode`."""
     return json.dumps(body, separators=(",", ":"), allow_nan=False, default=lambda array: array.tolist())
 
 
 def decode(text: str) -> dict[str, Any]:
-    """Read what `encode` wrote."""
+    """Read a body written by `encode`."""
     return json.loads(text)
 
 
 def digest_of(before: str, experiment: str, event: Event, body: str) -> str:
     """Return the digest of an event at its position, given the digest before it."""
-    facts = [before, experiment, *event[:8], repr(float(event.time)), body]
-    return hashlib.sha256("\x1f".join(map(str, facts)).encode()).hexdigest()
+    fields = [before, experiment, *event[:8], repr(float(event.time)), body]
+    return hashlib.sha256("\x1f".join(map(str, fields)).encode()).hexdigest()
+
+
+def group_by_decision(events: Iterable[Event]) -> list[list[Event]]:
+    """Return the events of each decision, in the order of the decisions."""
+    grouped: dict[str, list[Event]] = {}
+    for event in events:
+        if event.decision is not None:
+            grouped.setdefault(event.decision, []).append(event)
+    return list(grouped.values())

@@ -1,26 +1,36 @@
-"""What makes an experiment the same experiment: the program's computation, and every setting that decisions depend on."""
+"""The identity of an experiment: a fingerprint of the program, and every setting that decisions depend on."""
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
 import jax
 import numpy as np
 
+from ppl_bandit import engines, selectors
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.fingerprints import jaxpr_fingerprint
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["describe_engine", "describe_selector", "differences", "fingerprint", "identity_of", "versions"]
+__all__ = [
+    "arguments_from_identity",
+    "engine_factory_from",
+    "experiment_identity",
+    "fingerprint",
+    "identity_differences",
+    "library_versions",
+    "selector_from",
+]
 
 
 def fingerprint(model: RewardModel) -> str:
-    """Return a digest of the program's computation, with every number in it.
+    """Return a digest of the program's computation and of every number in it.
 
-    It is equal for the same program on the same versions of jax and numpyro, and differs if any constant does, also one
-    that a jitted helper closes over.
+    It is equal for the same program on the same versions of jax and numpyro. It differs if any constant differs, also one that
+    a jitted helper closes over.
     """
 
     def joint(latents: Any, rows: Interaction) -> Any:
@@ -37,15 +47,19 @@ def fingerprint(model: RewardModel) -> str:
         return jaxpr_fingerprint(jax.make_jaxpr(joint)(latents, rows))
 
 
-def identity_of(task: Task, engine: Engine, burn_in: int) -> dict[str, Any]:
-    """Describe an experiment in plain JSON values, by the names of a bandit's arguments."""
+def experiment_identity(task: Task, engine: Engine, burn_in: int) -> dict[str, Any]:
+    """Return program and settings as JSON values, by the names of a bandit's arguments."""
     return {
         "program": fingerprint(task.model),
         "arms": list(task.arms.names),
-        "context": _form(task.model.context),
+        "context": _context_shape(task.model.context),
         "outcomes": list(task.model.outcomes),
-        "engine": describe_engine(engine) | {"may_fall_back": task.may_fall_back},
-        "selector": describe_selector(task.selector),
+        "engine": {
+            "name": engine.explanation.engine,
+            "settings": _to_json(engine.settings),
+            "may_fall_back": task.may_fall_back,
+        },
+        "selector": _to_json(task.selector),
         "num_samples": task.num_samples,
         "draws": task.draws,
         "seed": task.seed,
@@ -53,45 +67,81 @@ def identity_of(task: Task, engine: Engine, burn_in: int) -> dict[str, Any]:
     }
 
 
-def differences(opened: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name what differs between two identities, in words: argument, what it was, what it is."""
+def arguments_from_identity(identity: Mapping[str, Any], engine: Any = None, selector: Any = None) -> dict[str, Any]:
+    """Return the arguments of the bandit that has this identity, without program and context.
+
+    Args:
+        engine, selector: used instead of the recorded ones.
+
+    Raises:
+        ValueError: for an engine or a selector that is not part of this library, and was not given.
+    """
+    names = identity["arms"]
+    is_named = not isinstance(names[0], int)
+    return {
+        "num_arms": None if is_named else len(names),
+        "arms": names if is_named else None,
+        "outcomes": tuple(identity["outcomes"]),
+        "engine": engine_factory_from(identity["engine"]) if engine is None else engine,
+        "selector": selector_from(identity["selector"]) if selector is None else selector,
+        "num_samples": identity["num_samples"],
+        "draws": identity["draws"],
+        "seed": identity["seed"],
+        "burn_in": identity["burn_in"],
+    }
+
+
+def engine_factory_from(description: Mapping[str, Any]) -> Callable[..., Engine] | None:
+    """Return the factory of a recorded engine; None lets the library choose, or if it does not have that engine."""
+    if description.get("may_fall_back"):
+        return None
+    factory = getattr(engines, description["name"], None)
+    return None if factory is None else functools.partial(factory, **description["settings"])
+
+
+def selector_from(description: Mapping[str, Any]) -> Selector:
+    """Return a recorded selector.
+
+    Raises:
+        ValueError: for a selector that is not part of this library.
+    """
+    factory = getattr(selectors, description["name"], None)
+    if factory is None:
+        raise ValueError(f"the selector {description['name']!r} is not part of this library: pass the same selector=")
+    settings = {
+        name: selector_from(value) if isinstance(value, Mapping) and {"name", "settings"} <= set(value) else value
+        for name, value in description["settings"].items()
+    }
+    return factory(**settings)
+
+
+def identity_differences(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Describe each argument that differs between two identities."""
     found = []
-    for name in now:
-        before, after = opened.get(name), now[name]
+    for name in given:
+        before, after = recorded.get(name), given[name]
         if before == after:
             continue
         if name == "program":
-            found.append("program: its computation or a number in it is another one")
+            found.append("program: its computation, or a number in it, is different")
         else:
-            found.append(f"{name}: it was {_shown(before)}, now it is {_shown(after)}")
+            found.append(f"{name}: it was {_format(before)}, now it is {_format(after)}")
     return found
 
 
-def describe_engine(engine: Engine) -> dict[str, Any]:
-    """Return an engine's name and settings."""
-    return {"name": engine.explanation.engine, "settings": _plain(engine.settings)}
-
-
-def describe_selector(selector: Selector) -> dict[str, Any]:
-    """Return a selector's name and settings; a selector inside another is described in the same way."""
-    settings = {
-        name: describe_selector(value) if isinstance(value, Selector) else _plain(value)
-        for name, value in selector.settings.items()
-    }
-    return {"name": selector.name, "settings": settings}
-
-
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Return the versions that a fingerprint depends on."""
     return {name: version(name) for name in ("jax", "numpyro")}
 
 
-def _plain(value: Any) -> Any:
-    """Return a setting as a JSON value; what has none is told by its name."""
+def _to_json(value: Any) -> Any:
+    """Return a setting as a JSON value; an object that has none is represented by its name."""
+    if isinstance(value, Selector):
+        return {"name": value.name, "settings": _to_json(value.settings)}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return np.asarray(value).tolist()
     if value is None or isinstance(value, bool | int | float | str):
@@ -99,16 +149,16 @@ def _plain(value: Any) -> Any:
     return getattr(value, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def _form(context: Any) -> Any:
+def _context_shape(context: Any) -> Any:
     if context is None:
         return None
     leaves, structure = jax.tree.flatten(context)
     return [str(structure), *(f"{np.asarray(leaf).dtype.kind}{list(np.shape(leaf))}" for leaf in leaves)]
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, Mapping) and {"name", "settings"} <= set(value):
-        given = ", ".join(f"{key}={_shown(item)}" for key, item in value["settings"].items())
-        kept = "" if value.get("may_fall_back", True) else ", kept whatever comes"
-        return f"{value['name']}({given}){kept}"
+        settings = ", ".join(f"{key}={_format(item)}" for key, item in value["settings"].items())
+        fixed = "" if value.get("may_fall_back", True) else ", without fallback"
+        return f"{value['name']}({settings}){fixed}"
     return repr(value)

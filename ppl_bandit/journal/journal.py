@@ -1,4 +1,4 @@
-"""A journal by its URL: the streams of one or several experiments."""
+"""A journal: a database with the event streams of one or several experiments."""
 
 import os
 from os import PathLike
@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.journal.events import Event
-from ppl_bandit.journal.stores.contract import JournalError
 from ppl_bandit.journal.stores.postgres import PostgresBackend, without_password
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
+from ppl_bandit.journal.stores.store import JournalError
 
 __all__ = ["Journal"]
 
 
 class Journal:
-    """Where experiments are recorded: a SQLite file or a PostgreSQL database.
+    """A SQLite file or a PostgreSQL database that records experiments.
 
     Args:
         url: a path, `sqlite:///path` (`sqlite:////path` from the root), or `postgresql://user@host/database`.
-        must_exist: whether to refuse a path where there is no file yet, instead of beginning a journal there.
+        must_exist: whether to refuse a path without a file, instead of creating a journal there.
 
     Raises:
-        JournalError: if it cannot be opened, is no journal, is damaged, or was written by a later release.
+        JournalError: if it cannot be opened, is not a journal, is damaged, or was written by a later release.
     """
 
     def __init__(self, url: str | PathLike, *, must_exist: bool = False):
@@ -52,7 +52,7 @@ class Journal:
         self.close()
 
     def experiments(self) -> list[str]:
-        """Name the experiments that are recorded here."""
+        """Return the names of the experiments."""
         return self.store.experiments()
 
     def events(self, name: str = "default", after: int = 0) -> list[Event]:
@@ -67,5 +67,5 @@ class Journal:
         return self.store.read(name, after, whole=True)
 
     def close(self) -> None:
-        """Close the connection; bandits on this journal can decide no more."""
+        """Close the connection; bandits that use this journal then raise JournalError."""
         self.store.close()

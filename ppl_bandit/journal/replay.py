@@ -1,33 +1,33 @@
-"""Derive every decision of a stream again, from its events and the program alone."""
+"""Replay a stream: make every decision again from its events and the program, and compare."""
 
 import bisect
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, Event
-from ppl_bandit.journal.experiment import Experiment, batches, in_lane
-from ppl_bandit.journal.lessons import Standing, before_all
-from ppl_bandit.journal.rows import context_from_json
-from ppl_bandit.journal.stores.contract import Store
-from ppl_bandit.posterior.deciding import Chosen, decide, decide_many
+from ppl_bandit.journal.experiment import BuildTask, Experiment
+from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
+from ppl_bandit.journal.stores.store import Store, read_batches, reading_event
+from ppl_bandit.posterior.deciding import Chosen
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
-__all__ = ["Replay", "replay"]
+__all__ = ["ReplayResult", "replay"]
 
 _TOLERANCE = 1e-9  # of probabilities: rounding on another processor, far below the 1 / M between two values of p-hat
 
 
-class Replay(NamedTuple):
-    """What came out of it.
+class ReplayResult(NamedTuple):
+    """The result of a replay.
 
     Attributes:
-        num_decisions: in the stream.
-        num_checked: derived again; those before the last change of the experiment cannot be.
+        num_decisions: number of decisions in the stream.
+        num_checked: number of decisions made again; those before the last change of the experiment cannot be.
         position: of the first decision that differs; None if all agree.
         difference: in words.
     """
@@ -44,87 +44,94 @@ def replay(
     after: int,
     task: Task,
     prior: Learner,
-    grow: Callable[[list[Any]], tuple[Task, Learner]],
+    build: BuildTask,
     report: Callable[[int], None] = lambda position: None,
-) -> Replay:
-    """Derive the decisions beyond a position again, and stop at the first that differs.
+) -> ReplayResult:
+    """Make the decisions beyond a position again, in order, and stop at the first that differs.
+
+    A process may record a decision after another process recorded a reward that the first had not read yet. Such a late
+    decision is made again from the projection before that reward, which is kept until then. The stream is read
+    twice: to find the late decisions, and to fold it.
 
     Args:
-        after: position of the last change of the experiment; what was learnt before it is learnt again there, in one batch.
+        after: position of the last change of the experiment; the rewards before it are learnt in one batch.
         task: with the arms at that position.
-        report: called with every position that was reached.
+        report: called with each position that was reached.
     """
-    experiment = Experiment(store, name, before_all(task, prior), grow)
-    due, num_decisions = _late(store, name, after)
-    late = {position for positions in due.values() for position in positions}
-    num_checked, is_settled = 0, False
-    for batch in batches(store, name, 0, whole=True):
+    experiment = Experiment(store, name, initial_projection(task, prior), build)
+    late, num_decisions = _find_late_decisions(store, name, after)
+    num_uses = Counter(late.values())
+    kept: dict[int, Projection] = {}
+    num_checked, is_started = 0, False
+    for batch in read_batches(store, name, 0, whole=True):
+        first = batch[0].position
         if batch[-1].position <= after:
-            experiment.remember(batch)
+            experiment.fold(batch, is_learning=False)
             continue
-        if not is_settled:
-            experiment.settle(None)
-            is_settled = True
-        ready = [batch] if batch[0].kind == DECIDED and batch[0].position not in late else []
-        ready += [_batch_at(store, name, position) for position in due.get(batch[0].position, [])]
-        for decisions in ready:
-            num_checked += len(decisions)
-            difference = _difference(experiment.standing, decisions)
+        if not is_started:
+            experiment.set_posterior(None)
+            is_started = True
+        if first in num_uses:
+            kept[first] = experiment.projection
+        # A late decision that depends on rewards before `after` cannot be made again.
+        if batch[0].kind == DECIDED and late.get(first, after + 1) > after:
+            projection = kept[late[first]] if first in late else experiment.projection
+            num_checked += len(batch)
+            with reading_event(name, first):
+                difference = _first_difference(projection, batch)
             if difference is not None:
-                return Replay(num_decisions, num_checked, *difference)
-        experiment.absorb(batch)
+                return ReplayResult(num_decisions, num_checked, *difference)
+            if first in late:
+                num_uses[late[first]] -= 1
+                if not num_uses[late[first]]:
+                    del kept[late[first]]
+        experiment.fold(batch)
         report(batch[-1].position)
-    return Replay(num_decisions, num_checked)
+    return ReplayResult(num_decisions, num_checked)
 
 
-def _late(store: Store, name: str, after: int) -> tuple[dict[int, list[int]], int]:
-    """Find decisions that were recorded after something they had not absorbed: {what came between: their positions}."""
-    taught: list[int] = []
-    due: dict[int, list[int]] = defaultdict(list)
+def _find_late_decisions(store: Store, name: str, after: int) -> tuple[dict[int, int], int]:
+    """Return {position of a late decision: position of the first event that it had not read}, and the number of decisions."""
+    not_decisions: list[int] = []
+    late: dict[int, int] = {}
     num_decisions = 0
-    for batch in batches(store, name, 0, whole=True):
+    for batch in read_batches(store, name, 0, whole=True):
         first = batch[0]
         if first.kind != DECIDED:
-            taught.append(first.position)
+            not_decisions.append(first.position)
             continue
         num_decisions += len(batch)
-        place = bisect.bisect_right(taught, first.body["absorbed"])
-        if first.position > after and place < len(taught):
-            due[taught[place]].append(first.position)
-    return due, num_decisions
+        with reading_event(name, first.position):
+            index = bisect.bisect_right(not_decisions, first.body["absorbed"])
+        if first.position > after and index < len(not_decisions):
+            late[first.position] = not_decisions[index]
+    return late, num_decisions
 
 
-def _batch_at(store: Store, name: str, position: int) -> list[Event]:
-    return next(batches(store, name, position - 1, whole=True))
-
-
-def _difference(standing: Standing, batch: Sequence[Event]) -> tuple[int, str] | None:
-    """Return the position of the first decision of a call that comes out otherwise, and how; None if none does."""
-    task, learner = in_lane(standing, batch[0].lane)
-    allowed = batch[0].body["allowed"]
-    mask = np.ones(len(task.arms), bool) if allowed is None else np.asarray(allowed)
-    contexts = [context_from_json(task.model, event.body["context"]) for event in batch]
-    numbers = np.array([event.number for event in batch])
-    if "row" in batch[0].body:
-        rows = None if contexts[0] is None else jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)
-        again = decide_many(task, learner, numbers, rows, mask)
-    else:
-        again = decide(task, learner, int(numbers[0]), contexts[0], mask)
+def _first_difference(projection: Projection, batch: Sequence[Event]) -> tuple[int, str] | None:
+    """Make the decisions of one call again; return the position and the difference of the first that differs."""
+    model, names, body = projection.task.model, projection.task.arms.names, batch[0].body
+    mask = np.ones(len(names), bool) if body["allowed"] is None else np.asarray(body["allowed"])
+    contexts = [context_from_leaves(model, event.body["context"]) for event in batch]
+    numbers, is_batch, context = np.array([event.number for event in batch]), "row" in body, contexts[0]
+    if is_batch and context is not None:
+        context = jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)
+    chosen = choose_arms(projection, batch[0].lane, numbers, context, mask, is_batch=is_batch)
     for row, event in enumerate(batch):
-        words = _compared(task, event, again, row)
-        if words:
-            return event.position, words
+        difference = _difference(names, event, chosen, row)
+        if difference:
+            return event.position, difference
     return None
 
 
-def _compared(task: Task, event: Event, again: Chosen, row: int) -> str:
-    body, arm, num_candidates = event.body, again.arms[row], again.num_candidates[row]
+def _difference(names: Sequence[object], event: Event, chosen: Chosen, row: int) -> str:
+    body, arm, num_candidates = event.body, chosen.arms[row], chosen.num_candidates[row]
     if arm != event.arm:
-        return f"it played {body['name']!r}, now it is {task.arms.names[arm]!r}"
+        return f"the recorded arm is {body['name']!r}, the replayed arm is {names[arm]!r}"
     if num_candidates != body["num_candidates"]:
-        return f"it drew {body['num_candidates']} candidates, now {num_candidates}"
-    for name, values in (("best_arm_probs", again.best_arm_probs[row]), ("propensities", again.propensities[row])):
+        return f"the recorded number of candidates is {body['num_candidates']}, the replayed one is {num_candidates}"
+    for name, values in (("best_arm_probs", chosen.best_arm_probs[row]), ("propensities", chosen.propensities[row])):
         gap = float(np.max(np.abs(values - np.asarray(body[name]))))
         if gap > _TOLERANCE:
-            return f"its {name} differ by {gap:.2g}"
+            return f"recorded and replayed {name} differ by {gap:.2g}"
     return ""

@@ -1,8 +1,8 @@
 """The live bandit: decisions out, rewards in, in any order and after any delay.
 
-All that it computes are the pure functions of an engine and a selector, in float64 whatever jax's flag says; all that it
-keeps is a stream of events, in memory or in a journal, and what was learnt from it. This is the edge: bad input is turned
-away here before anything is recorded.
+A `Bandit` runs the pure functions of an engine and a selector, in float64 whatever jax's default is. All that it stores is a
+stream of events, in memory or in a journal, and the posterior folded from it. Wrong arguments are refused before anything is
+recorded. The methods that read a bandit are in `views`.
 """
 
 import os
@@ -13,23 +13,24 @@ from os import PathLike
 from typing import Any
 
 import jax
-import numpy as np
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.engines.exact.laws.expectation import INFINITE_WORDS
-from ppl_bandit.inputs.checks import Arms, check_contexts, check_engine, check_rewards, check_selector, count_rows
-from ppl_bandit.inputs.data_frames import contexts_from, is_frame, rows_from
-from ppl_bandit.inputs.numbers import check_count, seconds
-from ppl_bandit.journal import checkpoints
+from ppl_bandit.inputs.arms import Arms
+from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector, count_rows
+from ppl_bandit.inputs.data_frames import contexts_from, is_frame
+from ppl_bandit.inputs.numbers import as_seconds, check_count, check_flag, check_text
+from ppl_bandit.journal.checkpoints import save_checkpoint
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.journal import Journal
-from ppl_bandit.journal.opening import can_grow, grown, open_experiment
-from ppl_bandit.journal.rewarding import discarding, expiring, importing, rewarding
+from ppl_bandit.journal.open_experiment import bind_num_arms, open_experiment, takes_num_arms
+from ppl_bandit.journal.outcome_events import MakeEvents, discard_events, expiry_events
 from ppl_bandit.journal.stores.memory import MemoryStore
-from ppl_bandit.live.decisions import Decision
-from ppl_bandit.live.files import saving
+from ppl_bandit.live.decisions import Decision, decision_from_event, decision_id
+from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
+from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
 from ppl_bandit.live.views import ReadableBandit
-from ppl_bandit.posterior.learning import Learner, Rows, start
+from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.gc_pause import uncollected
@@ -38,25 +39,26 @@ from ppl_bandit.types import Engine, Selector
 __all__ = ["Bandit"]
 
 _ROWS_PER_CHECKPOINT = 1000
+_DEFAULT_SELECTOR = selectors.double_sampling()  # shared, so that bandits share its compiled functions
 
 
 class Bandit(ReadableBandit):
     """A bandit on a reward model: `select` an arm, play it, `update` with its reward. Threads may share one.
 
     Args:
-        program: the NumPyro program of the reward, or a `RewardModel`. One that takes the keyword `num_arms` can be given
-            more arms later.
-        num_arms: number of arms; not needed where `arms` names them.
-        arms: names of the arms, strings; decisions then speak them.
+        program: the NumPyro program of the reward, or a `RewardModel`. If it takes the keyword `num_arms`, arms can be added
+            later.
+        num_arms: number of arms; not needed with `arms`.
+        arms: names of the arms, strings; `Decision.arm` is then one of these names.
         context: one example context, for a program that takes one.
         outcomes: names of the sample sites that are observed.
-        engine: a factory such as `engines.nuts`; None lets `engines.choose` pick the exact engine wherever it is proved.
+        engine: a factory such as `engines.nuts`; None lets `engines.choose` pick: exact if the program is proved conjugate.
         selector: a selector; None is `selectors.double_sampling()`.
-        num_samples: posterior draws M behind each decision.
-        seed: of all of the bandit's random numbers; the same seed and calls give the same decisions.
-        draws: whether every decision draws the latents M times, also where p-hat can be drawn from its own law, which is the
-            same and faster.
-        burn_in: decisions that every arm gets before the selector chooses among all; arms added later get theirs, too.
+        num_samples: number of posterior draws M behind each decision.
+        seed: of all random numbers; the same seed and calls give the same decisions.
+        draws: whether every decision draws the latents M times. By default p-hat is drawn from its own distribution where
+            that is known, which is equivalent and faster.
+        burn_in: number of decisions that each arm gets before the selector chooses among all; also for arms added later.
         journal: a path, a URL or a `Journal`: every decision and reward is recorded there before the call returns, and
             opening the same journal and name again continues the experiment. None keeps everything in memory.
         name: of the experiment in the journal; None is "default".
@@ -64,7 +66,7 @@ class Bandit(ReadableBandit):
             change is recorded.
 
     Raises:
-        JournalError: if the journal cannot be used, or holds another experiment under this name.
+        JournalError: if the journal cannot be used, or this experiment was recorded with another program or other settings.
     """
 
     def __init__(
@@ -90,10 +92,10 @@ class Bandit(ReadableBandit):
         if self.seed >= 2**63:
             raise ValueError(f"seed must be an integer below 2**63, got {seed!r}")
         burn_in = check_count(burn_in, "burn_in", 0)
-        if name is not None and (not isinstance(name, str) or not name or journal is None):
-            raise ValueError(
-                f"name must be a text, and names an experiment of a journal, got {name!r}; give journal= too"
-            )
+        allow_changed = check_flag(allow_changed, "allow_changed")
+        if name is not None and journal is None:
+            raise ValueError(f"name={name!r} is the name of an experiment in a journal: give journal= too")
+        name = "default" if name is None else check_text(name, "name")
         if isinstance(program, RewardModel) and num_arms is None and arms is None:
             num_arms = program.num_arms
         given = Arms(num_arms, arms)
@@ -101,7 +103,7 @@ class Bandit(ReadableBandit):
         self._factory = engines.choose if engine is None else engine
         self._may_fall_back = engine is None
         self._selector = _DEFAULT_SELECTOR if selector is None else check_selector(selector)
-        self._draws = bool(draws)
+        self._draws = check_flag(draws, "draws")
         self._pid = os.getpid()
         if isinstance(program, RewardModel):
             if len(given) != program.num_arms:
@@ -109,61 +111,62 @@ class Bandit(ReadableBandit):
             self._program, self._given = program.program, program
         else:
             self._program = program
-            self._given = RewardModel(grown(program, len(given)), len(given), context, outcomes)
-        self._context_form: Any = jax.tree.structure(self._given.context)
+            self._given = RewardModel(bind_num_arms(program, len(given)), len(given), context, outcomes)
+        self._context_structure: Any = jax.tree.structure(self._given.context)
         task, prior = self._build(list(given.names))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
         store = MemoryStore() if self._journal is None else self._journal.store
-        self._experiment = open_experiment(
-            store, name or "default", task, prior, self._build, burn_in, bool(allow_changed)
-        )
-        self._num_kept = len(self._experiment.history)
+        self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
+        self._num_rows_in_checkpoint = self.num_rewards
 
     def warm_up(self) -> None:
-        """Wait until the first decision and the first update are compiled; both began when the bandit was built."""
+        """Wait until the first decision and the first update are compiled; the constructor starts both in the background."""
         run = self._learner.run
         for function in (run.select, run.learn_quickly, run.learn):
             if function is not None:
                 function.wait()
 
     def select(self, context: Any = None, allowed: Any = None) -> Decision:
-        """Decide which arm to play.
+        """Decide which arm to play, and record the decision.
 
         Args:
             context: the context of this decision, for a program that takes one.
             allowed: the arms that may be played, as a list or a mask of booleans; None allows all.
         """
-        standing = self._follow(is_waiting=False)
-        context = check_contexts(standing.task.model, context, None, "context")
-        mask = standing.task.arms.mask(allowed)
-        (event,) = self._experiment.decide(standing, mask, context, None)
+        projection = self._catch_up(wait=False)
+        context = check_contexts(projection.task.model, context, None, "context")
+        mask = projection.task.arms.mask(allowed)
+        (event,) = self._experiment.decide(projection, mask, context, None)
         return self._decision(event)
 
     def select_many(
         self, contexts: Any = None, *, num_decisions: int | None = None, allowed: Any = None
     ) -> list[Decision]:
-        """Decide for a batch; every row has its own posterior draws, as if selected one after another.
+        """Make many decisions at once; each has its own posterior draws, as if made one after another.
 
         Args:
             contexts: contexts with a leading axis, one row per decision; or a DataFrame, pandas or polars, whose columns are
                 found by name.
-            num_decisions: how many, for a program without context.
+            num_decisions: number of decisions, for a program without context.
+            allowed: as in `select`.
         """
-        standing = self._follow(is_waiting=False)
-        model = standing.task.model
+        projection = self._catch_up(wait=False)
+        model = projection.task.model
         contexts = contexts_from(model, contexts) if is_frame(contexts) else contexts
         if model.context is None:
             if num_decisions is None:
-                raise ValueError("num_decisions must say how many decisions to make: the program takes no context")
+                raise ValueError(
+                    "num_decisions is missing: it gives the number of decisions if the program takes no context"
+                )
             num_rows = check_count(num_decisions, "num_decisions")
         else:
             num_rows = count_rows(model, contexts)
             if num_rows == 0 or num_decisions not in (None, num_rows):
                 raise ValueError("contexts must have a leading axis with one row per decision")
         contexts = check_contexts(model, contexts, num_rows, "contexts")
-        mask = standing.task.arms.mask(allowed)
-        with uncollected():  # thousands of records at once, which all stay
-            events = self._experiment.decide(standing, mask, contexts, num_rows)
+        mask = projection.task.arms.mask(allowed)
+        with uncollected():  # thousands of long-lived objects at once
+            events = self._experiment.decide(projection, mask, contexts, num_rows)
             return list(map(self._decision, events))
 
     def update(
@@ -175,39 +178,25 @@ class Bandit(ReadableBandit):
         context: Any = None,
         correct: bool = False,
     ) -> Any:
-        """Learn from one reward, of a decision of this bandit or of an arm played otherwise.
+        """Learn from one reward: of a decision of this bandit, or of an arm that another system decided to play.
 
-        The same reward may be reported again, and counts once. A decision with several outcomes may get them one by one; it
-        is learnt when the last is known.
+        The same reward may be reported again, and counts once. The outcomes of a decision may be reported one at a time; it is
+        learnt when the last is known.
 
         Args:
-            decision: a decision of this experiment or its id; its arm and context are known.
-            reward: the reward, a number, or {outcome: number} for several outcomes.
-            arm: in place of a decision, the arm that was played,
-            context: and the context that it was played in.
-            correct: whether to replace what was reported before: the posterior becomes what it had been with this reward.
+            decision: a decision of this experiment, or its id.
+            reward: a number, or {outcome: number} for several outcomes.
+            arm: without a decision, the arm that was played.
+            context: without a decision, its context.
+            correct: whether to replace the reward reported before. The posterior then is as if only the new reward had been
+                reported.
 
         Returns:
-            The engine's evidence of this update; None where there was nothing to learn yet, or nothing new.
+            The engine's diagnostics of this update; None if there was nothing new to learn, or outcomes are missing.
         """
-        if reward is None:
-            raise ValueError("reward is missing")
-        if decision is not None:
-            if arm is not None or context is not None:
-                raise ValueError("give a decision or arm= and context=, not both: a decision knows its arm and context")
-            checked = check_rewards(self.model, reward, None, "reward", is_partial=True)
-            given = {_id_of(decision): {name: float(value[0]) for name, value in checked.items()}}
-            return self._learn(rewarding(self._experiment, given, bool(correct)))
-        if arm is None:
-            raise ValueError("give a decision, or arm= (and context= for a program that takes one)")
-        if correct:
-            raise ValueError("correct=True needs a decision: a play that was decided elsewhere has none to be found by")
-        task = self._follow().task
-        index = task.arms.index(arm)
-        context = check_contexts(task.model, context, None, "context")
-        checked = check_rewards(task.model, reward, None, "reward")
-        rows = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
-        return self._learn(importing(Rows(np.array([index]), checked, rows)))
+        if decision is None:
+            self._catch_up()
+        return self._learn(one_reward(self._experiment, decision, reward, arm, context, correct))[1]
 
     def update_many(
         self,
@@ -223,119 +212,88 @@ class Bandit(ReadableBandit):
     ) -> Any:
         """Learn from many rewards at once: all rows, or none if any is wrong.
 
+        Give a DataFrame, or `decisions` and `rewards`, or `arms`, `rewards` and `contexts`.
+
         Args:
-            frame: a DataFrame, pandas or polars, with a row for each play that was decided elsewhere; its columns are found by
-                name: `arm`; `reward`, by default those named as the outcomes; and those of the context, which `contexts` lists,
-                or renames as {name: column}, where they are called otherwise. In place of a frame:
-            decisions: the decision, or its id, of each row; or
-            arms: the arm of each row, for plays that were decided elsewhere, such as the history of an experiment,
-            contexts: and their contexts with a leading axis N, for a program that takes one.
+            frame: a DataFrame, pandas or polars, with a row for each play that another system decided. Its columns are found by
+                name.
+            arm: the frame's column of arms.
+            reward: the frame's column of rewards, or {outcome: column}; None uses the names of the outcomes.
+            decisions: the decision of each row, or its id.
+            arms: the arm of each row, for plays that another system decided.
             rewards: (N,), or {outcome: (N,)} for several outcomes.
-            correct: whether to replace what was reported before.
+            contexts: the context of each row of `arms`, with a leading axis N; with a frame, its context columns as a list,
+                or as {name: column}, if they do not have the context's own names.
+            correct: whether to replace the rewards reported before.
+
+        Returns:
+            As `update`.
         """
-        if frame is not None:
-            if not is_frame(frame) or any(value is not None for value in (decisions, arms, rewards)):
-                raise ValueError(
-                    f"frame must be a DataFrame, and all that is given, got {type(frame).__name__}; for arrays use arms=, "
-                    "rewards= and contexts="
-                )
-            arms, rewards, contexts = rows_from(self.model, frame, arm, reward, contexts)
-        elif rewards is None:
-            raise ValueError("rewards is missing")
-        if (decisions is None) == (arms is None):
-            raise ValueError("give decisions= or arms=, and not both")
-        if decisions is not None:
-            if contexts is not None:
-                raise ValueError("contexts was given with decisions=: a decision knows its context")
-            if isinstance(decisions, str | bytes | set | frozenset | Mapping | Decision) or not hasattr(
-                decisions, "__len__"
-            ):
-                raise ValueError(f"decisions must be a sequence of decisions or ids, got {type(decisions).__name__}")
-            names = [_id_of(decision) for decision in decisions]
-            if not names or len(set(names)) < len(names):
-                raise ValueError("decisions is empty" if not names else "decisions names one twice: give each once")
-            checked = check_rewards(self.model, rewards, len(names), "rewards", is_partial=True)
-            given = {name: {o: float(v[row]) for o, v in checked.items()} for row, name in enumerate(names)}
-            return self._learn(rewarding(self._experiment, given, bool(correct)))
-        if correct:
-            raise ValueError("correct=True needs decisions=: plays that were decided elsewhere cannot be found again")
-        task = self._follow().task
-        indices = task.arms.indices(arms)
-        if indices.size == 0:
-            raise ValueError("arms is empty: give at least one row")
-        checked = check_rewards(task.model, rewards, indices.size, "rewards")
-        rows = check_contexts(task.model, contexts, indices.size, "contexts")
-        return self._learn(importing(Rows(indices, checked, rows)))
+        if decisions is None:
+            self._catch_up()
+        given = (frame, arm, reward, decisions, arms, rewards, contexts, correct)
+        return self._learn(many_rewards(self._experiment, *given))[1]
 
     def discard(self, decision: Decision | str, *, correct: bool = False) -> None:
-        """Stop waiting for a decision's reward; with `correct`, take back the reward that it got."""
-        self._learn(discarding(self._experiment, [_id_of(decision)], bool(correct)))
+        """Expect no reward for a decision; with `correct`, remove the reward that it has."""
+        correct = check_flag(correct, "correct")
+        self._learn(discard_events(self._experiment, [decision_id(decision)], correct))
 
     def expire(self, older_than: Any, reward: Any = None) -> int:
-        """Settle decisions that have waited too long, and return how many.
+        """Settle decisions whose reward has been pending for too long, and return their number.
 
         Args:
             older_than: seconds, or a timedelta.
-            reward: what they count as, such as 0 for a click that never came; None: as never rewarded.
+            reward: the reward to record for them, such as 0 for a click that did not come; None discards them.
         """
-        until = time.time() - seconds(older_than, "older_than")
-        value = None
-        if reward is not None:
-            checked = check_rewards(self.model, reward, None, "reward")
-            value = {name: float(array[0]) for name, array in checked.items()}
-        make, count = expiring(self._experiment, until, value), 0
-
-        def counted(standing: Any) -> list[Event]:
-            nonlocal count
-            events = make(standing)
-            count = len(events)
-            return events
-
-        self._learn(counted)
-        return count
+        until = time.time() - as_seconds(older_than, "older_than")
+        values = None if reward is None else reward_values(self.model, reward)
+        return len(self._learn(expiry_events(self._experiment, until, values))[0])
 
     def add_arm(self, name: str | None = None) -> Any:
-        """Add an arm, which starts at its prior, or take a retired one back; return its name.
+        """Add an arm, which starts at its prior, or bring back a retired one; return its name.
 
         Args:
-            name: of the new arm; None where arms are numbered.
+            name: of the arm; None if the arms are numbered.
 
         Raises:
-            ValueError: if the program cannot be written out for more arms: one that can takes the keyword `num_arms`.
+            ValueError: if the program does not take the keyword `num_arms`.
         """
-        standing = self._follow()
-        names = list(standing.task.arms.names)
+        projection = self._catch_up()
+        names = list(projection.task.arms.names)
         if name in self.retired:
-            self._experiment.rearrange(names, standing.retired - {names.index(name)})
+            self._experiment.change_arms(names, projection.retired - {names.index(name)})
             return name
         if (name is None) != isinstance(names[0], int):
-            raise ValueError(f"name is {name!r}, but the arms are {names}: name an arm where the others have names")
-        if name is not None:
-            Arms(None, [*names, name])  # a text, and another one
-        if not can_grow(self._program):
             raise ValueError(
-                "the program is written for a fixed number of arms: let it take num_arms, as in `def model(arm, *, num_arms): "
+                f"name is {name!r}, but the arms are {names}: give a name if and only if the arms have names"
+            )
+        if name is not None:
+            Arms(None, [*names, name])  # raises unless it is a new name
+        if not takes_num_arms(self._program):
+            raise ValueError(
+                "the program has a fixed number of arms: let it take num_arms, as in `def model(arm, *, num_arms): "
                 'with numpyro.plate("arms", num_arms): ...`, and give each new arm its own latents'
             )
         added = len(names) if name is None else name
-        self._experiment.rearrange([*names, added], standing.retired)
+        self._experiment.change_arms([*names, added], projection.retired)
         return added
 
     def retire_arm(self, arm: Any) -> None:
-        """Play an arm no more; what was learnt about it stays, and its late rewards are still learnt."""
-        standing = self._follow()
-        retired = standing.retired | {standing.task.arms.index(arm)}
-        if len(retired) == len(standing.task.arms):
-            raise ValueError(f"arm={arm!r} is the last one that is played: add another before it is retired")
-        self._experiment.rearrange(list(standing.task.arms.names), retired)
+        """Stop playing an arm; its posterior is kept, and its pending rewards are still learnt."""
+        projection = self._catch_up()
+        retired = projection.retired | {projection.task.arms.index(arm)}
+        if len(retired) == len(projection.task.arms):
+            raise ValueError(f"arm={arm!r} is the last one that is played: add another arm before retiring it")
+        self._experiment.change_arms(list(projection.task.arms.names), retired)
 
     def save(self, path: str | PathLike) -> None:
-        """Write everything that later decisions depend on to one file, without pickle; an existing file is replaced whole.
+        """Write the bandit to one file, without pickle; an existing file is replaced atomically.
 
-        The file is a copy: a bandit that is loaded from it goes on by itself, without the journal of this one.
+        A bandit loaded from the file is independent of this one and of its journal.
         """
-        self._follow()
-        saving.save(path, self._experiment)
+        self._catch_up()
+        save_bandit(path, self._experiment)
 
     @classmethod
     def load(
@@ -348,22 +306,21 @@ class Bandit(ReadableBandit):
         selector: Selector | None = None,
         allow_changed: bool = False,
     ) -> "Bandit":
-        """Continue a saved bandit as if it had never stopped.
+        """Load a saved bandit; it makes the same decisions as the saved one would have.
 
         Args:
-            program: the program that it was saved with; the file holds data, never code.
-            context: the example context; needed only where it is not made of dicts, lists, tuples and arrays.
-            engine: the engine factory, where it is not one of this library.
-            selector: the selector, where it is not one of this library.
-            allow_changed: whether to go on with another program, engine or selector: all rewards are learnt again.
+            program: the program that it was saved with; the file holds data, not code.
+            context: the example context; needed only if it is not made of dicts, lists, tuples and arrays.
+            engine: the engine factory, if it is not part of this library.
+            selector: the selector, if it is not part of this library.
+            allow_changed: whether to accept another program, engine or selector; all rewards are then learnt again.
 
         Raises:
             ValueError: if the file was altered, or the program or a setting differs.
         """
-        kept = saving.read(path)
-        bandit = cls(program, **kept.arguments(context, engine, selector))
-        kept.restore(bandit._experiment, allow_changed)
-        bandit._num_kept = len(bandit._experiment.history)
+        saved = SavedBandit.read(path)
+        bandit = cls(program, **saved.arguments(context, engine, selector))
+        saved.restore(bandit._experiment, check_flag(allow_changed, "allow_changed"))
         return bandit
 
     def __reduce__(self) -> Any:
@@ -372,59 +329,33 @@ class Bandit(ReadableBandit):
         )
 
     def _build(self, names: list[Any]) -> tuple[Task, Learner]:
-        """Return the task and the prior for some arms."""
+        """Return the task and the prior for a list of arms."""
         model = self._given
         if len(names) != model.num_arms:
-            if not can_grow(self._program):
-                raise ValueError(
-                    f"the experiment has {len(names)} arms, but the program is written for {model.num_arms}"
-                )
-            model = RewardModel(grown(self._program, len(names)), len(names), model.context, model.outcomes)
+            if not takes_num_arms(self._program):
+                raise ValueError(f"the experiment has {len(names)} arms, but the program has {model.num_arms}")
+            model = RewardModel(bind_num_arms(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
         return task, start(task, self._factory)
 
-    def _learn(self, make_events: Callable) -> Any:
-        """Record and learn; on any error nothing has changed."""
+    def _learn(self, make_events: MakeEvents) -> tuple[list[Event], Any]:
+        """Record events and learn from them; return the events and the engine's diagnostics. An error changes nothing."""
         self._check_process()
-        info, notes = self._experiment.learn(make_events)
-        if self._journal is not None and len(self._experiment.history) >= self._num_kept + _ROWS_PER_CHECKPOINT:
-            with self._experiment.learning:
-                self._num_kept = len(self._experiment.history)
-                checkpoints.keep(self._experiment)
+        recorded, info, notes = self._experiment.learn(make_events)
+        if self._journal is not None and self.num_rewards >= self._num_rows_in_checkpoint + _ROWS_PER_CHECKPOINT:
+            with self._experiment.fold_lock:
+                self._num_rows_in_checkpoint = self.num_rewards
+                save_checkpoint(self._experiment, self._journal.store)
         for note in notes:
             warnings.warn(note, stacklevel=3)
-        return info
+        return recorded, info
 
     def _decision(self, event: Event) -> Decision:
-        body = event.body
-        context = self._context_form.unflatten(body["context"] or ())
-        propensities = body["propensities"]
-        return Decision(
-            event.decision,  # type: ignore[arg-type]
-            body["name"],
-            body["best_arm_probs"],
-            body["num_candidates"],
-            propensities.item(event.arm),
-            propensities,
-            context,
-            self._notes(context),
-        )
-
-    def _notes(self, context: Any) -> tuple[str, ...]:
-        find = self._learner.engine.capabilities.infinite_means
-        if find is None:
-            return ()
-        named = zip(self.arms, find(self._learner.state, context), strict=True)
-        arms = [name for name, is_infinite in named if is_infinite]
-        return (f"expected reward of {', '.join(map(str, arms))}: {INFINITE_WORDS}",) if arms else ()
-
-
-_DEFAULT_SELECTOR = selectors.double_sampling()  # one for all, so that it is compiled once
-
-
-def _id_of(decision: Any) -> str:
-    name = decision.id if isinstance(decision, Decision) else decision
-    if not isinstance(name, str):
-        raise ValueError(f"decision must be a decision or its id, got {decision!r}")
-    return name
+        context = self._context_structure.unflatten(event.body["context"] or ())
+        has_infinite_mean = self._learner.engine.capabilities.infinite_means
+        if has_infinite_mean is None:
+            return decision_from_event(event, context, ())
+        flags = zip(self.arms, has_infinite_mean(self._learner.state, context), strict=True)
+        names = ", ".join(str(name) for name, is_infinite in flags if is_infinite)
+        return decision_from_event(event, context, (f"expected reward of {names}: {INFINITE_WORDS}",) if names else ())

@@ -1,4 +1,4 @@
-"""One decision, as it is handed to a caller."""
+"""One decision, as `Bandit.select` returns it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,22 +6,24 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["Decision"]
+from ppl_bandit.journal.events import Event
+
+__all__ = ["Decision", "decision_from_event", "decision_id"]
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """One decision: the arm to play, and the probabilities it was made by.
+    """One decision: the arm to play, and the probabilities behind it.
 
     Attributes:
-        id: names the decision, among all decisions ever made; `Bandit.update` takes it in place of the decision.
+        id: unique id; `Bandit.update` takes it in place of the decision.
         arm: the arm to play, by name if the bandit's arms have names.
         best_arm_probs: (A,), the posterior probability that each arm is best (p-hat).
-        num_candidates: how many candidate arms the selector drew; 0 if it draws none.
+        num_candidates: number of candidate arms that the selector drew; 0 if it draws none.
         propensity: the probability with which this arm was played.
         propensities: (A,), the probability with which each arm would have been played.
-        context: the context it was made in, or None.
-        notes: what to know before its numbers are averaged, in words; mostly empty.
+        context: the context of the decision, or None.
+        notes: warnings about these numbers; usually empty.
     """
 
     id: str
@@ -34,7 +36,7 @@ class Decision:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, for a message or a log."""
+        """Return the decision as JSON values, for a message or a log."""
         return {
             "id": self.id,
             "arm": self.arm,
@@ -45,3 +47,30 @@ class Decision:
             "context": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self.context),
             "notes": list(self.notes),
         }
+
+
+def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> Decision:
+    """Return the decision that an event records."""
+    body, propensities = event.body, event.body["propensities"]
+    return Decision(
+        str(event.decision),
+        body["name"],
+        body["best_arm_probs"],
+        body["num_candidates"],
+        propensities.item(event.arm),
+        propensities,
+        context,
+        notes,
+    )
+
+
+def decision_id(decision: Any) -> str:
+    """Return the id of a decision, which may be given by its id.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    name = decision.id if isinstance(decision, Decision) else decision
+    if not isinstance(name, str):
+        raise ValueError(f"decision must be a decision or its id, got {decision!r}")
+    return name

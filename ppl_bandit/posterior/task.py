@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ppl_bandit.inputs.checks import Arms
+from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Selector
 

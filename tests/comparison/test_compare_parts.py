@@ -13,7 +13,7 @@ from scipy.special import betaln, gammaln
 from ppl_bandit import Interaction, RewardModel, engines
 from ppl_bandit.comparison.measuring import errors
 from ppl_bandit.comparison.measuring.closed_form import exact_log_evidence, exact_marginals
-from ppl_bandit.live.show.arviz_export import observed, replicate
+from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
 
@@ -183,9 +183,9 @@ def sale(arm):
 def test_an_outcome_that_does_not_count_is_0_observed_and_drawn_again():
     model = RewardModel(sale, 2, outcomes=("sold", "spend"))
     rows = Interaction(np.array([0, 1, 1, 0]), {"sold": np.array([1.0, 0, 1, 0]), "spend": np.array([3.0, 7, 5, 9])})
-    found = observed(model, rows)
+    found = observed_outcomes(model, rows)
     assert found["sold"].dtype.kind == "i" and found["sold"].tolist() == [1, 0, 1, 0]
     assert found["spend"].tolist() == [3.0, 0.0, 5.0, 0.0]
     data = Interaction(jnp.arange(200) % 2, None)
-    again = quick_jit(lambda: replicate(model, jr.key(1), {"rate": jnp.array([0.3, 0.7])}, data))()
+    again = quick_jit(lambda: replicate_outcomes(model, jr.key(1), {"rate": jnp.array([0.3, 0.7])}, data))()
     assert np.all((again["spend"] > 0) == (again["sold"] == 1)) and 0 < again["sold"].sum() < 200

@@ -50,7 +50,7 @@ def frozen(bandit):
     """Everything that later decisions depend on, as comparable values."""
     experiment = bandit._experiment
     kept = {
-        "state": experiment.standing.learner.state,
+        "state": experiment.projection.learner.state,
         "engine": bandit.explanation.engine,
         "history": experiment.history.rows(),
         "num_decisions": experiment.num_decisions,
@@ -213,7 +213,7 @@ def test_a_decision_takes_one_reward_of_its_own_bandit(conversion_parts):
     bandit.update(decision, 1)
     before = frozen(bandit)
     assert bandit.update(decision, 1) is None  # said twice, learnt once
-    with pytest.raises(ValueError, match="already has its reward, 1, and now 0 was given: pass correct=True"):
+    with pytest.raises(ValueError, match="already has the reward 1, and 0 was given: pass correct=True"):
         bandit.update(decision, 0)
     with pytest.raises(ValueError, match="not both"):
         bandit.update(bandit.select(), 1, arm="low")
@@ -322,7 +322,7 @@ def test_a_file_is_not_loaded_with_another_program_selector_or_format(conversion
         rate = numpyro.sample("rate", dist.Beta(1.0, 2.0).expand([3]))
         numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
-    with pytest.raises(ValueError, match="program: its computation or a number in it is another one"):
+    with pytest.raises(ValueError, match="program: its computation, or a number in it, is different"):
         Bandit.load(path, other)
     with pytest.raises(ValueError, match=r"selector: it was double_sampling\(.*\), now it is thompson\(\)"):
         Bandit.load(path, model, engine=engine, selector=selectors.thompson())

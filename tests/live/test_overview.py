@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Bandit
-from ppl_bandit.live.show.figures import kind_of
+from ppl_bandit.live.show.figures import posterior_kind
 from ppl_bandit.numerics.figure_style import styles
 from ppl_bandit.types import Explanation
 
@@ -119,7 +119,7 @@ def test_a_figure_says_what_its_posterior_is_however_the_engine_was_chosen():
         ("collapsed", False, f"f is not conjugate: x; so {given}", "exact given noise, spread"),
         ("reweight", False, "f is not conjugate: x; so draws", "approximate (reweight)"),
     ):
-        assert kind_of(Explanation(engine, is_exact, reason, {}, "")) == words
+        assert posterior_kind(Explanation(engine, is_exact, reason, {}, "")) == words
 
 
 def test_the_lines_of_a_dozen_arms_are_told_apart():

@@ -14,8 +14,8 @@ from ppl_bandit.comparison.measuring.closed_form import exact_log_evidence
 from ppl_bandit.comparison.measuring.results import Ranking, Score
 from ppl_bandit.comparison.measuring.running import build_runner
 from ppl_bandit.comparison.showing.tables import describe_ranking
-from ppl_bandit.inputs.checks import Arms
-from ppl_bandit.inputs.data_files import check_data
+from ppl_bandit.inputs.arms import Arms
+from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.live.show import arviz_export
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit

@@ -37,8 +37,8 @@ from ppl_bandit.comparison.measuring.running import (
 from ppl_bandit.comparison.showing.answer import standings
 from ppl_bandit.comparison.showing.tables import describe
 from ppl_bandit.engines.particles.diagnostics import chain_ess
-from ppl_bandit.inputs.checks import Arms
-from ppl_bandit.inputs.data_files import check_data
+from ppl_bandit.inputs.arms import Arms
+from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.selectors.selector_contract import as_selector

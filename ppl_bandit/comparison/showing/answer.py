@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit.comparison.measuring.results import Comparison
-from ppl_bandit.live.show.overview import Overview, overview
+from ppl_bandit.live.show.overview import Overview, arm_overview
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -19,7 +19,7 @@ def standings(
 ) -> dict[str, Overview]:
     """Return where the arms stand according to each of several sets of draws (M, K), {label: Overview}."""
     return {
-        label: overview(model, arms, np.asarray(data.arm), _by_site(model, flat), contexts)
+        label: arm_overview(model, arms, np.asarray(data.arm), _by_site(model, flat), contexts)
         for label, flat in draws.items()
         if np.isfinite(flat).all()
     }

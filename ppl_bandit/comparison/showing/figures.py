@@ -13,7 +13,7 @@ from ppl_bandit.comparison.measuring.errors import largest
 from ppl_bandit.comparison.measuring.results import Comparison
 from ppl_bandit.comparison.showing.canvas import Style, canvas, each_engine, finish, reference_name
 from ppl_bandit.comparison.showing.latent_figures import draw_densities, draw_forest
-from ppl_bandit.live.show.arviz_export import observed, replicate
+from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
 from ppl_bandit.numerics.figure_style import figure_tools
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
@@ -142,7 +142,7 @@ def draw_costs(result: Comparison) -> Any:
 
 def draw_predictive(result: Comparison) -> Any:
     """Draw what each engine's posterior predicts for the rows again, beside what was observed, arm by arm."""
-    rewards = observed(result.model, result.data)
+    rewards = observed_outcomes(result.model, result.data)
     panels: list[tuple[str, str, Any]] = []
     for name in result.model.outcomes:
         panels.append((name, "mean", np.mean))
@@ -219,7 +219,9 @@ FIGURES = {
 def _replicator(result: Comparison) -> Callable[[str], dict[str, np.ndarray]]:
     """Return label -> the rows drawn again from some of that engine's draws; compiled once for all engines."""
     rows = jax.tree.map(np.asarray, result.data)
-    run = quick_jit(lambda keys, draws: jax.vmap(lambda key, one: replicate(result.model, key, one, rows))(keys, draws))
+    run = quick_jit(
+        lambda keys, draws: jax.vmap(lambda key, one: replicate_outcomes(result.model, key, one, rows))(keys, draws)
+    )
 
     def again(label: str) -> dict[str, np.ndarray]:
         runs = result.engines[label].runs

@@ -1,1 +1,1 @@
-"""Where event streams are kept: memory, SQLite, PostgreSQL."""
+"""Event stores: in memory, SQLite, PostgreSQL."""

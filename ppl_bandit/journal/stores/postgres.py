@@ -1,38 +1,36 @@
-"""PostgreSQL as the place of a journal: processes on several machines decide for one experiment.
+"""PostgreSQL backend: processes on several machines share one experiment.
 
-A lock per experiment makes its stream gapless and ordered by commit. A connection that breaks is opened again; whether what
-was on its way had been committed is looked up, so that nothing is recorded twice.
+An advisory lock per experiment makes positions gapless and ordered by commit. A broken connection is opened again. The next
+attempt first looks up whether the last one was committed, so that nothing is recorded twice.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from ppl_bandit.journal.stores.contract import JournalError
-from ppl_bandit.journal.stores.sql import TABLES, VERSION, Execute
+from ppl_bandit.journal.stores.sql import TABLES, VERSION, Execute, Result
+from ppl_bandit.journal.stores.store import JournalError
 
 __all__ = ["PostgresBackend", "without_password"]
 
-_WAITS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)  # seconds between attempts to connect again
-
-T = TypeVar("T")
+_RETRY_DELAYS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)  # seconds between attempts to connect again
 
 
 def without_password(url: str) -> str:
-    """Return a URL that may be shown: its password, also one among the parameters, is replaced by stars."""
+    """Return a URL with its password, also one among the query parameters, replaced by stars."""
     try:
         parts = urlsplit(url)
-        place = parts.netloc.rpartition("@")
-        user = place[0].partition(":")[0]
+        host = parts.netloc.rpartition("@")
+        user = host[0].partition(":")[0]
         query = "&".join(
             "password=***" if item.partition("=")[0] == "password" else item for item in parts.query.split("&")
         )
     except ValueError:
         return url.partition("://")[0] + "://***"
-    shown = (f"{user}:***@" if ":" in place[0] else place[0] + place[1]) + place[2]
+    shown = (f"{user}:***@" if ":" in host[0] else host[0] + host[1]) + host[2]
     return urlunsplit((parts.scheme, shown, parts.path, query if parts.query else "", ""))
 
 
@@ -54,8 +52,8 @@ class PostgresBackend:
         self._is_closed, self._was_open = False, False
         self.run(self._prepare, ["ppl_bandit tables"])
 
-    def run(self, work: Callable[[Execute, bool], T], locks: Sequence[str] = ()) -> T:
-        """Run work in one transaction, on a new connection where the old one broke."""
+    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
+        """Run work in one transaction; connect again if the connection is broken."""
         if os.getpid() != self._pid:
             raise JournalError(
                 f"{self._shown} was opened before this process was forked: open the journal in each process, after the fork"
@@ -63,24 +61,24 @@ class PostgresBackend:
         with self._lock:
             if self._is_closed:
                 raise JournalError(f"{self._shown}: the journal was closed: open it again")
-            is_again, waits = False, list(_WAITS if self._was_open else ())
+            is_again, delays = False, list(_RETRY_DELAYS if self._was_open else ())
             while True:
                 try:
                     return self._run_once(work, locks, is_again)
                 except self._psycopg.OperationalError as error:
-                    # Also without a connection the next attempt looks whether this one had been committed.
+                    # The flag stays set when reconnecting fails: the commit of the first attempt is still in doubt.
                     is_again = is_again or self._connection is not None
                     self._drop()
-                    if not waits and not self._was_open:
+                    if not delays and not self._was_open:
                         raise JournalError(
                             f"{self._shown} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
                         ) from None
-                    if not waits:
+                    if not delays:
                         raise JournalError(
-                            f"{self._shown} cannot be reached: {self._scrubbed(error)}; what was on its way may or may not "
-                            "have been recorded: call again with the same decision and reward, which counts once"
+                            f"{self._shown} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
+                            "recorded: call again with the same decision and reward; it counts once"
                         ) from None
-                    time.sleep(waits.pop(0))
+                    time.sleep(delays.pop(0))
                 except self._psycopg.Error as error:
                     raise JournalError(f"{self._shown}: {self._scrubbed(error)}; nothing was recorded") from None
 
@@ -90,7 +88,7 @@ class PostgresBackend:
             self._is_closed = True
             self._drop()
 
-    def _run_once(self, work: Callable[[Execute, bool], T], locks: Sequence[str], is_again: bool) -> T:
+    def _run_once(self, work: Callable[[Execute, bool], Result], locks: Sequence[str], is_again: bool) -> Result:
         if self._connection is None:
             self._connection = self._psycopg.connect(
                 self._url, autocommit=True, connect_timeout=10, application_name="ppl_bandit", prepare_threshold=None
@@ -99,7 +97,7 @@ class PostgresBackend:
 
         def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
             statement = statement.replace("?", "%s")
-            if is_many and len(parameters) > 1:  # one wait for all rows
+            if is_many and len(parameters) > 1:  # one round trip for all rows
                 connection.cursor().executemany(statement, parameters)
                 return []
             cursor = connection.execute(statement, parameters[0] if is_many else parameters)
@@ -135,8 +133,8 @@ class PostgresBackend:
                 pass
 
     def _scrubbed(self, error: Exception) -> str:
-        """Return what the driver said, in one line and without the password."""
-        words = " ".join(str(error).split())
+        """Return the driver's message in one line and without the password."""
+        text = " ".join(str(error).split())
         secrets = {self._url}
         try:
             parts = urlsplit(self._url)
@@ -147,5 +145,5 @@ class PostgresBackend:
         for secret in filter(None, given):
             secrets |= {secret, unquote(secret), quote(secret)}
         for secret in sorted(secrets, key=len, reverse=True):
-            words = words.replace(secret, "***")
-        return words
+            text = text.replace(secret, "***")
+        return text

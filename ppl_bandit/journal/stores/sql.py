@@ -1,7 +1,7 @@
-"""Streams of events in a relational database: the same tables and statements for SQLite and PostgreSQL.
+"""Event streams in a relational database: the same tables and statements for SQLite and PostgreSQL.
 
-A backend runs work in a transaction; all that differs between databases is there. Threads that record at the same time
-share one transaction, and so one wait for the disk.
+A backend runs a function in a transaction; all differences between the databases are in the backends. Threads that append at
+the same time share one transaction, and so one flush to disk (group commit).
 """
 
 import threading
@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ppl_bandit.journal.events import DECIDED, Event, decode, digest_of, encode
-from ppl_bandit.journal.stores.contract import Conflict, JournalError, NumberTaken
+from ppl_bandit.journal.events import DECIDED, Event, decode, digest_of, encode, group_by_decision
+from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError, reading_event
 
-__all__ = ["Backend", "SqlStore", "TABLES", "VERSION"]
+__all__ = ["Backend", "Execute", "Result", "SqlStore", "TABLES", "VERSION"]
 
 VERSION = 1
 TABLES = (
@@ -31,29 +31,29 @@ TABLES = (
         experiment TEXT NOT NULL, position BIGINT NOT NULL, contents {blob} NOT NULL, PRIMARY KEY (experiment, position))""",
 )
 _COLUMNS = "position, kind, decision, batch, number, lane, arm, settles, time, body"
-_HEADS = _COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
-_CHUNK = 500  # parameters of one statement
+_COLUMNS_WITHOUT_DECISION_BODY = _COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
+_MAX_PARAMETERS = 500  # of one statement
 
 Execute = Callable[..., list[tuple]]
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class Backend(Protocol):
-    """A database.
+    """A database connection.
 
-    `run` hands `work` a function (statement, parameters, is_many=False) -> rows, and a flag: whether an earlier try may have
-    been committed before its connection broke. Statements mark parameters with `?`; with `is_many` they run once per row.
+    `run` passes to `work` a function (statement, parameters, is_many=False) -> rows, and a flag: whether an earlier attempt may
+    have been committed before its connection broke. Statements mark parameters with `?`; with `is_many` they run once per row.
     """
 
-    def run(self, work: Callable[[Execute, bool], T], locks: Sequence[str] = ()) -> T:
+    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer of these experiments."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
-class _Ticket:
-    """Events that wait to be recorded, and what became of them."""
+class _AppendRequest:
+    """Events that a thread wants to append, and the result."""
 
     def __init__(self, experiment: str, events: Sequence[Event], after: int | None):
         self.experiment, self.events, self.after = experiment, events, after
@@ -67,31 +67,29 @@ class _Ticket:
 
 
 class SqlStore:
-    """Streams in a database; see `contract.Store`."""
-
-    is_durable = True
+    """Event streams in a database; see `Store`."""
 
     def __init__(self, backend: Backend):
         self._backend = backend
         self._writing = threading.Lock()
         self._queueing = threading.Lock()
-        self._queue: list[_Ticket] = []
+        self._queue: list[_AppendRequest] = []
 
     def append(self, experiment: str, events: Sequence[Event], after: int | None = None) -> list[Event]:
-        """Record events; whoever comes first records those of all threads that wait."""
-        ticket = _Ticket(experiment, events, after)
+        """Append events; the first thread appends those of all threads in the queue."""
+        request = _AppendRequest(experiment, events, after)
         with self._queueing:
-            self._queue.append(ticket)
+            self._queue.append(request)
         with self._writing:
-            if not ticket.is_done:
+            if not request.is_done:
                 with self._queueing:
-                    group, self._queue = self._queue, []
-                # Not among them if a thread that took it to record it was interrupted.
-                self._record(group if ticket in group else [ticket, *group])
-        if ticket.error is not None:
-            raise ticket.error
-        assert ticket.recorded is not None  # done without an error
-        return ticket.recorded
+                    requests, self._queue = self._queue, []
+                # The queue lacks this request if the thread that took it was interrupted.
+                self._append_all(requests if request in requests else [request, *requests])
+        if request.error is not None:
+            raise request.error
+        assert request.recorded is not None  # done without an error
+        return request.recorded
 
     def read(
         self,
@@ -103,10 +101,9 @@ class SqlStore:
         limit: int | None = None,
         whole: bool = False,
     ) -> list[Event]:
-        """Return the events beyond a position."""
-        statement = (
-            f"SELECT {_COLUMNS if whole else _HEADS} FROM ppl_bandit_events WHERE experiment = ? AND position > ?"
-        )
+        """Return the events between two positions; with `kinds`, which excludes decisions, those of some kinds."""
+        columns = _COLUMNS if whole else _COLUMNS_WITHOUT_DECISION_BODY
+        statement = f"SELECT {columns} FROM ppl_bandit_events WHERE experiment = ? AND position > ?"
         parameters: list[Any] = [experiment, after]
         if before is not None:
             statement += " AND position < ?"
@@ -118,30 +115,31 @@ class SqlStore:
         if limit is not None:
             statement += " LIMIT ?"
             parameters.append(limit)
-        return [_event(row) for row in self._query(statement, *parameters)]
+        return [_event(experiment, row) for row in self._query(statement, *parameters)]
 
     def last_position(self, experiment: str) -> int:
-        """Return the position of the last event."""
+        """Return the position of the last event; 0 for an experiment that does not exist."""
         return self._query("SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?", experiment)[0][0] or 0
 
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
         """Return all events of some decisions."""
         found: dict[str, list[Event]] = defaultdict(list)
-        for start in range(0, len(decisions), _CHUNK):
-            some = decisions[start : start + _CHUNK]
+        for start in range(0, len(decisions), _MAX_PARAMETERS):
+            some = decisions[start : start + _MAX_PARAMETERS]
             rows = self._query(
                 f"SELECT {_COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND decision IS NOT NULL AND decision IN "
                 f"({', '.join('?' * len(some))})",
                 experiment,
                 *some,
             )
-            # Sorted here: asked for an order, SQLite reads the whole stream in that order instead of looking ids up.
-            for event in sorted(map(_event, rows), key=lambda event: event.position):
+            # Sorted here: with ORDER BY position SQLite scans the whole stream instead of using the index by decision.
+            for row in sorted(rows, key=lambda row: row[0]):
+                event = _event(experiment, row)
                 found[str(event.decision)].append(event)
         return dict(found)
 
     def pending(self, experiment: str, until: float | None = None) -> list[Event]:
-        """Return the decisions that wait for a reward."""
+        """Return the decisions whose reward is pending."""
         columns = ", ".join(f"made.{name}" for name in _COLUMNS.split(", "))
         rows = self._query(
             f"SELECT {columns} FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' "
@@ -151,26 +149,22 @@ class SqlStore:
             experiment,
             1e300 if until is None else until,
         )
-        return [_event(row) for row in rows]
+        return [_event(experiment, row) for row in rows]
 
     def decisions(self, experiment: str) -> list[list[Event]]:
         """Return the events of every decision."""
-        grouped: dict[str, list[Event]] = {}
-        for event in self.read(experiment, whole=True):
-            if event.decision is not None:
-                grouped.setdefault(event.decision, []).append(event)
-        return list(grouped.values())
+        return group_by_decision(self.read(experiment, whole=True))
 
     def checkpoint(self, experiment: str) -> tuple[int, bytes] | None:
-        """Return the last posterior kept."""
+        """Return the position and the contents of the last checkpoint; None if there is none."""
         rows = self._query(
             "SELECT position, contents FROM ppl_bandit_checkpoints WHERE experiment = ? ORDER BY position DESC LIMIT 1",
             experiment,
         )
         return (int(rows[0][0]), bytes(rows[0][1])) if rows else None
 
-    def keep_checkpoint(self, experiment: str, position: int, contents: bytes) -> None:
-        """Keep a posterior in place of earlier ones."""
+    def write_checkpoint(self, experiment: str, position: int, contents: bytes) -> None:
+        """Store a checkpoint in place of earlier ones."""
 
         def work(execute: Execute, is_again: bool) -> None:
             execute("DELETE FROM ppl_bandit_checkpoints WHERE experiment = ? AND position <= ?", (experiment, position))
@@ -180,19 +174,19 @@ class SqlStore:
             self._backend.run(work, [experiment])
 
     def experiments(self) -> list[str]:
-        """Name the experiments."""
+        """Return the names of the experiments."""
         return [row[0] for row in self._query("SELECT DISTINCT experiment FROM ppl_bandit_events ORDER BY experiment")]
 
     def first_broken(self, experiment: str) -> int | None:
-        """Return the position of the first event that does not follow from the one before, or None: all do."""
-        before = ""
+        """Return the first position whose event does not match its digest; None if all match."""
+        digest = ""
         rows = self._query(
             f"SELECT {_COLUMNS}, digest FROM ppl_bandit_events WHERE experiment = ? ORDER BY position", experiment
         )
-        for place, (*facts, digest) in enumerate(rows, 1):
-            before = digest_of(before, experiment, _event((*facts[:-1], "{}")), facts[-1])
-            if facts[0] != place or digest != before:
-                return place
+        for position, (*columns, recorded) in enumerate(rows, 1):
+            digest = digest_of(digest, experiment, _event(experiment, (*columns[:-1], "{}")), columns[-1])
+            if columns[0] != position or recorded != digest:
+                return position
         return None
 
     def close(self) -> None:
@@ -202,47 +196,46 @@ class SqlStore:
     def _query(self, statement: str, *parameters: Any) -> list[tuple]:
         return self._backend.run(lambda execute, is_again: execute(statement, parameters))
 
-    def _record(self, group: list[_Ticket]) -> None:
-        """Record all tickets in one transaction; a failure of the database leaves none of them recorded."""
-        outcomes: list[list[Event] | Exception] = []
+    def _append_all(self, requests: list[_AppendRequest]) -> None:
+        """Append the events of all requests in one transaction; if the database fails, none of them is recorded."""
+        results: list[list[Event] | Exception] = []
 
         def work(execute: Execute, is_again: bool) -> None:
-            outcomes.clear()
-            for ticket in group:
-                may_be_there, ticket.is_tried = is_again or ticket.is_tried, True
+            results.clear()
+            for request in requests:
+                may_be_recorded, request.is_tried = is_again or request.is_tried, True
                 try:
-                    outcomes.append(_insert(execute, ticket, may_be_there))
-                except (Conflict, NumberTaken) as error:
-                    outcomes.append(error)
+                    results.append(_insert(execute, request, may_be_recorded))
+                except (Conflict, DecisionNumberTaken) as error:
+                    results.append(error)
 
         try:
-            self._backend.run(work, sorted({ticket.experiment for ticket in group}))
+            self._backend.run(work, sorted({request.experiment for request in requests}))
         except Exception as error:
-            for ticket in group:
-                ticket.error = error
+            for request in requests:
+                request.error = error
             if not isinstance(error, JournalError):
                 raise
             return
-        for ticket, outcome in zip(group, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                ticket.error = outcome
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, Exception):
+                request.error = result
             else:
-                ticket.recorded = outcome
+                request.recorded = result
 
 
-def _insert(execute: Execute, ticket: _Ticket, may_be_there: bool) -> list[Event]:
-    experiment, events = ticket.experiment, ticket.events
-    if may_be_there:  # the connection broke on the way, or a thread was interrupted
-        batch = events[0].batch
+def _insert(execute: Execute, request: _AppendRequest, may_be_recorded: bool) -> list[Event]:
+    experiment, events = request.experiment, request.events
+    if may_be_recorded:  # the connection broke during the commit, or a thread was interrupted
         rows = execute(
             f"SELECT {_COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND batch = ? ORDER BY position",
-            (experiment, batch),
+            (experiment, events[0].batch),
         )
         if rows:
-            return [_event(row) for row in rows]
-    if ticket.after is not None and execute(
+            return [_event(experiment, row) for row in rows]
+    if request.after is not None and execute(
         "SELECT 1 FROM ppl_bandit_events WHERE experiment = ? AND position > ? AND kind <> 'decided' LIMIT 1",
-        (experiment, ticket.after),
+        (experiment, request.after),
     ):
         raise Conflict
     numbers = [int(event.number or 0) for event in events if event.kind == DECIDED and not event.lane]
@@ -251,7 +244,7 @@ def _insert(execute: Execute, ticket: _Ticket, may_be_there: bool) -> list[Event
         "LIMIT 1",
         (experiment, min(numbers), max(numbers)),
     ):
-        raise NumberTaken
+        raise DecisionNumberTaken
     last = execute(
         "SELECT position, digest FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMIT 1",
         (experiment,),
@@ -268,6 +261,8 @@ def _insert(execute: Execute, ticket: _Ticket, may_be_there: bool) -> list[Event
     return recorded
 
 
-def _event(row: Sequence[Any]) -> Event:
+def _event(experiment: str, row: Sequence[Any]) -> Event:
     position, kind, decision, batch, number, lane, arm, settles, time, body = row
-    return Event(position, kind, decision, batch, number, lane, arm, bool(settles), time, decode(body))
+    with reading_event(experiment, position):
+        contents = decode(body)
+    return Event(position, kind, decision, batch, number, lane, arm, bool(settles), time, contents)

@@ -1,7 +1,7 @@
-"""SQLite as the place of a journal: one file, several processes of one machine.
+"""SQLite backend: one file, used by several processes of one machine.
 
-Write-ahead logging with `synchronous=FULL`: a transaction that was committed is on the disk, as far as the disk tells the
-truth. Readers do not wait for writers, so there is one connection for each.
+Write-ahead logging with `synchronous=FULL`: a committed transaction is on the disk, unless the disk reports a flush that it did
+not do. Readers do not wait for writers, so there is one connection for reading and one for writing.
 """
 
 import os
@@ -10,18 +10,16 @@ import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ppl_bandit.journal.stores.contract import JournalError
-from ppl_bandit.journal.stores.sql import TABLES, VERSION, Execute
+from ppl_bandit.journal.stores.sql import TABLES, VERSION, Execute, Result
+from ppl_bandit.journal.stores.store import JournalError
 
 __all__ = ["SqliteBackend"]
 
 _APPLICATION = 0x50504C42  # "PPLB", in the file's header
-_PATIENCE = 60.0  # seconds to wait for another process that writes
-_SMALL = 1 << 28  # bytes; a file up to this size is checked as a whole when it is opened
-
-T = TypeVar("T")
+_LOCK_TIMEOUT = 60.0  # seconds to wait while another process writes
+_MAX_CHECKED_BYTES = 1 << 28  # a file up to this size is checked completely when it is opened
 
 
 class SqliteBackend:
@@ -42,7 +40,7 @@ class SqliteBackend:
         except sqlite3.Error as error:
             raise self._translated(error) from None
 
-    def run(self, work: Callable[[Execute, bool], T], locks: Sequence[str] = ()) -> T:
+    def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer."""
         if os.getpid() != self._pid:
             raise JournalError(
@@ -60,9 +58,7 @@ class SqliteBackend:
                 if not is_writer:
                     return work(execute, False)
                 try:
-                    if (
-                        connection.in_transaction
-                    ):  # of a call that was interrupted, by Ctrl-C, before it could undo its work
+                    if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
                         connection.execute("ROLLBACK")
                     connection.execute("BEGIN IMMEDIATE")
                     result = work(execute, False)
@@ -76,18 +72,18 @@ class SqliteBackend:
                 raise self._translated(error) from None
 
     def close(self) -> None:
-        """Close both connections; the write-ahead log is folded into the file."""
+        """Close both connections; SQLite then moves the write-ahead log into the file."""
         for is_writer, connection in self._connections.items():
             with self._locks[is_writer]:
                 connection.close()
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Check that the file is a journal of ours, or make a new one of an empty file."""
+        """Check that the file is a journal, or create the tables in an empty file."""
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
@@ -99,10 +95,10 @@ class SqliteBackend:
             raise JournalError(
                 f"{self._path} is a journal of version {found}, this release reads up to {VERSION}: upgrade ppl_bandit"
             )
-        if self._path.stat().st_size <= _SMALL:
-            broken = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if broken != "ok":
-                raise JournalError(f"{self._path} is damaged ({broken}): restore it from a copy")
+        if self._path.stat().st_size <= _MAX_CHECKED_BYTES:
+            fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if fault != "ok":
+                raise JournalError(f"{self._path} is damaged ({fault}): restore it from a copy")
         connection.execute("PRAGMA journal_mode=WAL")
         if application == _APPLICATION and found == VERSION:
             return
@@ -114,16 +110,16 @@ class SqliteBackend:
         connection.execute("COMMIT")
 
     def _translated(self, error: sqlite3.Error) -> JournalError:
-        words = str(error)
+        text = str(error)
         remedies = {
             "not a database": "it is not a journal: give the path of a journal, or of a new file",
             "malformed": "it is damaged: restore it from a copy",
             "full": "nothing of this call was recorded: free space on the disk, and call again",
-            "I/O": "nothing of this call was recorded: look after the disk, and call again",
+            "I/O": "nothing of this call was recorded: check the disk, and call again",
             "readonly": "nothing was recorded: make the file and its folder writable",
             "unable to open": "make the file and its folder readable and writable",
-            "locked": f"another process has been writing for {_PATIENCE:.0f} seconds; nothing was recorded: call again",
+            "locked": f"another process has been writing for {_LOCK_TIMEOUT:.0f} seconds; nothing was recorded: call again",
             "closed": "the journal was closed: open it again",
         }
-        remedy = next((remedy for key, remedy in remedies.items() if key in words), "nothing of this call was recorded")
-        return JournalError(f"{self._path}: {words}; {remedy}")
+        remedy = next((remedy for key, remedy in remedies.items() if key in text), "nothing of this call was recorded")
+        return JournalError(f"{self._path}: {text}; {remedy}")

@@ -1,1 +1,1 @@
-"""What people look at: tables, figures, HTML, ArviZ."""
+"""Tables, figures, texts, HTML and ArviZ objects of a bandit."""

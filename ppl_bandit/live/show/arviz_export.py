@@ -1,4 +1,4 @@
-"""Draws and data as ArviZ objects: InferenceData on ArviZ 0.x, DataTree on 1.x."""
+"""Export draws and data to ArviZ: InferenceData on ArviZ 0.x, DataTree on 1.x."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,15 +9,17 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
+from ppl_bandit.inputs.checks import as_interaction
+from ppl_bandit.inputs.columns import key_names
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
 from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Interaction, Key
 
-__all__ = ["export", "latent_dims", "observed", "replicate"]
+__all__ = ["export", "observed_outcomes", "replicate_outcomes"]
 
-_AT_ONCE = 32  # draws whose likelihoods are computed together
+_BATCH_SIZE = 32  # draws whose likelihoods are computed together
 
 
 def export(
@@ -30,15 +32,14 @@ def export(
 ) -> Any:
     """Return draws and data in ArviZ's groups.
 
-    These are posterior, prior, sample_stats (`lp`, the log joint density) and, once there are rows, observed_data,
+    The groups are posterior, prior, sample_stats (`lp`, the log joint density) and, if there are rows, observed_data,
     constant_data, log_likelihood and posterior_predictive. An outcome that the program masks in a row (no spend without a
-    sale) is 0 there, observed or predicted. With several outcomes the log likelihood of a row is that of all of them, and
-    is called `reward`. An axis of a latent whose length is the number of arms is named `arm` where it comes first, with the
-    arms' names as coordinates; other axes are named after the site.
+    sale) is 0 there. With several outcomes the log likelihood of a row is their sum, named `reward`. The first axis of a
+    latent is named `arm` if its length is the number of arms; other axes are named after the site.
 
     Args:
         posterior: {site: (M, ...)}; M is a multiple of num_chains.
-        num_chains: how many independent runs the draws come from, one after another.
+        num_chains: number of independent runs in the draws, one after another.
     """
     import arviz as az
 
@@ -54,15 +55,14 @@ def export(
         "sample_stats": {"lp": in_chains(per_draw["lp"])},
         "prior": {name: np.asarray(value)[None] for name, value in prior.items()},
     }
-    dims = {name: latent_dims(name, shape, len(arms)) for name, shape in model.latent_shapes.items()}
+    dims = {name: _latent_dims(name, shape, len(arms)) for name, shape in model.latent_shapes.items()}
     dims |= {name: ["row"] for name in (*model.outcomes, "played_arm", "reward")}
     coords: dict[str, Any] = {"arm": list(arms)} if any("arm" in names for names in dims.values()) else {}
     if indices.size:
-        groups["observed_data"] = observed(model, _rows(model, rows))
+        groups["observed_data"] = observed_outcomes(model, as_interaction(model, *rows))
         constants = {"played_arm": np.asarray(arms)[indices]}
         for path, leaf in jax.tree_util.tree_flatten_with_path(contexts)[0]:
-            keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-            name = "_".join(["context", *keys])
+            name = "_".join(["context", *key_names(path)])
             constants[name] = np.asarray(leaf)
             dims[name] = ["row", *(f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - 1))]
         groups["constant_data"] = constants
@@ -75,16 +75,16 @@ def export(
     return az.from_dict(**groups, dims=dims, coords=coords)
 
 
-def latent_dims(name: str, shape: tuple[int, ...], num_arms: int) -> list[str]:
+def _latent_dims(name: str, shape: tuple[int, ...], num_arms: int) -> list[str]:
     """Name the axes of a latent site."""
     return ["arm" if axis == 0 and size == num_arms else f"{name}_dim_{axis}" for axis, size in enumerate(shape)]
 
 
 def _read_draws(model: RewardModel, draws: Mapping[str, np.ndarray], rows: tuple) -> dict[str, np.ndarray]:
-    """Return, for each draw, the log joint density, the log likelihood of each row and outcomes in its place."""
+    """Return, for each draw, the log joint density, the log likelihood of each row, and replicated outcomes."""
     num_rows = rows[0].size
     with jax.enable_x64(True):
-        data = jax.tree.map(jnp.asarray, _rows(model, rows))
+        data = jax.tree.map(jnp.asarray, as_interaction(model, *rows))
         latents = {name: jnp.asarray(value) for name, value in draws.items()}
         keys = jr.split(jr.key(0), len(next(iter(latents.values()))))
 
@@ -94,28 +94,22 @@ def _read_draws(model: RewardModel, draws: Mapping[str, np.ndarray], rows: tuple
             if num_rows == 0:
                 return {"lp": log_prior}
             density = model.log_likelihood(latents, data)
-            return {"lp": log_prior + density.sum(), "log_likelihood": density, **_predicted(model, key, latents, data)}
+            drawn = {f"drawn {name}": v for name, v in replicate_outcomes(model, key, latents, data).items()}
+            return {"lp": log_prior + density.sum(), "log_likelihood": density, **drawn}
 
-        return jax.device_get(quick_jit(lambda xs: jax.lax.map(read, xs, batch_size=_AT_ONCE))((keys, latents)))
-
-
-def _rows(model: RewardModel, rows: tuple) -> Interaction:
-    arms, rewards, contexts = rows
-    return Interaction(arms, rewards if len(model.outcomes) > 1 else rewards[model.outcomes[0]], contexts)
+        return jax.device_get(quick_jit(lambda xs: jax.lax.map(read, xs, batch_size=_BATCH_SIZE))((keys, latents)))
 
 
-def _predicted(model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction) -> dict[str, Array]:
-    return {f"drawn {name}": values for name, values in replicate(model, key, latents, data).items()}
-
-
-def replicate(model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction) -> dict[str, Array]:
-    """Draw the outcomes of every row again, {outcome: (N,)}; 0 where the program masks one."""
+def replicate_outcomes(
+    model: RewardModel, key: Key, latents: Mapping[str, Array], data: Interaction
+) -> dict[str, Array]:
+    """Draw the outcomes of every row again, {outcome: (N,)}; an outcome that the program masks is 0."""
     trace = model.trace(latents, data.arm, data.context, key=key)
     return {name: jnp.broadcast_to(_unmasked(trace[name]), data.arm.shape) for name in model.outcomes}
 
 
-def observed(model: RewardModel, data: Interaction) -> dict[str, np.ndarray]:
-    """Return the outcomes of the rows, in their own kind of number; 0 where the program masks one and ignores its value."""
+def observed_outcomes(model: RewardModel, data: Interaction) -> dict[str, np.ndarray]:
+    """Return the outcomes of the rows in the dtype of their distribution; an outcome that the program masks is 0."""
 
     def read() -> dict[str, Array]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)

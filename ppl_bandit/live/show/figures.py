@@ -1,4 +1,4 @@
-"""A live bandit drawn: the posterior of each arm's expected reward, and who was played when."""
+"""The figure of a bandit: the posterior of each arm's expected reward, and the share of each arm over time."""
 
 from typing import Any
 
@@ -8,24 +8,24 @@ from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.numerics.figure_style import figure_tools, styles
 from ppl_bandit.types import Explanation
 
-__all__ = ["draw_bandit", "kind_of"]
+__all__ = ["plot_bandit", "posterior_kind"]
 
 
-def kind_of(about: Explanation) -> str:
-    """Return what a posterior is, in a word or two: exact, exact given some sites, or approximate."""
+def posterior_kind(about: Explanation) -> str:
+    """Return "exact", "exact given ..." or "approximate (...)"."""
     if about.is_exact:
         return "exact"
-    # `engines.choose` says first why what it asked before was refused.
+    # `engines.choose` puts the reasons why it refused other engines first.
     own = about.reason.rpartition("; so ")[2]
     return own.partition(":")[0] if own.startswith("exact given") else f"approximate ({about.engine})"
 
 
-def draw_bandit(found: Overview, played: np.ndarray, title: str, caption: str, unit: str = "") -> Any:
+def plot_bandit(found: Overview, played: np.ndarray, title: str, caption: str, unit: str = "") -> Any:
     """Return a figure of two panels; the caller shows or saves it.
 
     Args:
-        played: index of the arm of every reward learnt, in order.
-        unit: of the expected reward, if it has one.
+        played: index of the arm of every learnt reward, in order.
+        unit: of the expected reward.
     """
     plt = figure_tools()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
@@ -37,7 +37,7 @@ def draw_bandit(found: Overview, played: np.ndarray, title: str, caption: str, u
         steps = np.arange(1, played.size + 1)
         if played.size:
             shares = np.cumsum(played == index) / steps
-            marker = "o" if played.size == 1 else None  # a line through one point is nothing to see
+            marker = "o" if played.size == 1 else None  # a line through one point is invisible
             right.plot(steps, shares, color=colour, linestyle=dash, label=str(arm), linewidth=1.3, marker=marker)
     left.set(
         title=f"posterior of the expected reward{where}",
@@ -57,7 +57,7 @@ def draw_bandit(found: Overview, played: np.ndarray, title: str, caption: str, u
 
 
 def _density(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Smooth draws by a Gaussian kernel, folded at the ends so that no mass leaves the range of the draws."""
+    """Return a kernel density estimate, reflected at both ends so that all mass stays in the range of the draws."""
     low, high = draws.min(), draws.max()
     if high <= low:
         return np.array([low, low]), np.array([0.0, 1.0])

@@ -1,4 +1,4 @@
-"""Where the arms stand: expected reward with an interval, P(best), and what choosing an arm now would cost."""
+"""Summary of the arms: expected reward with an interval, P(best), and expected loss."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,9 @@ from ppl_bandit.program.model.reward_model import RewardModel
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Overview", "as_frame", "overview", "some_contexts"]
+__all__ = ["Overview", "arm_overview", "subsample_contexts"]
 
-_MAX_CONTEXTS = 200  # an average over as many differs from one over all by 7% of the spread between contexts
+_MAX_CONTEXTS = 200  # the standard error of an average is then 7% of the spread between contexts
 
 
 class Overview(NamedTuple):
@@ -22,15 +22,15 @@ class Overview(NamedTuple):
 
     Attributes:
         arms: names.
-        num_rewards: learnt so far.
+        num_rewards: number of rewards learnt.
         mean: posterior mean of the expected reward, or its median.
-        is_median: where it is the median, because one draw makes up most of the average: there is no expectation to speak of.
-        low, high: its central 95% interval.
-        best_prob: posterior probability that the arm is best; with contexts, averaged over them.
-        loss: what choosing this arm now would cost on average, E[max_b theta_b - theta_a]; averaged over contexts likewise, and
-            nan where an arm has no expectation.
-        draws: (M, A), expected rewards; averaged over contexts.
-        num_contexts: how many were averaged over; 0 for a program without context.
+        is_median: whether `mean` is the median, because one draw makes up most of the average: the mean may not exist.
+        low, high: central 95% interval of the expected reward.
+        best_prob: posterior probability that the arm is best, averaged over contexts.
+        loss: expected loss of choosing this arm now, E[max_b theta_b - theta_a], averaged over contexts; nan if the mean of any
+            arm may not exist.
+        draws: (M, A), expected rewards, averaged over contexts.
+        num_contexts: number of contexts averaged over; 0 for a program without context.
     """
 
     arms: list[Any]
@@ -46,33 +46,51 @@ class Overview(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The contexts that were averaged over, for people; empty for a program without context."""
+        """The contexts averaged over, in words; empty for a program without context."""
         if not self.num_contexts:
             return ""
         return "at one context" if self.num_contexts == 1 else f"averaged over {self.num_contexts} contexts"
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return a DataFrame with one row per arm."""
+        import pandas
 
-def overview(
+        columns = {
+            "arm": self.arms,
+            "num_rewards": self.num_rewards,
+            "expected_reward": self.mean,
+            "low": self.low,
+            "high": self.high,
+            "best_arm_prob": self.best_prob,
+            "expected_loss": self.loss,
+        }
+        frame = pandas.DataFrame(columns)
+        frame.attrs["interval"] = "central 95% of the posterior"
+        frame.attrs["num_contexts"] = self.num_contexts
+        return frame
+
+
+def arm_overview(
     model: RewardModel, arms: Sequence[Any], played: np.ndarray, draws: Mapping[str, np.ndarray], contexts: Any = None
 ) -> Overview:
-    """Return where the arms stand.
+    """Summarise the arms.
 
     Args:
-        played: index of the arm of every reward learnt.
+        played: index of the arm of every learnt reward.
         draws: of the latents, {site: (M, ...)}.
-        contexts: those to average over, with a leading axis; None for a program without context.
+        contexts: to average over, with a leading axis; None for a program without context.
     """
     num_contexts = 0 if contexts is None else len(jax.tree.leaves(contexts)[0])
     with jax.enable_x64(True):
         rows = contexts if num_contexts else None
-        tables = np.asarray(_tables(model, num_contexts > 0)(dict(draws), rows))  # (C, M, A)
+        tables = np.asarray(_reward_tables(model, num_contexts > 0)(dict(draws), rows))  # (C, M, A)
     best = tables.max(axis=2, keepdims=True)
     wins = tables == best
     averaged = tables.mean(axis=0)
     low, median, high = np.quantile(averaged, [0.025, 0.5, 0.975], axis=0)
-    # The largest of M draws of a quantity with a mean is a small part of their sum.
-    spread = np.abs(averaged - median)
-    is_median = (spread.max(axis=0) > 0.5 * spread.sum(axis=0)) & (len(averaged) >= 100)
+    # If the mean exists, the largest of M deviations is a small part of their sum.
+    deviations = np.abs(averaged - median)
+    is_median = (deviations.max(axis=0) > 0.5 * deviations.sum(axis=0)) & (len(averaged) >= 100)
     return Overview(
         list(arms),
         np.bincount(played, minlength=len(arms)),
@@ -88,7 +106,7 @@ def overview(
 
 
 @functools.lru_cache(maxsize=8)
-def _tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any], Any]:
+def _reward_tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any], Any]:
     def read(draws: Any, contexts: Any) -> Any:
         if not has_context:
             return model.expected_rewards(draws, None)[None]
@@ -97,29 +115,10 @@ def _tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any], Any]:
     return jax.jit(read)
 
 
-def some_contexts(contexts: Any) -> Any:
-    """Return contexts, or some of them evenly spread over their order where there are many."""
+def subsample_contexts(contexts: Any) -> Any:
+    """Return at most 200 of the contexts, evenly spaced in their order."""
     num = len(jax.tree.leaves(contexts)[0])
     if num <= _MAX_CONTEXTS:
         return contexts
     index = np.linspace(0, num - 1, _MAX_CONTEXTS).round().astype(int)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[index], contexts)
-
-
-def as_frame(found: Overview) -> "pandas.DataFrame":
-    """Return an overview as a DataFrame with one row per arm."""
-    import pandas
-
-    columns = {
-        "arm": found.arms,
-        "num_rewards": found.num_rewards,
-        "expected_reward": found.mean,
-        "low": found.low,
-        "high": found.high,
-        "best_arm_prob": found.best_prob,
-        "expected_loss": found.loss,
-    }
-    frame = pandas.DataFrame(columns)
-    frame.attrs["interval"] = "central 95% of the posterior"
-    frame.attrs["num_contexts"] = found.num_contexts
-    return frame

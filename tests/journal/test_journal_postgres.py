@@ -42,7 +42,7 @@ def test_an_experiment_goes_on_through_a_server_that_is_killed_and_started(serve
     assert step(bandit, 1) == step(plain, 1)  # waits, and is recorded once
     decision, expected = bandit.select(), plain.select()
     server.stop()
-    monkeypatch.setattr(postgres, "_WAITS", (0.1,))
+    monkeypatch.setattr(postgres, "_RETRY_DELAYS", (0.1,))
     with pytest.raises(JournalError, match="may or may not have been recorded: call again") as error:
         bandit.update(decision, 1)
     assert "s3cret" not in str(error.value) and "s3cret" not in repr(bandit._journal)

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "ppl_bandit"
 
 def record_forever(path, *, is_nobody=False):
     """Record decisions and rewards with the journal's own code, and nothing else of the package."""
-    for name in ("ppl_bandit", "ppl_bandit.live"):
+    for name in ("ppl_bandit", "ppl_bandit.journal"):
         module = types.ModuleType(name)
         module.__path__ = [str(PACKAGE.parent / name.replace(".", "/"))]
         sys.modules[name] = module

@@ -9,11 +9,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-import ppl_bandit.live
+import ppl_bandit
 from ppl_bandit import Bandit, RewardModel, engines
-from ppl_bandit.journal.records import record_of
+from ppl_bandit.journal.decision_record import fold_decision
 
-FOLDER = str(Path(ppl_bandit.live.__file__).parent)
+FOLDERS = tuple(str(Path(ppl_bandit.__file__).parent / name) for name in ("live", "journal", "posterior", "inputs"))
 
 
 class Interruption(KeyboardInterrupt):
@@ -38,7 +38,7 @@ def interrupted(call, number):
 
     def look(frame, event, _):
         nonlocal left
-        if not frame.f_code.co_filename.startswith(FOLDER):
+        if not frame.f_code.co_filename.startswith(FOLDERS):
             return None
         # Not where a `with` ends: no signal is looked at between its last line and what it does at its end.
         if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
@@ -66,10 +66,10 @@ def check(bandit):
     for name, values in (("concentration1", rewards["reward"]), ("concentration0", 1 - rewards["reward"])):
         np.testing.assert_allclose(found[name], 1 + np.bincount(arms, weights=values, minlength=2))
     experiment = bandit._experiment
-    records = [record_of(events) for events in experiment.store.decisions(experiment.name)]
+    records = [fold_decision(events) for events in experiment.store.decisions(experiment.name)]
     assert sum(record.status == "rewarded" for record in records) == arms.size == bandit.num_rewards
     bandit.select()  # follows the stream
-    assert experiment.follow().num_played.sum() == len(records) + 1
+    assert experiment.catch_up().num_played.sum() == len(records) + 1
     numbers = [record.decided.number for record in records if not record.decided.lane]
     assert len(set(numbers)) == len(numbers)
 

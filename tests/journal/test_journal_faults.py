@@ -16,7 +16,7 @@ import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError
 from ppl_bandit.journal.events import DECIDED, REWARDED, new_event
-from ppl_bandit.journal.opening import facts_of
+from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
@@ -90,8 +90,8 @@ def test_killed_bandits_lose_nothing_and_every_decision_can_be_derived_again(tmp
             pass
         with Journal(url) as journal:
             check_acknowledged(journal.store, "default", acknowledged)
-            facts = facts_of(journal.store, "default")
-            task, prior = bandit._build(list(facts.identity["arms"]))
+            header = read_header(journal.store, "default")
+            task, prior = bandit._build(list(header.identity["arms"]))
             found = replay(journal.store, "default", 0, task, prior, bandit._build)
         assert found.position is None, found.difference
     assert len(acknowledged) > 10
@@ -220,7 +220,7 @@ def run_four_processes(url, num_each):
     found = one.posterior_parameters()["rate"]
     assert (found["concentration1"].tolist(), found["concentration0"].tolist()) == posteriors[0]
     again = journal_children.open_bandit(url)
-    facts = facts_of(again._experiment.store, "default")
-    task, prior = again._build(list(facts.identity["arms"]))
+    header = read_header(again._experiment.store, "default")
+    task, prior = again._build(list(header.identity["arms"]))
     replayed = replay(again._experiment.store, "default", 0, task, prior, again._build)
     assert (replayed.num_checked, replayed.position) == (4 * num_each, None)

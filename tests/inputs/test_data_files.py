@@ -7,7 +7,8 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import RewardModel
-from ppl_bandit.inputs.data_files import DataFileError, context_columns, read_data, write_data
+from ppl_bandit.inputs.columns import context_columns
+from ppl_bandit.inputs.data_files import DataFileError, read_data, write_data
 
 
 def visits(arm, context):
@@ -72,9 +73,9 @@ def test_a_vector_is_numbered_and_a_single_outcome_may_be_called_reward(clicks, 
     ("text", "message"),
     [
         ("arm,click\n0,1\n7,0\n", "row 2, column 'arm': '7' is not an arm; number the arms from 0 to 2"),
-        ("arm,click\n0,1\n,0\n", "row 2, column 'arm': empty"),
+        ("arm,click\n0,1\n,0\n", "row 2, column 'arm': the cell is empty"),
         ("arm,click\n0,1\n\n1,7\n", "row 3, column 'click': the program cannot produce click = 7"),
-        ("arm,click\n0,yes\n", "row 1, column 'click': 'yes' is not a number; write a number"),
+        ("arm,click\n0,yes\n", "row 1, column 'click': 'yes' is not a number; give a number"),
         ("arm,click\n0,1\n1,\n", "row 2, column 'click': the cell is empty"),
         ("arm,click\n0,nan\n", "row 1, column 'click': 'nan' is not finite"),
         ("arm,click\n0,1\n1,2\n", "row 2, column 'click': the program cannot produce click = 2 on arm 1; correct"),
@@ -83,7 +84,7 @@ def test_a_vector_is_numbered_and_a_single_outcome_may_be_called_reward(clicks, 
             "arm,clicks\n0,1\n",
             "no column 'click'; this program needs the columns arm, click, and the file has arm, clicks",
         ),
-        ("arm,click,click\n0,1,1\n", "'click' stands twice"),
+        ("arm,click,click\n0,1,1\n", "the header has the column 'click' twice"),
         ("arm,click\n", "there are no rows"),
         ("", "there are no rows"),
     ],
@@ -119,5 +120,5 @@ def test_files_that_are_none_and_names_that_do_not_fit_are_refused(clicks, tmp_p
     with pytest.raises(DataFileError, match="give a CSV file"):
         read_data(tmp_path / "missing.csv", clicks)
     (tmp_path / "a.csv").write_text("arm,click\n0,1\n")
-    with pytest.raises(DataFileError, match="names 2 arms, but the program has 3"):
+    with pytest.raises(DataFileError, match="has 2 names, but the program has 3"):
         read_data(tmp_path / "a.csv", clicks, ["a", "b"])

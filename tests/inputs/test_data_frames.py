@@ -62,15 +62,15 @@ def test_an_array_or_a_dictionary_is_not_a_frame():
 @pytest.mark.parametrize(
     ("changed", "arguments", "message"),
     [
-        ({"age": [40.0, None]}, {}, "row 1, column 'age' is empty"),
-        ({"age": ["old", "young"]}, {}, "row 0, column 'age' is 'old', expected a number"),
-        ({"age": [1.0, float("inf")]}, {}, "row 1, column 'age' is inf, expected a finite number"),
-        ({"visits": [1.0, 2.5]}, {}, "row 1, column 'visits' is 2.5, expected a whole number"),
-        ({"arm": ["a", None]}, {}, "row 1, column 'arm' is empty"),
+        ({"age": [40.0, None]}, {}, "row 1, column 'age': the cell is empty"),
+        ({"age": ["old", "young"]}, {}, "row 0, column 'age': 'old' is not a number"),
+        ({"age": [1.0, float("inf")]}, {}, "row 1, column 'age': inf is not finite"),
+        ({"visits": [1.0, 2.5]}, {}, "row 1, column 'visits': 2.5 is not a whole number"),
+        ({"arm": ["a", None]}, {}, "row 1, column 'arm': the cell is empty"),
         ({}, {"reward": "gain"}, "no column 'gain'; it has 'visits', 'unused', 'reward', 'age', 'arm'"),
         ({}, {"reward": {"clicks": "reward"}}, r"reward has the outcomes \['clicks'\], expected some of \['reward'\]"),
         ({}, {"contexts": {"sex": "age"}}, r"contexts has the keys \['sex'\], expected some of \['age', 'visits'\]"),
-        ({}, {"contexts": ["age"]}, r"contexts lists \['age'\], but the context is made of \['age', 'visits'\]"),
+        ({}, {"contexts": ["age"]}, r"contexts lists \['age'\], but the context has the columns \['age', 'visits'\]"),
         ({}, {"contexts": "age"}, "contexts must be a list of columns or a dict, got 'age'"),
     ],
 )
@@ -100,5 +100,5 @@ def test_a_bandit_decides_and_learns_from_frames():
     np.testing.assert_array_equal(means[1], means[2])
     decisions = bandit.select_many(frame[["visits", "age"]])
     assert [d.context["age"] for d in decisions] == ROWS["age"]
-    with pytest.raises(ValueError, match="frame must be a DataFrame, and all that is given, got list"):
+    with pytest.raises(ValueError, match="frame must be a DataFrame, .* got list"):
         bandit.update_many([1, 2])

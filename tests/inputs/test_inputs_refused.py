@@ -61,7 +61,7 @@ BATCHES = {
     "both": (dict(arms=[0], decisions=["x"], rewards=[1]), "not both"),
     "neither": (dict(rewards=[1]), "give decisions= or arms="),
     "one id for many": (dict(decisions="abc", rewards=[1]), "decisions must be a sequence"),
-    "a decision twice": (dict(decisions=["a", "a"], rewards=[1, 1]), "names one twice"),
+    "a decision twice": (dict(decisions=["a", "a"], rewards=[1, 1]), "has one decision twice"),
     "no decision at all": (dict(decisions=[3], rewards=[1]), "must be a decision or its id, got 3"),
     "a correction without one": (dict(arms=[0], rewards=[1], correct=True), "needs decisions="),
 }
@@ -76,9 +76,7 @@ def test_a_batch_that_is_no_batch_is_refused(bandit, case):
 
 
 def test_a_mask_in_numbers_is_asked_which_was_meant(bandit):
-    with pytest.raises(
-        ValueError, match=r"names an arm twice: .* if a mask was meant, booleans: \[True, False, True\]"
-    ):
+    with pytest.raises(ValueError, match=r"names an arm twice: .* for a mask, booleans: \[True, False, True\]"):
         bandit.select(allowed=[1, 0, 1])
     with pytest.raises(ValueError, match="allowed must be a list of arms or a mask"):
         bandit.select(allowed="012")
@@ -89,7 +87,7 @@ def test_a_mask_in_numbers_is_asked_which_was_meant(bandit):
 
 
 BUILT = {
-    "arms in a set": (dict(arms={"a", "b", "c"}), "arms must be names in an order"),
+    "arms in a set": (dict(arms={"a", "b", "c"}), "arms must be a sequence of names"),
     "a fraction of an arm": (dict(num_arms=2.7), "num_arms must be a positive integer, got 2.7"),
     "a bool for a count": (dict(num_arms=True), "num_arms must be a positive integer, got True"),
     "a bool for draws": (dict(num_arms=3, num_samples=True), "num_samples must be a positive integer"),
@@ -111,7 +109,7 @@ def test_a_bandit_that_cannot_be_meant_is_not_built(case):
 
 
 def test_an_engine_that_was_built_already_is_asked_for_its_factory(bandit):
-    engine = bandit._experiment.standing.learner.engine
+    engine = bandit._experiment.projection.learner.engine
     with pytest.raises(ValueError, match=r"was built already: pass its factory, as in engine=engines\.conjugate"):
         Bandit(counts, 3, engine=engine)
 

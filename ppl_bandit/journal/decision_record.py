@@ -1,24 +1,24 @@
-"""What became of each decision: the fold of its events."""
+"""The current state of one decision: the fold of its events."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ppl_bandit.journal.events import CORRECTED, DISCARDED, REWARDED, Event
 
-__all__ = ["DISCARDED_STATUS", "PENDING_STATUS", "REWARDED_STATUS", "Record", "record_of"]
+__all__ = ["DISCARDED_STATUS", "PENDING_STATUS", "REWARDED_STATUS", "DecisionRecord", "fold_decision"]
 
 PENDING_STATUS, REWARDED_STATUS, DISCARDED_STATUS = "pending", "rewarded", "discarded"
 
 
-class Record(NamedTuple):
-    """A decision and what became of it.
+class DecisionRecord(NamedTuple):
+    """A decision and its outcome so far.
 
     Attributes:
         decided: the event of the decision.
         status: pending, rewarded or discarded.
-        reward: {outcome: value} known so far.
-        row: position of the event whose row the history holds; None if none was learnt.
-        settled: time of the last event that settled it; None while it waits.
+        reward: {outcome: value} observed so far.
+        row: position of the event that added its row to the history; None if no row was learnt.
+        settled: time of the last event that settled it; None while its reward is pending.
         num_corrections: how often its reward was corrected.
     """
 
@@ -31,12 +31,18 @@ class Record(NamedTuple):
 
     @property
     def context(self) -> Any:
-        """The leaves of its context, as lists; None for a program without context."""
+        """The leaves of its context; None for a program without context."""
         return self.decided.body.get("context")
 
+    @property
+    def propensity(self) -> float:
+        """The probability with which its arm was played."""
+        body = self.decided.body  # a store in memory keeps this number alone once the decision is settled
+        return body["propensity"] if "propensity" in body else body["propensities"][self.decided.arm]
 
-def record_of(events: Sequence[Event]) -> Record:
-    """Fold the events of one decision, the decision first."""
+
+def fold_decision(events: Sequence[Event]) -> DecisionRecord:
+    """Fold the events of one decision; the decision is the first."""
     status, reward, num_corrections = PENDING_STATUS, dict[str, float](), 0
     row: int | None = None
     settled: float | None = None
@@ -52,4 +58,4 @@ def record_of(events: Sequence[Event]) -> Record:
             is_replaced = event.kind == CORRECTED and event.body["of"] is not None
             row = event.body["of"] if is_replaced else event.position
             status, settled = REWARDED_STATUS, event.time
-    return Record(events[0], status, reward, row, settled, num_corrections)
+    return DecisionRecord(events[0], status, reward, row, settled, num_corrections)

@@ -18,16 +18,15 @@ import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
 from ppl_bandit.journal import experiment as experiment_module
+from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, REWARDED, new_event, new_id
-from ppl_bandit.journal.experiment import in_lane
 from ppl_bandit.journal.identity import fingerprint
-from ppl_bandit.journal.opening import facts_of
+from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
 from ppl_bandit.journal.stores import memory
-from ppl_bandit.journal.stores.contract import Conflict
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
-from ppl_bandit.posterior.deciding import decide
+from ppl_bandit.journal.stores.store import Conflict
 from ppl_bandit.posterior.history import History
 
 ARMS = ["control", "low", "high"]
@@ -102,7 +101,7 @@ def test_checkpoints_change_no_decision_and_are_not_believed_when_damaged(parts,
     assert 0 < position < store.last_position("default")
     resumed = make(parts, journal=tmp_path / "j.db")
     assert counts(resumed) == counts(bandit)
-    store.keep_checkpoint("default", position + 1, contents[:-40] + bytes(40))
+    store.write_checkpoint("default", position + 1, contents[:-40] + bytes(40))
     assert counts(make(parts, journal=tmp_path / "j.db")) == counts(bandit)
 
 
@@ -148,24 +147,26 @@ def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
     stale = second._experiment
     first.select()
     stale._next_number -= 1
-    (event,) = stale.decide(stale.standing, np.ones(3, bool), None, None)
+    (event,) = stale.decide(stale.projection, np.ones(3, bool), None, None)
     assert event.lane
     # In a lane of its own: the same numbers, the same posterior, but other draws.
     fresh = first._experiment
-    fresh.follow()
+    fresh.catch_up()
     lanes = []
     for lane in ("", "here", "there"):
-        task, learner = in_lane(fresh.standing, lane)
-        lanes.append([float(decide(task, learner, i, None, np.ones(3, bool)).best_arm_probs[0, 0]) for i in range(5)])
+        chosen = [
+            choose_arms(fresh.projection, lane, np.array([i]), None, np.ones(3, bool), is_batch=False) for i in range(5)
+        ]
+        lanes.append([float(one.best_arm_probs[0, 0]) for one in chosen])
     assert lanes[0] != lanes[1] != lanes[2] != lanes[0]
     assert check_replay(first, "default").position is None
 
 
 def check_replay(bandit, name):
     experiment = bandit._experiment
-    facts = facts_of(experiment.store, name)
-    task, prior = bandit._build(list(facts.identity["arms"]))
-    return replay(experiment.store, name, facts.changed, task, prior, bandit._build)
+    header = read_header(experiment.store, name)
+    task, prior = bandit._build(list(header.identity["arms"]))
+    return replay(experiment.store, name, header.last_change, task, prior, bandit._build)
 
 
 def test_replay_derives_every_decision_and_finds_the_first_that_differs(parts, tmp_path):
@@ -184,7 +185,7 @@ def test_replay_derives_every_decision_and_finds_the_first_that_differs(parts, t
     found = check_replay(bandit, "default")
     broken = bandit._experiment.store.first_broken("default")
     assert found.position == broken
-    assert "it played" in found.difference
+    assert "the recorded arm is" in found.difference
 
 
 def test_a_reward_counts_once_and_a_correction_is_as_if_the_first_had_never_been(parts, tmp_path):
@@ -195,7 +196,7 @@ def test_a_reward_counts_once_and_a_correction_is_as_if_the_first_had_never_been
         before = counts(bandit)
         assert bandit.update(decisions[2], 1) is None
         assert counts(bandit) == before
-        with pytest.raises(ValueError, match="already has its reward, 1, and now 0 was given: pass correct=True"):
+        with pytest.raises(ValueError, match="already has the reward 1, and 0 was given: pass correct=True"):
             bandit.update(decisions[2], 0)
         bandit.update(decisions[2], 0, correct=True)
         bandit.discard(decisions[0], correct=True)
@@ -223,7 +224,7 @@ def test_outcomes_come_one_by_one_and_expire_as_the_user_says(hurdle_parts, tmp_
         assert bandit.update(first, {"sale": 1}) is None
         assert bandit.num_rewards == 0
         assert bandit.pending()["sale"].tolist()[0] == 1.0
-        with pytest.raises(ValueError, match="already has its reward"):
+        with pytest.raises(ValueError, match="already has the reward"):
             bandit.update(first, {"sale": 0})
         bandit.update(first, {"amount": 2.5})
         assert bandit.num_rewards == 1
@@ -247,8 +248,8 @@ def test_memory_does_not_grow_with_decisions_that_are_never_rewarded(parts, monk
     bandit.select_many(num_decisions=100)
     bandit.select()
     assert len(bandit.pending()) == 50
-    assert bandit._experiment.store.read("default", bandit._experiment.standing.position) == []
-    with pytest.raises(ValueError, match="among the 52 oldest that were let go .a journal keeps all"):
+    assert bandit._experiment.store.read("default", bandit._experiment.projection.position) == []
+    with pytest.raises(ValueError, match="one of the 52 oldest that memory no longer holds .a journal keeps all"):
         bandit.update(oldest, 1)
 
 
@@ -289,7 +290,7 @@ def test_another_experiment_is_refused_with_what_differs(parts, tmp_path, change
     assert changed.num_rewards == 1
     with Journal(tmp_path / "j.db") as journal:
         assert journal.events()[-1].kind == "changed"
-    with pytest.raises(JournalError, match="was changed otherwise by another process"):
+    with pytest.raises(JournalError, match="another process has changed the experiment"):
         bandit.select()
 
 
@@ -441,14 +442,14 @@ def test_decisions_do_not_wait_for_a_reward_that_is_being_learnt(parts, monkeypa
     bandit, plain = make(parts), make(parts)
     decision, same = bandit.select(), plain.select()
     has_begun, may_end = threading.Event(), threading.Event()
-    learnt = experiment_module.learnt
+    learn_events = experiment_module.learn_events
 
     def slow(*arguments):
         has_begun.set()
         assert may_end.wait(60)
-        return learnt(*arguments)
+        return learn_events(*arguments)
 
-    monkeypatch.setattr(experiment_module, "learnt", slow)
+    monkeypatch.setattr(experiment_module, "learn_events", slow)
     with ThreadPoolExecutor(1) as pool:
         reward = pool.submit(bandit.update, decision, 1)
         assert has_begun.wait(60)

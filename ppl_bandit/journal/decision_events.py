@@ -1,0 +1,75 @@
+"""Choose arms at a projection, and write the events that record the decisions."""
+
+import functools
+import hashlib
+import itertools
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_bandit.journal.events import DECIDED, Event, new_ids
+from ppl_bandit.journal.projection import Projection
+from ppl_bandit.posterior.deciding import Chosen, decide, decide_many
+
+__all__ = ["choose_arms", "decision_events"]
+
+
+def choose_arms(
+    projection: Projection, lane: str, numbers: np.ndarray, contexts: Any, allowed: np.ndarray, *, is_batch: bool
+) -> Chosen:
+    """Choose the arms of some decisions; the result depends on the arguments alone.
+
+    Args:
+        lane: random number stream of the decisions; the empty one uses the experiment's seed.
+        numbers: of the decisions.
+        contexts: with a leading axis in a batch; one context otherwise.
+    """
+    task, learner = projection.task, projection.learner
+    if lane:
+        seed, device_seed = _lane_seed(task.seed, lane)
+        task, learner = task._replace(seed=seed), learner._replace(seed=device_seed)
+    if is_batch:
+        return decide_many(task, learner, numbers, contexts, allowed)
+    return decide(task, learner, int(numbers[0]), contexts, allowed)
+
+
+def decision_events(
+    projection: Projection, chosen: Chosen, first: int, lane: str, allowed: np.ndarray, contexts: Any, *, is_batch: bool
+) -> list[Event]:
+    """Return the events of decisions that are numbered from `first`; other arguments as in `choose_arms`."""
+    position, names, now = projection.position, projection.task.arms.names, time.time()
+    leaves = None if contexts is None else jax.tree.leaves(contexts)
+    for leaf in leaves or ():
+        leaf.flags.writeable = False  # the event and the caller's Decision share it
+    mask = allowed.tolist()
+    recorded_mask = None if all(mask) else mask
+    by_row: Iterable[Any] = zip(*leaves, strict=True) if is_batch and leaves else itertools.repeat(leaves or ())
+    batch, *ids = new_ids(1 + len(chosen.arms))
+    events = []
+    # Iterating over columns is much faster than indexing each row when a batch has thousands of decisions.
+    columns = zip(ids, *chosen, by_row, strict=False)
+    for row, (decision, arm, best_arm_probs, num_candidates, propensities, context) in enumerate(columns):
+        body = {
+            "absorbed": position,
+            "name": names[arm],
+            "best_arm_probs": best_arm_probs,
+            "num_candidates": num_candidates,
+            "propensities": propensities,
+            "allowed": recorded_mask,
+            "context": None if leaves is None else list(context),
+        }
+        if is_batch:
+            body["row"] = row
+        events.append(Event(0, DECIDED, decision, batch, first + row, lane, arm, False, now, body))
+    return events
+
+
+@functools.lru_cache(maxsize=1024)
+def _lane_seed(seed: int, lane: str) -> tuple[int, jax.Array]:
+    number = int.from_bytes(hashlib.sha256(f"{seed}:{lane}".encode()).digest()[:7])
+    with jax.enable_x64(True):
+        return number, jnp.asarray(number)

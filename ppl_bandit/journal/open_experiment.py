@@ -1,0 +1,175 @@
+"""Open an experiment: start its stream, or continue it if program and settings are the recorded ones."""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ppl_bandit.inputs.columns import context_columns
+from ppl_bandit.journal.checkpoints import load_checkpoint
+from ppl_bandit.journal.events import ARMS, CHANGED, OPENED, Event, new_event
+from ppl_bandit.journal.experiment import BuildTask, Experiment
+from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions
+from ppl_bandit.journal.projection import Projection, initial_projection
+from ppl_bandit.journal.stores.memory import MemoryStore
+from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.store import Conflict, JournalError, reading_event
+from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.task import Task
+
+__all__ = ["ExperimentHeader", "bind_num_arms", "open_experiment", "read_header", "takes_num_arms"]
+
+
+class ExperimentHeader(NamedTuple):
+    """Identity and arms of an experiment, from the few events that set them.
+
+    Attributes:
+        identity: program and settings as opened, or as last changed.
+        versions: of the libraries that computed the identity.
+        names: the arms now, the retired ones included.
+        retired: indices of the retired arms.
+        last_refit: position of the last event that refits the posterior to all rows: a change or a new arm; 0 if none.
+        last_change: position of the last change of the identity; 0 if none.
+        context_columns: names of the numbers in a context, in the order of its leaves.
+    """
+
+    identity: Mapping[str, Any]
+    versions: Mapping[str, str]
+    names: list[Any]
+    retired: frozenset[int]
+    last_refit: int
+    last_change: int
+    context_columns: list[str]
+
+
+def read_header(store: SqlStore, name: str) -> ExperimentHeader | None:
+    """Return the header of an experiment; None if it does not exist."""
+    header = None
+    for event in store.read(name, kinds=(OPENED, CHANGED, ARMS)):
+        with reading_event(name, event.position):
+            header = _fold_header(header, event)
+    return header
+
+
+def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHeader | None:
+    body = event.body
+    if event.kind != ARMS:
+        identity, position = body["identity"], event.position if event.kind == CHANGED else 0
+        names, columns = list(identity["arms"]), body["context_columns"]
+        return ExperimentHeader(identity, body["versions"], names, frozenset(), position, position, columns)
+    if header is None:
+        return None
+    last_refit = event.position if len(body["arms"]) > len(header.names) else header.last_refit
+    return header._replace(names=body["arms"], retired=frozenset(body["retired"]), last_refit=last_refit)
+
+
+def open_experiment(
+    store: MemoryStore | SqlStore,
+    name: str,
+    task: Task,
+    prior: Learner,
+    build: BuildTask,
+    burn_in: int,
+    allow_changed: bool,
+) -> Experiment:
+    """Start an experiment, or continue it with all recorded decisions and rewards.
+
+    Raises:
+        JournalError: if the program or a setting differs from the recorded ones.
+    """
+    projection = initial_projection(task, prior)
+    if isinstance(store, MemoryStore):
+        return Experiment(store, name, projection, build, burn_in)
+    header = read_header(store, name)
+    if header is None:
+        identity = experiment_identity(task, prior.engine, burn_in)
+        try:
+            store.append(name, [_identity_event(OPENED, task, identity)], after=0)
+        except Conflict:  # another process has opened it at the same time
+            pass
+        header = read_header(store, name)
+        assert header is not None  # one of the two processes has opened it
+    return _continue(store, name, projection, build, burn_in, allow_changed, header)
+
+
+def _continue(
+    store: SqlStore,
+    name: str,
+    projection: Projection,
+    build: BuildTask,
+    burn_in: int,
+    allow_changed: bool,
+    header: ExperimentHeader,
+) -> Experiment:
+    task, prior = projection.task, projection.prior
+    names, opened = list(task.arms.names), list(header.identity["arms"])
+    has_added_arms = len(header.names) > len(opened) and header.names[: len(names)] == names
+    if has_added_arms and names != opened:  # the identity was recorded with fewer arms: compare with as many
+        opened_task, opened_prior = build(opened)
+        identity = experiment_identity(opened_task, opened_prior.engine, burn_in)
+    else:
+        identity = experiment_identity(task, prior.engine, burn_in)
+    differences = identity_differences(header.identity, identity)
+    if differences and not allow_changed:
+        hint = (
+            ""
+            if header.versions == library_versions()
+            else f" (it was recorded with {dict(header.versions)}, this process has {library_versions()}: another version can "
+            "change the fingerprint of the same program)"
+        )
+        raise JournalError(
+            f"the experiment {name!r} was recorded with other settings: {'; '.join(differences)}{hint}. Pass those that it was "
+            "opened with, give another name=, or continue with allow_changed=True, which records the change"
+        )
+    if differences:
+        if len(names) < len(header.names):
+            raise JournalError(
+                f"the experiment {name!r} has the arms {header.names}, and {names} were given: give all arms, and use "
+                "retire_arm to stop playing one"
+            )
+        event = _identity_event(CHANGED, task, identity, differences)
+        try:
+            store.append(name, [event], after=store.last_position(name))
+        except Conflict:
+            pass
+        header = read_header(store, name) or header
+        if header.identity != identity:
+            raise JournalError(
+                f"the experiment {name!r} was changed by another process at the same time: open it again"
+            )
+    if len(header.names) > len(names):
+        projection = initial_projection(*build(header.names))
+    elif len(header.names) < len(names):
+        raise JournalError(
+            f"the experiment {name!r} has the arms {header.names}, and {names} were given: use add_arm for a new one"
+        )
+    experiment = Experiment(store, name, projection, build, burn_in, identity)
+    checkpoint = load_checkpoint(store, name, identity, projection)
+    if checkpoint is not None and checkpoint[0] >= header.last_refit:
+        experiment.resume(*checkpoint)
+    else:
+        experiment.resume(header.last_refit, None)
+    return experiment
+
+
+def takes_num_arms(program: Any) -> bool:
+    """Return whether a program takes the keyword `num_arms`, so that it works for any number of arms."""
+    try:
+        return "num_arms" in inspect.signature(program).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def bind_num_arms(program: Any, num_arms: int) -> Any:
+    """Return a program for a number of arms; one that does not take `num_arms` is returned unchanged."""
+    if not takes_num_arms(program):
+        return program
+    bound = functools.partial(program, num_arms=num_arms)
+    bound.__name__ = getattr(program, "__name__", "program")  # type: ignore[attr-defined]  # messages quote it
+    return bound
+
+
+def _identity_event(kind: str, task: Task, identity: Mapping[str, Any], differences: list[str] | None = None) -> Event:
+    columns = list(context_columns(task.model))
+    body = {"identity": dict(identity), "versions": library_versions(), "context_columns": columns}
+    return new_event(kind, body | {"differences": differences or []})

@@ -1,0 +1,141 @@
+"""From reported rewards to events: delayed, partial, repeated, corrected, missing.
+
+A repeated report of the same reward makes no event. A different value is refused unless it is a correction. Outcomes may be
+reported one at a time; the row is learnt when the last is known.
+
+Each function returns a function Projection -> events, which `Experiment.learn` calls with the latest projection.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ppl_bandit.journal.decision_record import (
+    DISCARDED_STATUS,
+    PENDING_STATUS,
+    REWARDED_STATUS,
+    DecisionRecord,
+    fold_decision,
+)
+from ppl_bandit.journal.events import CORRECTED, DISCARDED, IMPORTED, REWARDED, Event, new_event, new_id
+from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.journal.projection import Projection
+from ppl_bandit.posterior.learning import Rows
+
+__all__ = ["MakeEvents", "discard_events", "expiry_events", "import_events", "reward_events"]
+
+MakeEvents = Callable[[Projection], list[Event]]
+
+
+def reward_events(
+    experiment: Experiment, rewards: Mapping[str, Mapping[str, float]], is_correction: bool
+) -> MakeEvents:
+    """Make the events of rewards, {decision: {outcome: value}}."""
+
+    def make(projection: Projection) -> list[Event]:
+        records, batch = _records(experiment, list(rewards)), new_id()
+        outcomes = projection.task.model.outcomes
+        events = (_reward_event(records[id], values, outcomes, is_correction, batch) for id, values in rewards.items())
+        return [event for event in events if event is not None]
+
+    return make
+
+
+def import_events(rows: Rows) -> MakeEvents:
+    """Make the event of rows that another system decided."""
+    body = {  # arrays: only a store that writes JSON converts them to lists
+        "arms": np.array(rows.arms),
+        "rewards": {name: np.array(values) for name, values in rows.rewards.items()},
+        "contexts": None if rows.contexts is None else [np.array(leaf) for leaf in jax.tree.leaves(rows.contexts)],
+    }
+    return lambda projection: [new_event(IMPORTED, body)]
+
+
+def discard_events(experiment: Experiment, decisions: Sequence[str], is_correction: bool) -> MakeEvents:
+    """Make the events of decisions that will get no reward."""
+
+    def make(projection: Projection) -> list[Event]:
+        records, batch = _records(experiment, decisions), new_id()
+        for id, record in records.items():
+            if record.status == REWARDED_STATUS and not is_correction:
+                raise ValueError(
+                    f"decision {id!r} has the reward {_format(record.reward)}: pass correct=True to remove it"
+                )
+        open_records = [record for record in records.values() if record.status != DISCARDED_STATUS]
+        return [_discard_event(record, batch, "discarded") for record in open_records]
+
+    return make
+
+
+def expiry_events(experiment: Experiment, until: float, reward: Mapping[str, float] | None) -> MakeEvents:
+    """Make the events of pending decisions made until a time: discarded, or rewarded with a given value."""
+
+    def make(projection: Projection) -> list[Event]:
+        pending = [str(event.decision) for event in experiment.store.pending(experiment.name, until)]
+        records, batch = _records(experiment, pending), new_id()
+        if reward is None:
+            return [_discard_event(record, batch, "expired") for record in records.values()]
+        outcomes, events = projection.task.model.outcomes, []
+        for record in records.values():
+            missing = {name: value for name, value in reward.items() if name not in record.reward}
+            event = _reward_event(record, missing, outcomes, False, batch)
+            if event is not None:
+                events.append(event._replace(body=event.body | {"expired": True}))
+        return events
+
+    return make
+
+
+def _records(experiment: Experiment, decisions: Sequence[str]) -> dict[str, DecisionRecord]:
+    found = experiment.store.find(experiment.name, decisions)
+    for id in decisions:
+        if id not in found:
+            num_dropped = getattr(experiment.store, "num_dropped", 0)
+            dropped = f", or is one of the {num_dropped} oldest that memory no longer holds (a journal keeps all)"
+            raise ValueError(
+                f"decision {id!r} was not made by this bandit{dropped if num_dropped else ''}: pass one of its decisions, or "
+                "arm= and context= for a play that another system decided"
+            )
+    return {id: fold_decision(found[id]) for id in decisions}
+
+
+def _reward_event(
+    record: DecisionRecord, values: Mapping[str, float], outcomes: Sequence[str], is_correction: bool, batch: str
+) -> Event | None:
+    decided, known = record.decided, record.reward
+    id = decided.decision
+    differs = any(name in known and known[name] != value for name, value in values.items())
+    if record.status != DISCARDED_STATUS and not differs and all(name in known for name in values):
+        return None  # a repeated report
+    if differs and not is_correction:
+        raise ValueError(
+            f"decision {id!r} already has the reward {_format(known)}, and {_format(values)} was given: pass correct=True to "
+            "replace it"
+        )
+    merged = {**known, **values}
+    if record.status == DISCARDED_STATUS:
+        if not is_correction:
+            raise ValueError(f"decision {id!r} was discarded: pass correct=True to learn from its reward")
+        merged = dict(values)
+        missing = [name for name in outcomes if name not in merged]
+        if missing:
+            raise ValueError(f"decision {id!r} was discarded: give all of its outcomes at once; {missing} are missing")
+    is_complete = all(name in merged for name in outcomes)
+    body: dict[str, Any] = {"reward": merged if is_complete else dict(values)}
+    if is_complete:
+        body["context"] = record.context
+    kind = REWARDED if record.status == PENDING_STATUS else CORRECTED
+    if kind == CORRECTED:
+        body["of"] = record.row
+    return new_event(kind, body, decision=id, batch=batch, arm=decided.arm, settles=is_complete)
+
+
+def _discard_event(record: DecisionRecord, batch: str, reason: str) -> Event:
+    decided, body = record.decided, {"reason": reason, "of": record.row}
+    return new_event(DISCARDED, body, decision=decided.decision, batch=batch, arm=decided.arm, settles=True)
+
+
+def _format(reward: Mapping[str, float]) -> str:
+    return f"{next(iter(reward.values())):g}" if len(reward) == 1 else str({k: float(v) for k, v in reward.items()})

@@ -1,0 +1,178 @@
+"""The projection of a stream: arms, posterior and history after the events up to a position, as pure functions.
+
+An event brings rows of data, edits rows that were learnt before, or neither. New rows update the posterior. An edit
+refits the posterior to the edited history from the prior, in one batch, so that a corrected reward leaves no trace.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ppl_bandit.journal.events import CORRECTED, IMPORTED, REWARDED, Event
+from ppl_bandit.posterior.fallback import NotCertified, learn
+from ppl_bandit.posterior.history import History
+from ppl_bandit.posterior.learning import Learner, Rows
+from ppl_bandit.posterior.task import Task
+from ppl_bandit.program.model.reward_model import RewardModel
+
+__all__ = [
+    "LearningStep",
+    "Projection",
+    "append_rows",
+    "context_from_leaves",
+    "initial_projection",
+    "learn_events",
+    "refit",
+    "reward_changes",
+]
+
+_MAX_REWARD = 1e75  # beyond it squares overflow float64, or round away all earlier data
+_DTYPES = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
+
+
+class Projection(NamedTuple):
+    """The state of an experiment at a position of its stream.
+
+    Attributes:
+        prior: the learner before any reward; a correction refits from it.
+        learner: the posterior.
+        history: all rows that were learnt.
+        num_played: number of decisions for each arm.
+        retired: indices of the arms that are no longer played.
+    """
+
+    position: int
+    task: Task
+    prior: Learner
+    learner: Learner
+    history: History
+    num_played: np.ndarray
+    retired: frozenset[int] = frozenset()
+
+
+class LearningStep(NamedTuple):
+    """The result of learning from events that are not recorded yet.
+
+    Attributes:
+        learner: the posterior after the events.
+        history: the history with their edits, without their new rows.
+        rows: the new rows, each with the index of its event.
+        info: the engine's diagnostics; None if nothing was learnt.
+        warnings: for the user.
+    """
+
+    learner: Learner
+    history: History
+    rows: list[tuple[int, Rows]]
+    info: Any
+    warnings: list[str]
+
+
+def initial_projection(task: Task, prior: Learner) -> Projection:
+    """Return the state before the first event."""
+    return Projection(0, task, prior, prior, History(task.model.outcomes), np.zeros(len(task.arms), np.int64))
+
+
+def learn_events(projection: Projection, events: Sequence[Event]) -> LearningStep:
+    """Learn from the events of one call.
+
+    Raises:
+        ValueError: for a reward that the program cannot produce, or that is too large to learn from.
+    """
+    task, learner, history = projection.task, projection.learner, projection.history
+    edits, rows = reward_changes(task, events)
+    joined = _concatenate([piece for _, piece in rows]) if rows else None
+    if edits:
+        edited = history.edited(edits)
+        learner, info, warnings = refit(projection, edited, joined)
+        return LearningStep(learner, edited, rows, info, warnings)
+    if joined is None:
+        return LearningStep(learner, history, rows, None, [])
+    try:
+        after, info, warnings = learn(task, learner, history, joined)
+    except NotCertified:
+        _refuse_overflow(joined)
+        raise
+    if learner.engine.explanation.is_exact and not after.engine.explanation.is_exact:
+        _refuse_overflow(joined)
+    return LearningStep(after, history, rows, info, warnings)
+
+
+def refit(projection: Projection, history: History, more: Rows | None = None) -> tuple[Learner, Any, list[str]]:
+    """Learn all rows of a history, and some more, from the prior."""
+    pieces = ([Rows(*history.rows())] if len(history) else []) + ([more] if more is not None else [])
+    if not pieces:
+        return projection.prior, None, []
+    task = projection.task
+    after, info, warnings = learn(task, projection.prior, History(task.model.outcomes), _concatenate(pieces))
+    is_same = after.engine.explanation.engine == projection.learner.engine.explanation.engine
+    return after, info, [] if is_same else warnings
+
+
+def reward_changes(task: Task, events: Sequence[Event]) -> tuple[dict[int, Any], list[tuple[int, Rows]]]:
+    """Return the edits {position of the row: new reward, or None to remove it}, and the new rows by index of the event.
+
+    Raises:
+        ValueError: for an arm that the experiment does not have.
+    """
+    edits: dict[int, Any] = {}
+    rows = []
+    for index, event in enumerate(events):
+        if event.body.get("of") is not None:
+            edits[event.body["of"]] = event.body.get("reward")
+        piece = _rows_of_event(task.model, event)
+        if piece is not None:
+            if not np.all((piece.arms >= 0) & (piece.arms < len(task.arms))):
+                raise ValueError(f"its arms are not all between 0 and {len(task.arms) - 1}")
+            rows.append((index, piece))
+    return edits, rows
+
+
+def append_rows(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:
+    """Return a history with the rows of recorded events, each with the position of its event."""
+    if not rows:
+        return history
+    positions, joined = np.array([recorded[i].position for i, _ in rows]), _concatenate([piece for _, piece in rows])
+    return history.extended(*joined, positions.repeat([piece.arms.size for _, piece in rows]))
+
+
+def context_from_leaves(model: RewardModel, leaves: Sequence[Any] | None) -> Any:
+    """Return a context, or many, from its leaves: arrays, or lists after a round trip through JSON."""
+    if leaves is None:
+        return None
+    examples, structure = jax.tree.flatten(model.context)
+    arrays: list[Any] = [
+        np.asarray(leaf, _DTYPES[np.asarray(e).dtype.kind]) for leaf, e in zip(leaves, examples, strict=True)
+    ]
+    return jax.tree.unflatten(structure, arrays)
+
+
+def _rows_of_event(model: RewardModel, event: Event) -> Rows | None:
+    body = event.body
+    if event.kind == IMPORTED:
+        rewards = {name: np.asarray(values, np.float64) for name, values in body["rewards"].items()}
+        return Rows(np.asarray(body["arms"], np.int64), rewards, context_from_leaves(model, body["contexts"]))
+    if not event.settles or event.kind not in (REWARDED, CORRECTED) or body.get("of") is not None:
+        return None
+    context = context_from_leaves(model, body["context"])
+    contexts = None if context is None else jax.tree.map(lambda leaf: leaf[None], context)
+    rewards = {name: np.array([body["reward"][name]], np.float64) for name in model.outcomes}
+    return Rows(np.array([event.arm], np.int64), rewards, contexts)
+
+
+def _concatenate(pieces: Sequence[Rows]) -> Rows:
+    if len(pieces) == 1:
+        return pieces[0]
+    return Rows(*jax.tree.map(lambda *leaves: np.concatenate(leaves), *map(tuple, pieces)))
+
+
+def _refuse_overflow(rows: Rows) -> None:
+    for name, values in rows.rewards.items():
+        row = int(np.argmax(np.abs(values)))
+        if abs(values[row]) > _MAX_REWARD:
+            raise ValueError(
+                f"{name}={values[row]:g} is so large that the posterior would overflow: nothing was learnt from it; correct "
+                "the reward, or measure rewards in larger units"
+            )

@@ -1,0 +1,96 @@
+"""The interface of an event store, and its errors."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from ppl_bandit.journal.events import Event
+
+__all__ = ["Conflict", "DamagedEvent", "DecisionNumberTaken", "JournalError", "Store", "read_batches", "reading_event"]
+
+_PAGE = 10_000  # events read at once
+
+
+class JournalError(RuntimeError):
+    """A journal cannot be opened, read or written; the message gives the cause, what is recorded, and what to do."""
+
+
+class DamagedEvent(JournalError):
+    """A recorded event cannot be read or learnt; the message gives its position."""
+
+
+class Conflict(Exception):
+    """An event other than a decision was appended since the given position: read it and try again."""
+
+
+class DecisionNumberTaken(Exception):
+    """Another process has recorded the decision of this number."""
+
+
+@contextmanager
+def reading_event(experiment: str, position: int) -> Iterator[None]:
+    """Turn errors that the contents of a recorded event cause into `DamagedEvent`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise DamagedEvent(
+            f"the event at position {position} of the experiment {experiment!r} cannot be read "
+            f"({type(error).__name__}: {error}): it was edited or damaged; `ppl-bandit journal status` gives the first "
+            "position at which the digests differ; restore the journal from a copy"
+        ) from error
+
+
+class Store(Protocol):
+    """What deciding and learning need of event streams, one per experiment. Threads may share a store."""
+
+    def append(self, experiment: str, events: Sequence[Event], after: int | None = None) -> list[Event]:
+        """Append events, all or none, and return them with their positions; they are durable when this returns.
+
+        Args:
+            after: the last position that the caller has read; None if the events depend on no earlier event.
+
+        Raises:
+            Conflict: if the stream has an event other than a decision beyond `after`.
+            DecisionNumberTaken: if a decision in the empty lane has a number that is already recorded.
+        """
+
+    def read(
+        self,
+        experiment: str,
+        after: int = 0,
+        before: int | None = None,
+        *,
+        limit: int | None = None,
+        whole: bool = False,
+    ) -> list[Event]:
+        """Return the events between two positions, both excluded, in order; unless `whole`, decisions have no body."""
+
+    def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
+        """Return all events of some decisions, in order; unknown decisions are left out."""
+
+    def pending(self, experiment: str, until: float | None = None) -> list[Event]:
+        """Return the decisions made until a time whose reward is pending, oldest first."""
+
+    def decisions(self, experiment: str) -> list[list[Event]]:
+        """Return the events of every decision, grouped by decision, oldest first."""
+
+
+def read_batches(
+    store: Store, experiment: str, after: int, before: int | None = None, whole: bool = False
+) -> Iterator[list[Event]]:
+    """Yield the events between two positions, those of one call together."""
+    size = _PAGE
+    while True:
+        events = store.read(experiment, after, before, limit=size, whole=whole)
+        is_last_page = len(events) < size
+        batch: list[Event] = []
+        for event in events:
+            if batch and event.batch != batch[0].batch:
+                yield batch
+                after, batch = batch[-1].position, []
+            batch.append(event)
+        if is_last_page:
+            if batch:
+                yield batch
+            return
+        size = _PAGE if len(batch) < size else 2 * size  # the events of the last call may continue on the next page

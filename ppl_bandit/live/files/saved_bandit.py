@@ -1,0 +1,121 @@
+"""The contents of a saved bandit: settings, posterior, history and decisions. A loaded bandit is a new experiment in memory."""
+
+from os import PathLike
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ppl_bandit.journal.checkpoints import learner_header, learner_trees, restore_learner
+from ppl_bandit.journal.events import Event, decode, encode
+from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.journal.identity import (
+    arguments_from_identity,
+    experiment_identity,
+    identity_differences,
+    library_versions,
+)
+from ppl_bandit.journal.projection import refit
+from ppl_bandit.journal.stores.memory import MemoryStore
+from ppl_bandit.live.files.archive_file import (
+    build_context,
+    context_structure,
+    read_archive_file,
+    write_archive_file,
+)
+from ppl_bandit.posterior.history import History
+from ppl_bandit.program.model.reward_model import RewardModel
+
+__all__ = ["SavedBandit", "save_bandit"]
+
+
+class SavedBandit(NamedTuple):
+    """The contents of a file."""
+
+    header: dict[str, Any]
+    trees: dict[str, list[Any] | None]
+
+    @classmethod
+    def read(cls, path: str | PathLike) -> "SavedBandit":
+        """Read a file.
+
+        Raises:
+            ValueError: if it is not a saved bandit, or was altered.
+        """
+        return cls(*read_archive_file(path))
+
+    def arguments(self, context: Any, engine: Any, selector: Any) -> dict[str, Any]:
+        """Return the arguments of the saved bandit; those that are not None replace the saved ones."""
+        structure = self.header["context_form"]
+        if context is None and structure is not None:
+            context = build_context(structure, iter(self.trees["context"] or []))
+        return {"context": context} | arguments_from_identity(self.header["identity"], engine, selector)
+
+    def restore(self, experiment: Experiment, allow_changed: bool) -> None:
+        """Continue the saved experiment in a new one, built with `arguments`.
+
+        Raises:
+            ValueError: if the program or a setting differs from the saved ones.
+        """
+        header, projection = self.header, experiment.projection
+        may_fall_back = header["identity"]["engine"]["may_fall_back"]
+        task = projection.task._replace(may_fall_back=may_fall_back)
+        given = experiment_identity(task, projection.prior.engine, experiment.burn_in)
+        differences = identity_differences(header["identity"], given)
+        if differences and not allow_changed:
+            hint = (
+                ""
+                if header["versions"] == library_versions()
+                else f" (it was saved with {header['versions']}, this process has {library_versions()})"
+            )
+            raise ValueError(
+                f"the bandit was saved with other settings: {'; '.join(differences)}{hint}. Pass the same program, engine= and "
+                "selector=, or allow_changed=True to learn all rewards again"
+            )
+        history = _build_history(task.model, self.trees["history"])
+        projection = projection._replace(
+            task=task,
+            position=header["position"],
+            history=history,
+            num_played=np.asarray(header["num_played"], np.int64),
+            retired=frozenset(header["retired"]),
+        )
+        if differences:
+            learner = refit(projection, history)[0]
+        else:
+            learner = restore_learner(projection, header, self.trees)
+        events = [Event(*fields) for fields in header["decisions"]]
+        experiment.store = MemoryStore(header["position"], events)
+        experiment.restore(projection._replace(learner=learner), header["next_number"])
+
+
+def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
+    """Write an experiment to a file."""
+    with experiment.fold_lock:
+        projection, history = experiment.projection, experiment.history
+        task, learner = projection.task, projection.learner
+        decisions = [event for events in experiment.store.decisions(experiment.name) for event in events]
+        header = learner_header(learner) | {
+            "identity": experiment_identity(task, projection.prior.engine, experiment.burn_in),
+            "versions": library_versions(),
+            "context_form": context_structure(task.model.context),
+            "retired": sorted(projection.retired),
+            "position": projection.position,
+            "next_number": experiment.num_decisions,
+            "num_played": projection.num_played.tolist(),
+            "decisions": [event._replace(body=decode(encode(event.body))) for event in decisions],
+        }
+        trees = learner_trees(learner) | {
+            "context": task.model.context,
+            "history": (*history.rows(), history.positions()),
+        }
+    write_archive_file(path, header, trees)
+
+
+def _build_history(model: RewardModel, leaves: list[Any] | None) -> History:
+    history = History(model.outcomes)
+    if not leaves or not leaves[0].size:
+        return history
+    row: Any = np.zeros(0)
+    structure: Any = jax.tree.structure((row, dict.fromkeys(model.outcomes, row), model.context, row))
+    return history.extended(*structure.unflatten(leaves))

@@ -1,0 +1,96 @@
+"""Check the arguments of `Bandit.update` and `Bandit.update_many`, and turn them into events."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ppl_bandit.inputs.checks import check_contexts, check_rewards
+from ppl_bandit.inputs.data_frames import is_frame, rows_from
+from ppl_bandit.inputs.numbers import check_flag
+from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.journal.outcome_events import MakeEvents, import_events, reward_events
+from ppl_bandit.live.decisions import Decision, decision_id
+from ppl_bandit.posterior.learning import Rows
+from ppl_bandit.program.model.reward_model import RewardModel
+
+__all__ = ["one_reward", "many_rewards", "reward_values"]
+
+
+def one_reward(experiment: Experiment, decision: Any, reward: Any, arm: Any, context: Any, correct: bool) -> MakeEvents:
+    """Return the events of `Bandit.update`; the arguments are its arguments."""
+    task, correct = experiment.projection.task, check_flag(correct, "correct")
+    if reward is None:
+        raise ValueError("reward is missing")
+    if decision is not None:
+        if arm is not None or context is not None:
+            raise ValueError("give a decision or arm= and context=, not both: a decision has its arm and context")
+        values = reward_values(task.model, reward, is_partial=True)
+        return reward_events(experiment, {decision_id(decision): values}, correct)
+    if arm is None:
+        raise ValueError("give a decision, or arm= (and context= for a program that takes one)")
+    if correct:
+        raise ValueError("correct=True needs a decision: a play that another system decided cannot be found again")
+    index = task.arms.index(arm)
+    context = check_contexts(task.model, context, None, "context")
+    rewards = check_rewards(task.model, reward, None, "reward")
+    contexts = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
+    return import_events(Rows(np.array([index]), rewards, contexts))
+
+
+def many_rewards(
+    experiment: Experiment,
+    frame: Any,
+    arm: str,
+    reward: str | Mapping[str, str] | None,
+    decisions: Any,
+    arms: Any,
+    rewards: Any,
+    contexts: Any,
+    correct: bool,
+) -> MakeEvents:
+    """Return the events of `Bandit.update_many`; the arguments are its arguments."""
+    task, correct = experiment.projection.task, check_flag(correct, "correct")
+    if frame is not None:
+        if not is_frame(frame) or any(value is not None for value in (decisions, arms, rewards)):
+            raise ValueError(
+                f"frame must be a DataFrame, without decisions=, arms= or rewards=, got {type(frame).__name__}; for arrays use "
+                "arms=, rewards= and contexts="
+            )
+        arms, rewards, contexts = rows_from(task.model, frame, arm, reward, contexts)
+    elif rewards is None:
+        raise ValueError("rewards is missing")
+    if (decisions is None) == (arms is None):
+        raise ValueError("give decisions= or arms=, and not both")
+    if decisions is not None:
+        if contexts is not None:
+            raise ValueError("contexts was given with decisions=: a decision has its context")
+        return reward_events(experiment, _by_decision(task.model, decisions, rewards), correct)
+    if correct:
+        raise ValueError("correct=True needs decisions=: plays that another system decided cannot be found again")
+    indices = task.arms.indices(arms)
+    if indices.size == 0:
+        raise ValueError("arms is empty: give at least one row")
+    checked = check_rewards(task.model, rewards, indices.size, "rewards")
+    return import_events(Rows(indices, checked, check_contexts(task.model, contexts, indices.size, "contexts")))
+
+
+def reward_values(model: RewardModel, reward: Any, *, is_partial: bool = False) -> dict[str, float]:
+    """Return {outcome: value} of one reward."""
+    checked = check_rewards(model, reward, None, "reward", is_partial=is_partial)
+    return {name: float(values[0]) for name, values in checked.items()}
+
+
+def _by_decision(model: RewardModel, decisions: Any, rewards: Any) -> dict[str, dict[str, float]]:
+    """Return {decision: {outcome: value}}."""
+    is_sequence = hasattr(decisions, "__len__")
+    if isinstance(decisions, str | bytes | set | frozenset | Mapping | Decision) or not is_sequence:
+        raise ValueError(f"decisions must be a sequence of decisions or ids, got {type(decisions).__name__}")
+    ids = [decision_id(decision) for decision in decisions]
+    if not ids:
+        raise ValueError("decisions is empty: give at least one")
+    if len(set(ids)) < len(ids):
+        raise ValueError("decisions has one decision twice: give each once")
+    checked = check_rewards(model, rewards, len(ids), "rewards", is_partial=True)
+    return {id: {name: float(values[row]) for name, values in checked.items()} for row, id in enumerate(ids)}
