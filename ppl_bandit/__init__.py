@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ppl_bandit.live.decisions import Decision
     from ppl_bandit.posterior.fallback import NotCertified
     from ppl_bandit.program.model.reward_model import RewardModel
+    from ppl_bandit.simulation.elimination import Tuned
     from ppl_bandit.simulation.environment import Environment
-    from ppl_bandit.simulation.races import Tuned
     from ppl_bandit.simulation.simulate import simulate
     from ppl_bandit.simulation.tune import tune
     from ppl_bandit.types import (
@@ -67,7 +67,7 @@ _HOMES = {
     "NotCertified": "posterior.fallback",
     "RewardModel": "program.model.reward_model",
     "compare": "comparison",
-    "Tuned": "simulation.races",
+    "Tuned": "simulation.elimination",
     "simulate": "simulation.simulate",
     "tune": "simulation.tune",
 }

@@ -23,7 +23,7 @@ def make_parser() -> argparse.ArgumentParser:
         "demo": (_demo, "prove six bundled models exact, simulate them and draw a figure (about a minute)"),
         "check": (_check, "report for each model whether its posterior is exact, and why"),
         "run": (_run, "simulate selectors on a model: table, figures, data"),
-        "tune": (_tune, "find the selector with the least regret on problems drawn from the model's prior"),
+        "tune": (_tune, "find the selector with the least regret in worlds drawn from the model's prior"),
         "reproduce": (_reproduce, "run the paper's evaluation: its figures, and a verdict on each number"),
         "bench": (_bench, "measure live steps, batches and start-up, beside NumPy loops written by hand"),
         "compare": (_compare, "measure engines against the exact posterior, or rank several models"),
@@ -76,13 +76,13 @@ def _tune(tune: argparse.ArgumentParser) -> None:
         default=1.0,
         help="how many times too narrow or too wide the prior may be; such priors are simulated too (%(default)s)",
     )
-    tune.add_argument("--num-worlds", type=int, default=512, help="largest number of simulated problems (%(default)s)")
+    tune.add_argument("--num-worlds", type=int, default=512, help="largest number of simulated worlds (%(default)s)")
     tune.add_argument(
         "--tolerance",
         type=float,
         default=0.06,
         help="stop when the standard error of the candidates' differences is below this share of the least regret; 0 "
-        "simulates all problems (%(default)s)",
+        "simulates all worlds (%(default)s)",
     )
     _add_common(tune, out="ppl-bandit-tune", has_samples=True)
 

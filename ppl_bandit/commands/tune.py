@@ -11,7 +11,7 @@ from ppl_bandit.simulation.tune import tune
 
 __all__ = ["execute"]
 
-_HEAVY_TAIL = 0.1  # share of all regret in one simulated problem above which means are unreliable
+_HEAVY_TAIL = 0.1  # share of all regret in one world above which means are unreliable
 _MIN_WORLDS_FOR_TAIL = 128
 
 
@@ -26,7 +26,7 @@ def execute(
     doubt, out = arguments.doubt, arguments.out
     doubted = "" if doubt == 1.0 else f" and from priors {doubt:g} times narrower and wider"
     progress(
-        f"{file.name}: up to {arguments.num_worlds} problems from the prior{doubted}, {arguments.horizon} decisions each"
+        f"{file.name}: up to {arguments.num_worlds} worlds from the prior{doubted}, {arguments.horizon} decisions each"
     )
     tuned = tune(
         file.reward_model(),
@@ -46,7 +46,7 @@ def execute(
     notes = [f"{tuned.horizon} decisions; criterion {tuned.criterion}; doubt {doubt:g}; {tuned.seconds:.0f} s"]
     if tuned.heaviest > _HEAVY_TAIL and tuned.standings[0].num_worlds >= _MIN_WORLDS_FOR_TAIL:
         notes.append(
-            f"one problem has {100 * tuned.heaviest:.0f}% of all regret: the prior has heavy tails, so means and their "
+            f"one world has {100 * tuned.heaviest:.0f}% of all regret: the prior has heavy tails, so means and their "
             "standard errors are unreliable; use --criterion 0.9, or a prior with lighter tails"
         )
     out.mkdir(parents=True, exist_ok=True)

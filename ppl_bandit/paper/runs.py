@@ -26,9 +26,10 @@ from ppl_bandit.paper.settings import (
     uniform_context,
 )
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.simulation.chunks import run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.simulate import realize, simulate
+from ppl_bandit.simulation.simulate import simulate
 from ppl_bandit.types import Engine, Key, Selector
 
 if TYPE_CHECKING:
@@ -216,7 +217,8 @@ def _final_regrets(
         return jnp.sum(run.regret)
 
     num_problems = next(iter(truths.values())).shape[0]
-    parts = [part[:num_real] for part, num_real in realize(play, key, num_problems * num_runs)]
+    function = trace_chunk(play, key, num_problems * num_runs).compile()
+    parts = [part[:num_rows] for part, num_rows in run_chunks(function, key, num_problems * num_runs)]
     return np.concatenate(parts).astype(float).reshape(num_problems, num_runs)
 
 

@@ -1,4 +1,4 @@
-"""Figures of simulated runs: regret, choice of arms, and one run's p-hat and N over time."""
+"""Figures of simulations: regret, choice of arms, and p-hat and N of one realization over time."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
-from ppl_bandit.simulation.races import Tuned
+from ppl_bandit.simulation.elimination import Tuned
 
 if TYPE_CHECKING:
     import xarray
@@ -64,7 +64,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
 
 
 def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
-    """Write `tune.png`: each candidate's regret, mean with its 95% interval and tail, best at the top."""
+    """Write `tune.png`: each candidate's mean regret with its 95% interval and its tail, the chosen one at the top."""
     plt = figure_tools()
     standings = tuned.standings[::-1]
     places = np.arange(len(standings))
@@ -75,7 +75,7 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         axis.plot([s.high, s.highest], [place, place], linestyle="none", marker="|", markersize=11, color=colour)
     axis.set_yticks(places, [f"{s.name} ({s.num_worlds} worlds)" for s in standings])
     is_doubted = len(tuned.scales) > 1
-    what = "regret, in proportion to the best candidate of each scale\n" if is_doubted else "regret: "
+    what = "regret relative to the best candidate of each scale\n" if is_doubted else "regret: "
     axis.set(xscale="log", xlabel=f"{what}mean, 95% interval; bars: 95th and 99th percentile")
     each = ", ".join(f"{scale:.2g}" for scale in tuned.scales)
     worlds = f"worlds of {each} times the prior's scale" if is_doubted else "worlds from the prior"

@@ -1,4 +1,4 @@
-"""One realization of a bandit against a simulated world: the pure functions of the live bandit, in a scan."""
+"""Simulate one realization: the pure functions of the live bandit, in a scan over steps."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Engine, Interaction, Key, Selector
 
-__all__ = ["Rollout", "rollout", "rollout_to_end", "world_key"]
+__all__ = ["Rollout", "rollout", "rollout_with_state", "world_key"]
 
 
 class Rollout(NamedTuple):
@@ -24,7 +24,7 @@ class Rollout(NamedTuple):
         regret: expected ("pseudo") regret of the step: the best arm's true expected reward less the played arm's.
         num_candidates: N_{t+1}.
         best_arm_probs: p-hat.
-        is_trusted: whether the engine stands by its update after the step.
+        is_trusted: whether the engine trusts its update after the step.
     """
 
     arm: Int[Array, " T"]
@@ -45,19 +45,17 @@ def rollout(
     num_steps: int,
     num_samples: int = 1000,
     draws: bool = False,
-    last: Int[Array, ""] | None = None,
 ) -> Rollout:
     """Simulate one realization; `vmap` over keys for more.
 
     Args:
-        draws: whether to draw all latents and fill the table also where there is a shorter way (`engines.decide`).
-        last: the last step that is played, to learn what steps cost; what would follow is 0. None plays all.
+        draws: whether to draw all latents and fill the table even if a cheaper way exists (`engines.decide`).
     """
-    numbers: dict[str, Any] = {"num_steps": num_steps, "num_samples": num_samples, "draws": draws, "last": last}
-    return rollout_to_end(key, reward_model, engine, selector, environment, **numbers)[0]
+    settings: dict[str, Any] = {"num_steps": num_steps, "num_samples": num_samples, "draws": draws}
+    return rollout_with_state(key, reward_model, engine, selector, environment, **settings)[0]
 
 
-def rollout_to_end(
+def rollout_with_state(
     key: Key,
     reward_model: RewardModel,
     engine: Engine,
@@ -67,9 +65,8 @@ def rollout_to_end(
     num_steps: int,
     num_samples: int,
     draws: bool = False,
-    last: Int[Array, ""] | None = None,
 ) -> tuple[Rollout, Any, Any]:
-    """Simulate one realization as `rollout` does, and also return its contexts (T, ...) and the engine's last state."""
+    """Simulate one realization as `rollout` does; also return its contexts (T, ...) and the engine's last state."""
     key_init, key_steps = jr.split(key)
     environment = environment.world(world_key(key))
 
@@ -102,25 +99,21 @@ def rollout_to_end(
         )
         return state, (record, context)
 
-    def step_or_stop(state: Any, number: Array) -> tuple[Any, tuple[Rollout, Any]]:
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(step, state, number)[1])
-        return jax.lax.cond(number <= jnp.asarray(last), step, lambda state, _: (state, nothing), state, number)
-
-    start, numbers = _start(key_init, engine, num_steps), jnp.arange(1, num_steps + 1)
-    state, (record, contexts) = jax.lax.scan(step if last is None else step_or_stop, start, numbers)
+    start, numbers = _initial_state(key_init, engine, num_steps), jnp.arange(1, num_steps + 1)
+    state, (record, contexts) = jax.lax.scan(step, start, numbers)
     return record, contexts, state
 
 
 def world_key(key: Key) -> Key:
-    """Return the key that the world of a realization is drawn with, from the realization's."""
-    return jr.fold_in(key, 2)  # 0 and 1 would be the two keys that a rollout splits it into
+    """Return the key with which the world of a realization is drawn, given the realization's key."""
+    return jr.fold_in(key, 2)  # distinct from the two keys that the rollout splits it into
 
 
-def _start(key: Key, engine: Engine, num_steps: int) -> Any:
-    """Return the engine's first state, with room for all steps: what room adds to it is the same for every key."""
+def _initial_state(key: Key, engine: Engine, num_steps: int) -> Any:
+    """Return the prior state with capacity for all steps; the added memory is the same for every key."""
     state = engine.init(key)
     if engine.capabilities.reserve is None:
         return state
     with jax.ensure_compile_time_eval():
-        roomy = engine.capabilities.reserve(engine.init(jr.key(0)), num_steps)
-    return jax.tree.map(lambda own, large: own if own.shape == large.shape else large, state, roomy)
+        large = engine.capabilities.reserve(engine.init(jr.key(0)), num_steps)
+    return jax.tree.map(lambda own, other: own if own.shape == other.shape else other, state, large)

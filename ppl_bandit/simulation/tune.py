@@ -1,7 +1,7 @@
-"""Let the program choose its selector: play worlds drawn from its own prior, and take what loses least in them.
+"""Choose a selector by simulation: play worlds drawn from the program's prior, and take the one with the least regret.
 
-All candidates meet the same worlds, contexts and rewards (common random numbers), so that their differences are far less
-noisy than their means. They race: after each round of worlds, those that are clearly behind the leader play no further.
+All candidates see the same worlds, contexts and rewards (common random numbers), so that their differences have much smaller
+standard errors than their means. After each round of worlds, candidates that are clearly behind the leader are eliminated.
 """
 
 import time
@@ -15,17 +15,25 @@ import numpy as np
 from ppl_bandit import engines, selectors as rules
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.selectors.selector_contract import as_selector
+from ppl_bandit.simulation.candidate_runs import CandidateSimulator, group_selectors
+from ppl_bandit.simulation.chunks import num_workers
+from ppl_bandit.simulation.elimination import (
+    CandidateRegret,
+    Tuned,
+    are_differences_known,
+    choose_candidate,
+    relative_to_best,
+    remaining_candidates,
+)
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.simulation.players import Player, kinds_of
-from ppl_bandit.simulation.races import Lane, Tuned, finish, in_proportion, is_settled, still_racing
 from ppl_bandit.types import Engine, Key, Selector
 
-__all__ = ["LADDER", "candidates", "race", "tune"]
+__all__ = ["PATIENCES", "candidates", "eliminate", "tune"]
 
-LADDER = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # patience: each about a factor of three, which is as finely as it matters
+PATIENCES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # steps of about three: smaller steps change the regret little
 _FIRST_ROUND = 32
-_FEWEST = 128  # worlds behind the figures of a winner
-_NUM_LEFT = 5  # how many are thought to be left after the first round, to say beforehand what it will cost
+_MIN_WORLDS = 128  # worlds that the chosen candidate plays at least
+_NUM_LEFT = 5  # candidates that remain after the first round, for the estimated duration
 
 
 def tune(
@@ -45,41 +53,42 @@ def tune(
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> Tuned:
-    """Find the selector with the least regret over a horizon, in worlds that the program itself thinks likely.
+    """Find the selector with the least regret over a horizon, in worlds drawn from the program's prior.
 
-    Every candidate plays the same 32 worlds, then twice as many, and so on; one that is behind the leader by more than 2.5
-    standard errors of the difference is dropped. It ends when the differences that are left are known to `tolerance`,
-    or after `num_worlds`. Among those that are level with the leader, one whose index has `learning` is taken, which bears a
-    wrong prior best; else the one with the lowest 99th percentile (`ppl_bandit.simulation.races.finish`). What the answer says
-    about the experiment to come is as good as the prior: say with `doubt` how wrong its scale may be.
+    Every candidate plays the same 32 worlds, then twice as many, and so on. A candidate that is behind the leader by more than
+    2.5 standard errors of the difference is eliminated. It stops when the remaining differences are known to `tolerance`,
+    or after `num_worlds`. If several candidates are equal to the leader within sampling error, it takes one whose index has
+    `learning`, which is least sensitive to a wrong prior; else the one with the lowest 99th percentile
+    (`ppl_bandit.simulation.elimination.choose_candidate`). The result depends on the prior: `doubt` says how wrong its scale
+    may be.
 
-    Where the engine is exact and worlds come from its own prior, each history is judged by 32 draws from its posterior in place
-    of its truth (`ppl_bandit.simulation.hindsight`): the same law, and a tenth of the worlds for the same errors or fewer.
+    If the engine is exact and worlds come from its own prior, each history is judged by 32 draws from its posterior instead of
+    its truth (`ppl_bandit.simulation.posterior_regret`): the same law, and at most a tenth of the worlds for the same errors.
 
     Args:
         horizon: decisions in the experiment.
-        selectors: candidates, {name: selector} or a sequence; None is `candidates(...)`: every selector, and a ladder of the
-            patience of `optimistic_gittins`.
-        criterion: "mean", or a quantile of regret such as 0.95 for those who fear the tail.
-        environment: where the worlds come from; None is `Environment.from_prior(reward_model, contexts)`.
+        selectors: candidates, {name: selector} or a sequence; None is `candidates(...)`: every selector, and
+            `optimistic_gittins` with six values of patience.
+        criterion: "mean", or a quantile of regret such as 0.95 if bad runs matter more than the average.
+        environment: source of the worlds; None is `Environment.from_prior(reward_model, contexts)`.
         contexts: key -> one context, for a program that takes one.
-        doubt: how many times too narrow or too wide the prior may be. With 3.0, a third of the worlds each has a third of the
-            prior's scale, its own, and three times it (`Environment.from_prior`), and regret is compared in proportion to that
-            of the best candidate of each. For other scales, or other shares, give them to the environment.
+        doubt: factor by which the prior may be too narrow or too wide. With 3.0, a third of the worlds each have a third of
+            the prior's scale, its own, and three times it (`Environment.from_prior`), and regret is compared relative to
+            the best candidate of each scale. For other scales, give an environment.
         engine: an engine of the reward model or its factory; None is `engines.choose`.
-        num_worlds: worlds of the last round, at most.
-        tolerance: standard error of the differences that are left, relative to the leader's regret, at which it ends; 0 plays
+        num_worlds: largest number of worlds.
+        tolerance: standard error of the remaining differences, relative to the leader's regret, at which it stops; 0 plays
             all `num_worlds`.
         num_samples: posterior draws M behind a decision, where any are drawn.
         precision: "float64", or "float32", several times faster on a GPU.
-        seed: of all random numbers.
-        say: hears what it will cost before the first round, and who is left after each.
+        seed: random seed.
+        say: called with an estimate of the duration before the first round, and the remaining candidates after each.
 
     Returns:
-        The best selector, with the table behind the choice.
+        The chosen selector and the scores of all candidates.
 
     Raises:
-        ValueError: for arguments that cannot be used.
+        ValueError: if an argument is invalid.
     """
     _check(horizon, criterion, num_worlds, tolerance, num_samples, precision, doubt)
     if environment is not None and contexts is not None:
@@ -97,67 +106,71 @@ def tune(
         else:
             named = {name: as_selector(rule) for name, rule in _named(selectors).items()}
         begun = time.perf_counter()
-        play = Player(reward_model, built, environment, horizon, num_samples, seed, num_worlds, precision)
-        lanes = race(play, named, criterion, num_worlds, tolerance, say)
-        scale_of = play.scale_of(num_worlds)
-        return finish(lanes, criterion, horizon, time.perf_counter() - begun, environment.scales, scale_of)
+        simulator = CandidateSimulator(reward_model, built, environment, horizon, num_samples, seed, num_worlds)
+        regrets = eliminate(simulator, named, criterion, num_worlds, tolerance, say)
+        seconds, scale_of = time.perf_counter() - begun, simulator.world_scales(num_worlds)
+        return choose_candidate(regrets, criterion, horizon, seconds, environment.scales, scale_of)
 
 
-def race(
-    play: Player,
+def eliminate(
+    simulator: CandidateSimulator,
     named: Mapping[str, Selector],
     criterion: str | float,
     num_worlds: int,
     tolerance: float,
     say: Callable[[str], None],
-) -> dict[str, Lane]:
-    """Let candidates play worlds in rounds, each twice as long as the last, and drop those that are clearly behind."""
-    scale_of = play.scale_of(num_worlds)
-    with play.working():
-        _say_the_cost(play, named, num_worlds, say)
-        play.prepare(named)
-        lanes: dict[str, Lane] = {}
-        racing, num_done, size = list(named), 0, _first_round(play, num_worlds)
-        while True:
-            for name, found in play.worlds({name: named[name] for name in racing}, num_done, size).items():
-                lanes[name] = lanes[name].extended(*found) if num_done else Lane(name, named[name], *found)
-            num_done = size
-            left = {name: lanes[name] for name in racing}
-            judged = left if scale_of is None else in_proportion(left, scale_of)
-            racing = still_racing(list(judged.values()), criterion)
-            say(f"after {num_done} worlds: {', '.join(racing)}")
-            is_known = is_settled([judged[name] for name in racing], criterion, tolerance)
-            if num_done >= num_worlds or num_done >= _FEWEST and is_known:
-                return lanes
-            size = min(2 * num_done, num_worlds)
+) -> dict[str, CandidateRegret]:
+    """Play worlds in rounds, each twice as long as the last, and eliminate candidates that are clearly behind."""
+    scale_of = simulator.world_scales(num_worlds)
+    _estimate_duration(simulator, named, num_worlds, say)
+    simulator.compile(named)
+    regrets: dict[str, CandidateRegret] = {}
+    remaining, num_done, size = list(named), 0, _first_round(simulator, num_worlds)
+    while True:
+        for name, found in simulator.simulate({name: named[name] for name in remaining}, num_done, size).items():
+            is_new = name not in regrets
+            regrets[name] = CandidateRegret(name, named[name], *found) if is_new else regrets[name].extended(*found)
+        num_done = size
+        compared = {name: regrets[name] for name in remaining}
+        if scale_of is not None:
+            compared = relative_to_best(compared, scale_of)
+        remaining = remaining_candidates(list(compared.values()), criterion)
+        say(f"after {num_done} worlds: {', '.join(remaining)}")
+        is_known = are_differences_known([compared[name] for name in remaining], criterion, tolerance)
+        if num_done >= num_worlds or num_done >= _MIN_WORLDS and is_known:
+            return regrets
+        size = min(2 * num_done, num_worlds)
 
 
-def _say_the_cost(play: Player, named: Mapping[str, Selector], num_worlds: int, say: Callable[[str], None]) -> None:
-    """Compile and play a chunk of the last candidate, to say what all of them will take."""
+def _estimate_duration(
+    simulator: CandidateSimulator, named: Mapping[str, Selector], num_worlds: int, say: Callable[[str], None]
+) -> None:
+    """Compile and play a chunk of the last candidate, and estimate the duration of all of them."""
     last = dict([list(named.items())[-1]])
     begun = time.perf_counter()
-    play.prepare(last)
+    simulator.compile(last)
     compiled = time.perf_counter()
-    play.worlds(last, 0, play.num_chunk)
-    each = (time.perf_counter() - compiled) / play.num_chunk / play.num_workers
-    num_kinds = len(kinds_of(list(named.values())))
-    to_compile = (num_kinds - 1) * (compiled - begun) / play.num_workers
-    first = _first_round(play, num_worlds)
-    few = max(first, min(_FEWEST, num_worlds))
-    soonest = to_compile + each * (len(named) * first + min(len(named), _NUM_LEFT) * (few - first))
-    longest = soonest + each * min(len(named), _NUM_LEFT) * (num_worlds - few)
+    simulator.simulate(last, 0, simulator.chunk_size)
+    per_world = (time.perf_counter() - compiled) / simulator.chunk_size / num_workers()
+    num_functions = len(group_selectors(named))
+    compilation = (num_functions - 1) * (compiled - begun) / num_workers()
+    first = _first_round(simulator, num_worlds)
+    least = max(first, min(_MIN_WORLDS, num_worlds))
+    num_left = min(len(named), _NUM_LEFT)
+    shortest = per_world * (len(named) * first + num_left * (least - first))
+    longest = shortest + per_world * num_left * (num_worlds - least)
     say(
-        f"about {soonest:.0f} s more, {to_compile:.0f} s of them to compile {num_kinds} functions for {len(named)} candidates; "
-        f"up to {longest:.0f} s where they are close"
+        f"roughly {compilation:.0f} s to compile {num_functions} functions for {len(named)} candidates, then {shortest:.0f} s "
+        f"of simulation, or up to {longest:.0f} s if they are close"
     )
 
 
-def _first_round(play: Player, num_worlds: int) -> int:
-    return min(max(_FIRST_ROUND, play.num_chunk), num_worlds)  # no less than what is played together anyway
+def _first_round(simulator: CandidateSimulator, num_worlds: int) -> int:
+    return min(max(_FIRST_ROUND, simulator.chunk_size), num_worlds)
 
 
 def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[str, Selector]:
-    """Return the selectors that are worth a try: all, and a ladder of patience."""
+    """Return the default candidates: every selector, and `optimistic_gittins` with several values of patience."""
     named = {
         "double sampling": rules.double_sampling(),
         "Thompson": rules.thompson(),
@@ -166,31 +179,28 @@ def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[
         "greedy": rules.greedy(),
         "information-directed": rules.information_directed(),
     }
-    for patience in LADDER:
+    for patience in PATIENCES:
         named[f"Gittins, patience {patience:g}"] = rules.optimistic_gittins(horizon, patience)
-    if _knows_counts(reward_model, engine):
-        named["Gittins, patience 2, learning 1"] = rules.optimistic_gittins(horizon, 2.0, 1.0)
-        named["Gittins, patience 4, learning 0.5"] = rules.optimistic_gittins(
-            horizon, 4.0, 0.5
-        )  # for those who fear the tail
+    if _has_pseudo_counts(reward_model, engine):
+        # The second explores more: for users to whom bad runs matter more than the average.
+        for patience, learning in ((2.0, 1.0), (4.0, 0.5)):
+            rule = rules.optimistic_gittins(horizon, patience, learning)
+            named[f"Gittins, patience {patience:g}, learning {learning:g}"] = rule
     return named
 
 
-def _knows_counts(reward_model: RewardModel, engine: Engine) -> bool:
-    """Tell whether an engine knows how many rewards the arms' posteriors are worth."""
+def _has_pseudo_counts(reward_model: RewardModel, engine: Engine) -> bool:
+    """Return whether the engine knows how many rewards each arm's posterior is worth."""
     known: list[bool] = []
 
-    def look() -> None:
-        offered = (
-            None
-            if engine.capabilities.marginals is None
-            else engine.capabilities.marginals(engine.init(jr.key(0)), reward_model.context)
-        )
+    def read() -> None:
+        marginals = engine.capabilities.marginals
+        offered = None if marginals is None else marginals(engine.init(jr.key(0)), reward_model.context)
         counts = None if offered is None or offered.tail is None else offered.pseudo_counts
         known.append(counts is not None and counts() is not None)
 
     with jax.enable_x64(True):
-        jax.eval_shape(look)  # nothing is computed: it is asked what could be
+        jax.eval_shape(read)
     return known[0]
 
 

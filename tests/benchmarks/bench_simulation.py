@@ -14,8 +14,8 @@ import jax.random as jr
 
 from ppl_bandit import Environment, engines, selectors
 from ppl_bandit.paper import runs as paper
+from ppl_bandit.simulation.chunks import run_chunks, trace_chunk
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.simulate import realize
 
 NUM_DRAWS = 1000
 
@@ -99,20 +99,11 @@ def main():
 
 def timed(play, num_runs):
     """Return the seconds of all chunks after compilation, and the mean regret."""
-    clock = {}
-
-    def stamped(*arguments, **settings):
-        compiled = original(*arguments, **settings)
-        clock["start"] = time.perf_counter()
-        return compiled
-
-    original = jax.stages.Lowered.compile
-    jax.stages.Lowered.compile = stamped
-    try:
-        parts = [part[:num_real] for part, num_real in realize(play, jr.key(0), num_runs)]
-    finally:
-        jax.stages.Lowered.compile = original
-    return time.perf_counter() - clock["start"], float(sum(part.sum() for part in parts) / num_runs)
+    key = jr.key(0)
+    function = trace_chunk(play, key, num_runs).compile()
+    began = time.perf_counter()
+    parts = [part[:num_rows] for part, num_rows in run_chunks(function, key, num_runs)]
+    return time.perf_counter() - began, float(sum(part.sum() for part in parts) / num_runs)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ steps take as long for one world as for thousands. The library's own race then l
 """
 
 import argparse
-import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,12 +24,12 @@ import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines
 from ppl_bandit.commands.model_files import ModelFile, load_model
-from ppl_bandit.simulation.hindsight import judge
-from ppl_bandit.simulation.players import kinds_of
-from ppl_bandit.simulation.races import finish
-from ppl_bandit.simulation.records import is_stuck
-from ppl_bandit.simulation.rollouts import rollout_to_end
-from ppl_bandit.simulation.tune import candidates, race
+from ppl_bandit.simulation.candidate_runs import group_selectors
+from ppl_bandit.simulation.datasets import is_stuck
+from ppl_bandit.simulation.elimination import choose_candidate
+from ppl_bandit.simulation.posterior_regret import posterior_regret
+from ppl_bandit.simulation.rollouts import rollout_with_state
+from ppl_bandit.simulation.tune import candidates, eliminate
 
 PROGRAMS = ["bernoulli", "bernoulli_sure", "poisson", "gaussian", "linear_gaussian", "hurdle", "hierarchical_gaussian"]
 WIDER = {  # a world of the program's own prior, and a factor -> one of a prior that is as many times as wide
@@ -71,27 +70,24 @@ def worlds_of(name, model):
 
 
 class Played:
-    """Worlds that all candidates have played already, as the player that the library's `race` asks for them.
+    """Worlds that all candidates have played already, with the interface of `CandidateSimulator`.
 
     Args:
         found: {name: (regret, is_stuck), each (worlds, truths)}.
     """
 
-    num_chunk, num_workers = 16, 1  # as on a CPU, so that the race begins with 32 worlds
+    chunk_size = 16  # as on a CPU, so that the first round has 32 worlds
 
     def __init__(self, found):
         self._found = found
 
-    def working(self):
-        return contextlib.nullcontext()
-
-    def prepare(self, named):
+    def compile(self, named):
         pass
 
-    def scale_of(self, num_worlds):
-        return None  # the race is run in worlds of the prior as it is
+    def world_scales(self, num_worlds):
+        return None  # worlds from the prior, at its own scale
 
-    def worlds(self, named, begin, end):
+    def simulate(self, named, begin, end):
         return {name: tuple(part[begin:end] for part in self._found[name]) for name in named}
 
 
@@ -114,14 +110,14 @@ class Case:
 
         def one(key, truth, kind, numbers):
             world, selector = Environment(model, truth, contexts), kind.make(numbers)
-            record, seen, state = rollout_to_end(
+            record, seen, state = rollout_with_state(
                 key, model, engine, selector, world, num_steps=horizon, num_samples=1000
             )
             own = jnp.sum(record.regret)[None], is_stuck(record.regret[None])
             if not is_exact:
                 return own, own
             truths = engine.sample(jr.fold_in(key, 3), state, NUM_TRUTHS)
-            return own, judge(model, truths, record.arm, seen)
+            return own, posterior_regret(model, truths, record.arm, seen)
 
         def lower(kind):
             def run(keys, truths, numbers):
@@ -132,7 +128,7 @@ class Case:
             truths = self._truths("own", keys)
             return jax.jit(run).lower(keys, truths, jnp.asarray(list(kind.numbers.values())))
 
-        self._kinds = kinds_of(list(self.named.values()))
+        self._kinds = group_selectors(self.named)
         lowered = [lower(kind) for kind in self._kinds]
         with ThreadPoolExecutor(8) as pool:
             self._compiled = list(pool.map(lambda low: low.compile(), lowered))
@@ -151,8 +147,7 @@ class Case:
                 given = jax.tree.map(lambda leaf, rows=rows: leaf[rows], (keys, truths))
                 parts.append(jax.device_get(run(*given, jnp.asarray(list(kind.numbers.values())))))
             joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1)[:, :total], *parts)
-            for number, selector in enumerate(kind.numbers):
-                rule = next(name for name, other in self.named.items() if id(other) == selector)
+            for number, rule in enumerate(kind.numbers):
                 found[rule] = jax.tree.map(lambda leaf, number=number: leaf[number], joined)
             print(f"  {len(kind.numbers)} of {rule}: {time.time() - began:.1f} s", flush=True)
         ends = np.cumsum([num for _, _, num in wanted.values()])
@@ -236,7 +231,7 @@ def chosen(data, named, horizon, num_races=4):
     for first in range(0, RACE, RACE // num_races):
         regret = {rule: np.roll(data[f"race/{rule}/hindsight"].astype(float), -first, axis=0) for rule in named}
         play = Played({rule: (value, np.zeros(value.shape, bool)) for rule, value in regret.items()})
-        answer = finish(race(play, named, "mean", RACE, 0.06, lambda line: None), "mean", horizon, 0.0)
+        answer = choose_candidate(eliminate(play, named, "mean", RACE, 0.06, lambda line: None), "mean", horizon, 0.0)
         choices.append((answer.name, answer.standings[0].num_worlds))
     return choices
 

@@ -25,7 +25,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines, selectors
-from ppl_bandit.simulation.records import is_stuck
+from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.rollouts import rollout
 
 LEVELS = np.round(np.arange(1, 20) * 0.05, 2)

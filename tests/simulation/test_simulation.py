@@ -7,7 +7,6 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -16,7 +15,8 @@ import xarray
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.simulation.rollouts import rollout
+from ppl_bandit.simulation import chunks
+from ppl_bandit.simulation.simulate import SimulationProgress
 
 
 def two_arms(arm):
@@ -32,8 +32,6 @@ def drifting(arm):
     numpyro.sample("reward", dist.Bernoulli(0.5 * rate[arm] + 0.25))
 
 
-# The module, which the function of the same name hides as an attribute of its folder.
-simulation = sys.modules[simulate.__module__]
 MODEL = RewardModel(two_arms, 2)
 ENGINE = engines.conjugate(MODEL)
 WORLD = Environment(MODEL, {"rate": jnp.array([0.4, 0.8])})
@@ -72,13 +70,13 @@ def test_the_result_says_what_was_run_and_can_be_kept(whole, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_result_whatever_the_chunks(whole, monkeypatch):
-    monkeypatch.setattr(simulation, "_chunk_size", lambda *arguments: 5)
+    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 5)
     xarray.testing.assert_identical(run().drop_attrs(), whole.drop_attrs())
     assert not np.array_equal(run(seed=1)["arm"], whole["arm"])
 
 
 def test_summaries_are_those_of_the_steps(whole, monkeypatch):
-    monkeypatch.setattr(simulation, "_chunk_size", lambda *arguments: 5)
+    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 5)
     summary = run(summary=True)
     regret = whole.regret.astype(float).cumsum("step")
     np.testing.assert_allclose(summary.cumulative_regret_mean, regret.mean("realization"), rtol=1e-6, atol=1e-12)
@@ -141,30 +139,21 @@ def two_outcomes(arm):
 
 
 @pytest.mark.slow
-def test_several_outcomes_and_an_approximate_engine_with_room_for_all_steps(monkeypatch, capsys):
-    monkeypatch.setattr(simulation, "_WORTH_SAYING", 0.0)
+def test_several_outcomes_and_an_approximate_engine_with_capacity_for_all_steps(capsys):
     model = RewardModel(two_outcomes, 2, outcomes=("bought", "spend"))
     world = Environment(model, {"rate": jnp.array([0.4, 0.8]), "mean": jnp.array([1.0, 2.0])})
     engine = engines.laplace(model, capacity=4)
     found = simulate(0, model, engine, THOMPSON, world, num_steps=10, num_realizations=2, num_samples=10, progress=True)
-    assert "going by its first steps, this takes about" in capsys.readouterr().err  # before the first of them
+    reported = capsys.readouterr().err
+    assert "thompson: compiling (1 of 1 selectors)" in reported
+    assert "thompson: 1 of 2 realizations; about" in reported and "s left for this selector" in reported
     assert found.bought.shape == found.spend.shape == (2, 10) and "reward" not in found
     assert bool(np.isfinite(found.best_arm_probs).all()) and found.attrs["engine"] == "laplace"
 
 
-def test_a_rollout_that_stops_early_is_the_beginning_of_the_whole():
-    def play(last=None):
-        return rollout(jr.key(1), MODEL, ENGINE, THOMPSON, WORLD, num_steps=8, num_samples=20, last=last)
-
-    whole, some = play(), jax.jit(play)(jnp.asarray(5))
-    np.testing.assert_array_equal(some.arm[:5], whole.arm[:5])
-    np.testing.assert_array_equal(some.reward[:5], whole.reward[:5])
-    assert not np.any(some.is_trusted[5:]) and np.all(some.is_trusted[:5]) and not np.any(some.best_arm_probs[5:])
-
-
 def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys):
-    monkeypatch.setattr(simulation, "_chunk_size", lambda *arguments: 4)
-    monkeypatch.setattr(simulation, "num_cores", lambda: 1)
+    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 4)
+    monkeypatch.setattr(chunks, "num_cores", lambda: 1)
 
     def interrupt(self, num):
         if len(calls) == 2:
@@ -172,11 +161,11 @@ def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys):
         calls.append(num)
 
     calls = []
-    monkeypatch.setattr(simulation._Progress, "advance", interrupt)
+    monkeypatch.setattr(SimulationProgress, "advance", interrupt)
     found = run()
     assert found.sizes["realization"] == 12 and found.attrs["is_complete"] == 1  # the third chunk was done
     calls.clear()
-    monkeypatch.setattr(simulation, "_chunk_size", lambda *arguments: 3)
+    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 3)
     found = run()
     assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 0
     assert "interrupted" in capsys.readouterr().err
@@ -188,7 +177,7 @@ def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys):
 
 
 def test_steps_compile_once_whatever_the_number_of_chunks(monkeypatch):
-    monkeypatch.setattr(simulation, "_chunk_size", lambda *arguments: 2)
+    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 2)
     with pytest.MonkeyPatch.context() as patch:
         counted = []
         original = jax.stages.Lowered.compile

@@ -1,4 +1,4 @@
-"""Worlds from the prior, races, and tune."""
+"""Worlds from the prior, successive elimination, and tune."""
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -9,9 +9,15 @@ import pytest
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate, tune
 from ppl_bandit.engines.exact.conjugate import conjugate
-from ppl_bandit.simulation.hindsight import can_judge, judge
-from ppl_bandit.simulation.players import Player
-from ppl_bandit.simulation.races import Lane, finish, in_proportion, is_settled, still_racing
+from ppl_bandit.simulation.candidate_runs import CandidateSimulator
+from ppl_bandit.simulation.elimination import (
+    CandidateRegret,
+    are_differences_known,
+    choose_candidate,
+    relative_to_best,
+    remaining_candidates,
+)
+from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
 from ppl_bandit.simulation.tune import candidates
 
 
@@ -76,21 +82,21 @@ def test_only_a_truth_that_is_given_can_change():
         Environment(MODEL, None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
 
 
-def lane(name, regret, selector=None):
+def regret_of(name, regret, selector=None):
     regret = np.asarray(regret, float)[:, None]
-    return Lane(name, selector or selectors.thompson(), regret, np.zeros(regret.shape, bool))
+    return CandidateRegret(name, selector or selectors.thompson(), regret, np.zeros(regret.shape, bool))
 
 
 def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
     rng = np.random.default_rng(0)
     hardness = rng.exponential(50.0, 200)  # shared: it says nothing about who is better
-    lanes = [
-        lane("good", hardness + rng.normal(size=200)),
-        lane("as good", hardness + rng.normal(size=200)),
-        lane("worse", hardness + 1.0 + rng.normal(size=200)),
+    regrets = [
+        regret_of("good", hardness + rng.normal(size=200)),
+        regret_of("as good", hardness + rng.normal(size=200)),
+        regret_of("worse", hardness + 1.0 + rng.normal(size=200)),
     ]
-    assert still_racing(lanes, "mean") == ["good", "as good"]
-    found = finish({one.name: one for one in lanes}, "mean", 10, 0.0)
+    assert remaining_candidates(regrets, "mean") == ["good", "as good"]
+    found = choose_candidate({one.name: one for one in regrets}, "mean", 10, 0.0)
     worse = next(s for s in found.standings if s.name == "worse")
     # A difference of 1 with deviation sqrt(2), of 200: error .1, ten times smaller than the error of either mean.
     assert abs(worse.behind - 1.0) < 0.5 and worse.behind_error < 0.13 < worse.error
@@ -98,9 +104,9 @@ def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
 
 
 def test_a_candidate_whose_regret_is_beyond_all_numbers_does_not_lead():
-    lanes = [lane("lost", [1.0, np.nan, 1.0]), lane("found", [5.0, 6.0, 7.0])]
-    assert still_racing(lanes, "mean") == ["found"]
-    assert finish({one.name: one for one in lanes}, "mean", 10, 0.0).name == "found"
+    regrets = [regret_of("lost", [1.0, np.nan, 1.0]), regret_of("found", [5.0, 6.0, 7.0])]
+    assert remaining_candidates(regrets, "mean") == ["found"]
+    assert choose_candidate({one.name: one for one in regrets}, "mean", 10, 0.0).name == "found"
 
 
 def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for():
@@ -108,10 +114,10 @@ def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for()
     calm = rng.uniform(9.0, 11.0, 400)
     rash = np.where(np.arange(400) < 8, 300.0, calm - 6.3)
     assert rash.mean() < calm.mean()
-    lanes = {"calm": lane("calm", calm), "rash": lane("rash", rash)}
-    assert finish(lanes, "mean", 10, 0.0).name == "calm"
-    assert finish(lanes, 0.5, 10, 0.0).name == "rash"
-    assert still_racing(list(lanes.values()), 0.5) == ["rash"]
+    regrets = {"calm": regret_of("calm", calm), "rash": regret_of("rash", rash)}
+    assert choose_candidate(regrets, "mean", 10, 0.0).name == "calm"
+    assert choose_candidate(regrets, 0.5, 10, 0.0).name == "rash"
+    assert remaining_candidates(list(regrets.values()), 0.5) == ["rash"]
 
 
 def test_among_those_that_may_be_level_an_index_that_learns_is_chosen():
@@ -122,25 +128,32 @@ def test_among_those_that_may_be_level_an_index_that_learns_is_chosen():
     noise = 2.0 * (noise - noise.mean()) / noise.std()
     learns = selectors.optimistic_gittins(100, 2.0, 1.0)
     for behind, chosen in ((0.15, "learns"), (0.3, "leader")):
-        lanes = {"leader": lane("leader", leader), "learns": lane("learns", leader + noise + behind, learns)}
-        assert finish(lanes, "mean", 100, 0.0).name == chosen
-    plain = {name: one._replace(selector=selectors.optimistic_gittins(100)) for name, one in lanes.items()}
+        regrets = {
+            "leader": regret_of("leader", leader),
+            "learns": regret_of("learns", leader + noise + behind, learns),
+        }
+        assert choose_candidate(regrets, "mean", 100, 0.0).name == chosen
+    plain = {name: one._replace(selector=selectors.optimistic_gittins(100)) for name, one in regrets.items()}
     plain["learns"] = plain["learns"]._replace(regret=plain["learns"].regret - 0.15)
-    assert finish(plain, "mean", 100, 0.0).name == "leader"  # without learning, 1.5 standard errors behind are too many
-    tail = {"leader": lane("leader", leader), "learns": lane("learns", leader + 0.1 * noise + 0.15, learns)}
-    found = finish(tail, 0.9, 100, 0.0)  # who asks for a quantile asks for nothing else
+    assert (
+        choose_candidate(plain, "mean", 100, 0.0).name == "leader"
+    )  # without learning, one standard error is the limit
+    tail = {"leader": regret_of("leader", leader), "learns": regret_of("learns", leader + 0.1 * noise + 0.15, learns)}
+    found = choose_candidate(tail, 0.9, 100, 0.0)  # for a quantile, learning does not count
     own = found.standings[1]
     assert found.name == "leader" and own.behind_error < own.behind < 2 * own.behind_error
 
 
 def test_a_race_is_settled_when_the_lead_over_every_rival_is_known():
     rng = np.random.default_rng(2)
-    leader = lane("leader", np.full(400, 10.0))
+    leader = regret_of("leader", np.full(400, 10.0))
     # The standard error of a difference of deviation 4 over 400 worlds is .2, 2% of the leader's regret.
-    rival, loser = lane("rival", rng.normal(10.1, 4.0, 400)), lane("loser", rng.normal(60.0, 100.0, 400))
-    assert is_settled([leader, rival], "mean", 0.03) and not is_settled([leader, rival], "mean", 0.01)
-    assert is_settled([leader, rival, loser], "mean", 0.03)  # it will not be chosen, however little is known
-    assert is_settled([leader], "mean", 0.0)
+    rival, loser = regret_of("rival", rng.normal(10.1, 4.0, 400)), regret_of("loser", rng.normal(60.0, 100.0, 400))
+    assert are_differences_known([leader, rival], "mean", 0.03) and not are_differences_known(
+        [leader, rival], "mean", 0.01
+    )
+    assert are_differences_known([leader, rival, loser], "mean", 0.03)  # it will not be chosen, however little is known
+    assert are_differences_known([leader], "mean", 0.0)
 
 
 def test_with_a_prior_in_doubt_regret_counts_in_proportion_to_the_best_of_each_scale():
@@ -150,10 +163,12 @@ def test_with_a_prior_in_doubt_regret_counts_in_proportion_to_the_best_of_each_s
     # Twice the best where worlds are dear, where they are cheap, and a tenth above it everywhere.
     dear, cheap, sound = (np.array(factors)[which] for factors in ([1, 1, 2.0], [2, 2, 1], [1.1, 1.1, 1.1]))
     named = {"dear": dear, "cheap": cheap, "sound": sound}
-    lanes = {name: lane(name, factor * hardness * rng.uniform(0.9, 1.1, 600)) for name, factor in named.items()}
-    assert finish(lanes, "mean", 10, 0.0).name == "cheap"  # all that counts are the dear worlds
-    found = finish(lanes, "mean", 10, 0.0, (0.3, 1.0, 3.0), which)
-    assert found.name == "sound" and still_racing(list(in_proportion(lanes, which).values()), "mean") == ["sound"]
+    regrets = {name: regret_of(name, factor * hardness * rng.uniform(0.9, 1.1, 600)) for name, factor in named.items()}
+    assert choose_candidate(regrets, "mean", 10, 0.0).name == "cheap"  # all that counts are the dear worlds
+    found = choose_candidate(regrets, "mean", 10, 0.0, (0.3, 1.0, 3.0), which)
+    assert found.name == "sound" and remaining_candidates(list(relative_to_best(regrets, which).values()), "mean") == [
+        "sound"
+    ]
     # Of 200 numbers within a tenth of their mean, the mean is known to .4%; 5 of these.
     assert abs(found.standings[0].mean - 1.1) < 0.02
     np.testing.assert_allclose([mean for mean, _ in found.at_each_scale("cheap")], [2.0, 20.0, 1000.0], rtol=0.02)
@@ -206,9 +221,9 @@ def test_hindsight_adds_up_the_gaps_of_the_plays_under_each_truth():
     rates, slopes = rng.uniform(size=(5, 2)), rng.normal(size=(5, 2))
     plain = rates[:, None, :] + np.zeros((5, 12, 1))
     contextual = slopes[:, None, :] * contexts[:, None]
-    found = judge(MODEL, {"rate": jnp.asarray(rates)}, jnp.asarray(arms), None)
+    found = posterior_regret(MODEL, {"rate": jnp.asarray(rates)}, jnp.asarray(arms), None)
     model = RewardModel(sloped, 2, jnp.array(0.5))
-    others = judge(model, {"slope": jnp.asarray(slopes)}, jnp.asarray(arms), jnp.asarray(contexts))
+    others = posterior_regret(model, {"slope": jnp.asarray(slopes)}, jnp.asarray(arms), jnp.asarray(contexts))
     for (regret, is_stuck), rewards in ((found, plain), (others, contextual)):
         gaps = rewards.max(axis=2) - np.take_along_axis(rewards, arms[None, :, None], axis=2)[..., 0]
         np.testing.assert_allclose(regret, gaps.sum(axis=1), rtol=1e-5)
@@ -222,14 +237,13 @@ def test_hindsight_has_the_mean_of_the_truth_and_less_noise(scales):
     rule, found = selectors.optimistic_gittins(30, 0.1), {}
     worlds = Environment.from_prior(MODEL, scales=scales, engine=ENGINE)
     for num_truths in (1, None):
-        play = Player(MODEL, ENGINE, worlds, 30, 1000, 0, 512, "float32", num_truths)
-        with play.working():
-            play.prepare({"": rule})
-            found[num_truths] = play.worlds({"": rule}, 0, 512)[""]
+        simulator = CandidateSimulator(MODEL, ENGINE, worlds, 30, 1000, 0, 512, num_truths)
+        simulator.compile({"": rule})
+        found[num_truths] = simulator.simulate({"": rule}, 0, 512)[""]
     (truth, is_stuck), (judged, are_stuck) = found[1], found[None]
     assert truth.shape == (512, 1) and judged.shape == (512, 32)
     difference = judged.mean(axis=1) - truth[:, 0]
-    which = np.zeros(512) if play.scale_of(512) is None else play.scale_of(512)
+    which = np.zeros(512) if simulator.world_scales(512) is None else simulator.world_scales(512)
     for number in range(len(scales)):
         own = difference[which == number]
         assert abs(own.mean()) < 4 * own.std() / own.size**0.5
@@ -242,13 +256,13 @@ def test_hindsight_has_the_mean_of_the_truth_and_less_noise(scales):
 
 def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
     own, other = Environment.from_prior(MODEL), Environment.from_prior(RewardModel(conversion, 2))
-    assert can_judge(MODEL, ENGINE, own) and not can_judge(MODEL, ENGINE, other)
+    assert has_posterior_regret(MODEL, ENGINE, own) and not has_posterior_regret(MODEL, ENGINE, other)
     doubted = Environment.from_prior(MODEL, scales=(3.0,), engine=ENGINE)
-    assert can_judge(MODEL, ENGINE, doubted) and not can_judge(MODEL, ENGINE._replace(), doubted)
-    assert not can_judge(MODEL, ENGINE, Environment.from_prior(MODEL, scales=(3.0,)))
-    assert not can_judge(MODEL, ENGINE, Environment(MODEL, {"rate": jnp.array([0.2, 0.3])}))
+    assert has_posterior_regret(MODEL, ENGINE, doubted) and not has_posterior_regret(MODEL, ENGINE._replace(), doubted)
+    assert not has_posterior_regret(MODEL, ENGINE, Environment.from_prior(MODEL, scales=(3.0,)))
+    assert not has_posterior_regret(MODEL, ENGINE, Environment(MODEL, {"rate": jnp.array([0.2, 0.3])}))
     forgetful = engines.conjugate(MODEL, discount=0.99)
-    assert not can_judge(MODEL, forgetful, own)
+    assert not has_posterior_regret(MODEL, forgetful, own)
     assert (
         forgetful.capabilities.with_wider_prior is None
     )  # what was forgotten was given back to the prior that there was
@@ -260,8 +274,10 @@ def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
 
     model = RewardModel(believed, 2)
     assert model.terms_beside_draws() == ("belief",) and not MODEL.terms_beside_draws()
-    assert not can_judge(model, engines.conjugate(model), Environment.from_prior(model))
-    assert not can_judge(MODEL, ENGINE._replace(explanation=ENGINE.explanation._replace(is_exact=False)), own)
+    assert not has_posterior_regret(model, engines.conjugate(model), Environment.from_prior(model))
+    assert not has_posterior_regret(
+        MODEL, ENGINE._replace(explanation=ENGINE.explanation._replace(is_exact=False)), own
+    )
 
 
 @pytest.mark.slow  # a page of the documentation tunes, too
@@ -281,7 +297,7 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
     )
     assert tuned.name != "top-two" and tuned.code.startswith("selectors.optimistic_gittins(horizon=30")
     assert [s.num_worlds for s in tuned.standings if s.name != "top-two"] == [128, 128]
-    assert "s of them to compile 2 functions for 3 candidates" in heard[0] and heard[1].startswith("after 32 worlds: ")
+    assert "s to compile 2 functions for 3 candidates" in heard[0] and heard[1].startswith("after 32 worlds: ")
     assert tuned.regret["patience 1"].shape == (128,)
     assert str(tuned).count("\n") == 4
     bandit = Bandit(MODEL, engine=lambda model: ENGINE, selector=selectors.optimistic_gittins(2))

@@ -1,4 +1,4 @@
-"""What is kept of simulated realizations, and how it becomes a labelled dataset with its provenance."""
+"""Labelled datasets of simulated realizations, step by step or summarised, with their provenance."""
 
 import json
 import platform
@@ -21,18 +21,29 @@ from ppl_bandit.types import Engine, Key
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["LAST", "compact", "is_stuck", "joined", "provenance", "reduced", "stepwise", "summarised", "trimmed"]
+__all__ = [
+    "LAST_QUARTER",
+    "ChunkSums",
+    "combine_selectors",
+    "compact",
+    "is_stuck",
+    "provenance",
+    "step_dataset",
+    "sum_chunk",
+    "summary_dataset",
+    "without_padding",
+]
 
 _NUM_CHECKPOINTS = 50
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-LAST = 4  # a run is stuck if every step of its last quarter has regret
+LAST_QUARTER = 4  # a run is stuck if every step of the last T / 4 has regret
 
 
-class Moments(NamedTuple):
-    """Sums over the realizations of a chunk, with a leading axis of 1; and a few numbers of each realization.
+class ChunkSums(NamedTuple):
+    """Sums over the realizations of a chunk, with a leading axis of 1, and a few values of each realization.
 
     Attributes:
-        num_runs: realizations.
+        num_runs: number of realizations.
         regret, squares: sums of the cumulative regret and of its square.
         arms, probs: how often each arm was played, and the sum of p-hat.
         candidates, optimal: sums of N, and of whether the play had no regret.
@@ -55,27 +66,25 @@ class Moments(NamedTuple):
     one_candidates: Array
 
 
-def compact(kept: Any) -> Any:
-    """Store the steps of a realization in no more bits than they need; what is no `Rollout` stays as it is."""
-    if not isinstance(kept, Rollout):
-        return kept
+def compact(run: Rollout) -> Rollout:
+    """Store the steps of a realization in narrow types."""
     return Rollout(
-        kept.arm.astype(jnp.int16),
-        jax.tree.map(lambda leaf: leaf.astype(jnp.float32 if leaf.dtype.kind == "f" else jnp.int32), kept.reward),
-        kept.regret.astype(jnp.float32),
-        kept.num_candidates.astype(jnp.int16),
-        kept.best_arm_probs.astype(jnp.float32),
-        kept.is_trusted,
+        run.arm.astype(jnp.int16),
+        jax.tree.map(lambda leaf: leaf.astype(jnp.float32 if leaf.dtype.kind == "f" else jnp.int32), run.reward),
+        run.regret.astype(jnp.float32),
+        run.num_candidates.astype(jnp.int16),
+        run.best_arm_probs.astype(jnp.float32),
+        run.is_trusted,
     )
 
 
 def checkpoints(num_steps: int) -> np.ndarray:
-    """Return the steps, from 1, at which a summary keeps each realization's regret: evenly spread, with the last."""
+    """Return the steps, counted from 1, at which a summary keeps each realization's regret: evenly spaced, with the last."""
     return np.unique(np.round(np.linspace(1, num_steps, min(_NUM_CHECKPOINTS, num_steps))).astype(int))
 
 
-def reduced(runs: Rollout, is_real: Bool[Array, " R"]) -> Moments:
-    """Sum up a chunk of realizations; those that only fill the chunk are not counted."""
+def sum_chunk(runs: Rollout, is_real: Bool[Array, " R"]) -> ChunkSums:
+    """Sum over a chunk of realizations, without padding."""
     weight = is_real.astype(float)
 
     def total(values: Array) -> Array:
@@ -83,7 +92,7 @@ def reduced(runs: Rollout, is_real: Bool[Array, " R"]) -> Moments:
 
     cumulative = jnp.cumsum(runs.regret.astype(float), axis=1)
     num_arms, num_steps = runs.best_arm_probs.shape[-1], runs.arm.shape[1]
-    return Moments(
+    return ChunkSums(
         jnp.sum(is_real)[None],
         total(cumulative),
         total(cumulative**2),
@@ -100,21 +109,21 @@ def reduced(runs: Rollout, is_real: Bool[Array, " R"]) -> Moments:
 
 
 def is_stuck(regret: Any) -> Any:
-    """Tell of each realization, (R, T), whether every step of its last quarter had regret."""
-    last = regret[:, -max(1, regret.shape[1] // LAST) :]
+    """Return, for each realization (R, T), whether every step of its last quarter had regret."""
+    last = regret[:, -max(1, regret.shape[1] // LAST_QUARTER) :]
     return (last > 0).all(axis=1)
 
 
-def trimmed(part: Any, num_done: int, summary: bool) -> Any:
-    """Drop realizations that only fill a chunk."""
+def without_padding(part: Any, num_done: int, summary: bool) -> Any:
+    """Drop the rows of a chunk that are padding."""
     if not summary:
         return jax.tree.map(lambda leaf: leaf[:num_done], part)
     own = {name: getattr(part, name)[:num_done] for name in ("checkpoints", "is_stuck", "is_trusted")}
     return part._replace(**own)
 
 
-def stepwise(parts: list[Rollout]) -> "xarray.Dataset":
-    """Join chunks into a dataset of every step of every realization."""
+def step_dataset(parts: list[Rollout]) -> "xarray.Dataset":
+    """Concatenate chunks into a dataset of every step of every realization."""
     import xarray
 
     runs = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
@@ -131,8 +140,8 @@ def stepwise(parts: list[Rollout]) -> "xarray.Dataset":
     )
 
 
-def summarised(parts: list[Moments]) -> "xarray.Dataset":
-    """Join chunks into a dataset of statistics over the realizations."""
+def summary_dataset(parts: list[ChunkSums]) -> "xarray.Dataset":
+    """Combine chunks into a dataset of statistics over the realizations."""
     import xarray
 
     each = ("checkpoints", "is_stuck", "is_trusted")
@@ -140,7 +149,7 @@ def summarised(parts: list[Moments]) -> "xarray.Dataset":
     own = {name: np.concatenate([getattr(part, name) for part in parts]) for name in each}
     sums = {
         name: sum(np.asarray(getattr(part, name)).sum(axis=0) for part in parts)
-        for name in Moments._fields
+        for name in ChunkSums._fields
         if name not in each and not name.startswith("one_")
     }
     count = int(sums["num_runs"])
@@ -175,10 +184,10 @@ def summarised(parts: list[Moments]) -> "xarray.Dataset":
     )
 
 
-def joined(
-    datasets: Mapping[str, "xarray.Dataset"], has_names: bool, facts: Mapping[str, Any], num_asked: int
+def combine_selectors(
+    datasets: Mapping[str, "xarray.Dataset"], has_names: bool, facts: Mapping[str, Any], num_requested: int
 ) -> "xarray.Dataset":
-    """Put the datasets of several selectors beside each other, over the realizations that all of them finished."""
+    """Concatenate the datasets of selectors, over the realizations that all of them finished."""
     import xarray
 
     num_done = min(found.sizes["realization"] for found in datasets.values())
@@ -190,10 +199,10 @@ def joined(
         )
     else:
         whole = datasets[names[0]].assign_coords(selector=names[0])
-    for name, words in _LONG_NAMES.items():
+    for name, long_name in _LONG_NAMES.items():
         if name in whole:
-            whole[name].attrs["long_name"] = words
-    return whole.assign_attrs({**facts, "num_realizations": num_done, "is_complete": int(num_done == num_asked)})
+            whole[name].attrs["long_name"] = long_name
+    return whole.assign_attrs({**facts, "num_realizations": num_done, "is_complete": int(num_done == num_requested)})
 
 
 def provenance(
@@ -203,7 +212,7 @@ def provenance(
     environment: Environment,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what was run, as attributes that a file can hold."""
+    """Return the settings of a simulation as attributes that a NetCDF file can hold."""
     versions = {name: metadata.version(name) for name in ("jax", "numpyro", "numpy")}
     eras = {} if environment.truth is None else {1: environment.truth, **environment.changes}
     return {
@@ -237,8 +246,8 @@ _LONG_NAMES = {
     "regret": "expected (pseudo) regret of the step",
     "num_candidates": "candidates drawn, N",
     "best_arm_probs": "posterior probability that the arm is best, p-hat",
-    "is_trusted": "whether the engine stands by its posterior",
-    "num_runs": "realizations behind the statistics; interrupted, one selector may have more than another",
+    "is_trusted": "whether the engine trusts its posterior",
+    "num_runs": "number of realizations; after an interruption it may differ between selectors",
     "is_stuck": "whether every step of the last quarter had regret",
     "final_regret": "cumulative expected regret after the last step",
     "cumulative_regret_mean": "mean of the cumulative expected regret over realizations",

@@ -1,0 +1,189 @@
+"""Simulate the candidates of `tune` on numbered worlds; candidates that share a program are compiled once."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from ppl_bandit import selectors as rules
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.devices import is_on_cpu
+from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
+from ppl_bandit.simulation.datasets import is_stuck
+from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
+from ppl_bandit.simulation.rollouts import rollout_with_state, world_key
+from ppl_bandit.types import Engine, Key, Selection, Selector
+
+__all__ = ["CandidateSimulator", "SelectorGroup", "group_selectors"]
+
+_CPU_CHUNK, _ACCELERATOR_CHUNK = 16, 1 << 14
+_NUM_TRUTHS = 32
+
+
+class SelectorGroup(NamedTuple):
+    """Selectors that are compiled as one function of two numbers.
+
+    Attributes:
+        make: numbers -> selector.
+        numbers: {name of a selector: its numbers}.
+    """
+
+    make: Callable[[Any], Selector]
+    numbers: dict[str, tuple[float, float]]
+
+
+class CandidateSimulator:
+    """Simulates candidates; world number n is the same for every candidate.
+
+    Args:
+        num_worlds: largest number of worlds, an upper bound of the chunk size.
+        num_truths: posterior draws by which each history is judged, where `has_posterior_regret`; None is 32.
+
+    Attributes:
+        chunk_size: number of worlds that are simulated at once.
+        num_truths: truths by which each history is judged; 1 is the world's own truth.
+    """
+
+    def __init__(
+        self,
+        model: RewardModel,
+        engine: Engine,
+        environment: Environment,
+        horizon: int,
+        num_samples: int,
+        seed: int,
+        num_worlds: int,
+        num_truths: int | None = None,
+    ):
+        self._model, self._engine, self._environment = model, engine, environment
+        self._settings: dict[str, Any] = {"num_steps": int(horizon), "num_samples": int(num_samples)}
+        self._seed = seed
+        self.chunk_size = max(1, min(_CPU_CHUNK if is_on_cpu() else _ACCELERATOR_CHUNK, num_worlds))
+        most = _NUM_TRUTHS if has_posterior_regret(model, engine, environment) else 1
+        self.num_truths = most if num_truths is None else min(num_truths, most)
+        self._compiled: dict[str, tuple[ChunkFunction, tuple[float, float]]] = {}
+
+    def compile(self, candidates: Mapping[str, Selector]) -> None:
+        """Compile the candidates that are not compiled yet, several at once."""
+        new = {name: rule for name, rule in candidates.items() if name not in self._compiled}
+        groups = group_selectors(new)
+        # NumPyro keeps its handlers in one global stack, so tracing stays in this thread.
+        traced = [self._trace(group) for group in groups]
+        for group, function in zip(groups, run_jobs([chunk.compile for chunk in traced]), strict=True):
+            self._compiled |= {name: (function, numbers) for name, numbers in group.numbers.items()}
+
+    def simulate(
+        self, candidates: Mapping[str, Selector], begin: int, end: int
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Simulate worlds `begin` to `end` with each candidate.
+
+        Returns:
+            {name: (cumulative regret, is_stuck)}, each (worlds, truths).
+        """
+        key, starts = jr.key(self._seed), range(begin, end, self.chunk_size)
+
+        def job(name: str, start: int) -> Callable[[], Any]:
+            function, numbers = self._compiled[name]
+            return lambda: jax.device_get(function.run(key, jnp.asarray(start), jnp.asarray(numbers)))
+
+        parts = list(run_jobs([job(name, start) for name in candidates for start in starts]))
+        found = {}
+        for number, name in enumerate(candidates):
+            chunks = parts[number * len(starts) : (number + 1) * len(starts)]
+            regret, stuck = (np.concatenate(part)[: end - begin] for part in zip(*chunks, strict=True))
+            found[name] = regret.astype(float), stuck
+        return found
+
+    def world_scales(self, num_worlds: int) -> np.ndarray | None:
+        """Return the index into `environment.scales` of each world; None if there is one scale."""
+        if len(self._environment.scales) == 1:
+            return None
+        keys = jax.vmap(partial(jr.fold_in, jr.key(self._seed)))(jnp.arange(num_worlds))
+        return np.asarray(jax.vmap(lambda key: self._environment.which_scale(world_key(key)))(keys))
+
+    def _trace(self, group: SelectorGroup) -> Any:
+        model, engine, environment = self._model, self._engine, self._environment
+
+        def play(key: Key, number: Array, numbers: Float[Array, " 2"]) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:
+            key = jr.fold_in(key, number)
+            record, contexts, state = rollout_with_state(
+                key, model, engine, group.make(numbers), environment, **self._settings
+            )
+            if self.num_truths == 1:
+                return jnp.sum(record.regret)[None], is_stuck(record.regret[None])
+            widen = engine.capabilities.with_wider_prior
+            if widen is not None and environment.scales != (1.0,):
+                state = widen(state, environment.scale(world_key(key)))  # the posterior under the world's own prior
+            truths = engine.sample(jr.fold_in(key, 3), state, self.num_truths)  # the rollout uses 0 to 2
+            return posterior_regret(model, truths, record.arm, contexts)
+
+        return trace_chunk(
+            play,
+            jr.key(self._seed),
+            self.chunk_size,
+            arguments=(jnp.zeros(2),),
+            size=self.chunk_size,
+            is_sequential=is_on_cpu() and not engine.explanation.is_exact,
+        )
+
+
+def group_selectors(candidates: Mapping[str, Selector]) -> list[SelectorGroup]:
+    """Group selectors that one compiled function can simulate.
+
+    Indices that differ in patience, or in a positive learning, form a group. So do all selectors that use p-hat only: most
+    of their work is computing it.
+    """
+    groups: dict[Any, SelectorGroup] = {}
+    by_probs = {name: rule for name, rule in candidates.items() if _uses_probs_only(rule)}
+    for name, rule in candidates.items():
+        place: Any = name
+        make, numbers = partial(_constant, rule), (0.0, 0.0)
+        if name in by_probs:
+            place, make = "probabilities", partial(_switch, list(by_probs.values()))
+            numbers = float(list(by_probs).index(name)), 0.0
+        elif rule.name == rules.optimistic_gittins.__name__:
+            horizon, patience, learning = (rule.settings[setting] for setting in ("horizon", "patience", "learning"))
+            # A learning of 0 needs nothing that only some engines offer.
+            place, make = (horizon, learning > 0), partial(_gittins, horizon, learning > 0)
+            numbers = float(patience), float(learning)
+        groups.setdefault(place, SelectorGroup(make, {})).numbers[name] = numbers
+    return list(groups.values())
+
+
+def _uses_probs_only(rule: Selector) -> bool:
+    return rule.select_from_probs is not None and not rule.uses_marginals
+
+
+def _gittins(horizon: int, has_learning: bool, numbers: Float[Array, " 2"]) -> Selector:
+    return rules.optimistic_gittins(horizon, *(numbers if has_learning else numbers[:1]))
+
+
+def _constant(rule: Selector, numbers: Float[Array, " 2"]) -> Selector:
+    del numbers
+    return rule
+
+
+def _switch(candidates: list[Selector], numbers: Float[Array, " 2"]) -> Selector:
+    """Return a selector that behaves like candidate `numbers[0]`, a traced index."""
+
+    def choose(ways: list[Callable[..., Selection]], key: Key, given: Array, step: Any, allowed: Any) -> Selection:
+        calls = [lambda way=way: way(key, given, step, allowed=allowed) for way in ways]
+        return jax.lax.switch(numbers[0].astype(int), calls)
+
+    def select(key: Key, table: Array, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
+        return choose([rule.decide for rule in candidates], key, table, step, allowed)
+
+    def select_from_probs(
+        key: Key, probs: Array, step: Any, *, allowed: Any = None, marginals: Any = None
+    ) -> Selection:
+        return choose(
+            [rule.select_from_probs for rule in candidates if rule.select_from_probs], key, probs, step, allowed
+        )
+
+    return candidates[0] if len(candidates) == 1 else Selector("one_of", {}, select, select_from_probs)

@@ -1,0 +1,182 @@
+"""Run numbered realizations in vectorised chunks.
+
+The random numbers of a realization depend on the key and on its number only. Results therefore do not depend on the chunk
+size, the number of threads or the devices.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Int
+
+from ppl_bandit.runtime.compile_ahead import in_order_options
+from ppl_bandit.runtime.cpu_count import num_cores
+from ppl_bandit.runtime.cpu_threads import compiled, needs_of
+from ppl_bandit.runtime.devices import is_on_cpu, working_memory
+from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
+from ppl_bandit.types import Key
+
+__all__ = ["ChunkFunction", "TracedChunk", "num_workers", "run_chunks", "run_jobs", "trace_chunk"]
+
+_CACHE_BYTES = 1 << 20  # working memory of a chunk that fits a core's cache
+_MIN_CPU_CHUNK = 4
+_WORKING_COPIES = 6  # of the largest array of a step, while draws are made and compared
+
+_T = TypeVar("_T")
+
+
+class ChunkFunction(NamedTuple):
+    """A compiled function that simulates consecutive realizations.
+
+    Attributes:
+        run: (key, number of the first realization, *arguments) -> results, with a leading axis.
+        size: number of realizations.
+    """
+
+    run: Callable[..., Any]
+    size: int
+
+
+class TracedChunk(NamedTuple):
+    """A chunk function before compilation. Tracing must stay in one thread, compilation need not.
+
+    Attributes:
+        traced: the traced function.
+        size: number of realizations.
+    """
+
+    traced: Any
+    size: int
+
+    def compile(self) -> ChunkFunction:
+        """Compile the function."""
+        lowered, needs = self.traced.lower(), needs_of(self.traced.jaxpr)
+        return ChunkFunction(compiled(lowered, needs, in_order_options()), self.size)
+
+
+def trace_chunk(
+    play: Callable[..., Any],
+    key: Key,
+    num_realizations: int,
+    reduce: Callable[[Any, Bool[Array, " R"]], Any] | None = None,
+    *,
+    arguments: tuple[Any, ...] = (),
+    size: int | None = None,
+    memory: int | None = None,
+    mesh: Mesh | None = None,
+    is_sequential: bool = False,
+) -> TracedChunk:
+    """Trace a function that simulates a chunk of realizations.
+
+    Args:
+        play: (key, number, *arguments) -> results of one realization. It derives its own key from the first two.
+        reduce: (results of a chunk, whether each row is one of `num_realizations`) -> what is kept; None keeps everything.
+        arguments: example values of further arguments of `play`.
+        size: number of realizations; None takes as many as fit the memory and, on a CPU, the cache.
+        memory: bytes that all chunks that run at once may use; None takes `working_memory`.
+        mesh: devices, in one axis, over which to spread a chunk; None takes JAX's default device.
+        is_sequential: whether the realizations of a chunk run one after another. In a vectorised chunk of an approximate
+            engine, every realization would wait for the refresh of every other one.
+    """
+    num_devices = 1 if mesh is None else mesh.size
+    play = jax.jit(play)  # so that it is traced once, for its size and inside `run`
+    if size is None:
+        num_parallel = num_devices * num_workers(mesh)
+        share = (working_memory(mesh) if memory is None else memory) // num_parallel
+        size = _chunk_size(play, (key, jnp.asarray(0), *arguments), -(-num_realizations // num_parallel), share, mesh)
+
+    def run(key: Key, start: Int[Array, ""], *arguments: Any) -> Any:
+        position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
+        numbers = start + size * position + jnp.arange(size)
+        each = lambda number: play(key, number, *arguments)  # noqa: E731
+        results = jax.lax.map(each, numbers) if is_sequential else jax.vmap(each)(numbers)
+        return results if reduce is None else reduce(results, numbers < num_realizations)
+
+    if mesh is not None:
+        each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
+        in_specs = (same,) * (2 + len(arguments))
+        run = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=each, check_vma=False)
+    return TracedChunk(jax.jit(run).trace(key, jnp.asarray(0), *arguments), num_devices * size)
+
+
+def run_chunks(
+    function: ChunkFunction, key: Key, num_realizations: int, mesh: Mesh | None = None
+) -> Iterator[tuple[Any, int]]:
+    """Run all chunks; yield the results of each, as NumPy arrays, and how many of its rows are realizations."""
+
+    def job(start: int) -> Callable[[], tuple[Any, int]]:
+        num_rows = min(function.size, num_realizations - start)
+        return lambda: (_fetch(function.run(key, jnp.asarray(start))), num_rows)
+
+    yield from run_jobs((job(start) for start in range(0, num_realizations, function.size)), mesh)
+
+
+def run_jobs(jobs: Iterable[Callable[[], _T]], mesh: Mesh | None = None) -> Iterator[_T]:
+    """Call functions, on a CPU in one thread per core, and yield their results in order.
+
+    On a CPU the main thread only waits, also for a single core, so that Ctrl-C takes effect at once: jobs that have not
+    started are cancelled, and running ones are not waited for.
+    """
+    is_double = jnp.zeros(()).dtype == jnp.float64
+
+    def call(job: Callable[[], _T]) -> _T:
+        with jax.enable_x64(is_double):  # the setting belongs to a thread
+            return job()
+
+    if not is_on_cpu(mesh) or mesh is not None:
+        # Processes that share a mesh must run the same computations in the same order.
+        yield from map(call, jobs)
+        return
+    pool = ThreadPoolExecutor(num_workers())
+    waiting = deque(pool.submit(call, job) for job in jobs)
+    try:
+        while waiting:
+            yield waiting[0].result()
+            waiting.popleft()
+    finally:
+        pool.shutdown(wait=not waiting, cancel_futures=True)
+
+
+def num_workers(mesh: Mesh | None = None) -> int:
+    """Return how many chunks run at once."""
+    return num_cores() if is_on_cpu(mesh) and mesh is None else 1
+
+
+def _chunk_size(
+    play: jax.stages.Wrapped, arguments: tuple[Any, ...], num_realizations: int, memory: int, mesh: Mesh | None
+) -> int:
+    """Return how many realizations fit the memory and, on a CPU, the cache."""
+    traced = play.trace(*arguments)
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(traced.out_info))
+    # XLA removes unused results too, such as the propensities.
+    working = _WORKING_COPIES * _largest_array(eliminate_dead_code(traced.jaxpr.jaxpr))
+    fits = memory // (kept + working)
+    if is_on_cpu(mesh):
+        fits = min(fits, max(_CACHE_BYTES // working, _MIN_CPU_CHUNK))
+    return int(np.clip(fits, 1, num_realizations))
+
+
+def _largest_array(jaxpr: Any) -> int:
+    """Return the bytes of the largest array of one step; the stacked outputs of a scan are not counted."""
+    sizes = [1]
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "scan":
+            sizes += [math.prod(var.aval.shape) * 8 for var in eqn.outvars]
+        sizes += [_largest_array(inner) for inner, _ in inner_jaxprs(eqn)]
+    return max(sizes)
+
+
+def _fetch(part: Any) -> Any:
+    """Return NumPy arrays; with several processes, the shards of all of them."""
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(part)):
+        from jax.experimental import multihost_utils
+
+        part = multihost_utils.process_allgather(part, tiled=True)
+    return jax.device_get(part)
