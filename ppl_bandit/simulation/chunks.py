@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from ppl_bandit.runtime.compile_ahead import in_order_options
+from ppl_bandit.runtime.compile_ahead import large_options
 from ppl_bandit.runtime.cpu_count import num_cores
 from ppl_bandit.runtime.cpu_threads import compiled, needs_of
 from ppl_bandit.runtime.devices import is_on_cpu, working_memory
@@ -58,7 +58,7 @@ class TracedChunk(NamedTuple):
     def compile(self) -> ChunkFunction:
         """Compile the function."""
         lowered, needs = self.traced.lower(), needs_of(self.traced.jaxpr)
-        return ChunkFunction(compiled(lowered, needs, in_order_options()), self.size)
+        return ChunkFunction(compiled(lowered, needs), self.size)
 
 
 def trace_chunk(
@@ -103,7 +103,10 @@ def trace_chunk(
         each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
         in_specs = (same,) * (2 + len(arguments))
         run = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=each, check_vma=False)
-    return TracedChunk(jax.jit(run).trace(key, jnp.asarray(0), *arguments), num_devices * size)
+    options = large_options() if is_on_cpu(mesh) else None
+    return TracedChunk(
+        jax.jit(run, compiler_options=options).trace(key, jnp.asarray(0), *arguments), num_devices * size
+    )
 
 
 def run_chunks(
