@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.jaxpr.entry_reads import entries_read, tied_together
+from ppl_bandit.program.jaxpr.entry_reads import connected_components, entries_read
 
 
 def reads(*rows):
@@ -52,5 +52,5 @@ def test_constants_that_say_nothing_of_entries_are_not_computed():
 
 def test_columns_are_tied_through_each_other():
     groups = np.array([[True, True, False, False], [False, True, True, False], [False, False, False, True]])
-    label = tied_together(groups)
+    label = connected_components(groups)
     assert label[0] == label[1] == label[2] != label[3]

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.approximate.unconstrained import Space
-from ppl_bandit.program.jaxpr.entry_reads import entries_read, tied_together
+from ppl_bandit.program.jaxpr.entry_reads import connected_components, entries_read
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -67,7 +67,7 @@ def independent_blocks(model: RewardModel, space: Space) -> Blocks:
         return reward, model.context_rows(model.num_arms)
 
     rows = entries_read(likelihood, space.size, jax.eval_shape(data))
-    label = tied_together(np.concatenate([terms, rows]))
+    label = connected_components(np.concatenate([terms, rows]))
     of_arm = np.array([label[np.argmax(row)] if row.any() else -1 for row in rows])
     is_read = np.isin(label, of_arm[of_arm >= 0])
     label = np.where(is_read, label, space.size)  # what no row speaks of stays together

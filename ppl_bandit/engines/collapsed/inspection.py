@@ -244,7 +244,7 @@ def _obstacles(model: RewardModel, split: Split, row: Interaction, *, is_prior: 
         view = copy.copy(model)
         view.outcomes = (*model.outcomes, *split.hidden)
     found = analyticity(view, both, row.arm, row.context, model.outcome_values(row.reward), is_prior=is_prior)
-    return [obstacle.words for obstacle in found], [obstacle.happened for obstacle in found]
+    return [obstacle.reason for obstacle in found], [obstacle.is_present for obstacle in found]
 
 
 def certify_rows(

@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
 from ppl_bandit.engines.exact.families.families import SiteBlock
-from ppl_bandit.program.jaxpr.interpreter import dependencies
+from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
@@ -185,5 +185,5 @@ def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[
     wanted = set(names)
     labels = [frozenset({name} & wanted) for name in sorted(model.latent_shapes)]  # in the order of a flattened dict
     labels += [frozenset()] * (len(closed.jaxpr.invars) - len(labels))
-    reached = dependencies(closed.jaxpr, labels)
+    reached = dependencies(closed, labels)
     return dict(zip(found, reached, strict=True))

@@ -250,7 +250,7 @@ def _read_row(model: RewardModel, layout: Layout, centre: Coordinates, row: Any)
     for possible in model.in_support(latents_at(layout, centre), single).values():
         is_sound &= possible[0]
     for obstacle in obstacles:
-        is_sound &= ~obstacle.happened
+        is_sound &= ~obstacle.is_present
     for leaf in jax.tree.leaves(natural):
         if leaf.size:
             is_sound &= is_all(jnp.isfinite(leaf))

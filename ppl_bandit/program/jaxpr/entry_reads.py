@@ -1,10 +1,10 @@
-"""Which entries of an argument each entry of a result reads, followed through a jaxpr element by element.
+"""Element-level dependence: which entries of one argument each entry of a result may depend on.
 
-Other arguments are data: nothing is known of them, so that what is found holds for all of their values. An operation that is
-not known is taken to mix all that it reads. So an entry may be said to read too much, never too little.
+The other arguments are data: nothing is assumed about their values, so the result holds for all of them. Constants are folded,
+because they decide which entry is indexed and what is multiplied by 0. A primitive that is not described is taken to mix all
+entries of its operands. So the reported dependence may be too large, never too small.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,52 +13,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.jaxpr.interpreter import evaluate
-from ppl_bandit.runtime.jax_adapter import Jaxpr, apply_primitive, called_jaxpr
+from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
+from ppl_bandit.program.jaxpr.primitives import Kind, apply_per_column, describe, index_operands
+from ppl_bandit.runtime.jax_adapter import apply_primitive
 
-__all__ = ["entries_read", "tied_together"]
+__all__ = ["DATA", "Reads", "connected_components", "entries_read", "fold_in_numpy", "is_known", "reads_of_results"]
 
-_DATA = object()  # a value that no latent reaches, and that is known only when the data are
-_ELEMENTWISE = set(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp convert_element_type "
-    "copy cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac integer_pow is_finite le lgamma "
-    "log log1p logistic lt max min mul ne neg nextafter not or polygamma pow reduce_precision regularized_incomplete_beta "
-    "rem round rsqrt sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta".split()
-)
-_LAYOUT = set(
-    "broadcast_in_dim concatenate expand_dims reshape rev slice split squeeze stack tile transpose unstack".split()
-)
-_KNOWN = {  # on what is known, such as indices of arms
-    "add": np.add,
-    "eq": np.equal,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "le": np.less_equal,
-    "lt": np.less,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "sub": np.subtract,
-}
+DATA = object()  # an array whose numbers are unknown, and that does not depend on the argument
+
+_ELEMENTWISE = (Kind.CHOICE, Kind.LINEAR, Kind.COMPARISON, Kind.ELEMENTWISE)
+
+
+class Reads(NamedTuple):
+    """An array that depends on the argument.
+
+    Attributes:
+        of: (..., K), which of the K entries of the argument each entry may depend on.
+    """
+
+    of: np.ndarray
 
 
 def entries_read(function: Callable, size: int, data: tuple) -> np.ndarray:
     """Return which of the K entries of its first argument each entry of a function of (argument, *data) reads, (..., K).
 
     Args:
+        size: K.
         data: arrays, or their shapes.
     """
     closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((size,), jnp.result_type(float)), *data)
-    args: list[Any] = [np.eye(size, dtype=bool), *[_DATA] * len(jax.tree.leaves(data))]
+    args = [Reads(np.eye(size, dtype=bool)), *[DATA] * len(jax.tree.leaves(data))]
     with jax.ensure_compile_time_eval():
-        (out,) = _follow(closed.jaxpr, closed.consts, [_Reads(args[0]), *args[1:]], size)
-        shape = closed.out_avals[0].shape
-    return out.of if isinstance(out, _Reads) else np.zeros((*shape, size), bool)
+        (out,) = interpret(Domain(_apply, is_known, fold_in_numpy), closed.jaxpr, closed.consts, args)
+    return out.of if isinstance(out, Reads) else np.zeros((*closed.out_avals[0].shape, size), bool)
 
 
-def tied_together(groups: np.ndarray) -> np.ndarray:
-    """Return a label for each column of (groups, K), the same where groups connect them."""
+def connected_components(groups: np.ndarray) -> np.ndarray:
+    """Return a label for each column of (groups, K): columns have the same label if groups connect them."""
     label = np.arange(groups.shape[1])
     while True:
         before = label.copy()
@@ -69,214 +60,129 @@ def tied_together(groups: np.ndarray) -> np.ndarray:
             return label
 
 
-class _Reads(NamedTuple):
-    """An array by the entries of the argument that its own read, (..., K)."""
-
-    of: np.ndarray
-
-
-class _Late:
-    """An array that is known, and computed when somebody looks at it: most constants, nobody does."""
-
-    def __init__(self, compute: Callable[[], Sequence[Any]], place: int):
-        self._compute, self._place = compute, place
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        del copy  # it is computed for whoever asks
-        return np.asarray(self._compute()[self._place], dtype)
+def is_known(value: Any) -> bool:
+    """Return whether a value is an array of known numbers."""
+    return value is not DATA and not isinstance(value, Reads)
 
 
-def _follow(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], size: int) -> list[Any]:
-    def step(eqn: Any, values: list[Any]) -> Sequence[Any]:
-        inner = called_jaxpr(eqn)
-        if inner is not None:
-            return _follow(inner[0], inner[1], values, size)
-        if not any(isinstance(value, _Reads) for value in values):
-            if any(value is _DATA for value in values) or eqn.effects:
-                return [_DATA] * len(eqn.outvars)
-            return _known(eqn, values)
-        found = _step(eqn, values)
-        if found is not None:
-            return [_Reads(reads) for reads in found]
-        every = np.any([_anywhere(value.of) for value in values if isinstance(value, _Reads)], axis=0)
-        return [_Reads(np.broadcast_to(every, (*var.aval.shape, size))) for var in eqn.outvars]
+def fold_in_numpy(eqn: Any, values: list[Any]) -> Sequence[Any]:
+    """Fold constants that can decide which entries are read.
 
-    return evaluate(jaxpr, consts, args, step)
-
-
-def _known(eqn: Any, values: list[Any]) -> Sequence[Any]:
-    """Apply an operation to what is known: in NumPy where it is simple, later where not: jax compiles every single one."""
-    name = eqn.primitive.name
-    if any(isinstance(value, _Late) for value in values):
-        return _later(lambda: _known(eqn, _looked_at(values)), eqn)
-    if name in _KNOWN:
-        return [_KNOWN[name](*map(np.asarray, values)).astype(eqn.outvars[0].aval.dtype)]
-    if name in _LAYOUT:
-        return [moved[..., 0] for moved in _moved(eqn, [np.asarray(value)[..., None] for value in values])]
-    if name == "convert_element_type":
-        return [np.asarray(values[0]).astype(eqn.params["new_dtype"])]
-    if name == "select_n" and len(values) == 3:
+    NumPy is used where it has an equivalent, because JAX compiles every primitive that runs outside of `jit`. Other results
+    are computed by JAX only if they can be indices or conditions; real numbers, of which at most the zeros matter, become
+    unknown data.
+    """
+    described, dtypes = describe(eqn), [var.aval.dtype for var in eqn.outvars]
+    if any(jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes):  # random keys
+        return [DATA] * len(eqn.outvars)
+    if described.numpy is not None:
+        with np.errstate(all="ignore"):
+            return [np.asarray(described.numpy(eqn.params, *map(np.asarray, values))).astype(dtypes[0])]
+    if described.move is not None:
+        return [moved[..., 0] for moved in described.move(eqn, [np.asarray(value)[..., None] for value in values])]
+    if described.kind is Kind.CHOICE and len(values) == 3:
         return [np.where(values[0], values[2], values[1])]
-    return _later(lambda: apply_primitive(eqn, values), eqn)
+    if described.kind is Kind.MOVE or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        return apply_primitive(eqn, values)
+    return [DATA] * len(eqn.outvars)
 
 
-def _later(compute: Callable[[], Sequence[Any]], eqn: Any) -> list[_Late]:
-    once = functools.cache(compute)
-    return [_Late(once, place) for place in range(len(eqn.outvars))]
-
-
-def _looked_at(values: Sequence[Any]) -> list[Any]:
-    return [np.asarray(value) if isinstance(value, _Late) else value for value in values]
-
-
-def _step(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
-    """Return what the outputs of an operation read, element by element, or None where that is not known."""
+def reads_of_results(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
+    """Return the entries that the results of an equation read, (..., K) for each; None if they are not told apart."""
     if not eqn.outvars:
         return []
-    name = eqn.primitive.name
+    name, params = eqn.primitive.name, eqn.params
+    kind, move = describe(eqn).kind, describe(eqn).move
+    size = next(value for value in values if isinstance(value, Reads)).of.shape[-1]
     shape = eqn.outvars[0].aval.shape
-    if name in ("select_n", "mul") and any(_is_known(value) for value in values):
-        return [_chosen(name, values, shape)]
-    if name == "select_n" or name in _ELEMENTWISE:
+    if name == "mul" and any(map(is_known, values)):  # nothing is read where a factor is 0
+        factor = np.asarray(next(value for value in values if is_known(value)))
+        return [_union(values, shape) & np.broadcast_to(factor != 0, shape)[..., None]]
+    if kind is Kind.CHOICE and is_known(values[0]):
+        which = np.broadcast_to(np.asarray(values[0]).astype(int), shape)[..., None]
+        cases = [case.of & (which == i) for i, case in enumerate(values[1:]) if isinstance(case, Reads)]
+        return [np.logical_or.reduce(cases)]
+    if kind in _ELEMENTWISE:
         return [_union(values, shape)]
     if name == "dot_general":
-        parts = []
-        for keep in (0, 1):
-            if isinstance(values[keep], _Reads):
-                other, atom = values[1 - keep], eqn.invars[1 - keep]
-                may_count = np.asarray(other) != 0 if _is_known(other) else np.ones(atom.aval.shape, bool)
-                parts.append(_product(eqn.params["dimension_numbers"], values[keep].of, may_count, keep))
-        return [np.any(parts, axis=0)]
-    return _through(eqn, values)
+        return [_dot_general(eqn, values)]
+    reads = [
+        value.of if isinstance(value, Reads) else np.zeros((*atom.aval.shape, size), bool)
+        for atom, value in zip(eqn.invars, values, strict=True)
+    ]
+    if kind is Kind.IDENTITY:
+        return reads
+    if kind in (Kind.SUM, Kind.REDUCTION) and "axes" in params:
+        return [np.logical_or.reduce(reads[0], axis=tuple(params["axes"]))]
+    if kind in (Kind.SUM, Kind.CUMULATIVE) and "reverse" in params:
+        order = slice(None, None, -1 if params["reverse"] else 1)
+        along = np.moveaxis(reads[0], params["axis"], 0)[order]
+        return [np.moveaxis(np.logical_or.accumulate(along, axis=0)[order], 0, params["axis"])]
+    if move is not None:
+        return move(eqn, reads)
+    fixed = index_operands(eqn)
+    if kind not in (Kind.MOVE, Kind.SUM) or not all(is_known(values[i]) for i in fixed):
+        return None
+    if kind is Kind.SUM:
+        operands = [values[i] if i in fixed else part.astype(float) for i, part in enumerate(reads)]
+        return [np.asarray(part) > 0 for part in apply_per_column(eqn, operands)]
+    return [_moved(eqn, values, reads)]
 
 
-def _anywhere(reads: np.ndarray) -> np.ndarray:
-    return np.logical_or.reduce(reads.reshape(-1, reads.shape[-1]), axis=0)
-
-
-def _is_known(value: Any) -> bool:
-    return value is not _DATA and not isinstance(value, _Reads)
+def _apply(eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> list[Any]:
+    if not any(isinstance(value, Reads) for value in values):
+        return [DATA] * len(eqn.outvars)
+    found = reads_of_results(eqn, values)
+    if found is None:
+        parts = [value.of.reshape(-1, value.of.shape[-1]) for value in values if isinstance(value, Reads)]
+        every = np.logical_or.reduce(np.concatenate(parts), axis=0)
+        found = [np.broadcast_to(every, (*var.aval.shape, len(every))) for var in eqn.outvars]
+    return [Reads(reads) for reads in found]
 
 
 def _union(values: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-    reads = [value.of for value in values if isinstance(value, _Reads)]
-    out = np.zeros((*shape, reads[0].shape[-1]), bool)
-    for part in reads:
+    parts = [value.of for value in values if isinstance(value, Reads)]
+    out = np.zeros((*shape, parts[0].shape[-1]), bool)
+    for part in parts:
         out |= part
     return out
 
 
-def _chosen(name: str, values: list[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Choose between arrays, or multiply, where the choice or a factor is known: what is left out, or times 0, is not read."""
-    if name == "mul":
-        factor = next(value for value in values if _is_known(value))
-        return _union(values, shape) & np.broadcast_to(np.asarray(factor) != 0, shape)[..., None]
-    if not _is_known(values[0]):
-        return _union(values, shape)
-    which = np.broadcast_to(np.asarray(values[0]).astype(int), shape)[..., None]
-    out = np.zeros((*shape, _union(values, shape).shape[-1]), bool)
-    for number, case in enumerate(values[1:]):
-        if isinstance(case, _Reads):
-            out |= case.of & (which == number)
-    return out
+def _moved(eqn: Any, values: list[Any], reads: Sequence[np.ndarray]) -> np.ndarray:
+    """Apply an indexing primitive to the positions of the operands' entries, and look up what these entries read."""
+    fixed, size = index_operands(eqn), reads[0].shape[-1]
+    table = [np.zeros((1, size), bool)]  # position 0: what an index out of range is filled with
+    operands, start = list(values), 1
+    for i, part in enumerate(reads):
+        if i not in fixed:
+            number = math.prod(part.shape[:-1])
+            operands[i] = np.arange(start, start + number).reshape(part.shape[:-1])
+            table.append(part.reshape(-1, size))
+            start += number
+    positions = np.asarray(apply_primitive(eqn, operands)[0])
+    return np.concatenate(table)[np.clip(positions, 0, start - 1)]
 
 
-def _through(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
-    """Send what is read through an operation that moves or gathers up entries."""
-    name, params = eqn.primitive.name, eqn.params
-    size = next(value for value in values if isinstance(value, _Reads)).of.shape[-1]
-    reads = [
-        value.of if isinstance(value, _Reads) else np.zeros((*atom.aval.shape, size), bool)
-        for atom, value in zip(eqn.invars, values, strict=True)
-    ]
-    first, rank = reads[0], reads[0].ndim - 1
-    if name in _LAYOUT:
-        return _moved(eqn, reads)
-    if name.startswith("reduce_") and "axes" in params:
-        return [np.logical_or.reduce(first, axis=tuple(params["axes"]))]
-    if name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
-        order = slice(None, None, -1 if params["reverse"] else 1)
-        along = np.moveaxis(first, params["axis"], 0)[order]
-        return [np.moveaxis(np.logical_or.accumulate(along, axis=0)[order], 0, params["axis"])]
-    if (
-        name == "pad"
-        and rank == len(params["padding_config"])
-        and all(part[2] == 0 for part in params["padding_config"])
-    ):
-        low_high = [(max(low, 0), max(high, 0)) for low, high, _ in params["padding_config"]]
-        cut = tuple(
-            slice(max(-low, 0), size_ - max(-high, 0))
-            for (low, high, _), size_ in zip(params["padding_config"], first.shape, strict=False)
-        )
-        return [np.pad(first[cut], [*low_high, (0, 0)]) | _anywhere(reads[1])]
-    moved = _MOVED.get(name, ())
-    if moved and all(_is_known(value) for i, value in enumerate(values) if i not in moved):
-        # Ask where each entry came from; a fill is place 0, which reads nothing.
-        table = np.concatenate([np.zeros((1, size), bool), *(reads[i].reshape(-1, size) for i in moved)])
-        places, start = _looked_at(values), 1
-        for i in moved:
-            shape = reads[i].shape[:-1]
-            places[i] = np.arange(start, start + math.prod(shape)).reshape(shape)
-            start += math.prod(shape)
-        where = np.asarray(apply_primitive(eqn, places)[0])
-        return [table[np.clip(where, 0, len(table) - 1)]]
-    return None
+def _dot_general(eqn: Any, values: list[Any]) -> np.ndarray:
+    """Return what a generalised matrix product reads; an entry that is multiplied by a known 0 is not read."""
+    parts = []
+    for own in (0, 1):
+        if isinstance(values[own], Reads):
+            other, atom = values[1 - own], eqn.invars[1 - own]
+            is_nonzero = np.asarray(other) != 0 if is_known(other) else np.ones(atom.aval.shape, bool)
+            parts.append(_product(eqn.params["dimension_numbers"], values[own].of, is_nonzero, own))
+    return np.logical_or.reduce(parts)
 
 
-# Which inputs an operation moves; the others say where to.
-_MOVED: dict[str, tuple[int, ...]] = {
-    "gather": (0,),
-    "dynamic_slice": (0,),
-    "dynamic_update_slice": (0, 1),
-    "scatter": (0, 2),
-}
-
-
-def _moved(eqn: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Move entries, in NumPy, where nothing is compiled; arrays have one more axis than the operation knows of."""
-    name, params, first = eqn.primitive.name, eqn.params, arrays[0]
-    rank = first.ndim - 1
-    shape = (*eqn.outvars[0].aval.shape, first.shape[-1])
-    if name == "broadcast_in_dim":
-        place = [1] * (len(shape) - 1)
-        for axis, to in enumerate(params["broadcast_dimensions"]):
-            place[to] = first.shape[axis]
-        return [np.broadcast_to(first.reshape(*place, shape[-1]), shape)]
-    if name == "transpose":
-        return [first.transpose(*params["permutation"], rank)]
-    if name == "rev":
-        return [np.flip(first, params["dimensions"])]
-    if name == "slice":
-        steps = params["strides"] or (1,) * rank
-        return [first[tuple(map(slice, params["start_indices"], params["limit_indices"], steps))]]
-    if name == "concatenate":
-        return [np.concatenate(arrays, axis=params["dimension"])]
-    if name == "stack":
-        return [np.stack(arrays, axis=params["axis"])]
-    if name == "tile":
-        return [np.tile(first, (*params["reps"], 1))]
-    if name == "unstack":
-        return list(np.moveaxis(first, params["axis"], 0))
-    if name == "split":
-        return np.split(first, np.cumsum(params["sizes"])[:-1], axis=params["axis"])
-    return [first.reshape(shape)]
-
-
-def _product(numbers: Any, reads: np.ndarray, other: np.ndarray, keep: int) -> np.ndarray:
-    """Return what a generalised matrix product reads: axes in the order batch, left, right."""
-    (left_sum, right_sum), (left_batch, right_batch) = numbers
-    sums, batches = (
-        ((left_sum, right_sum), (left_batch, right_batch))
-        if keep == 0
-        else ((right_sum, left_sum), (right_batch, left_batch))
-    )
-    own_rank, other_rank = reads.ndim - 1, other.ndim
-    own = list(range(own_rank))
-    its = [own_rank + axis for axis in range(other_rank)]
+def _product(dimension_numbers: Any, reads: np.ndarray, other: np.ndarray, own: int) -> np.ndarray:
+    """Multiply by einsum; the axes of the result are ordered: batch, left, right."""
+    sums, batches = (pair if own == 0 else pair[::-1] for pair in dimension_numbers)
+    own_axes = list(range(reads.ndim - 1))
+    other_axes = [len(own_axes) + axis for axis in range(other.ndim)]
     for mine, theirs in zip((*sums[0], *batches[0]), (*sums[1], *batches[1]), strict=True):
-        its[theirs] = mine
-    latent = own_rank + other_rank
-    free = [axis for axis in own if axis not in (*sums[0], *batches[0])]
-    others = [its[axis] for axis in range(other_rank) if axis not in (*sums[1], *batches[1])]
-    out = [*batches[0], *(free + others if keep == 0 else others + free), latent]
-    return np.einsum(reads.astype(float), [*own, latent], other.astype(float), its, out) > 0
+        other_axes[theirs] = mine
+    entry = len(own_axes) + other.ndim
+    free = [axis for axis in own_axes if axis not in (*sums[0], *batches[0])]
+    other_free = [other_axes[axis] for axis in range(other.ndim) if axis not in (*sums[1], *batches[1])]
+    out = [*batches[0], *(free + other_free if own == 0 else other_free + free), entry]
+    return np.einsum(reads.astype(float), [*own_axes, entry], other.astype(float), other_axes, out) > 0

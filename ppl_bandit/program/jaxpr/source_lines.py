@@ -1,7 +1,7 @@
-"""Where in the user's own code an operation of a traced program stands, in words.
+"""The line of the user's code that an equation of a jaxpr comes from.
 
-Every equation of a jaxpr remembers the Python frames that made it, the innermost first. What jax and NumPyro do on the way is
-not the user's: a line counts as written by the user where the innermost frame outside of these libraries is the program's.
+JAX records the Python stack at which each equation was traced. Frames inside JAX, NumPyro, Python's library and this package
+are skipped; the innermost other frame is the user's line.
 """
 
 import functools
@@ -17,32 +17,32 @@ import numpyro
 
 from ppl_bandit.runtime.jax_adapter import source_frames
 
-__all__ = ["Place", "place_of"]
+__all__ = ["SourceLine", "source_line"]
 
-_MAX_SOURCE = 100  # characters of a line that are worth showing
+_MAX_SOURCE = 100  # characters of a source line to quote
 _PUBLIC = (jnp, jax.nn, jax.lax, jax.scipy.special, jax.scipy.stats.norm)
 
 
-class Place(NamedTuple):
-    """A line of the user's.
+class SourceLine(NamedTuple):
+    """A line of the user's code.
 
     Attributes:
-        words: line, file and source; "" where the operation stands in no line of the user's.
-        called: the function of jax that was called there, "" where there is none.
-        is_users: whether the user wrote the operation, rather than NumPyro on a line of the user's.
+        text: line number, file and source; "" if the operation comes from no line of the user's.
+        called: the public JAX function that was called there; "" if there is none.
+        is_users: whether the user wrote the operation; false if NumPyro added it on behalf of the user's line.
     """
 
-    words: str
+    text: str
     called: str
     is_users: bool
 
 
-def place_of(equations: Sequence[Any]) -> Place:
-    """Say where an operation stands.
+def source_line(equations: Sequence[Any]) -> SourceLine:
+    """Return the line of the user's code that an operation comes from.
 
     Args:
-        equations: the equation itself, then the one that calls the jaxpr it is in, and so on outwards. Functions that are
-            jitted are traced once, wherever they are called, so that it may be an outer equation that knows the user's line.
+        equations: the equation itself, then the one that calls the jaxpr it is in, and so on outwards. JAX caches the trace of
+            a jitted function, so only an outer equation may have recorded this call's line.
     """
     called = ""
     for equation in equations:
@@ -55,11 +55,11 @@ def place_of(equations: Sequence[Any]) -> Place:
                 source = linecache.getline(frame.file_name, frame.line_number).strip()
                 shown = f": `{source[:_MAX_SOURCE]}{'...' if len(source) > _MAX_SOURCE else ''}`" if source else ""
                 line = f"line {frame.line_number} of {Path(frame.file_name).name}{shown}"
-                return Place(line, "" if passed_numpyro else called, not passed_numpyro)
+                return SourceLine(line, "" if passed_numpyro else called, not passed_numpyro)
             passed_numpyro |= owner == "numpyro"
             called = _public_name(frame.function_name) or called
         called = _public_name(str(equation.params.get("name", ""))) or called
-    return Place("", "", False)
+    return SourceLine("", "", False)
 
 
 def _public_name(function: str) -> str:
@@ -69,11 +69,11 @@ def _public_name(function: str) -> str:
 
 @functools.cache
 def _owner(file: str) -> str:
-    """Return "own", "numpyro" or "other" for files of this library, of NumPyro, of jax and of Python; "" for the user's."""
+    """Return "own", "numpyro" or "other" for files of this package, of NumPyro, and of JAX or Python; "" for the user's."""
     path = Path(file)
     for name, folder in _folders().items():
         if path.is_relative_to(folder):
-            # Packages that are installed may be the user's; jax and its like are not.
+            # Installed packages other than JAX and NumPyro count as the user's code.
             is_installed = name == "python" and "site-packages" in path.parts
             return "" if is_installed else name if name in ("own", "numpyro") else "other"
     return "other" if file.startswith("<frozen") else ""

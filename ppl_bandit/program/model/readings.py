@@ -15,8 +15,9 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.program.jaxpr.interpreter import UNKNOWN, dependencies, read_indices
-from ppl_bandit.program.jaxpr.source_lines import place_of
+from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.index_ranges import UNKNOWN, index_ranges
+from ppl_bandit.program.jaxpr.source_lines import source_line
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.failures import failure, where
 from ppl_bandit.program.model.probing import NUMBERS, feasible_latents, feasible_rewards
@@ -91,7 +92,7 @@ def check_flow(
         for label, arg in zip(("key", "latents", "arm", "context", "outcomes"), args, strict=True)
         for _ in jax.tree.leaves(arg)
     ]
-    found = dependencies(closed.jaxpr, labels)
+    found = dependencies(closed, labels)
     num_prior = len(shape[0])
     if any("key" in reaching for reaching in found):
         raise InvalidProgram(
@@ -127,7 +128,7 @@ def check_flow(
     own: list[frozenset] = [frozenset()] * (len(labels) - len(outcomes)) + [
         frozenset([name]) for name in sorted(outcomes)
     ]
-    reached = dependencies(closed.jaxpr, own)[num_prior + 1 :]
+    reached = dependencies(closed, own)[num_prior + 1 :]
     return _groups(dict(zip(reading.outcomes, reached, strict=True))), largest
 
 
@@ -136,7 +137,7 @@ def _index_ranges(closed: ClosedJaxpr, cases: Sequence[Sequence[Any]]) -> list[l
     sizes: list[list[int]] = []
 
     def ranges() -> list[list[tuple[Array, Array]]]:
-        found = [read_indices(closed.jaxpr, closed.consts, known) for known in cases]
+        found = [index_ranges(closed, known) for known in cases]
         sizes[:] = [[index.size for index in of_case] for of_case in found]
         return [[(index.lowest, index.highest) for index in of_case] for of_case in found]
 
@@ -193,7 +194,7 @@ def _check_callbacks(jaxpr: Jaxpr) -> None:
         returned = [out.aval for out in equation.outvars]
         if equation.primitive.name.endswith("callback") and any(aval.dtype == jnp.float64 for aval in returned):
             raise InvalidProgram(
-                f"a callback of the program ({place_of([equation]).words or equation.primitive.name}) returns float64, in "
+                f"a callback of the program ({source_line([equation]).text or equation.primitive.name}) returns float64, in "
                 "which densities are computed here, and jax turns that into float32 unless the whole process computes in "
                 'float64: say jax.config.update("jax_enable_x64", True) before anything else, or call it in float32, '
                 "as in `f(x.astype(jnp.float32))`"

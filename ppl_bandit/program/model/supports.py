@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, biject_to, constraints
 
-from ppl_bandit.program.jaxpr.interpreter import dependencies
+from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.model.tracing import Site, repeat_rows, run_program
 from ppl_bandit.runtime.numpyro_adapter import inner_distribution
 
@@ -27,7 +27,7 @@ def has_moving_support(supports: Callable[[Any], list[Any]], latents: Mapping[st
 
     closed = jax.make_jaxpr(bounds)(latents)
     labels = [frozenset(["latents"])] * len(closed.jaxpr.invars)
-    return any(dependencies(closed.jaxpr, labels))
+    return any(dependencies(closed, labels))
 
 
 def extreme_latents(program: Callable, latents: tuple[str, ...], context: Any) -> dict[str, Array]:

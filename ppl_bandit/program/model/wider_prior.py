@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to, constraints
 
-from ppl_bandit.program.jaxpr.interpreter import dependencies
+from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, run_program
 from ppl_bandit.types import Draws
@@ -68,7 +68,7 @@ def moving_sites(model: RewardModel) -> list[str]:
         latents = {name: jnp.zeros((1, *shape)) for name, shape in model.latent_shapes.items()}
         closed = jax.make_jaxpr(lambda given: model.expected_rewards(given, model.context))(latents)
     labels = [frozenset([name]) for name in sorted(latents)]  # as jax orders the leaves of a dict
-    return sorted(frozenset().union(*dependencies(closed.jaxpr, labels)))
+    return sorted(frozenset().union(*dependencies(closed, labels)))
 
 
 def _base(support: Any) -> Any:

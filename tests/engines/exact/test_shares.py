@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.program.jaxpr.analytic import interpret
+from ppl_bandit.program.jaxpr.analytic import analytic_intervals
 from ppl_bandit.program.jaxpr.intervals import simplex_box
 
 # Many points of 2 rows of 4 elements, none so close to 1 that 1 - z has lost its digits.
@@ -16,7 +16,7 @@ def bounds_of(function, *data):
     """Return the bounds of a function of a (2, 4) simplex latent, and its values at random points."""
     with jax.enable_x64(True):
         closed = jax.make_jaxpr(function)(jnp.zeros((2, 4)), *data)
-        (out,) = interpret(closed.jaxpr, closed.consts, [simplex_box(0, (2, 4)), *data], [])
+        (out,), _ = analytic_intervals(closed, [simplex_box(0, (2, 4)), *data])
         return np.asarray(out.low), np.asarray(out.high), np.asarray(jax.vmap(lambda z: function(z, *data))(ROWS))
 
 

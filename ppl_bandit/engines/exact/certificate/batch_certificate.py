@@ -46,7 +46,7 @@ def read_together(
     for possible in model.in_support(latents_at(layout, centre), rows).values():
         is_sound &= jnp.all(possible)
     for obstacle in analyticity(model, layout, rows.arm, rows.context, outcomes, is_prior=False):
-        is_sound &= ~obstacle.happened
+        is_sound &= ~obstacle.is_present
     return naturals, is_sound
 
 

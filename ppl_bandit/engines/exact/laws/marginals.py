@@ -16,9 +16,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.families.families import Layout, Posterior, blocks_of, reals_of
 from ppl_bandit.engines.exact.laws import pseudo_counts as counting
-from ppl_bandit.engines.exact.proof.affine_reads import NotAffine, reads_of_rewards
+from ppl_bandit.engines.exact.proof.affine_reads import reads_of_rewards
 from ppl_bandit.numerics import best_arm_probs, marginal_laws, sampling
 from ppl_bandit.numerics.tail_excess import tail
+from ppl_bandit.program.jaxpr.affine_reads import NotAffine
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace

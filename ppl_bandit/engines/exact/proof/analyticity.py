@@ -19,9 +19,9 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.exact.families.families import Layout
 from ppl_bandit.engines.exact.remedies import KEEP
-from ppl_bandit.program.jaxpr.analytic import Obstacle, interpret
-from ppl_bandit.program.jaxpr.interpreter import dependencies
-from ppl_bandit.program.jaxpr.intervals import Flow, is_inside, simplex_box, support_box
+from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals
+from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.intervals import Interval, is_inside, simplex_box, support_box
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, running
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
@@ -90,17 +90,16 @@ def analyticity(
     key = jr.key(0)
     closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
     flows = {site.name: _support(site) for site in layout.sites}
-    args = jax.tree.leaves((key, flows, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Flow))
-    obstacles: list[Obstacle] = []
-    outs = interpret(closed.jaxpr, closed.consts, args, obstacles)
+    args = jax.tree.leaves((key, flows, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Interval))
+    outs, obstacles = analytic_intervals(closed, args)
     # With every sample site fixed, nothing may still be drawn.
-    drawn = dependencies(closed.jaxpr, [frozenset(["key"]), *[frozenset()] * (len(args) - 1)])
+    drawn = dependencies(closed, [frozenset(["key"]), *[frozenset()] * (len(args) - 1)])
     verdicts: list[Obstacle] = []
     for claim, out, sources in zip(claims, outs, drawn, strict=True):
         if sources:
             words = f"a random draw hidden from NumPyro reaches {claim.words}"
             verdicts.append(Obstacle(words, jnp.array(True), remedy="draw it by numpyro.sample"))
-        if not isinstance(out, Flow):
+        if not isinstance(out, Interval):
             continue
         if claim.is_fixed:
             verdicts.append(Obstacle(f"{claim.words} depends on a latent", jnp.array(True), remedy=KEEP))
@@ -108,10 +107,12 @@ def analyticity(
         lost = ~jnp.all(out.is_analytic)
         # The first operation that lost analyticity is the reason; the claim itself is the last resort.
         verdicts.extend(
-            obstacle._replace(words=f"{obstacle.words}, which reaches {claim.words}", happened=obstacle.happened & lost)
+            obstacle._replace(
+                reason=f"{obstacle.reason}, which reaches {claim.words}", is_present=obstacle.is_present & lost
+            )
             for obstacle in obstacles
         )
-        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost, is_users=False))
+        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost, in_program=False))
         if claim.domain is not None:
             low, high = claim.domain
             outside = ~jnp.all(is_inside(out, low, high))
@@ -119,7 +120,7 @@ def analyticity(
     return verdicts
 
 
-def _support(site: Any) -> Flow:
+def _support(site: Any) -> Interval:
     bounds = {
         "real": (-np.inf, np.inf),
         "positive": (site.low, np.inf),

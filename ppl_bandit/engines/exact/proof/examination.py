@@ -102,11 +102,11 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
         fault, _ = judge(found._replace(obstacles=[]), model.num_arms)
         residual, row = _worst(found, is_prior=fault == "prior")
         is_bent = fault in ("prior", "likelihood") and bool(residual.tolerance < residual.nats < np.inf)
-        if is_bent and first.is_users:
-            raise report.bent_refusal(model, first.words, residual, row)
+        if is_bent and first.in_program:
+            raise report.bent_refusal(model, first.reason, residual, row)
         if not is_bent:
-            remedy = first.remedy or (ANALYTIC_REMEDY if first.is_users else KEEP)
-            raise report.refusal(model, f"cannot be proved conjugate: {first.words}", remedy)
+            remedy = first.remedy or (ANALYTIC_REMEDY if first.in_program else KEEP)
+            raise report.refusal(model, f"cannot be proved conjugate: {first.reason}", remedy)
     if fault in ("prior", "likelihood"):
         _refuse_density(model, layout, found, is_prior=fault == "prior")
     if fault == "improper":
@@ -152,7 +152,7 @@ def measure(model: RewardModel, layout: Layout, words: list[Obstacle]) -> Findin
         outcomes = model.outcome_values(row.reward)
         obstacles = analyticity(model, layout, row.arm, row.context, outcomes, is_prior=is_prior)
         said[is_prior] = obstacles
-        return [obstacle.happened for obstacle in obstacles]
+        return [obstacle.is_present for obstacle in obstacles]
 
     def read(row: Interaction, stretch: Array) -> tuple[Natural, Residual, Array, list[Array]]:
         single = jax.tree.map(lambda leaf: leaf[None], row)

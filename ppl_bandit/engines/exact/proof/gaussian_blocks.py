@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.families.families import REAL, Layout
-from ppl_bandit.program.jaxpr.entry_reads import entries_read, tied_together
+from ppl_bandit.program.jaxpr.entry_reads import connected_components, entries_read
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob, log_prob_terms
 
@@ -34,7 +34,7 @@ def tie(model: RewardModel, layout: Layout, *, around_cores: bool = False) -> La
     if layout.members.shape[1] <= 1 or layout.count(REAL) > _MAX_REALS:
         return layout
     groups = _read_together(model, layout)
-    finer = in_blocks(layout, layout.owner_of_real, tied_together(groups))
+    finer = in_blocks(layout, layout.owner_of_real, connected_components(groups))
     # Blocks are filled up to the largest: one large among many small ones would take more room than all in one.
     layout = finer if _room(finer) <= _room(layout) else layout
     return _around_cores(layout, groups) if around_cores else layout
@@ -84,7 +84,7 @@ def _leaves_and_core(ties: Bool[np.ndarray, "n n"]) -> tuple[list[np.ndarray], n
     least = _work(0, 0, len(ties))
     for level in np.unique(degree):
         rest, core = everything[degree <= level], everything[degree > level]
-        label = tied_together(ties[np.ix_(rest, rest)])
+        label = connected_components(ties[np.ix_(rest, rest)])
         leaves = [rest[label == own] for own in np.unique(label)]
         size = max(map(len, leaves))
         if size <= _MAX_LEAF and _work(len(leaves), size, len(core)) < least:

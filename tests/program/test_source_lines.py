@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from ppl_bandit.program.jaxpr.source_lines import place_of
+from ppl_bandit.program.jaxpr.source_lines import source_line
 from ppl_bandit.runtime.jax_adapter import called_jaxpr
 
-HERE = "test_places.py"
+HERE = "test_source_lines.py"
 
 
 def stacks_of(function, name):
@@ -32,10 +32,10 @@ def test_a_clip_is_found_in_the_line_that_wrote_it_whoever_traced_it_first():
     def program(rate):
         return rate.clip(0.1, 0.9)
 
-    place = place_of(stacks_of(program, "max")[0])
+    found = source_line(stacks_of(program, "max")[0])
     line = program.__code__.co_firstlineno + 1
-    assert place.words == f"line {line} of {HERE}: `return rate.clip(0.1, 0.9)`"
-    assert place.called == "clip" and place.is_users
+    assert found.text == f"line {line} of {HERE}: `return rate.clip(0.1, 0.9)`"
+    assert found.called == "clip" and found.is_users
 
 
 def test_an_operator_and_a_jitted_function_of_the_user_are_theirs():
@@ -43,14 +43,14 @@ def test_an_operator_and_a_jitted_function_of_the_user_are_theirs():
     def bend(x):
         return abs(x) + 1.0
 
-    place = place_of(stacks_of(lambda x: bend(x), "abs")[0])
-    assert place.is_users and "return abs(x) + 1.0" in place.words
+    found = source_line(stacks_of(lambda x: bend(x), "abs")[0])
+    assert found.is_users and "return abs(x) + 1.0" in found.text
 
 
 def test_what_a_distribution_does_on_a_line_of_the_user_is_not_theirs():
     def program(x):
         return dist.Bernoulli(probs=x).logits
 
-    places = [place_of(stack) for stack in stacks_of(program, "log")]
-    assert places and not any(place.is_users for place in places)
-    assert all(HERE in place.words for place in places)
+    lines = [source_line(stack) for stack in stacks_of(program, "log")]
+    assert lines and not any(found.is_users for found in lines)
+    assert all(HERE in found.text for found in lines)
