@@ -9,7 +9,8 @@ __all__ = ["dependencies"]
 
 _DOMAIN = Domain(
     apply=lambda eqn, labels, callers: [frozenset().union(*labels)] * len(eqn.outvars),
-    is_constant=lambda labels: False,
+    is_constant=lambda labels: not labels,
+    fold=lambda eqn, labels: [frozenset()] * len(eqn.outvars),
     lift=lambda constant: frozenset(),
 )
 
