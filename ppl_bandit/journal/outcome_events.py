@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ppl_bandit.inputs.checks import impossible_outcome
 from ppl_bandit.journal.decision_record import (
     DISCARDED_STATUS,
     PENDING_STATUS,
@@ -21,7 +22,7 @@ from ppl_bandit.journal.decision_record import (
 )
 from ppl_bandit.journal.events import CORRECTED, DISCARDED, IMPORTED, REWARDED, Event, new_event, new_id
 from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.projection import Projection, context_from_leaves
 from ppl_bandit.posterior.learning import Rows
 
 __all__ = ["MakeEvents", "discard_events", "expiry_events", "import_events", "reward_events"]
@@ -36,9 +37,14 @@ def reward_events(
 
     def make(projection: Projection) -> list[Event]:
         records, batch = _records(experiment, list(rewards)), new_id()
-        outcomes = projection.task.model.outcomes
-        events = (_reward_event(records[id], values, outcomes, is_correction, batch) for id, values in rewards.items())
-        return [event for event in events if event is not None]
+        events = []
+        for id, values in rewards.items():
+            event = _reward_event(records[id], values, projection.task.model.outcomes, is_correction, batch)
+            if event is not None:
+                if not event.settles:
+                    _refuse_impossible(projection, records[id], values)
+                events.append(event)
+        return events
 
     return make
 
@@ -130,6 +136,17 @@ def _reward_event(
     if kind == CORRECTED:
         body["of"] = record.row
     return new_event(kind, body, decision=id, batch=batch, arm=decided.arm, settles=is_complete)
+
+
+def _refuse_impossible(projection: Projection, record: DecisionRecord, values: Mapping[str, float]) -> None:
+    """Raise for an outcome that the program cannot produce; an update checks complete rewards."""
+    task, arm = projection.task, int(record.decided.arm or 0)
+    name = impossible_outcome(task.model, arm, context_from_leaves(task.model, record.context), values)
+    if name is not None:
+        raise ValueError(
+            f"{name}={values[name]:g} is outside the support of the outcome '{name}' on arm {task.arms.names[arm]!r}: the "
+            "program cannot produce it; correct the reward or the program"
+        )
 
 
 def _discard_event(record: DecisionRecord, batch: str, reason: str) -> Event:

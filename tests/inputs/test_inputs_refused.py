@@ -63,6 +63,7 @@ BATCHES = {
     "one id for many": (dict(decisions="abc", rewards=[1]), "decisions must be a sequence"),
     "a decision twice": (dict(decisions=["a", "a"], rewards=[1, 1]), "has one decision twice"),
     "no decision at all": (dict(decisions=[3], rewards=[1]), "must be a decision or its id, got 3"),
+    "a text for a flag": (dict(decisions=["a"], rewards=[1], correct="no"), "correct must be True or False, got 'no'"),
     "a correction without one": (dict(arms=[0], rewards=[1], correct=True), "needs decisions="),
 }
 
@@ -97,6 +98,9 @@ BUILT = {
     "an engine of something else": (dict(num_arms=3, engine=lambda model: 3), "it returned int"),
     "a module for an engine": (dict(num_arms=3, engine=engines), "engine must be a factory"),
     "a name without a journal": (dict(num_arms=3, name="x"), "give journal= too"),
+    "a text for a flag": (dict(num_arms=3, draws="no"), "draws must be True or False, got 'no'"),
+    "an empty name of an arm": (dict(arms=["a", "", "c"]), r"arms\[1\] must be a text that is not empty"),
+    "half a character in a name": (dict(arms=["a", "b\ud800", "c"]), r"arms\[1\] holds half of a surrogate pair"),
     "a negative burn-in": (dict(num_arms=3, burn_in=-1), "burn_in must be an integer of at least 0"),
 }
 

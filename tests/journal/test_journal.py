@@ -26,7 +26,7 @@ from ppl_bandit.journal.replay import replay
 from ppl_bandit.journal.stores import memory
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
-from ppl_bandit.journal.stores.store import Conflict
+from ppl_bandit.journal.stores.store import Conflict, DamagedEvent
 from ppl_bandit.posterior.history import History
 
 ARMS = ["control", "low", "high"]
@@ -461,3 +461,53 @@ def test_decisions_do_not_wait_for_a_reward_that_is_being_learnt(parts, monkeypa
     assert [d.best_arm_probs.tolist() for d in meanwhile] == [plain.select().best_arm_probs.tolist() for _ in range(3)]
     plain.update(same, 1)
     np.testing.assert_array_equal(bandit.select().best_arm_probs, plain.select().best_arm_probs)
+
+
+def test_a_partial_outcome_outside_its_support_is_refused_when_it_is_reported(hurdle_parts):
+    bandit = make(hurdle_parts)
+    decision = bandit.select()
+    with pytest.raises(ValueError, match="sale=7 is outside the support of the outcome 'sale' on arm"):
+        bandit.update(decision, {"sale": 7})
+    bandit.update(decision, {"amount": -1.0})  # possible as long as there may be no sale
+    with pytest.raises(ValueError, match="amount=-1 is outside the support"):
+        bandit.update(decision, {"sale": 1})
+    bandit.update(decision, {"sale": 0})
+    assert bandit.num_rewards == 1
+
+
+EDITS = {
+    "another arm": "arm = 99",
+    "no JSON": "body = '{'",
+    "a body without its fields": "body = '{}'",
+    "a reward that is a text": """body = '{"reward": {"reward": "x"}, "context": null}'""",
+    "an impossible reward": """body = '{"reward": {"reward": 7}, "context": null}'""",
+    "a correction of no row": """body = '{"of": "x"}'""",
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_event_is_one_kind_of_error_with_its_position(parts, tmp_path, edit):
+    bandit = make(parts, journal=tmp_path / "j.db")
+    for i in range(3):
+        step(bandit, i % 2)
+    with sqlite3.connect(tmp_path / "j.db") as file:
+        file.execute(f"UPDATE ppl_bandit_events SET {EDITS[edit]} WHERE position = 5")  # the second reward
+    with pytest.raises(DamagedEvent, match="the event at position 5 of the experiment 'default' cannot be read"):
+        make(parts, journal=tmp_path / "j.db")
+    assert issubclass(DamagedEvent, JournalError)
+
+
+def test_late_decisions_are_replayed_from_what_they_had_read(parts, tmp_path):
+    first, second = (make(parts, journal=tmp_path / "j.db") for _ in range(2))
+    for i in range(4):
+        old = second._experiment.catch_up()
+        step(first, i % 2)
+        step(first, 1)
+        second._experiment.decide(old, np.ones(3, bool), None, None)
+        second._experiment.decide(old, np.ones(3, bool), None, 2)
+    found = check_replay(first, "default")
+    assert (found.num_decisions, found.num_checked, found.position) == (20, 20, None)
+    with sqlite3.connect(tmp_path / "j.db") as file:
+        (position,) = file.execute("SELECT MAX(position) FROM ppl_bandit_events").fetchone()
+        file.execute("UPDATE ppl_bandit_events SET arm = (arm + 1) % 3 WHERE position = ?", (position - 1,))
+    assert check_replay(first, "default").position == position - 1

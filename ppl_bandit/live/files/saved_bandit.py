@@ -17,12 +17,7 @@ from ppl_bandit.journal.identity import (
 )
 from ppl_bandit.journal.projection import refit
 from ppl_bandit.journal.stores.memory import MemoryStore
-from ppl_bandit.live.files.archive_file import (
-    build_context,
-    context_structure,
-    read_archive_file,
-    write_archive_file,
-)
+from ppl_bandit.live.files.archive_file import build_context, context_structure, read_archive_file, write_archive_file
 from ppl_bandit.posterior.history import History
 from ppl_bandit.program.model.reward_model import RewardModel
 
