@@ -117,6 +117,16 @@ def test_text_that_does_not_follow_a_python_block_is_left_alone():
     run_page("page.md", "```python\nprint(1)\n```\nSomething else:\n```text\n2\n```\n```bash\nfalse\n```\n")
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/extending.md", "docs/explain.md", "docs/engines.md"])
+def test_every_path_that_a_page_names_exists(page):
+    """A path is written in backticks, with a slash or as a Python file: from the root, or from the package's folder."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?|types\.py)`", text)
+    missing = [path for path in named if not any((base / path).exists() for base in (ROOT, ROOT / "ppl_bandit"))]
+    subfolders = {folder.name + "/" for folder in (ROOT / "ppl_bandit").rglob("*") if folder.is_dir()}
+    assert [path for path in missing if path not in subfolders] == []
+
+
 @pytest.mark.parametrize("page", ["conjugacy.md", "partly-conjugate.md", "glossary.md"])
 def test_formulas_are_rendered_in_the_site(page, tmp_path):
     for needed in ("sphinx", "myst_nb", "furo", "sphinx_copybutton"):
