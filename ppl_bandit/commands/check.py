@@ -64,10 +64,10 @@ def check_model(spec: str) -> CheckResult:
             continue
         families = ", ".join(f"{site}: {family}" for site, family in explanation.sites.items())
         verdict = "exact" if explanation.is_exact else explanation.reason.partition(":")[0]
-        way = model.expected_reward_way
+        way = model.expected_reward_method
         return CheckResult(file.name, verdict, families, explanation.reason, way, explanation.report)
     report = "\n".join("" if refusal.explanation is None else refusal.explanation.report for refusal in refusals)
-    return CheckResult(file.name, "not exact", "", str(refusals[0]), model.expected_reward_way, report)
+    return CheckResult(file.name, "not exact", "", str(refusals[0]), model.expected_reward_method, report)
 
 
 def _short_reason(result: CheckResult) -> str:

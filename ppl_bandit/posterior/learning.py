@@ -20,7 +20,7 @@ from ppl_bandit.posterior.task import Task
 from ppl_bandit.posterior.warm_start import Start, leave, words_of
 from ppl_bandit.program.model.recorded_readings import listing
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.model.tracing import without_programs
+from ppl_bandit.program.model.tracing import forbid_programs
 from ppl_bandit.types import Engine, Interaction
 
 __all__ = ["Learner", "Rows", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
@@ -126,7 +126,7 @@ def prepare_growth(task: Task, learner: Learner, num_rows: int) -> Learner:
     with jax.enable_x64(True):
         room, grown = look(engine.capabilities.reserve, learner.room, learner.held, num_rows)
     if grown is not None:
-        _prepare(task, learner, grown, without_programs if engine.capabilities.is_traceable_without_program else None)
+        _prepare(task, learner, grown, forbid_programs if engine.capabilities.is_traceable_without_program else None)
     return learner._replace(room=room)
 
 

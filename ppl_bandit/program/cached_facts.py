@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from ppl_bandit.program.fingerprints import close_fingerprint, code_fingerprint
+from ppl_bandit.program.fingerprints import code_fingerprint, program_fingerprint
 from ppl_bandit.program.model import means
 from ppl_bandit.runtime.disk_cache import kept, latest, place
 
@@ -35,7 +35,7 @@ def found_at(where: str | None, fingerprint: Callable[[], str | None]) -> Any:
 def fingerprint_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
     """Return a program's close fingerprint; None also for one that is not what it should be, which validation says."""
     try:
-        return close_fingerprint(program, num_arms, context, outcomes)
+        return program_fingerprint(program, num_arms, context, outcomes)
     except Exception:
         return None
 
@@ -46,11 +46,11 @@ def find_facts(program: Callable, num_arms: int, context: Any, outcomes: tuple[s
     facts = found_at(place_of(*given, FACTS), lambda: fingerprint_of(*given))
     if facts is None:
         return None
-    mean_way = None if facts.mean_way is None else means.WAYS[facts.mean_way]
-    return facts._replace(context=context, mean_way=mean_way)
+    mean_method = None if facts.mean_method is None else means.MEAN_METHODS[facts.mean_method]
+    return facts._replace(context=context, mean_method=mean_method)
 
 
 def plain_facts(facts: Any) -> Any:
     """Return facts as `find_facts` reads them: a way to a mean is one of a list, and known by its identity."""
-    mean_way = None if facts.mean_way is None else means.WAYS.index(facts.mean_way)
-    return facts._replace(context=None, mean_way=mean_way)
+    mean_method = None if facts.mean_method is None else means.MEAN_METHODS.index(facts.mean_method)
+    return facts._replace(context=None, mean_method=mean_method)

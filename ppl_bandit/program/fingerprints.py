@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.model.sites import is_latent, traced
+from ppl_bandit.program.model.sites import abstract_trace, is_latent
 from ppl_bandit.program.model.tracing import log_prob, run_program
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, all_equations
 from ppl_bandit.runtime.numpyro_adapter import components
 
-__all__ = ["close_fingerprint", "code_fingerprint", "jaxpr_fingerprint"]
+__all__ = ["program_fingerprint", "code_fingerprint", "jaxpr_fingerprint"]
 
 # Parameters that say how an operation is called or placed, not what it computes.
 _NAMES = {"name", "debug_info", "ctx_mesh", "in_shardings", "out_shardings", "in_layouts", "out_layouts"}
@@ -30,7 +30,7 @@ def jaxpr_fingerprint(*functions: ClosedJaxpr) -> str:
     return digest.hexdigest()
 
 
-def close_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
+def program_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
     """Return a digest of everything that this library can find in a program; None where that cannot be told.
 
     Densities, what they are evaluated for, where every site lives, and how the densities bend (a rule of differentiation may
@@ -38,7 +38,7 @@ def close_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: 
     code itself. A distribution of the user's own may draw as it likes, and a callback return what it likes: they have no such
     digest.
     """
-    trace = traced(program, context, 2)
+    trace = abstract_trace(program, context, 2)
     shapes = {name: jnp.shape(site["value"]) for name, site in trace.items() if is_latent(name, site, outcomes)}
     kinds = {name: trace[name]["value"].dtype.kind for name in outcomes}
     sites: list[Any] = []

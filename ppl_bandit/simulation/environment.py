@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.model.wider_prior import middle_of, widened
+from ppl_bandit.program.model.wider_prior import prior_medians, widen_latents
 from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.types import Draws, Engine, Key
 
@@ -96,7 +96,7 @@ class Environment:
         if engine is not None and engine.capabilities.with_wider_prior is not None and engine.explanation.is_exact:
             found.engine = engine
         else:
-            found._middle = middle_of(reward_model)
+            found._middle = prior_medians(reward_model)
         return found
 
     def world(self, key: Key) -> "Environment":
@@ -112,7 +112,7 @@ class Environment:
         else:
             drawn = self.reward_model.sample_prior(key, 1)
         latents = {name: value[0] for name, value in drawn.items()}
-        return widened(self.reward_model, latents, self._middle, self.scale(key)) if self._middle else latents
+        return widen_latents(self.reward_model, latents, self._middle, self.scale(key)) if self._middle else latents
 
     def which_scale(self, key: Key) -> Int[Array, ""]:
         """Return the place among `scales` of that of the world of a key."""

@@ -243,7 +243,9 @@ def test_what_was_refused_is_not_proved_again(kept_in, monkeypatch):
     with jax.enable_x64(True):  # as a live bandit does it
         first = engines.choose(RewardModel(logit, 2)).explanation
     monkeypatch.setattr(sys.modules["ppl_bandit.engines.choose"], "PROVED", (None, None))  # which cannot be called
-    monkeypatch.setattr("ppl_bandit.program.model.validation.traced", None)  # nor is the program validated again
+    monkeypatch.setattr(
+        "ppl_bandit.program.model.validation.abstract_trace", None
+    )  # nor is the program validated again
     assert engines.choose(RewardModel(logit, 2)).explanation == first
     assert first.engine == "reweight" and "Not exact, because" in first.report
 
@@ -320,7 +322,11 @@ def task_name_of(model, **changed):
     options = {"selector": selectors.double_sampling(), "num_samples": 50, "draws": False, "factory": engines.choose}
     options |= changed
     words = words_of(options["selector"], options["num_samples"], options["draws"], options["factory"])
-    return None if words is None or model.close_fingerprint is None else (model._place(*words), model.close_fingerprint)
+    return (
+        None
+        if words is None or model.program_fingerprint is None
+        else (model._place(*words), model.program_fingerprint)
+    )
 
 
 def test_another_program_or_task_has_another_name(kept_in):
@@ -376,12 +382,12 @@ def test_facts_that_are_found_are_those_that_validation_finds(kept_in, monkeypat
 
     model = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
     model.keep(None, "words")
-    monkeypatch.setattr("ppl_bandit.program.model.validation.traced", None)  # it is not called
+    monkeypatch.setattr("ppl_bandit.program.model.validation.abstract_trace", None)  # it is not called
     again = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
     for name in model._facts._fields:
         if name not in ("context", "fingerprint"):
             assert getattr(again._facts, name) == getattr(model._facts, name)
-    assert again._mean_way is model._mean_way and again.close_fingerprint == model.close_fingerprint
+    assert again._mean_method is model._mean_method and again.program_fingerprint == model.program_fingerprint
 
 
 def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(kept_in):

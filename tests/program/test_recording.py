@@ -9,7 +9,7 @@ import pytest
 
 from ppl_bandit import RewardModel
 from ppl_bandit.program.model.recorded_readings import recorded
-from ppl_bandit.program.model.tracing import running, without_programs
+from ppl_bandit.program.model.tracing import forbid_programs, program_lock
 from ppl_bandit.types import Interaction
 
 RUNS = []
@@ -61,9 +61,9 @@ def test_the_program_runs_once_for_each_shape_and_precision(model):
 def test_a_thread_that_may_run_no_program_repeats_what_is_recorded_and_refuses_the_rest(model):
     expected = recorded(model.expected_rewards)
     known = expected({"slope": jnp.zeros((4, 2))}, 1.0)
-    with without_programs():
+    with forbid_programs():
         np.testing.assert_array_equal(expected({"slope": jnp.zeros((4, 2))}, 1.0), known)
-        with pytest.raises(RuntimeError, match="beside those of the user"):
+        with pytest.raises(RuntimeError, match="background thread"):
             expected({"slope": jnp.zeros((5, 2))}, 1.0)
-    with running():
+    with program_lock():
         assert expected({"slope": jnp.zeros((5, 2))}, 1.0).shape == (5, 2)

@@ -167,7 +167,7 @@ def folded(arm):
 )
 def test_a_missing_mean_is_computed_another_way_and_says_so(program, latents, way, expected, tolerance):
     model = RewardModel(program, 2)
-    assert way in model.expected_reward_way
+    assert way in model.expected_reward_method
     draws = {name: jnp.asarray(value)[None] for name, value in latents.items()}
     np.testing.assert_allclose(model.expected_rewards(draws)[0], expected, atol=tolerance)
 

@@ -284,7 +284,7 @@ def test_a_program_gets_jax_arrays():
         mean = jax.lax.fori_loop(0, 3, lambda d, total: total + weights[:, d] * features[:, d], jnp.zeros(arm.shape))
         numpyro.sample("reward", dist.Normal(mean, 1))
 
-    assert "formula" in RewardModel(with_intercept, 2, context=np.ones(3)).expected_reward_way
+    assert "formula" in RewardModel(with_intercept, 2, context=np.ones(3)).expected_reward_method
 
 
 def test_a_number_of_trials_that_comes_as_a_float_is_told_what_to_do():

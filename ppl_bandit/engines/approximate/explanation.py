@@ -20,7 +20,7 @@ def explain(
     sites = {site: f"{posterior}{f', shape {shape}' if shape else ''}" for site, shape in model.latent_shapes.items()}
     text = [f"{name}: APPROXIMATE ({engine}). {reason[0].upper()}{reason[1:]}.", ""]
     text += [f"  {site}: {words}" for site, words in sites.items()]
-    text += ["", f"  expected reward: {model.expected_reward_way}", *(f"  {line}" for line in lines)]
+    text += ["", f"  expected reward: {model.expected_reward_method}", *(f"  {line}" for line in lines)]
     if discount < 1.0:
         text.append(f"  forgetting: each row's log likelihood counts {discount:g} times what the next row's does")
     return Explanation(engine, False, reason, sites, "\n".join(text))

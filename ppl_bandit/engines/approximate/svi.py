@@ -37,7 +37,7 @@ from ppl_bandit.engines.row_buffer import (
 )
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.model.tracing import running
+from ppl_bandit.program.model.tracing import program_lock
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
 __all__ = ["SviInfo", "SviState", "svi"]
@@ -145,7 +145,7 @@ def svi(
     blank = _surrogate(space.size, lambda position, target: jnp.zeros(()))
     auto = make(blank, init_loc_fn=init_to_feasible)
     starter = SVI(blank, auto, Adam(step_size), Trace_ELBO())
-    with running():
+    with program_lock():
         first_params = jax.device_get(starter.optim.get_params(starter.init(jr.key(0), None).optim_state))
     constrain_params = starter.constrain_fn
     objective = Trace_ELBO(num_particles=num_particles)
@@ -163,7 +163,7 @@ def svi(
         def step(number: Array, carry: Any) -> Any:
             def loss(params: dict[str, Any]) -> tuple[Float[Array, ""], None]:
                 key_loss = jr.fold_in(key, number)
-                with running():
+                with program_lock():
                     return objective.loss(key_loss, constrain_params(params), surrogate, auto, target), None
 
             return optimiser.eval_and_stable_update(loss, carry)[1]
@@ -172,7 +172,7 @@ def svi(
         return optimiser.get_params(end)
 
     def draw(key: Key, params: dict[str, Any]) -> tuple[Float[Array, " K"], Float[Array, ""]]:
-        with running():
+        with program_lock():
             log_guide, trace = log_density(handlers.seed(auto, key), (None,), {}, constrain_params(params))
         return trace[_SITE]["value"], log_guide
 

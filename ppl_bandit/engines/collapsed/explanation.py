@@ -34,7 +34,7 @@ def explain_collapsed(
         "",
         *(f"  {site}: {family}" for site, family in sites.items()),
         "",
-        f"  expected reward: {model.expected_reward_way}",
+        f"  expected reward: {model.expected_reward_method}",
         f"  proved: for every value of {outer}, all that {inner} {reach} is real-analytic, none of it a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: prior and likelihood are affine in the sufficient statistics of {inner} at random values of {outer};",

@@ -49,7 +49,7 @@ from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.examination import examine
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.model.wider_prior import moving_sites
+from ppl_bandit.program.model.wider_prior import sites_of_expected_rewards
 from ppl_bandit.runtime.unrolled_reductions import is_all, max_of
 from ppl_bandit.types import Capabilities, Engine, Interaction, Key
 
@@ -123,7 +123,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
         return report.parameters(layout, state)
 
     def with_wider_prior(state: Posterior, by: Float[Array, ""]) -> Posterior:
-        return wider(layout, init(jr.key(0)), state, moving_sites(model), by)
+        return wider(layout, init(jr.key(0)), state, sites_of_expected_rewards(model), by)
 
     return Engine(
         init,

@@ -125,7 +125,7 @@ def accepted(
             lines.append(f"    such as  {example}")
     lines += [
         "",
-        f"  expected reward: {model.expected_reward_way}" + (f"; {infinite}" if infinite else ""),
+        f"  expected reward: {model.expected_reward_method}" + (f"; {infinite}" if infinite else ""),
         "  proved: latents reach the outcome through real-analytic operations alone, none of them a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "

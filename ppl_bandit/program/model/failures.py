@@ -1,32 +1,32 @@
-"""What went wrong inside a user's program, in words and with the line that it stands in."""
+"""Messages about exceptions inside a user's program, with the line of the program that raised them."""
 
 import inspect
 import linecache
 from collections.abc import Callable
 
-__all__ = ["failure", "run_time_value", "where"]
+__all__ = ["failing_line", "failure_message", "traced_value_message"]
 
 
-def failure(error: BaseException, program: Callable, num_rows: int) -> str:
-    """Say how a program failed, and what helps where the cause is known."""
-    words = f"the program failed on {num_rows} rows{where(error, program)}: {type(error).__name__}: {error}"
+def failure_message(error: BaseException, program: Callable, num_rows: int) -> str:
+    """Return a message that a program failed, with advice if the cause is known."""
+    message = f"the program failed on {num_rows} rows{failing_line(error, program)}: {type(error).__name__}: {error}"
     if "must have integer" in str(error):
-        words += (
-            "; a number of trials or an index that comes as a float, from a context for instance, needs .astype(int)"
+        message += (
+            "; a number of trials or an index that is a float, for example one from a context, needs .astype(int)"
         )
-    return words
+    return message
 
 
-def run_time_value(error: BaseException, program: Callable) -> str:
-    """Say that a program wants a number before there is one."""
+def traced_value_message(error: BaseException, program: Callable) -> str:
+    """Return a message that a program uses the number of a traced value."""
     return (
-        f"the program needs a value that is only known at run time{where(error, program)}: it must not branch in Python on "
-        "arm, context or a site's value, nor turn them into Python or NumPy numbers; index an array by arm or use jnp.where"
+        f"the program needs a value that is only known at run time{failing_line(error, program)}: it must not branch in Python "
+        "on arm, context or a site's value, nor turn them into Python or NumPy numbers; index an array by arm or use jnp.where"
     )
 
 
-def where(error: BaseException, program: Callable) -> str:
-    """Return the last line of the program's own file that an error passed through, in brackets; empty if there is none."""
+def failing_line(error: BaseException, program: Callable) -> str:
+    """Return the innermost line of the program's own file in a traceback, in brackets; "" if there is none."""
     code = getattr(inspect.unwrap(program), "__code__", None)
     line, step = None, error.__traceback__
     while step is not None:

@@ -1,7 +1,7 @@
-"""The mean of an outcome's distribution, by the best way that the distribution allows.
+"""The mean of an outcome's distribution, by the best method that the distribution allows.
 
-NumPyro's `.mean` is missing for many distributions, nan for some that have one (Categorical) and for some that have none
-(Cauchy), and infinite for others. The order here: `.mean`; a sum over a finite support; Gauss-Legendre quadrature of the
+NumPyro's `.mean` is missing for many distributions, nan for some that have a mean (Categorical) and for some that have none
+(Cauchy), and infinite for others. The methods, in order: `.mean`; a sum over a finite support; Gauss-Legendre quadrature of the
 quantile function; Monte Carlo with the same random numbers for every arm. A distribution whose mean does not exist is an
 error, never a silent average.
 """
@@ -20,23 +20,23 @@ from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 from ppl_bandit.program.model.tracing import Trace
 from ppl_bandit.runtime.numpyro_adapter import without_censoring
 
-__all__ = ["MONTE_CARLO", "WAYS", "MeanWay", "expected_reward", "reward_variance"]
+__all__ = ["MONTE_CARLO", "MEAN_METHODS", "MeanMethod", "expected_reward", "reward_variance"]
 
 NUM_QUADRATURE_NODES = 128
 NUM_MONTE_CARLO_DRAWS = 1024
 _TAIL_PROBS = (1e-8, 1e-5)
 
 
-class MeanWay(NamedTuple):
-    """One way to a mean.
+class MeanMethod(NamedTuple):
+    """A method to compute a mean.
 
     Attributes:
-        words: how `explain()` names it.
-        mean: distribution of batch shape (N,) -> (N,); raises NotImplementedError where the way is closed.
-        verdict: distribution -> (N,) 1 where the mean is finite, -1 where there is none, 0 where this way cannot tell.
+        description: its name in `explain()`.
+        mean: distribution of batch shape (N,) -> (N,); raises NotImplementedError if the method does not apply.
+        verdict: distribution -> (N,): 1 where the mean is finite, -1 where it does not exist, 0 where the method cannot decide.
     """
 
-    words: str
+    description: str
     mean: Callable[[Distribution], Float[Array, " N"]]
     verdict: Callable[[Distribution], Array]
 
@@ -67,13 +67,13 @@ def _integrated(fn: Distribution) -> Array:
 
 
 def _sampled(fn: Distribution) -> Array:
-    # The caller reads one row at a time: the same key for every arm is the same random numbers for every arm.
+    # The caller passes one row at a time, so that the same key gives every arm the same random numbers.
     draws = without_censoring(fn).sample(jr.key(0), (NUM_MONTE_CARLO_DRAWS,))
     return jnp.mean(draws, axis=0)
 
 
 def _stated_verdict(fn: Distribution) -> Array:
-    mean = _stated(fn)  # nan may mean "no mean" (Cauchy) or "not written down" (Categorical)
+    mean = _stated(fn)  # nan means "no mean" (Cauchy) or "not implemented" (Categorical)
     return jnp.where(jnp.isinf(mean), -1, jnp.where(jnp.isnan(mean), 0, 1))
 
 
@@ -102,15 +102,15 @@ def _sampled_verdict(fn: Distribution) -> Array:
     return jnp.where(jnp.isfinite(_sampled(fn)) & (shape < 1.0), 1, -1)
 
 
-MONTE_CARLO = MeanWay(
+MONTE_CARLO = MeanMethod(
     f"Monte Carlo over {NUM_MONTE_CARLO_DRAWS} draws, the same random numbers for every arm",
     _sampled,
     _sampled_verdict,
 )
-WAYS = (
-    MeanWay("its distribution's own formula", _stated, _stated_verdict),
-    MeanWay("a sum over its finite support", _summed, _summed_verdict),
-    MeanWay(
+MEAN_METHODS = (
+    MeanMethod("its distribution's own formula", _stated, _stated_verdict),
+    MeanMethod("a sum over its finite support", _summed, _summed_verdict),
+    MeanMethod(
         f"Gauss-Legendre quadrature of its quantile function ({NUM_QUADRATURE_NODES} nodes)",
         _integrated,
         _integrated_verdict,
@@ -119,24 +119,24 @@ WAYS = (
 )
 
 
-def expected_reward(trace: Trace, outcomes: tuple[str, ...], way: MeanWay | None) -> Float[Array, " N"]:
+def expected_reward(trace: Trace, outcomes: tuple[str, ...], method: MeanMethod | None) -> Float[Array, " N"]:
     """Return the quantity to maximise: the program's `expected_reward` site, or the mean of its one outcome."""
-    if way is None:
+    if method is None:
         return trace["expected_reward"]["value"]
-    return way.mean(trace[outcomes[0]]["fn"])
+    return method.mean(trace[outcomes[0]]["fn"])
 
 
-def reward_variance(trace: Trace, outcomes: tuple[str, ...], way: MeanWay | None) -> Float[Array, " N"]:
-    """Return the variance of the one outcome, where the way to its mean is also one to its variance.
+def reward_variance(trace: Trace, outcomes: tuple[str, ...], method: MeanMethod | None) -> Float[Array, " N"]:
+    """Return the variance of the one outcome.
 
     Raises:
-        NotImplementedError: elsewhere.
+        NotImplementedError: if the mean is computed by a method that does not give the variance.
     """
     fn = trace[outcomes[0]]["fn"]
-    if way is WAYS[0]:
+    if method is MEAN_METHODS[0]:
         return jnp.broadcast_to(without_censoring(fn).variance, fn.batch_shape)
-    if way is WAYS[1]:
+    if method is MEAN_METHODS[1]:
         base = without_censoring(fn)
         values = base.enumerate_support(expand=False)
-        return jnp.sum((values - way.mean(fn)) ** 2 * jnp.exp(base.log_prob(values)), axis=0)
+        return jnp.sum((values - method.mean(fn)) ** 2 * jnp.exp(base.log_prob(values)), axis=0)
     raise NotImplementedError

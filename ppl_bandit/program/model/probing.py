@@ -1,4 +1,4 @@
-"""Values at which to try a program before there are data."""
+"""Test values of latents, rewards and contexts, at which a program is evaluated before there are data."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpyro.distributions import biject_to
 
-from ppl_bandit.program.model.tracing import Site, possible, repeat_rows, run_program
+from ppl_bandit.program.model.tracing import Site, can_produce, repeat_rows, run_program
 
-__all__ = ["CANDIDATE_REWARDS", "NUMBERS", "feasible_latents", "feasible_rewards", "varied_contexts"]
+__all__ = ["CANDIDATE_REWARDS", "DTYPE_OF_KIND", "feasible_latents", "feasible_rewards", "vary_contexts"]
 
-NUMBERS = {"i": int, "f": float}  # an outcome's kind of number -> its dtype
+DTYPE_OF_KIND = {"i": int, "f": float}  # kind of an outcome, integer or real -> its dtype
 
-# Values that between them fall into every support we know, small counts and edges first; what a support excludes is skipped.
+# Every known support contains some of these values. Small counts and edges come first; values outside a support are skipped.
 CANDIDATE_REWARDS = np.array(
     [0.0, 1.0, 2.0, 3.0, 5.0, 17.0, 0.25, 0.6, 0.9, 1.7, 4.2, 12.9, 101.3, -0.4, -1.0, -2.3, -9.1, -2.0, 1.1, 2.9]
 )
@@ -24,7 +24,7 @@ CANDIDATE_REWARDS = np.array(
 def feasible_latents(
     program: Callable, latents: tuple[str, ...], context: Any, seed: int | Int[Array, ""]
 ) -> dict[str, Array]:
-    """Return one value of every latent from the interior of its support, near the middle of the unconstrained space."""
+    """Return one value of every latent from the interior of its support, within 1.5 of 0 in unconstrained space."""
 
     def choose(site: Site) -> Array | None:
         if site["name"] not in latents or site["type"] != "sample":
@@ -32,7 +32,7 @@ def feasible_latents(
         fn = site["fn"]
         transform = biject_to(fn.support)
         shape = transform.inverse_shape(fn.shape(site["kwargs"]["sample_shape"]))
-        # Multiples of an irrational number, modulo 1, spread evenly; a random generator would take longer to compile.
+        # Multiples of an irrational number modulo 1 are evenly spread, and compile faster than a random generator.
         steps = jnp.arange(1, int(np.prod(shape)) + 1) + 97 * latents.index(site["name"])
         spread = jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape)
         return transform(3.0 * spread.astype(float) - 1.5)
@@ -58,30 +58,29 @@ def feasible_rewards(
     Returns:
         The rewards, as an `Interaction` holds them, and whether each row's are possible.
     """
-    values: dict[str, Array] = {name: jnp.zeros(arm.shape, NUMBERS[kind]) for name, kind in kinds.items()}
+    values: dict[str, Array] = {name: jnp.zeros(arm.shape, DTYPE_OF_KIND[kind]) for name, kind in kinds.items()}
     is_possible = jnp.ones(arm.shape, bool)
-    for position, (name, kind) in enumerate(
-        kinds.items()
-    ):  # one after another: a later support may look at earlier outcomes
+    for position, (name, kind) in enumerate(kinds.items()):  # in order: a support may depend on earlier outcomes
         fn = run_program(program, arm, context, {**latents, **values})[name]["fn"]
         candidates = _candidates(fn, kind)
-        fits = jax.vmap(lambda value, fn=fn: possible(fn, value))(candidates)
+        fits = jax.vmap(lambda value, fn=fn: can_produce(fn, value))(candidates)
         count = fits.sum(axis=0)
         is_pick = fits & (jnp.cumsum(fits, axis=0) == picks[:, position] % jnp.maximum(count, 1) + 1)
         chosen = jnp.argmax(is_pick, axis=0)
-        values[name] = jnp.take_along_axis(candidates, chosen[None], axis=0)[0].astype(NUMBERS[kind])
+        values[name] = jnp.take_along_axis(candidates, chosen[None], axis=0)[0].astype(DTYPE_OF_KIND[kind])
         is_possible &= count > 0
     return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible
 
 
-def varied_contexts(context: Any, largest: Any, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
-    """Return contexts about the given ones, rows of the example: smaller numbers, others where it is 0, and both booleans.
+def vary_contexts(context: Any, largest: Any, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
+    """Return variations of the example context: smaller numbers, nonzero numbers in place of 0, and both booleans.
 
-    What is 0 would hide whatever it multiplies: a logistic regression at features of 0 does not depend on its weights.
+    A 0 in the example would hide what it multiplies: a logistic regression at features of 0 does not depend on its weights.
 
     Args:
-        largest: the largest integer that may stand for a 0, per leaf; integers may be indices, and 0 keeps them all.
-        is_kept: which rows stay as they are.
+        context: rows of the example.
+        largest: for each leaf, the largest integer that may replace a 0; integers may be indices, and 0 leaves them unchanged.
+        is_kept: which rows are not changed.
     """
 
     def varied(leaf: Array, largest: int) -> Array:
@@ -100,7 +99,7 @@ def varied_contexts(context: Any, largest: Any, rng: np.random.Generator, is_kep
 
 
 def _candidates(fn: Any, kind: str) -> Float[Array, "candidates N"]:
-    """Return candidates for each row: plain numbers and, for reals, numbers in the outcome's own unit in between."""
+    """Return candidate rewards for each row; for reals also the same numbers of standard deviations from the mean."""
     plain = jnp.broadcast_to(jnp.asarray(CANDIDATE_REWARDS)[:, None], (CANDIDATE_REWARDS.size, *fn.batch_shape))
     if kind != "f":
         return plain

@@ -16,9 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program.cached_facts import FACTS, fingerprint_of, found_at, place_of, plain_facts
 from ppl_bandit.program.model import means
-from ppl_bandit.program.model.probing import NUMBERS, varied_contexts
+from ppl_bandit.program.model.probing import DTYPE_OF_KIND, vary_contexts
 from ppl_bandit.program.model.supports import extreme_latents
-from ppl_bandit.program.model.tracing import Trace, is_prior_term, log_prob, possible, repeat_rows, run_program
+from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import validate
 from ppl_bandit.runtime.disk_cache import keep
 from ppl_bandit.types import Draws, Interaction, Key
@@ -40,7 +40,7 @@ class RewardModel:
     Attributes:
         latent_shapes: latent site -> shape.
         outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
-        expected_reward_way: in words, how the expected reward is computed.
+        expected_reward_method: in words, how the expected reward is computed.
 
     Raises:
         InvalidProgram: where the program cannot be read; the message says why and what to write instead.
@@ -54,8 +54,8 @@ class RewardModel:
         self.context = facts.context
         self.latent_shapes = facts.latent_shapes
         self.outcome_kinds = facts.outcome_kinds
-        self.expected_reward_way = facts.expected_reward_way
-        self._mean_way = facts.mean_way
+        self.expected_reward_method = facts.expected_reward_method
+        self._mean_method = facts.mean_method
         self._has_moving_support = facts.has_moving_support
         self._outcome_groups = facts.outcome_groups
         self._largest_integers = facts.largest_integers
@@ -66,7 +66,7 @@ class RewardModel:
         return f"RewardModel({name}, num_arms={self.num_arms}, outcomes={self.outcomes})"
 
     @functools.cached_property
-    def close_fingerprint(self) -> str | None:
+    def program_fingerprint(self) -> str | None:
         """A digest of everything that this library can find in the program; None where that cannot be told."""
         if self._facts.fingerprint is not None:
             return self._facts.fingerprint
@@ -74,11 +74,11 @@ class RewardModel:
 
     def found(self, *words: Any) -> Any:
         """Return what this process or another kept about this very program, under some words; None if nothing was."""
-        return found_at(self._place(*words), lambda: self.close_fingerprint)
+        return found_at(self._place(*words), lambda: self.program_fingerprint)
 
     def keep(self, result: Any, *words: Any) -> None:
         """Keep something about this very program, for `found`, and what validation learnt about it."""
-        where, own = self._place(*words), self.close_fingerprint
+        where, own = self._place(*words), self.program_fingerprint
         if where is not None and own is not None:
             keep(where + own, result)
             keep(f"{self._place(FACTS)}{own}", plain_facts(self._facts._replace(fingerprint=own)))
@@ -121,7 +121,7 @@ class RewardModel:
         arms = jnp.arange(self.num_arms)
 
         def row(latents: Mapping[str, Array]) -> Float[Array, " A"]:
-            if self._mean_way is means.MONTE_CARLO:  # one arm at a time: the same key is the same random numbers
+            if self._mean_method is means.MONTE_CARLO:  # one arm at a time: the same key is the same random numbers
                 return jax.vmap(lambda arm: self._expected(latents, arm[None], self.context_rows(1, context))[0])(arms)
             return self._expected(latents, arms, self.context_rows(self.num_arms, context))
 
@@ -137,7 +137,7 @@ class RewardModel:
         arms, rows = jnp.arange(self.num_arms), self.context_rows(self.num_arms, context)
         return jax.vmap(
             lambda latents: means.reward_variance(
-                self._trace_undrawn(latents, arms, rows), self.outcomes, self._mean_way
+                self._trace_undrawn(latents, arms, rows), self.outcomes, self._mean_method
             )
         )(dict(draws))
 
@@ -180,7 +180,7 @@ class RewardModel:
 
         def fits(latents: Mapping[str, Array]) -> dict[str, Bool[Array, " N"]]:
             trace = self.trace(latents, interaction.arm, interaction.context, values)
-            return {name: possible(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
+            return {name: can_produce(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
 
         if not self._has_moving_support:
             return fits(latents)
@@ -201,7 +201,7 @@ class RewardModel:
     def outcome_values(self, reward: Any) -> dict[str, Array]:
         """Return {outcome: (N,)} in the outcomes' own kind of number."""
         raw = self._by_outcome(reward)
-        return {name: jnp.asarray(raw[name]).astype(NUMBERS[self.outcome_kinds[name]]) for name in self.outcomes}
+        return {name: jnp.asarray(raw[name]).astype(DTYPE_OF_KIND[self.outcome_kinds[name]]) for name in self.outcomes}
 
     def context_rows(self, num_rows: int, context: Any = None) -> Any:
         """Repeat a context, the example by default, over rows."""
@@ -210,13 +210,13 @@ class RewardModel:
     def varied_context_rows(self, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
         """Return contexts about the example: it in the rows that keep it, in the others nothing stays 0 that may be more."""
         rows = self.context_rows(len(is_kept))
-        return None if rows is None else varied_contexts(rows, self._largest_integers, rng, is_kept)
+        return None if rows is None else vary_contexts(rows, self._largest_integers, rng, is_kept)
 
     def _by_outcome(self, reward: Any) -> Mapping[str, Array]:
         return reward if isinstance(reward, Mapping) else {self.outcomes[0]: reward}
 
     def _expected(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Float[Array, " N"]:
-        return means.expected_reward(self._trace_undrawn(latents, arm, context), self.outcomes, self._mean_way)
+        return means.expected_reward(self._trace_undrawn(latents, arm, context), self.outcomes, self._mean_method)
 
     def _trace_undrawn(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Trace:
         """Run the program for what does not depend on the outcomes: drawing them would be traced and thrown away."""

@@ -1,7 +1,7 @@
-"""The sites of a program, from a trace that runs nothing: which there are, their kinds and their shapes."""
+"""The sites of a program, found by abstract tracing, and the requirements that they must meet."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +9,61 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import biject_to
 
-from ppl_bandit.program.model.failures import failure, run_time_value
+from ppl_bandit.program.model.failures import failure_message, traced_value_message
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, run_program
 from ppl_bandit.runtime.numpyro_adapter import class_name, mask_of
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["check_expected_reward", "check_latents", "check_outcomes", "is_latent", "traced"]
+__all__ = ["ProgramSpec", "check_expected_reward", "check_latents", "check_outcomes", "is_latent", "abstract_trace"]
 
 
-def traced(program: Callable, context: Any, num_rows: int) -> Trace:
-    """Trace the program without running it."""
+class ProgramSpec(NamedTuple):
+    """A program with the facts about it that the checks need.
+
+    Attributes:
+        latents: names of the latent sites.
+        kinds: outcome -> "i" for integers and booleans, "f" for reals.
+    """
+
+    program: Callable
+    num_arms: int
+    context: Any
+    outcomes: tuple[str, ...]
+    latents: tuple[str, ...]
+    kinds: Mapping[str, str]
+
+    def run(
+        self,
+        latents: Mapping[str, Array],
+        arm: Array,
+        context: Any,
+        values: Mapping[str, Array],
+        key: Array | None = None,
+    ) -> Trace:
+        """Run the program with some sites fixed.
+
+        Raises:
+            InvalidProgram: if the program itself fails.
+        """
+        try:
+            return run_program(self.program, arm, context, {**latents, **values}, key)
+        # Methods for the mean of a distribution raise these exceptions too, with another meaning.
+        except (AttributeError, TypeError, NotImplementedError) as error:
+            raise InvalidProgram(failure_message(error, self.program, jnp.shape(arm)[0])) from error
+
+    def one_row_per_arm(self) -> tuple[Any, Any]:
+        """Return arms and contexts: one row for each arm, in the example context."""
+        repeated = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (self.num_arms, *leaf.shape)), self.context)
+        return np.arange(self.num_arms), repeated  # NumPy arrays, because operations on them are not traced
+
+
+def abstract_trace(program: Callable, context: Any, num_rows: int) -> Trace:
+    """Return the sites of a program, traced without computing anything: values have shapes and types only."""
     caught: dict[str, Any] = {}
 
     def body(arm: Array, rows: Any) -> None:
         caught.update(run_program(program, arm, rows, {}))
-        for site in caught.values():  # now: bounds of a support may be traced values, which mean nothing later
+        for site in caught.values():  # here: the bounds of a support may be tracers, which are invalid later
             site["has_bijection"] = site["type"] != "sample" or _has_bijection(site["fn"])
 
     rows = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_rows, *leaf.shape)), context)
@@ -37,11 +77,11 @@ def traced(program: Callable, context: Any, num_rows: int) -> Trace:
         jax.errors.TracerIntegerConversionError,
         jax.errors.TracerArrayConversionError,
     ) as error:
-        raise InvalidProgram(run_time_value(error, program)) from error
+        raise InvalidProgram(traced_value_message(error, program)) from error
     except Exception as error:
         if "truth value of an array" in str(error):
-            raise InvalidProgram(run_time_value(error, program)) from error
-        raise InvalidProgram(failure(error, program, num_rows)) from error
+            raise InvalidProgram(traced_value_message(error, program)) from error
+        raise InvalidProgram(failure_message(error, program, num_rows)) from error
     return caught
 
 
@@ -54,7 +94,7 @@ def _has_bijection(fn: Any) -> bool:
 
 
 def is_latent(name: str, site: Site, outcomes: tuple[str, ...]) -> bool:
-    """Return whether a site is one to be learnt."""
+    """Return whether a site is a latent."""
     return is_prior_term(name, site, outcomes) and not site["is_observed"]
 
 
@@ -82,7 +122,7 @@ def check_outcomes(trace: Trace, outcomes: tuple[str, ...], num_rows: int) -> No
 
 
 def check_latents(trace: Trace, longer: Trace, latents: list[str]) -> None:
-    """Check that the latents are such as can be learnt from rows."""
+    """Check that the latents can be learnt: continuous, the same for all rows, with a proper prior."""
     for name, site in trace.items():
         if site["type"] == "param":
             raise InvalidProgram(f"numpyro.param '{name}' has no posterior: give it a prior with numpyro.sample")
@@ -132,7 +172,7 @@ def _is_masked(fn: Any) -> bool:
 
 
 def check_expected_reward(trace: Trace, outcomes: tuple[str, ...]) -> bool:
-    """Return whether the program names its expected reward, and check that it does where it must."""
+    """Return whether the program has an `expected_reward` site; check its shape, and that it exists if it is required."""
     site = trace.get("expected_reward")
     if site is None:
         if len(outcomes) > 1:

@@ -1,4 +1,4 @@
-"""Run a NumPyro program with some of its sites fixed, and read its sites."""
+"""Run a NumPyro program with some of its sites fixed, and compute log densities of its sites."""
 
 import contextlib
 import threading
@@ -22,43 +22,43 @@ __all__ = [
     "is_prior_term",
     "log_prob",
     "log_prob_terms",
-    "possible",
+    "can_produce",
     "repeat_rows",
     "run_program",
-    "running",
-    "without_programs",
+    "program_lock",
+    "forbid_programs",
 ]
 
 Site = dict[str, Any]
 Trace = dict[str, Site]
 
-_TURN = threading.RLock()
+_LOCK = threading.RLock()
 _THREAD = threading.local()
 
 
 @contextlib.contextmanager
-def running() -> Iterator[None]:
-    """Let this thread alone run programs: NumPyro keeps its handlers, and whether it validates, in one place for all threads.
+def program_lock() -> Iterator[None]:
+    """Hold the lock without which no program may run: NumPyro's handler stack and validation flag are global to the process.
 
-    Only tracing runs programs; compiled functions do not wait for it.
+    Only tracing runs programs; compiled functions do not need the lock.
 
     Raises:
-        RuntimeError: inside of `without_programs`.
+        RuntimeError: inside `forbid_programs`.
     """
-    if getattr(_THREAD, "is_barred", False):
-        raise RuntimeError("a program was to be run in a thread that runs beside those of the user")
-    with _TURN:
+    if getattr(_THREAD, "is_forbidden", False):
+        raise RuntimeError("a background thread tried to run a program, which only the threads of the user may do")
+    with _LOCK:
         yield
 
 
 @contextlib.contextmanager
-def without_programs() -> Iterator[None]:
-    """Bar this thread from running programs: the user's threads may run some, whose handlers it would meet."""
-    _THREAD.is_barred = True
+def forbid_programs() -> Iterator[None]:
+    """Forbid this thread to run programs: it would see the NumPyro handlers of the user's threads."""
+    _THREAD.is_forbidden = True
     try:
         yield
     finally:
-        _THREAD.is_barred = False
+        _THREAD.is_forbidden = False
 
 
 def run_program(
@@ -69,22 +69,23 @@ def run_program(
     key: Key | None = None,
     choose: Callable[[Site], Array | None] | None = None,
 ) -> Trace:
-    """Run a program with some of its sites fixed and return its trace; sites that are not fixed are drawn.
+    """Run a program with some of its sites fixed and return its trace; sites that are not fixed are sampled.
 
-    NumPyro's argument checks are off inside: they compare parameters with their bounds, which would hide the structure of
-    the computation. What they would catch shows up as a log density that is not finite.
+    NumPyro's argument checks are disabled, because their comparisons would end up in the jaxpr. An invalid argument leads to
+    a log density that is not finite.
 
     Args:
-        choose: gives a value to sites that are not in `values`; where it returns None the site is drawn.
+        values: {site: value} of the fixed sites.
+        choose: returns the value of a site that is not in `values`, or None to sample it.
     """
     fixed = handlers.substitute(program, data=dict(values))
     if choose is not None:
         fixed = handlers.substitute(fixed, substitute_fn=choose)
-    # Seeded last, so that no key is spent on a site that has its value.
+    # The seed handler is outermost, so that a site with a value uses no key.
     seeded = handlers.seed(fixed, jr.key(0) if key is None else key)
-    # As jax arrays, also where the library holds NumPy ones: a program may say `context.at[...]` or index in a loop.
+    # JAX arrays, not NumPy ones: a program may use `context.at[...]` or index in a loop.
     given = jax.tree.map(jnp.asarray, (arm,) if context is None else (arm, context))
-    with running(), numpyro.validation_enabled(False):
+    with program_lock(), numpyro.validation_enabled(False):
         return handlers.trace(seeded).get_trace(*given)
 
 
@@ -96,10 +97,10 @@ def log_prob(site: Site, mask: Bool[Array, " N"] | None = None) -> Array:
 
 
 def log_prob_terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]:
-    """Return a site's log density in as many terms as it has independent elements.
+    """Return the log density of a site as one term for each independent element.
 
     Args:
-        is_plain: leave scale and mask out, as a draw of the site does.
+        is_plain: ignore scale and mask, which do not affect draws of the site.
     """
     fn, value, num_summed = site["fn"], site["value"], 0
     if is_plain:
@@ -115,8 +116,8 @@ def log_prob_terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]
     return jnp.ravel(jnp.asarray(density, float))
 
 
-def possible(fn: Any, value: Array) -> Bool[Array, "..."]:
-    """Tell where a distribution can produce a value; anything is possible where the distribution is masked."""
+def can_produce(fn: Any, value: Array) -> Bool[Array, "..."]:
+    """Return where a distribution can produce a value; a masked distribution can produce any value."""
     masked = jnp.zeros(value.shape, bool)
     while (mask := mask_of(fn)) is not None:
         masked |= jnp.logical_not(jnp.broadcast_to(jnp.asarray(mask), value.shape))
@@ -125,7 +126,7 @@ def possible(fn: Any, value: Array) -> Bool[Array, "..."]:
 
 
 def is_prior_term(name: str, site: Site, outcomes: tuple[str, ...]) -> bool:
-    """Tell whether a site belongs to the prior: a latent, a constant the program observes, a factor."""
+    """Return whether a site belongs to the prior: a latent, a constant that the program observes, or a factor."""
     return site["type"] == "sample" and name not in outcomes
 
 

@@ -1,4 +1,4 @@
-"""Read a program once, when a reward model is built, and say in one sentence what is wrong with it."""
+"""Validation of a program when its reward model is built: the first problem found is reported in one sentence."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -10,34 +10,48 @@ import numpy as np
 
 from ppl_bandit.program.cached_facts import find_facts
 from ppl_bandit.program.model import means
-from ppl_bandit.program.model.readings import Reading, check_flow, check_rows, find_mean, support_moves
-from ppl_bandit.program.model.sites import check_expected_reward, check_latents, check_outcomes, is_latent, traced
+from ppl_bandit.program.model.numeric_checks import check_row_independence, choose_mean_method
+from ppl_bandit.program.model.sites import (
+    ProgramSpec,
+    abstract_trace,
+    check_expected_reward,
+    check_latents,
+    check_outcomes,
+    is_latent,
+)
+from ppl_bandit.program.model.static_checks import check_dependence, support_depends_on_latents
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["Facts", "validate"]
+__all__ = ["ProgramFacts", "validate"]
 
 
-class Facts(NamedTuple):
-    """What validation learnt about a program.
+class ProgramFacts(NamedTuple):
+    """Results of the validation of a program.
 
     Attributes:
-        fingerprint: its `close_fingerprint`, where these facts were kept.
+        outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
+        mean_method: how the mean of the outcome is computed; None if the program has an `expected_reward` site.
+        expected_reward_method: the same as text.
+        has_moving_support: whether a bound of an outcome's support depends on a latent.
+        outcome_groups: outcomes whose densities depend on each other's values.
+        largest_integers: for each leaf of the context, the largest integer that may replace a 0 of the example.
+        fingerprint: its `program_fingerprint`, if these facts come from the disk cache.
     """
 
     outcomes: tuple[str, ...]
     context: Any
     latent_shapes: Mapping[str, tuple[int, ...]]
     outcome_kinds: Mapping[str, str]
-    mean_way: means.MeanWay | None
-    expected_reward_way: str
+    mean_method: means.MeanMethod | None
+    expected_reward_method: str
     has_moving_support: bool
     outcome_groups: tuple[tuple[str, ...], ...]
     largest_integers: Any
     fingerprint: str | None = None
 
 
-def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> Facts:
-    """Check a program against everything that could make its readings disagree, cheapest checks first.
+def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> ProgramFacts:
+    """Check that a program can be used as a reward model; the cheapest checks come first.
 
     Raises:
         InvalidProgram: with what was found, what was expected and what to write instead.
@@ -46,7 +60,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
     known = find_facts(program, num_arms, context, outcomes)
     if known is not None:
         return known
-    trace, longer = (traced(program, context, num_rows) for num_rows in (2, 3))
+    trace, longer = (abstract_trace(program, context, num_rows) for num_rows in (2, 3))
     latents = [name for name, site in trace.items() if is_latent(name, site, outcomes)]
     check_outcomes(trace, outcomes, num_rows=2)
     check_outcomes(longer, outcomes, num_rows=3)  # a shape can fit two rows by chance
@@ -58,18 +72,18 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> F
         for name in trace
         if name in outcomes
     }
-    reading = Reading(program, int(num_arms), context, outcomes, tuple(latents), kinds)
+    spec = ProgramSpec(program, int(num_arms), context, outcomes, tuple(latents), kinds)
     with jax.enable_x64(True):
-        moves = support_moves(reading, shapes)
-        groups, largest = check_flow(reading, shapes, has_expected_reward)
-        mean_way = None if has_expected_reward else find_mean(reading)
-        if mean_way is not means.WAYS[0]:
-            check_rows(reading, mean_way)
-    if mean_way is None:
-        words = "the program's own expected_reward site"
+        moves = support_depends_on_latents(spec, shapes)
+        groups, largest = check_dependence(spec, shapes, has_expected_reward)
+        mean_method = None if has_expected_reward else choose_mean_method(spec)
+        if mean_method is not means.MEAN_METHODS[0]:
+            check_row_independence(spec, mean_method)
+    if mean_method is None:
+        method = "the program's own expected_reward site"
     else:
-        words = f"the mean of '{outcomes[0]}', from {mean_way.words}"
-    return Facts(outcomes, context, shapes, kinds, mean_way, words, moves, groups, largest)
+        method = f"the mean of '{outcomes[0]}', from {mean_method.description}"
+    return ProgramFacts(outcomes, context, shapes, kinds, mean_method, method, moves, groups, largest)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:
@@ -101,7 +115,7 @@ def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: A
     bad = [array.dtype for array in arrays if array.dtype.kind not in "fiub"]
     if bad or not arrays:
         raise InvalidProgram(f"context must hold numbers or booleans, got leaves of type {bad or 'none at all'}")
-    # In double precision: a float32 example would drag the certificates of the exact engine down with it.
+    # In double precision: the certificates of the exact engine need it.
     wide = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
     return names, jax.tree.unflatten(treedef, wide)
 
@@ -109,7 +123,7 @@ def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: A
 def _num_positional(program: Callable) -> tuple[int, float]:
     try:
         parameters = inspect.signature(program).parameters.values()
-    except (TypeError, ValueError):  # a builtin or an exotic callable: let the trace speak
+    except (TypeError, ValueError):  # a builtin or an unusual callable: tracing will show
         return 1, 2
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in positional)

@@ -23,7 +23,7 @@ from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals
 from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.jaxpr.intervals import Interval, is_inside, simplex_box, support_box
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.model.tracing import Site, is_prior_term, running
+from ppl_bandit.program.model.tracing import Site, is_prior_term, program_lock
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
 from ppl_bandit.types import Key
 
@@ -80,7 +80,7 @@ def analyticity(
     ) -> list[Any]:
         trace = model.trace(latents, arm, context, outcomes, key)
         claims.clear()
-        with running(), numpyro.validation_enabled(False):  # it compares values with their support
+        with program_lock(), numpyro.validation_enabled(False):  # it compares values with their support
             for name, site in trace.items():
                 if is_prior_term(name, site, model.outcomes) if is_prior else name in model.outcomes:
                     claims.extend(_claims(name, site))

@@ -1,0 +1,128 @@
+"""Checks of a program by evaluation: the rows of a batch must be independent given the latents, and the mean must be finite."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array
+
+from ppl_bandit.program.model import means
+from ppl_bandit.program.model.probing import feasible_latents, feasible_rewards
+from ppl_bandit.program.model.sites import ProgramSpec
+from ppl_bandit.program.model.supports import simplex_errors
+from ppl_bandit.program.model.tracing import log_prob, repeat_rows
+from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.types import InvalidProgram
+
+__all__ = ["check_row_independence", "choose_mean_method"]
+
+_NUM_POINTS = 4
+_NOT_AVAILABLE = (NotImplementedError, AttributeError, TypeError)  # raised by distributions without a mean or icdf
+
+
+def choose_mean_method(spec: ProgramSpec) -> means.MeanMethod:
+    """Return the first method for the outcome's mean that applies and is finite at draws of the latents.
+
+    The distribution's own formula, which nearly always applies, is tried together with `check_row_independence`. Points near
+    the middle of the support come first, because sampling from the prior takes far longer to compile.
+    """
+    try:
+        if check_row_independence(spec, means.MEAN_METHODS[0]) == 1:
+            return means.MEAN_METHODS[0]
+    except _NOT_AVAILABLE:
+        pass
+    arm, context = spec.one_row_per_arm()
+    outcome = spec.outcomes[0]
+
+    def verdict(method: means.MeanMethod, is_drawn: bool) -> int:
+        def one(seed: Array) -> Array:
+            if is_drawn:
+                trace = spec.run({}, arm[:1], repeat_rows(spec.context, 1), {}, jr.key(seed))
+                latents = {name: trace[name]["value"] for name in spec.latents}
+            else:
+                latents = feasible_latents(spec.program, spec.latents, spec.context, seed)
+            return jnp.min(method.verdict(spec.run(latents, arm, context, {})[outcome]["fn"]))
+
+        return int(run_once(lambda: jnp.min(jax.vmap(one)(jnp.arange(2 * _NUM_POINTS)))))
+
+    for method in means.MEAN_METHODS:
+        try:
+            found = verdict(method, is_drawn=False)
+            found = found if found == 1 else verdict(method, is_drawn=True)
+        except (*_NOT_AVAILABLE, ValueError):
+            continue
+        if found == 1:
+            if method is means.MEAN_METHODS[0]:
+                check_row_independence(spec, method)
+            return method
+        if found == -1:
+            break
+    raise InvalidProgram(
+        f"the distribution of '{outcome}' has no finite mean at draws from the prior, so its expected reward is undefined: "
+        'name what to maximise with numpyro.deterministic("expected_reward", ...), a median or a utility for instance'
+    )
+
+
+def check_row_independence(spec: ProgramSpec, mean_method: means.MeanMethod | None) -> int:
+    """Check numerically that the likelihood and expected reward of a row do not depend on the other rows of a batch.
+
+    Returns:
+        The verdict on the mean, 1 where it is finite; see `MeanMethod`.
+    """
+    num_arms = spec.num_arms
+
+    def evaluate(latents: Any, arm: Array, context: Any, picks: Array) -> tuple[Array, Array, Array, dict]:
+        errors: dict[tuple[str, str], Array] = {}
+        rewards, _ = feasible_rewards(spec.program, latents, arm, context, spec.kinds, picks)
+        if len(spec.outcomes) == 1:
+            rewards = {spec.outcomes[0]: rewards}
+        trace = spec.run(latents, arm, context, rewards)
+        density = sum((log_prob(trace[name]) for name in spec.outcomes), start=jnp.zeros(()))
+        expected = means.expected_reward(trace, spec.outcomes, mean_method)
+        verdict = (
+            jnp.ones(arm.shape, int) if mean_method is None else mean_method.verdict(trace[spec.outcomes[0]]["fn"])
+        )
+        for name in spec.outcomes:
+            for argument, error in simplex_errors(trace[name]["fn"]):
+                errors[name, argument] = jnp.broadcast_to(error, arm.shape)
+        return density, expected, verdict, dict(errors)
+
+    def compared(seed: Array) -> tuple[Any, ...]:
+        arm, context = spec.one_row_per_arm()
+        latents = feasible_latents(spec.program, spec.latents, spec.context, seed)
+        picks = (7 * jnp.arange(num_arms)[:, None] + 5 * jnp.arange(len(spec.outcomes)) + 3 * seed) % 61
+        together = evaluate(latents, arm, context, picks)
+        alone = jax.vmap(
+            lambda a, c, p: jax.tree.map(
+                lambda out: out[0], evaluate(latents, a[None], jax.tree.map(lambda leaf: leaf[None], c), p[None])
+            )
+        )(arm, context, picks)
+        same = [
+            jnp.all(jnp.isclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True))
+            for a, b in zip(together[:2], alone[:2], strict=True)
+        ]
+        return same[0], same[1], jnp.any(jnp.isfinite(together[0])), jnp.min(together[2]), together[3]
+
+    density_same, expected_same, some_finite, verdicts, errors = run_once(
+        lambda: jax.vmap(compared)(jnp.arange(_NUM_POINTS))
+    )
+    for (name, argument), error in errors.items():
+        if not error.max() < 1e-6:
+            raise InvalidProgram(
+                f"the {argument} of '{name}' do not sum to 1 (they are off by {error.max():.2g} at a value tried from the "
+                "interior of the prior), so they are not probabilities: divide by their sum, `p / p.sum(-1, keepdims=True)`, "
+                "or give them a Dirichlet prior"
+            )
+    if not some_finite.any():
+        raise InvalidProgram(
+            "the log likelihood is not finite at any value tried from the interior of the prior: check that the outcome's "
+            "parameters stay inside their domain (probabilities in [0, 1], scales above 0)"
+        )
+    is_noisy = mean_method is means.MONTE_CARLO  # its random numbers differ between a batch and a row
+    if not density_same.all() or not (is_noisy or expected_same.all()):
+        raise InvalidProgram(
+            "a row's likelihood or expected reward changes with the other rows of the batch: rows must be independent given "
+            "the latents, so use no sum, sort, shift or cumulative operation along the rows"
+        )
+    return int(verdicts.min())

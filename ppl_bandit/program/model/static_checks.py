@@ -1,0 +1,187 @@
+"""Checks of a program on its jaxpr: dependence of its densities, index ranges, callbacks and derivatives."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.index_ranges import UNKNOWN, index_ranges
+from ppl_bandit.program.jaxpr.source_lines import source_line
+from ppl_bandit.program.model.failures import failing_line
+from ppl_bandit.program.model.probing import DTYPE_OF_KIND
+from ppl_bandit.program.model.sites import ProgramSpec
+from ppl_bandit.program.model.tracing import is_prior_term, log_prob
+from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, all_equations
+from ppl_bandit.types import InvalidProgram
+
+__all__ = ["check_dependence", "support_depends_on_latents"]
+
+_MAX_INTEGER = 3
+
+
+def check_dependence(
+    spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool
+) -> tuple[tuple[tuple[str, ...], ...], Any]:
+    """Check on the jaxpr what the prior and the expected reward depend on, and that arm indices stay in range.
+
+    Returns:
+        Groups of outcomes, such that the density of an outcome depends on the values of outcomes of its own group only; and
+        for every leaf of the context the largest integer that may replace a 0 of the example.
+    """
+    arm, context = spec.one_row_per_arm()
+    outcomes: dict[str, Any] = {name: np.zeros(spec.num_arms, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
+    latents = {name: np.zeros(shape) for name, shape in shapes.items()}
+
+    def densities(
+        key: Array, latents: Any, arm: Array, context: Any, outcomes: Any
+    ) -> tuple[list[Array], Array, list[Array]]:
+        trace = spec.run(latents, arm, context, outcomes, key)
+        prior = [log_prob(site) for name, site in trace.items() if is_prior_term(name, site, spec.outcomes)]
+        expected = trace["expected_reward"]["value"] if has_expected_reward else jnp.zeros(())
+        return prior, expected, [log_prob(trace[name]) for name in spec.outcomes]
+
+    args = (jax.eval_shape(jr.key, 0), latents, arm, context, outcomes)
+    closed, shape = jax.make_jaxpr(densities, return_shape=True)(*args)
+    labels = [
+        frozenset([label])
+        for label, arg in zip(("key", "latents", "arm", "context", "outcomes"), args, strict=True)
+        for _ in jax.tree.leaves(arg)
+    ]
+    found = dependencies(closed, labels)
+    num_prior = len(shape[0])
+    if any("key" in reaching for reaching in found):
+        raise InvalidProgram(
+            "a random draw hidden from NumPyro reaches a prior, the likelihood or the expected reward, so that two runs of the "
+            "program differ: draw with numpyro.sample only, outside of handlers.block and of NumPyro's own scan; the "
+            "steps of a chain can be one site, `numpyro.sample(name, dist.Normal(0, 1).expand([T]))`, added up by jnp.cumsum "
+            "or jax.lax.scan"
+        )
+    _check_callbacks(closed.jaxpr)
+    _check_derivative(spec, latents, outcomes)
+    for reaching in found[:num_prior]:
+        for source in sorted(reaching - {"latents"}):
+            raise InvalidProgram(
+                f"a prior, factor or observed constant of the program depends on {source}: a prior must be the same for all "
+                "data; index or scale the outcome's parameters instead"
+            )
+    if "outcomes" in found[num_prior]:
+        raise InvalidProgram(
+            "expected_reward depends on the drawn value of an outcome: it is a mean, so write it with the parameters only"
+        )
+    leaves = jax.tree.leaves(args)
+    first = labels.index(frozenset(["arm"]))
+    known = [leaf if index == first else UNKNOWN for index, leaf in enumerate(leaves)]
+    (extremes,) = _index_ranges(closed, [known])
+    for lowest, highest, size in extremes:
+        if lowest < 0 or highest >= size:
+            raise InvalidProgram(
+                f"with num_arms={spec.num_arms} the program reads entries {int(lowest)} to {int(highest)} of an axis with "
+                f"{size} entries: JAX would silently read the nearest one; give every arm its own entry or correct num_arms"
+            )
+    span = range(first + 1, first + 1 + len(jax.tree.leaves(context)))
+    largest = jax.tree.unflatten(jax.tree.structure(context), _largest_integers(closed, leaves, span, first))
+    own: list[frozenset] = [frozenset()] * (len(labels) - len(outcomes)) + [
+        frozenset([name]) for name in sorted(outcomes)
+    ]
+    reached = dependencies(closed, own)[num_prior + 1 :]
+    return _groups(dict(zip(spec.outcomes, reached, strict=True))), largest
+
+
+def _index_ranges(closed: ClosedJaxpr, cases: Sequence[Sequence[Any]]) -> list[list[tuple[int, int, int]]]:
+    """Return, for each case of known inputs, the lowest and highest value of every index and the size of its axis."""
+    sizes: list[list[int]] = []
+
+    def ranges() -> list[list[tuple[Array, Array]]]:
+        found = [index_ranges(closed, known) for known in cases]
+        sizes[:] = [[index.size for index in of_case] for of_case in found]
+        return [[(index.lowest, index.highest) for index in of_case] for of_case in found]
+
+    return [
+        [(int(lowest), int(highest), size) for (lowest, highest), size in zip(of_case, own, strict=True)]
+        for of_case, own in zip(run_once(ranges), sizes, strict=True)
+    ]
+
+
+def _largest_integers(closed: ClosedJaxpr, leaves: Sequence[Any], span: range, arm: int) -> list[int]:
+    """Return, for each leaf of the context, the largest integer that may replace its zeros with every index still in range."""
+    integers = [index for index in span if leaves[index].dtype.kind in "iu" and not np.all(leaves[index])]
+    cases = []
+    for index, value in itertools.product(integers, range(1, _MAX_INTEGER + 1)):
+        known = [leaf if number == arm or number in span else UNKNOWN for number, leaf in enumerate(leaves)]
+        known[index] = np.where(leaves[index] == 0, value, leaves[index]).astype(leaves[index].dtype)
+        cases.append(known)
+    largest = dict.fromkeys(span, 0)
+    if cases:
+        fits = [all(0 <= low and high < size for low, high, size in found) for found in _index_ranges(closed, cases)]
+        for index, own in zip(integers, np.reshape(fits, (len(integers), -1)), strict=True):
+            largest[index] = int(np.cumprod(own).sum())
+    return list(largest.values())
+
+
+def _groups(reads: Mapping[str, frozenset[str]]) -> tuple[tuple[str, ...], ...]:
+    """Return the connected components of outcomes that depend on each other, in the order of the names."""
+    groups: list[set[str]] = []
+    for name, read in reads.items():
+        joined = {name, *read}
+        apart = [group for group in groups if not group & joined]
+        groups = [*apart, joined.union(*(group for group in groups if group & joined))]
+    order = list(reads)
+    return tuple(sorted((tuple(sorted(group, key=order.index)) for group in groups), key=lambda g: order.index(g[0])))
+
+
+def support_depends_on_latents(spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a bound of an outcome's support depends on a latent."""
+    arm, context = spec.one_row_per_arm()
+    values: dict[str, Any] = {name: np.zeros(spec.num_arms, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
+
+    def bounds(latents: Any) -> list[Array]:
+        trace = spec.run(latents, arm, context, values)
+        supports = [trace[name]["fn"].support for name in spec.outcomes]
+        return [jnp.asarray(leaf) for leaf in jax.tree.leaves(supports)]
+
+    closed = jax.make_jaxpr(bounds)({name: np.zeros(shape) for name, shape in shapes.items()})
+    return any(dependencies(closed, [frozenset(["latents"])] * len(closed.jaxpr.invars)))
+
+
+def _check_callbacks(jaxpr: Jaxpr) -> None:
+    """Check the precision of callbacks: JAX runs them in threads in which only the precision of the whole process is set."""
+    with ThreadPoolExecutor(1) as pool:
+        is_wide = pool.submit(lambda: jnp.result_type(float) == jnp.float64).result()
+    for equation in () if is_wide else all_equations(jaxpr):
+        returned = [out.aval for out in equation.outvars]
+        if equation.primitive.name.endswith("callback") and any(aval.dtype == jnp.float64 for aval in returned):
+            raise InvalidProgram(
+                f"a callback of the program ({source_line([equation]).text or equation.primitive.name}) returns float64, "
+                "the precision of all densities, and JAX converts that to float32 unless the whole process uses float64: call "
+                'jax.config.update("jax_enable_x64", True) before anything else, or call it in float32, '
+                "as in `f(x.astype(jnp.float32))`"
+            )
+
+
+def _check_derivative(spec: ProgramSpec, latents: Mapping[str, Any], outcomes: Mapping[str, Any]) -> None:
+    """Check that JAX can differentiate the density: every engine needs its gradient."""
+    arm, context = spec.one_row_per_arm()
+
+    def density(latents: Any) -> Array:
+        trace = spec.run(latents, arm, context, jax.tree.map(jnp.asarray, outcomes))
+        return sum((log_prob(site).sum() for site in trace.values() if site["type"] == "sample"), start=jnp.zeros(()))
+
+    try:
+        jax.eval_shape(jax.grad(density), latents)
+    except InvalidProgram:
+        raise
+    except Exception as error:
+        raise InvalidProgram(
+            f"JAX cannot differentiate the program by its latents{failing_line(error, spec.program)}, and every engine needs "
+            f"the gradient of its density ({type(error).__name__}: {str(error).splitlines()[0]}): write it in jax operations "
+            "that have a reverse-mode derivative (jax.lax.scan or fori_loop with fixed bounds in place of a while_loop), or "
+            "wrap the callback in jax.custom_vjp"
+        ) from error
