@@ -16,12 +16,12 @@ from scipy import stats
 
 from ppl_bandit import Bandit, Interaction, NotConjugate, RewardModel, compare, engines
 from ppl_bandit.commands.cli import main
-from ppl_bandit.comparison.measuring import posteriors, running
-from ppl_bandit.comparison.measuring.errors import QUANTILES, Estimate
-from ppl_bandit.comparison.measuring.simulated import simulate_rows
-from ppl_bandit.comparison.showing.answer import answer
-from ppl_bandit.comparison.showing.figures import draw_figures
-from ppl_bandit.comparison.showing.json_records import comparison_records
+from ppl_bandit.comparison.measurement import engine_comparison
+from ppl_bandit.comparison.measurement.errors import QUANTILES, Estimate
+from ppl_bandit.comparison.measurement.simulated_rows import simulate_rows
+from ppl_bandit.comparison.output.conclusions import answer
+from ppl_bandit.comparison.output.figures import draw_figures
+from ppl_bandit.comparison.output.json_records import comparison_records
 
 ARMS = ["control", "new"]
 ROWS = Interaction(np.arange(24) % 2, np.array([0, 1, 0, 0, 1, 0, 0, 0, 0, 1] + [0] * 9 + [1, 0, 0, 0, 1], float))
@@ -61,7 +61,7 @@ def exact_law():
 
 
 def test_the_reference_is_the_closed_form(result):
-    assert result.reference.is_exact and result.reference.name == "exact" and "exact" in result.reference.words
+    assert result.reference.is_exact and result.reference.name == "exact" and "exact" in result.reference.description
     assert result.labels == ["rate[control]", "rate[new]"]
     target = result.reference.target
     np.testing.assert_allclose(target.mean, exact_law().mean(), rtol=1e-12)
@@ -126,7 +126,7 @@ def test_the_answer_comes_first_and_agrees_with_the_closed_form(result):
     laws = [stats.beta(*parameters) for parameters in zip(*exact_law().args, strict=True)]
     said = answer(result)
     found = re.search(
-        r"new has the highest expected reward: ([\d.]+) .*, ([\d.]+) more than control .* probability ([\d.]+),", said
+        r"new has the highest expected reward: ([\d.]+) .*, ([\d.]+) more than control .* probability ([\d.]+);", said
     )
     mean, gap, best = map(float, found.groups())
     num = 20 * NUM_SAMPLES  # the reference's draws; four standard errors, and the rounding of what is printed
@@ -137,13 +137,13 @@ def test_the_answer_comes_first_and_agrees_with_the_closed_form(result):
     assert str(result).split("\n\n")[1].replace("\n", " ") == said
 
 
-def test_an_engine_that_decides_otherwise_is_named_in_the_answer(result):
+def test_an_engine_that_decides_differently_is_named_in_the_answer(result):
     # As if laplace had played another arm half of the time, where chance gives a few in a hundred.
     laplace = result.engines["laplace"]
     decisions = laplace.decisions._replace(other_arm_prob=Estimate(np.array(0.5), np.array(0.01)))
     other = dataclasses.replace(result, engines=result.engines | {"laplace": laplace._replace(decisions=decisions)})
-    assert "laplace would have decided otherwise" in answer(other)
-    assert "laplace would have decided otherwise" not in answer(result)
+    assert "laplace would have made a different decision" in answer(other)
+    assert "laplace would have made a different decision" not in answer(result)
 
 
 def test_the_tables_and_the_record_hold_what_was_measured(result):
@@ -189,7 +189,7 @@ def test_arviz_reads_every_engine(result, monkeypatch):
     [
         ({"engines": engines.nuts}, "engines must be a sequence"),
         ({"engines": ("nuts",)}, "engines must be a sequence"),
-        ({"engines": (engines.nuts, engines.nuts)}, "name them apart with a mapping"),
+        ({"engines": (engines.nuts, engines.nuts)}, "different names with a mapping"),
         ({"num_runs": 1}, "num_runs must be an integer of at least 2, got 1"),
         ({"num_samples": 5}, "num_samples must be an integer of at least 20, got 5"),
         ({"checkpoints": [3, 99]}, "between 1 and 24"),
@@ -296,7 +296,7 @@ def test_a_browser_opens_the_report_without_an_error(report, tmp_path):
 
 def test_engines_are_refused_where_models_are_ranked(folder, capsys):
     assert call(folder, folder / "one.py", folder / "two.py", "--data", folder / "rows.csv", "--engines", "nuts") != 0
-    assert "--engines compares engines on one model, and 2 models were given" in capsys.readouterr().err
+    assert "--engines compares engines on one model, but 2 models were given" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -355,24 +355,23 @@ def logistic(arm):
     numpyro.sample("reward", dist.Bernoulli(logits=logit[arm]))
 
 
-def test_an_interrupted_comparison_keeps_what_is_done_and_the_cost_is_said_before(model, monkeypatch):
-    lines, contest = [], posteriors._contest
+def test_an_interrupted_comparison_keeps_finished_engines(model, monkeypatch):
+    lines, contest = [], engine_comparison._run_and_measure
 
     def interrupted(lab, key, runner, reference):
         if runner.engine.explanation.engine == "laplace":
             raise KeyboardInterrupt
         return contest(lab, key, runner, reference)
 
-    monkeypatch.setattr(posteriors, "_contest", interrupted)
-    monkeypatch.setattr(running, "_WORTH_SAYING", 0.0)
+    monkeypatch.setattr(engine_comparison, "_run_and_measure", interrupted)
     options = {"num_samples": NUM_SAMPLES, "num_runs": 2, "checkpoints": (), "say": lines.append}
     found = compare(model, ROWS, (engines.conjugate, engines.laplace), **options)
     assert list(found.engines) == ["exact"] and found.refused == {"laplace": "interrupted"} and not found.is_complete
     assert "laplace: not run: interrupted" in str(found)
-    said = next(
-        index for index, line in enumerate(lines) if "rows, the engines" in line and "will take between" in line
+    started = lines.index("compiling and running 2 engines; Ctrl-C keeps the finished ones")
+    assert lines[started + 1].startswith("exact: 2 runs") and lines[-1] == (
+        "interrupted in laplace: the finished engines are kept"
     )
-    assert said < next(index for index, line in enumerate(lines) if line.startswith("exact: 2 runs"))
     with pytest.raises(KeyboardInterrupt):  # nothing is done
         compare(model, ROWS, (engines.laplace,), **options)
 
@@ -380,7 +379,7 @@ def test_an_interrupted_comparison_keeps_what_is_done_and_the_cost_is_said_befor
 @pytest.mark.slow
 def test_a_long_run_stands_in_where_nothing_is_exact():
     found = compare(RewardModel(logistic, 2), ROWS, (engines.conjugate, engines.nuts), num_runs=2, checkpoints=())
-    assert not found.reference.is_exact and "long run of the nuts engine" in found.reference.words
+    assert not found.reference.is_exact and "long run of the nuts engine" in found.reference.description
     assert "not conjugate" in found.refused["exact"] and list(found.engines) == ["nuts"]
     grid = np.linspace(-8, 8, 4001)
     for arm in range(2):
@@ -439,7 +438,7 @@ def test_draws_that_are_not_finite_are_said_to_be_so(model, tmp_path):
         return none._replace(explanation=engine.explanation._replace(is_exact=False))
 
     found = compare(model, ROWS, {"broken": broken}, num_runs=2, num_samples=100)
-    assert "broken gave draws that are not finite" in str(found)
+    assert "broken: its draws are not finite" in str(found)
     json.dumps(comparison_records(found), allow_nan=False)
     assert len(draw_figures(found, tmp_path)) == len(FIGURES)
 

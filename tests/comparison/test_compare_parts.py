@@ -11,8 +11,8 @@ from scipy import stats
 from scipy.special import betaln, gammaln
 
 from ppl_bandit import Interaction, RewardModel, engines
-from ppl_bandit.comparison.measuring import errors
-from ppl_bandit.comparison.measuring.closed_form import exact_log_evidence, exact_marginals
+from ppl_bandit.comparison.measurement import errors
+from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence, exact_marginals
 from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
@@ -32,7 +32,7 @@ def test_distances_of_samples_agree_with_scipy():
 def test_the_floor_is_the_mean_of_the_kolmogorov_distribution():
     num_draws, num_samples = 1000, 200
     samples = np.random.default_rng(1).normal(size=(num_samples, num_draws, 1))
-    target = errors.Target(*np.ones((3, 1)), np.ones((5, 1)), samples)
+    target = errors.ReferenceLatents(*np.ones((3, 1)), np.ones((5, 1)), samples)
     floor = errors.latent_floor(target)[1]
     # sqrt(M / 2) times the distance has mean sqrt(pi / 2) log 2 in the limit, and is about 1% less at M = 1000.
     limit = np.sqrt(np.pi / 2) * np.log(2) / np.sqrt(num_draws / 2)
@@ -44,7 +44,7 @@ def test_a_shift_and_a_stretch_are_measured_in_reference_sds():
     rng = np.random.default_rng(2)
     mean, sd, num_runs, num_draws = 3.0, 0.5, 8, 4000
     levels = np.array(errors.QUANTILES)
-    target = errors.Target(
+    target = errors.ReferenceLatents(
         np.array([mean]),
         np.array([sd]),
         np.array([sd]),

@@ -1,17 +1,23 @@
-"""Figures of the latents of a comparison: their densities and their intervals, engines beside the reference."""
+"""Figures of the latents of a comparison: densities and intervals of the engines and the reference."""
 
 from typing import Any
 
 import jax
 import numpy as np
 
-from ppl_bandit.comparison.measuring.closed_form import support_bounds
-from ppl_bandit.comparison.measuring.results import Comparison
-from ppl_bandit.comparison.showing.canvas import Style, canvas, each_engine, finish, reference_name
+from ppl_bandit.comparison.measurement.closed_form import support_bounds
+from ppl_bandit.comparison.measurement.results import Comparison
+from ppl_bandit.comparison.output.figure_layout import (
+    EngineStyle,
+    add_title_and_legend,
+    each_engine,
+    new_figure,
+    reference_name,
+)
 
 __all__ = ["draw_densities", "draw_forest"]
 
-_MOST_PANELS = 12
+_MAX_PANELS = 12
 
 
 def draw_densities(result: Comparison) -> Any:
@@ -19,7 +25,7 @@ def draw_densities(result: Comparison) -> Any:
     chosen = _elements(result)
     columns = min(4, len(chosen))
     rows = -(-len(chosen) // columns)
-    figure, axes = canvas(result, (max(3.3 * columns, 5.5) + 1.9, 2.3 * rows + 1.1), rows, columns)
+    figure, axes = new_figure(result, (max(3.3 * columns, 5.5) + 1.9, 2.3 * rows + 1.1), rows, columns)
     bounds = _element_bounds(result)
     for axis, k in zip(axes.flat, chosen, strict=False):
         grid, exact = _reference_density(result, k, bounds[k])
@@ -35,21 +41,22 @@ def draw_densities(result: Comparison) -> Any:
     for axis in axes[:, 0]:
         axis.set_ylabel("density")
     what = "in closed form" if result.reference.is_exact else "a long run of NUTS"
-    finish(figure, axes.flat[0], f"Posterior of each latent: engines over the reference, {what}{_left_out(result)}")
+    add_title_and_legend(
+        figure, axes.flat[0], f"Posterior of each latent: engines over the reference, {what}{_selection_note(result)}"
+    )
     return figure
 
 
 def draw_forest(result: Comparison) -> Any:
     """Draw the central 50% and 95% intervals of each latent, by engine; one panel for each site, with its own scale."""
     chosen = _elements(result)
-    everyone = list(each_engine(result))
     levels = (0.025, 0.25, 0.5, 0.75, 0.975)
-    lines = [(reference_name(result), Style("black", "-", "|"), result.reference.target.quantiles)]
-    lines += [(label, style, np.quantile(draws, levels, axis=0)) for label, style, draws in everyone]
+    lines = [(reference_name(result), EngineStyle("black", "-", "|"), result.reference.target.quantiles)]
+    lines += [(label, style, np.quantile(draws, levels, axis=0)) for label, style, draws in each_engine(result)]
     sites = [result.labels[k].partition("[")[0] for k in chosen]
     panels = [[k for k, site in zip(chosen, sites, strict=True) if site == name] for name in dict.fromkeys(sites)]
     height = 0.2 * len(chosen) * (len(lines) + 1) + 0.7 * len(panels) + 0.8
-    figure, axes = canvas(result, (9.5, height), len(panels), 1, height_ratios=[len(panel) for panel in panels])
+    figure, axes = new_figure(result, (9.5, height), len(panels), 1, height_ratios=[len(panel) for panel in panels])
     for axis, panel in zip(axes[:, 0], panels, strict=True):
         for position, k in enumerate(panel):
             if position % 2:
@@ -65,21 +72,23 @@ def draw_forest(result: Comparison) -> Any:
         axis.set(yticks=range(len(panel)), ylim=(len(panel) - 0.5, -0.5))
         axis.set_yticklabels([result.labels[k] for k in panel])
     axes[-1, 0].set_xlabel("value of the latent")
-    finish(figure, axes[0, 0], f"Median, central 50% (thick) and 95% (thin) of each latent{_left_out(result)}")
+    add_title_and_legend(
+        figure, axes[0, 0], f"Median, central 50% (thick) and 95% (thin) of each latent{_selection_note(result)}"
+    )
     return figure
 
 
 def _elements(result: Comparison) -> list[int]:
-    """Choose the latents to draw: all, or those on which an engine is farthest off."""
-    if len(result.labels) <= _MOST_PANELS or not result.engines:
-        return list(range(len(result.labels)))[:_MOST_PANELS]
+    """Return the latents to draw: all, or those with the largest errors."""
+    if len(result.labels) <= _MAX_PANELS or not result.engines:
+        return list(range(len(result.labels)))[:_MAX_PANELS]
     worst = np.nanmax([engine.latents.wasserstein.value for engine in result.engines.values()], axis=0)
-    return sorted(np.argsort(-worst, kind="stable")[:_MOST_PANELS].tolist())
+    return sorted(np.argsort(-worst, kind="stable")[:_MAX_PANELS].tolist())
 
 
-def _left_out(result: Comparison) -> str:
+def _selection_note(result: Comparison) -> str:
     number = len(result.labels)
-    return f" (the {_MOST_PANELS} of {number} on which an engine is farthest off)" if number > _MOST_PANELS else ""
+    return f" (the {_MAX_PANELS} of {number} with the largest errors)" if number > _MAX_PANELS else ""
 
 
 def _element_bounds(result: Comparison) -> list[tuple[float, float]]:
@@ -108,7 +117,7 @@ def _reference_density(result: Comparison, k: int, bounds: tuple[float, float]) 
 
 
 def _density(draws: np.ndarray, grid: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    """Smooth draws with a Gaussian kernel, reflected at the bounds of the support so that no mass leaks out."""
+    """Estimate a density with a Gaussian kernel, reflected at the bounds of the support to keep the mass inside."""
     centre, spread = np.median(draws), np.subtract(*np.quantile(draws, (0.84, 0.16))) / 2
     width = max(spread, 1e-12 * max(1.0, abs(centre))) * 1.06 * draws.size**-0.2
     edges = np.linspace(grid[0] - 6 * width, grid[-1] + 6 * width, 2001)

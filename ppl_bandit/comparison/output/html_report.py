@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else: no network, no scripts, figures inlined."""
+"""HTML reports of comparisons and rankings: one self-contained file, without scripts, with inlined figures."""
 
 import base64
 import html
@@ -7,9 +7,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ppl_bandit.comparison.measuring.results import Comparison, Ranking
-from ppl_bandit.comparison.showing.answer import answer, verdict
-from ppl_bandit.comparison.showing.tables import Table, conclusion, ranking_table, tables
+from ppl_bandit.comparison.measurement.results import Comparison, Ranking
+from ppl_bandit.comparison.output.conclusions import answer, verdict
+from ppl_bandit.comparison.output.tables import TextTable, conclusion, ranking_table, tables
 
 __all__ = ["comparison_report", "ranking_report"]
 
@@ -49,11 +49,14 @@ def comparison_report(result: Comparison, figures: Mapping[str, Path], source: s
     """
     lead = (
         f"{len(result.data.arm)} rows, {len(result.arms)} arms, M = {result.num_samples} draws a run, seed {result.seed}. "
-        f"Reference: {result.reference.words}."
+        f"Reference: {result.reference.description}."
     )
     parts = [f'<p class="answer">{html.escape(answer(result))}</p>']
     parts += [_figure(_CAPTIONS["answer"], figures["answer"])] if "answer" in figures else []
-    parts += ["<h2>Would another engine have decided otherwise?</h2>", _paragraphs(verdict(result).splitlines())]
+    parts += [
+        "<h2>Would another engine have made a different decision?</h2>",
+        _paragraphs(verdict(result).splitlines()),
+    ]
     parts += [_paragraphs([f"{label} was not run: {why}"]) for label, why in result.refused.items()]
     parts += [_table(table) for table in tables(result)]
     parts.append("<h2>Figures</h2>")
@@ -61,7 +64,7 @@ def comparison_report(result: Comparison, figures: Mapping[str, Path], source: s
     explanations = {result.reference.name: result.reference.explanation}
     explanations |= {label: engine.explanation for label, engine in result.engines.items()}
     for label, explanation in explanations.items():
-        parts += [f"<h2>What {html.escape(label)} is</h2>", _pre(str(explanation))]
+        parts += [f"<h2>Engine {html.escape(label)}</h2>", _pre(str(explanation))]
     parts += ["<h2>The program</h2>", _pre(source)]
     return _page(f"Engines compared: {result.name}", lead, parts, result.seed)
 
@@ -70,8 +73,8 @@ def ranking_report(ranking: Ranking, explanations: Mapping[str, str], sources: M
     """Return the HTML of a ranking.
 
     Args:
-        explanations: name -> what is known about the program's posterior.
-        sources: name -> the text of the program.
+        explanations: {name: explanation of the program's posterior}.
+        sources: {name: text of the program}.
     """
     parts = [_paragraphs(conclusion(ranking)), _table(ranking_table(ranking))]
     for name, source in sources.items():
@@ -99,7 +102,7 @@ def _paragraphs(lines: Sequence[str]) -> str:
     return "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 

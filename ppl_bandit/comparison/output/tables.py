@@ -1,4 +1,4 @@
-"""A comparison, and a ranking of models, in words and tables to print."""
+"""Printed tables of comparisons and rankings."""
 
 import math
 import textwrap
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.comparison.measuring.errors import Estimate, largest
-from ppl_bandit.comparison.measuring.results import Comparison, Ranking
-from ppl_bandit.comparison.showing.answer import answer, verdict
+from ppl_bandit.comparison.measurement.errors import Estimate, largest_error
+from ppl_bandit.comparison.measurement.results import Comparison, Ranking
+from ppl_bandit.comparison.output.conclusions import answer, verdict
 
-__all__ = ["Table", "conclusion", "describe", "describe_ranking", "ranking_table", "tables"]
+__all__ = ["TextTable", "conclusion", "comparison_text", "ranking_text", "ranking_table", "tables"]
 
 
-class Table(NamedTuple):
-    """A table to print: what its columns mean stands in the note, in words."""
+class TextTable(NamedTuple):
+    """A table to print; the note explains its columns."""
 
     title: str
     header: list[str]
@@ -23,20 +23,20 @@ class Table(NamedTuple):
     note: str = ""
 
 
-_MOST_LATENTS = 12  # of each engine, in the printed table; files and JSON hold all
+_MAX_LATENTS = 12  # per engine in the printed table; JSON has all
 
 
-def describe(result: Comparison) -> str:
-    """Return the tables, ready to print."""
+def comparison_text(result: Comparison) -> str:
+    """Return the tables as text."""
     lines = [
         f"{result.name}: {len(result.data.arm)} rows, {len(result.arms)} arms; M = {result.num_samples} draws a run, "
         f"{len(next(iter(result.engines.values())).runs) if result.engines else 0} runs an engine, seed {result.seed}",
-        f"reference: {result.reference.words}",
+        f"reference: {result.reference.description}",
         "",
         *textwrap.wrap(answer(result), 120),
     ]
     if not result.reference.is_trusted:
-        lines.append("  beware: the evidence of the reference's own run speaks against it")
+        lines.append("  warning: the reference does not pass its own diagnostics")
     lines += [f"{label}: not run: {why}" for label, why in result.refused.items()]
     for table in tables(result):
         lines += ["", table.title, *_aligned(table.header, table.rows)]
@@ -44,12 +44,12 @@ def describe(result: Comparison) -> str:
     return "\n".join(lines)
 
 
-def tables(result: Comparison) -> list[Table]:
-    """Return the tables of a comparison: cost and evidence, decisions, latents, and the stream."""
+def tables(result: Comparison) -> list[TextTable]:
+    """Return the tables of a comparison: cost and diagnostics, decisions, latents, and the stream."""
     return [_costs(result), _decisions(result), _latents(result), _stream(result)]
 
 
-def _costs(result: Comparison) -> Table:
+def _costs(result: Comparison) -> TextTable:
     rows = []
     for label, engine in result.engines.items():
         info = engine.info
@@ -66,17 +66,16 @@ def _costs(result: Comparison) -> Table:
             ]
         )
     header = ["engine", "s cold", "s warm", "least ESS", "most R-hat", "divergences", "k-hat", "trusted"]
-    cold = "build, compile or take from jax's cache, and run" if result.is_cached else "build, compile and run"
+    cold = "build, compile or load from the cache, and run" if result.is_cached else "build, compile and run"
     note = (
-        "Least ESS: the effective sample size of M draws, how many independent draws would be as good, for the worst latent. "
-        "R-hat: the spread of all runs over the spread within one; 1 if they agree. Divergences: trajectories of NUTS that "
-        "lost their energy; a few in 1,000 are too many. k-hat: the shape of the largest importance weights; beyond 0.7 a few "
-        "draws stand for all, and nothing that they say can be relied on. Trusted: what the engine says of itself."
+        "Least ESS: effective sample size of the M draws, for the worst latent. R-hat: 1 if the runs agree. Divergences: "
+        "diverging NUTS trajectories; more than a few in 1,000 bias the draws. k-hat: Pareto shape of the importance weights; "
+        "above 0.7 the draws are unreliable. Trusted: the engine's own diagnostics."
     )
-    return Table(f"Cost and evidence (cold: {cold}; warm: run)", header, rows, note)
+    return TextTable(f"Cost and diagnostics (cold: {cold}; warm: run)", header, rows, note)
 
 
-def _decisions(result: Comparison) -> Table:
+def _decisions(result: Comparison) -> TextTable:
     reference = result.reference
     floor = reference.floor
 
@@ -109,22 +108,21 @@ def _decisions(result: Comparison) -> Table:
     where = "" if result.contexts is None else f", averaged over {num} contexts of the data"
     header = ["engine", "p-hat", "N", "propensities", "TV of p-hat", "P(other arm)"]
     note = (
-        "p-hat: the share of posterior draws in which each arm is best. N: how many candidate arms double sampling draws; the "
-        "surer, the more. Propensities: the probability with which each arm would be played. TV of p-hat: the total variation, "
-        "half of the summed absolute differences from the reference's p-hat; 0 if they agree, 1 if they share nothing. P(other "
-        "arm): the same for propensities, which is how often another arm would be played. Floor: the same distance between "
-        "the reference and another sample of it, as large: what chance alone does."
+        "p-hat: share of posterior draws in which each arm is best. N: number of candidate arms that double sampling draws; it "
+        "grows with certainty. Propensities: probability of playing each arm. TV of p-hat: total variation distance to the "
+        "reference's p-hat, between 0 and 1. P(other arm): the same for the propensities; how often another arm would be "
+        "played. Floor: distance between the reference and another sample of it of the same size (sampling error alone)."
     )
     title = f"Decisions by {result.selector}{where}; arms {', '.join(map(str, result.arms))}"
-    return Table(title, header, rows, note)
+    return TextTable(title, header, rows, note)
 
 
-def _latents(result: Comparison) -> Table:
+def _latents(result: Comparison) -> TextTable:
     floor = result.reference.floor
     rows = []
     for label, engine in result.engines.items():
         errors = engine.latents
-        order = np.argsort(-errors.wasserstein.value, kind="stable")[:_MOST_LATENTS]
+        order = np.argsort(-errors.wasserstein.value, kind="stable")[:_MAX_LATENTS]
         for k in sorted(order):
             rows.append(
                 [
@@ -139,61 +137,61 @@ def _latents(result: Comparison) -> Table:
                 ]
             )
     header = ["engine", "latent", "mean", "sd", "2.5%", "97.5%", "W1 (floor)", "KS (floor)"]
-    shown = f"; the {_MOST_LATENTS} farthest of {len(result.labels)}" if len(result.labels) > _MOST_LATENTS else ""
+    shown = f"; the {_MAX_LATENTS} largest of {len(result.labels)}" if len(result.labels) > _MAX_LATENTS else ""
     note = (
-        "Mean, 2.5%, 97.5%: how far the engine's mean and quantiles lie from the reference's. sd: its relative error. W1: the "
-        "Wasserstein distance, how far draws must be moved on average to become the reference's. KS: the largest difference of "
-        "the two cumulative distributions. In brackets the floor, as above."
+        "Mean, 2.5%, 97.5%: difference to the reference. sd: relative error. W1: Wasserstein-1 distance. KS: largest "
+        "difference of the cumulative distributions. In brackets the floor, as above."
     )
-    return Table(f"Errors of the latents, in sds of the reference{shown}", header, rows, note)
+    return TextTable(f"Errors of the latents, in sds of the reference{shown}", header, rows, note)
 
 
-def _stream(result: Comparison) -> Table:
+def _stream(result: Comparison) -> TextTable:
     rows = []
     for point in result.stream:
+        floor = point.reference.floor
         for label, (latents, decisions) in point.engines.items():
             rows.append(
                 [
                     f"{point.num_rows}",
                     label,
-                    f"{largest(latents.mean.value):.3f}",
-                    f"{largest(latents.sd.value):.3f}",
-                    f"{largest(latents.wasserstein.value):.3f} ({largest(point.reference.floor.wasserstein.value):.3f})",
-                    f"{decisions.best_arm_probs_distance.value:.3f} ({point.reference.floor.best_arm_probs.value:.3f})",
-                    f"{decisions.other_arm_prob.value:.3f} ({point.reference.floor.other_arm_prob.value:.3f})",
+                    f"{largest_error(latents.mean.value):.3f}",
+                    f"{largest_error(latents.sd.value):.3f}",
+                    f"{largest_error(latents.wasserstein.value):.3f} ({largest_error(floor.wasserstein.value):.3f})",
+                    f"{decisions.best_arm_probs_distance.value:.3f} ({floor.best_arm_probs.value:.3f})",
+                    f"{decisions.other_arm_prob.value:.3f} ({floor.other_arm_prob.value:.3f})",
                 ]
             )
     header = ["rows", "engine", "mean", "sd", "W1 (floor)", "TV of p-hat (floor)", "P(other arm) (floor)"]
-    return Table("As the rows grow (largest error over the latents)", header, rows)
+    return TextTable("As the rows grow (largest error over the latents)", header, rows)
 
 
-def describe_ranking(ranking: Ranking) -> str:
-    """Return the table of a ranking and its conclusion, ready to print."""
+def ranking_text(ranking: Ranking) -> str:
+    """Return the table of a ranking and its conclusion as text."""
     table = ranking_table(ranking)
     return "\n".join([table.title, *_aligned(table.header, table.rows), "", *conclusion(ranking)])
 
 
 def conclusion(ranking: Ranking) -> list[str]:
-    """Say by how much the first program leads, and what to beware of."""
+    """Return lines: the lead of the first program, and warnings."""
     first, second = ranking.scores[:2]
     lead = first.log_evidence - second.log_evidence
     error = math.hypot(first.log_evidence_error, second.log_evidence_error)
     is_clear = lead - 2.0 * error > math.log(3.0)
     lines = [
         f"{first.name} is ahead of {second.name} by {lead:.2f} ± {error:.2f} in log evidence, odds of {_odds(lead)} to 1"
-        + ("" if is_clear else ": hardly more than a tie")
+        + ("" if is_clear else ": no clear difference")
     ]
     if math.isnan(first.elpd):
-        lines.append("LOO was left out: it needs ArviZ (pip install arviz)")
+        lines.append("LOO was not computed: it needs ArviZ (pip install arviz)")
     for score in ranking.scores:
         if score.num_bad_rows:
             lines.append(
-                f"beware: {score.num_bad_rows} rows are too influential for LOO of {score.name} (Pareto k-hat above 0.7)"
+                f"warning: LOO of {score.name} is unreliable for {score.num_bad_rows} rows (Pareto k-hat above 0.7)"
             )
     return lines
 
 
-def ranking_table(ranking: Ranking) -> Table:
+def ranking_table(ranking: Ranking) -> TextTable:
     """Return the table of a ranking."""
     rows = [
         [
@@ -210,11 +208,10 @@ def ranking_table(ranking: Ranking) -> Table:
     ]
     header = ["rank", "model", "log evidence", "by", "P(model)", "LOO elpd", "behind the best"]
     note = (
-        "Log evidence: the log probability of all rows before any was seen; it judges the prior too. P(model): the probability "
-        "of each model, were all equally probable before. LOO elpd: the log density of each row as foretold from all others, "
-        "summed; higher is better."
+        "Log evidence: log probability of all rows under the prior. P(model): posterior probability of each model under equal "
+        "prior probabilities. LOO elpd: log density of each row predicted from all others, summed; higher is better."
     )
-    return Table(f"Models on the same {ranking.num_rows} rows, seed {ranking.seed}", header, rows, note)
+    return TextTable(f"Models on the same {ranking.num_rows} rows, seed {ranking.seed}", header, rows, note)
 
 
 def _odds(log_odds: float) -> str:

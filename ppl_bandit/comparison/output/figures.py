@@ -1,4 +1,4 @@
-"""Figures of a comparison that stand alone: titles, units, error bars, and what was run; engines differ by marker and dash."""
+"""Figures of a comparison: arms, decisions, costs, predictive checks, and errors as the rows grow."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,24 +9,30 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.comparison.measuring.errors import largest
-from ppl_bandit.comparison.measuring.results import Comparison
-from ppl_bandit.comparison.showing.canvas import Style, canvas, each_engine, finish, reference_name
-from ppl_bandit.comparison.showing.latent_figures import draw_densities, draw_forest
+from ppl_bandit.comparison.measurement.errors import largest_error
+from ppl_bandit.comparison.measurement.results import Comparison
+from ppl_bandit.comparison.output.figure_layout import (
+    EngineStyle,
+    add_title_and_legend,
+    each_engine,
+    new_figure,
+    reference_name,
+)
+from ppl_bandit.comparison.output.latent_figures import draw_densities, draw_forest
 from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
 from ppl_bandit.numerics.figure_style import figure_tools
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
-__all__ = ["FIGURES", "draw_figures"]
+__all__ = ["COMPARISON_FIGURES", "draw_figures"]
 
-_NUM_REPLICATES = 200  # of the rows, from each engine
+_NUM_REPLICATES = 200  # replicated data sets per engine
 
 
 def draw_figures(result: Comparison, folder: Path) -> dict[str, Path]:
     """Draw every figure of a comparison as PNG, and return {name: path}."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
-    for name, draw in FIGURES.items():
+    for name, draw in COMPARISON_FIGURES.items():
         figure = draw(result)
         if figure is None:
             continue
@@ -39,12 +45,12 @@ def draw_figures(result: Comparison, folder: Path) -> dict[str, Path]:
 def draw_answer(result: Comparison) -> Any:
     """Draw the expected reward of each arm with its interval, and the probability that it is best: reference and engines."""
     num_arms = len(result.arms)
-    figure, axes = canvas(result, (11.5, max(2.6, 0.42 * num_arms * (len(result.engines) + 1) + 1.4)), 1, 2)
+    figure, axes = new_figure(result, (11.5, max(2.6, 0.42 * num_arms * (len(result.engines) + 1) + 1.4)), 1, 2)
     left, right = axes[0]
-    lines = [("reference", reference_name(result), Style("black", "-", "|"))]
-    lines += [(label, label, style) for label, style, _ in each_engine(result) if label in result.standings]
+    lines = [("reference", reference_name(result), EngineStyle("black", "-", "|"))]
+    lines += [(label, label, style) for label, style, _ in each_engine(result) if label in result.overviews]
     for number, (key, label, style) in enumerate(lines):
-        found = result.standings[key]
+        found = result.overviews[key]
         y = np.arange(num_arms) + (number + 1) / (len(lines) + 1) - 0.5
         is_reference = key == "reference"
         size = {"markersize": 11 if is_reference else 5.5, "linestyle": "none"}
@@ -58,26 +64,26 @@ def draw_answer(result: Comparison) -> Any:
         axis.set_yticklabels([str(arm) for arm in result.arms])
     left.set(xlabel="expected reward: posterior mean and 95% interval")
     right.set(xlabel="probability of being the best arm", xlim=(0, 1))
-    finish(figure, left, "Where the arms stand, by the reference and by each engine")
+    add_title_and_legend(figure, left, "Expected reward and P(best) of each arm, by the reference and by each engine")
     return figure
 
 
 def draw_best_arms(result: Comparison) -> Any:
     """Draw p-hat of each arm, by engine, with error bars."""
     num_arms = len(result.arms)
-    everyone = list(each_engine(result))
-    figure, axes = canvas(result, (max(6.0, 0.75 * num_arms + 2.0) + 1.7, 4.0), 1, 1)
-    axis, width = axes[0, 0], 0.8 / max(1, len(everyone))
+    drawn_engines = list(each_engine(result))
+    figure, axes = new_figure(result, (max(6.0, 0.75 * num_arms + 2.0) + 1.7, 4.0), 1, 1)
+    axis, width = axes[0, 0], 0.8 / max(1, len(drawn_engines))
     place = np.arange(num_arms)
     exact = result.reference.best_arm_probs.mean(axis=0)
     axis.bar(
         place, exact, width=0.86, color="0.9", edgecolor="black", linewidth=1.2, label=reference_name(result), zorder=1
     )
-    for number, (label, style, _) in enumerate(everyone):
+    for number, (label, style, _) in enumerate(drawn_engines):
         estimate = result.engines[label].decisions.best_arm_probs
         mean, margin = estimate.value.mean(axis=0), 2.0 * np.sqrt(np.square(estimate.error).mean(axis=0))
         axis.errorbar(
-            place + (number - (len(everyone) - 1) / 2) * width,
+            place + (number - (len(drawn_engines) - 1) / 2) * width,
             mean,
             (np.minimum(margin, mean), np.minimum(margin, 1.0 - mean)),  # a probability stays inside [0, 1]
             fmt=style.marker,
@@ -95,13 +101,13 @@ def draw_best_arms(result: Comparison) -> Any:
     axis.set_ylim(bottom=0)
     names = [str(arm) for arm in result.arms]
     axis.set_xticklabels(names, rotation=30 if max(map(len, names)) * num_arms > 60 else 0)
-    finish(figure, axis, f"Probability that each arm is best{where}; bars: two standard errors over runs")
+    add_title_and_legend(figure, axis, f"Probability that each arm is best{where}; bars: two standard errors over runs")
     return figure
 
 
 def draw_costs(result: Comparison) -> Any:
     """Draw the largest error of an engine against the time it takes, cold and warm."""
-    figure, axes = canvas(result, (8.6, 4.4), 1, 1)
+    figure, axes = new_figure(result, (8.6, 4.4), 1, 1)
     axis = axes[0, 0]
     floor = result.reference.floor.wasserstein
     worst = int(np.argmax(floor.value))
@@ -125,7 +131,7 @@ def draw_costs(result: Comparison) -> Any:
     axis.text(
         0.99,
         0.02,
-        "hatched: two samples of the reference differ by as much",
+        "hatched: distance between two samples of the reference",
         ha="right",
         va="bottom",
         fontsize=8.5,
@@ -136,7 +142,7 @@ def draw_costs(result: Comparison) -> Any:
     axis.set_ylabel("largest Wasserstein-1 distance\nof a latent, in posterior sds")
     axis.set_ylim(bottom, max(heights) * 1.5)
     axis.margins(x=0.15)
-    finish(figure, axis, "Error against time to compute; bars: two standard errors over runs")
+    add_title_and_legend(figure, axis, "Error against time to compute; bars: two standard errors over runs")
     return figure
 
 
@@ -149,29 +155,31 @@ def draw_predictive(result: Comparison) -> Any:
         if not set(np.unique(rewards[name])) <= {0.0, 1.0}:  # of 0 and 1 the mean tells all
             panels.append((name, "sd", np.std))
     columns, rows = min(2, len(panels)), -(-len(panels) // 2)
-    num_arms, everyone = len(result.arms), list(each_engine(result, has_exact=True))
+    num_arms, drawn_engines = len(result.arms), list(each_engine(result, has_exact=True))
     size = (max(5.0, 0.6 * num_arms + 1.5) * columns + 1.5, 3.2 * rows + 1.0)
-    figure, axes = canvas(result, size, rows, columns)
+    figure, axes = new_figure(result, size, rows, columns)
     played = np.asarray(result.data.arm)
     arms = np.unique(played)
-    width = 0.8 / max(1, len(everyone))
-    draw_again = _replicator(result)
-    replicated = {label: draw_again(label) for label, _, _ in everyone}
+    width = 0.8 / max(1, len(drawn_engines))
+    replicate = _replicator(result)
+    replicated = {label: replicate(label) for label, _, _ in drawn_engines}
     for axis, (name, what, statistic) in zip(axes.flat, panels, strict=False):
         seen = [statistic(rewards[name][played == arm]) for arm in arms]
         axis.hlines(seen, arms - 0.45, arms + 0.45, color="black", linewidth=2, label="observed", zorder=1)
-        for number, (label, style, _) in enumerate(everyone):
-            again = np.stack([statistic(replicated[label][name][:, played == arm], axis=1) for arm in arms])
-            low, high = np.quantile(again, (0.025, 0.975), axis=1)
-            x = arms + (number - (len(everyone) - 1) / 2) * width
+        for number, (label, style, _) in enumerate(drawn_engines):
+            values = np.stack([statistic(replicated[label][name][:, played == arm], axis=1) for arm in arms])
+            low, high = np.quantile(values, (0.025, 0.975), axis=1)
+            x = arms + (number - (len(drawn_engines) - 1) / 2) * width
             axis.vlines(x, low, high, color=style.colour, linewidth=1.6)
             marks = {"color": style.colour, "markeredgecolor": "black", "markersize": 6}
-            axis.plot(x, again.mean(axis=1), style.marker, linestyle="none", label=label, **marks)
+            axis.plot(x, values.mean(axis=1), style.marker, linestyle="none", label=label, **marks)
         axis.set(title=f"{what} of {name}", xticks=range(num_arms), xlabel="arm", ylabel="over the rows of an arm")
         axis.set_xticklabels([str(arm) for arm in result.arms], rotation=30 if num_arms > 6 else 0)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    finish(figure, axes.flat[0], "Posterior predictive check: the rows drawn again (mean, 95%), and as observed")
+    add_title_and_legend(
+        figure, axes.flat[0], "Posterior predictive check: replicated rows (mean, 95%), and observed rows"
+    )
     return figure
 
 
@@ -179,10 +187,10 @@ def draw_stream(result: Comparison) -> Any:
     """Draw the errors as the rows grow."""
     if len(result.stream) < 2:
         return None
-    figure, axes = canvas(result, (12.5, 4.0), 1, 2)
+    figure, axes = new_figure(result, (12.5, 4.0), 1, 2)
     counts = [point.num_rows for point in result.stream]
     for label, style, _ in each_engine(result):
-        errors = [largest(point.engines[label][0].wasserstein.value) for point in result.stream]
+        errors = [largest_error(point.engines[label][0].wasserstein.value) for point in result.stream]
         distances = [float(point.engines[label][1].other_arm_prob.value) for point in result.stream]
         for axis, values in zip(axes.flat, (errors, distances), strict=True):
             axis.plot(
@@ -195,17 +203,17 @@ def draw_stream(result: Comparison) -> Any:
     )
     for axis, values in zip(axes.flat, floors, strict=True):
         axis.plot(counts, values, color="black", linewidth=2.4, label="two samples of the reference")
-        axis.set(xscale="log", xlabel="rows learnt", xticks=counts)
+        axis.set(xscale="log", xlabel="rows learned", xticks=counts)
         axis.set_xticklabels([str(count) for count in counts])
         axis.minorticks_off()
         axis.set_ylim(bottom=0)
     axes[0, 0].set(title="posterior", ylabel="largest Wasserstein-1 distance\nof a latent, in posterior sds")
     axes[0, 1].set(title="decision", ylabel="P(another arm than the reference)")
-    finish(figure, axes[0, 0], "Errors as the rows grow")
+    add_title_and_legend(figure, axes[0, 0], "Errors as the rows grow")
     return figure
 
 
-FIGURES = {
+COMPARISON_FIGURES = {
     "answer": draw_answer,
     "densities": draw_densities,
     "forest": draw_forest,
@@ -217,13 +225,13 @@ FIGURES = {
 
 
 def _replicator(result: Comparison) -> Callable[[str], dict[str, np.ndarray]]:
-    """Return label -> the rows drawn again from some of that engine's draws; compiled once for all engines."""
+    """Return a function label -> outcomes replicated from that engine's draws; it is compiled once for all engines."""
     rows = jax.tree.map(np.asarray, result.data)
     run = quick_jit(
         lambda keys, draws: jax.vmap(lambda key, one: replicate_outcomes(result.model, key, one, rows))(keys, draws)
     )
 
-    def again(label: str) -> dict[str, np.ndarray]:
+    def replicate(label: str) -> dict[str, np.ndarray]:
         runs = result.engines[label].runs
         each = -(-_NUM_REPLICATES // len(runs))
         with jax.enable_x64(True):
@@ -236,4 +244,4 @@ def _replicator(result: Comparison) -> Callable[[str], dict[str, np.ndarray]]:
             keys = jr.split(jr.key(result.seed), len(next(iter(draws.values()))))
             return jax.device_get(run(keys, draws))
 
-    return again
+    return replicate

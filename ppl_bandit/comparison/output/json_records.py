@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.comparison.measuring.errors import QUANTILES, Estimate, largest
-from ppl_bandit.comparison.measuring.results import Comparison, Ranking, StreamPoint
-from ppl_bandit.comparison.showing.answer import answer
+from ppl_bandit.comparison.measurement.errors import QUANTILES, Estimate, largest_error
+from ppl_bandit.comparison.measurement.results import Comparison, Ranking, StreamPoint
+from ppl_bandit.comparison.output.conclusions import answer
 
 __all__ = ["comparison_records", "ranking_records"]
 
@@ -28,7 +28,7 @@ def comparison_records(result: Comparison) -> dict[str, Any]:
             "name": reference.name,
             "is_exact": reference.is_exact,
             "is_trusted": reference.is_trusted,
-            "words": reference.words,
+            "description": reference.description,
             "best_arm_probs": _plain(reference.best_arm_probs),
             "num_candidates": _plain(reference.num_candidates),
             "propensities": _plain(reference.propensities),
@@ -85,15 +85,15 @@ def _stream_record(result: Comparison, point: StreamPoint) -> dict[str, Any]:
     return {
         "num_rows": point.num_rows,
         "floor": {
-            "wasserstein": _plain(largest(floor.wasserstein.value)),
+            "wasserstein": _plain(largest_error(floor.wasserstein.value)),
             "best_arm_probs_distance": _plain(floor.best_arm_probs.value),
             "other_arm_prob": _plain(floor.other_arm_prob.value),
         },
         "engines": {
             label: {
-                "mean_error": _plain(largest(latents.mean.value)),
-                "sd_error": _plain(largest(latents.sd.value)),
-                "wasserstein": _plain(largest(latents.wasserstein.value)),
+                "mean_error": _plain(largest_error(latents.mean.value)),
+                "sd_error": _plain(largest_error(latents.sd.value)),
+                "wasserstein": _plain(largest_error(latents.wasserstein.value)),
                 "best_arm_probs_distance": _plain(decisions.best_arm_probs_distance.value),
                 "num_candidates": _plain(decisions.num_candidates.value),
                 "other_arm_prob": _plain(decisions.other_arm_prob.value),

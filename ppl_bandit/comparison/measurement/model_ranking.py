@@ -10,10 +10,10 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library
-from ppl_bandit.comparison.measuring.closed_form import exact_log_evidence
-from ppl_bandit.comparison.measuring.results import Ranking, Score
-from ppl_bandit.comparison.measuring.running import build_runner
-from ppl_bandit.comparison.showing.tables import describe_ranking
+from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence
+from ppl_bandit.comparison.measurement.engine_runs import compile_engine
+from ppl_bandit.comparison.measurement.results import ModelScore, Ranking
+from ppl_bandit.comparison.output.tables import ranking_text
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.live.show import arviz_export
@@ -33,21 +33,21 @@ def rank_models(
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Ranking:
-    """Rank programs by how well they predicted the same rows.
+    """Rank programs by how well they predict the same rows.
 
-    The log evidence is exact where the program is conjugate, and elsewhere the mean of independent runs of `reweight`. It
-    judges the prior too, and asks how well each row was foretold by those before it; LOO asks how well by all others.
+    The log evidence is exact for a conjugate program, and otherwise the mean of independent runs of `reweight`. It depends on
+    the prior: it predicts each row from the rows before it. LOO predicts each row from all others.
 
     Args:
         models: two programs or more, by name.
         data: the rows; a mapping gives each program its own contexts, with the same arms and rewards.
         num_samples: posterior draws for LOO.
         num_runs: runs of `reweight`, at least 2.
-        seed: of all random numbers.
-        say: told one line per program, as it is done.
+        seed: random seed.
+        say: called with a line per program.
     """
     if len(models) < 2:
-        raise ValueError(f"models must hold two programs or more, got {list(models)}; use compare() for one program")
+        raise ValueError(f"models must have at least two programs, got {list(models)}; use compare() for one program")
     given: dict[str, Interaction] = {}
     for name, model in models.items():
         own = data if isinstance(data, Interaction) else data[name]
@@ -58,15 +58,15 @@ def rank_models(
     evidences: dict[str, tuple[float, float, str]] = {}
     pointwise: dict[str, np.ndarray | None] = {}
     bad: dict[str, int] = {}
-    words: dict[str, str] = {}
+    explanations: dict[str, str] = {}
     for name, model in models.items():
         with jax.enable_x64(True):
-            evidences[name], draws, words[name] = _evidence(model, given[name], num_samples, num_runs, seed)
+            evidences[name], draws, explanations[name] = _evidence(model, given[name], num_samples, num_runs, seed)
         pointwise[name], bad[name] = _leave_one_out(model, given[name], draws, num_runs) if has_arviz else (None, 0)
         value, error, way = evidences[name]
         say(f"{name}: log evidence {value:.3f}{'' if way == 'exact' else f' +- {error:.3f}'} ({way})")
-    ranking = Ranking(_scores(evidences, pointwise, bad, words), len(next(iter(given.values())).arm), seed)
-    return ranking._replace(text=describe_ranking(ranking))
+    ranking = Ranking(_scores(evidences, pointwise, bad, explanations), len(next(iter(given.values())).arm), seed)
+    return ranking._replace(text=ranking_text(ranking))
 
 
 def _check_same(given: Mapping[str, Interaction], models: Mapping[str, RewardModel]) -> None:
@@ -74,26 +74,26 @@ def _check_same(given: Mapping[str, Interaction], models: Mapping[str, RewardMod
     for name, rows in rest:
         outcomes = models[first_name].outcomes, models[name].outcomes
         same_kind = set(outcomes[0]) == set(outcomes[1])
-        if not same_kind or not jax.tree.all(jax.tree.map(np.array_equal, _facts(first), _facts(rows))):
+        if not same_kind or not jax.tree.all(jax.tree.map(np.array_equal, _observed(first), _observed(rows))):
             raise ValueError(
                 f"{name} and {first_name} must predict the same arms and outcomes, got the outcomes {list(outcomes[1])} and "
-                f"{list(outcomes[0])}; densities of different data cannot be compared"
+                f"{list(outcomes[0])}; log evidence of different data cannot be compared"
             )
 
 
-def _facts(rows: Interaction) -> Any:
+def _observed(rows: Interaction) -> Any:
     return rows.arm, rows.reward
 
 
 def _evidence(
     model: RewardModel, data: Interaction, num_samples: int, num_runs: int, seed: int
 ) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
-    """Return (log evidence, standard error, way), posterior draws, run after run, and the engine's account."""
+    """Return (log evidence, standard error, way), the posterior draws of all runs, and the engine's explanation."""
     keys = jr.split(jr.key(seed), num_runs)
     rows = jax.tree.map(jnp.asarray, data)._replace(mask=jnp.ones(len(data.arm), bool))
     per_run = -(-num_samples // num_runs)
     try:
-        runner = build_runner(library.conjugate, model, rows, per_run)
+        runner = compile_engine(library.conjugate, model, rows, per_run)
         prior = runner.start(keys[0])
         posterior, info = runner.learn(keys[0], prior, rows)
         if not bool(info.is_trusted):
@@ -103,13 +103,13 @@ def _evidence(
     drawn = [jax.device_get(runner.draw(key, posterior)) for key in keys]
     points = [{name: values[0] for name, values in draws.items()} for draws in drawn]
     found = exact_log_evidence(model, runner.engine, prior, posterior, rows, points)
-    return (float(np.median(found)), 0.0, "exact"), _joined(drawn), str(runner.engine.explanation)
+    return (float(np.median(found)), 0.0, "exact"), _concatenate(drawn), str(runner.engine.explanation)
 
 
 def _estimated_evidence(
     model: RewardModel, rows: Interaction, keys: Any, per_run: int
 ) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
-    runner = build_runner(library.reweight, model, rows, per_run)
+    runner = compile_engine(library.reweight, model, rows, per_run)
     drawn, values, errors = [], [], []
     for key in keys:
         key_start, key_learn, key_draw = jr.split(key, 3)
@@ -118,21 +118,21 @@ def _estimated_evidence(
         values.append(float(info.log_evidence))
         errors.append(float(info.log_evidence_error))
     number = len(values)
-    # An estimate of the evidence itself is unbiased, not its log; the larger of two errors is kept, because few runs can
-    # agree by chance and the engine's own error takes its draws for independent.
+    # The estimate of the evidence is unbiased, its log is not. Take the larger of two errors: a few runs can agree by chance,
+    # and the engine's error assumes independent draws.
     value = float(np.logaddexp.reduce(values) - np.log(number))
     error = max(float(np.std(values, ddof=1)), float(np.mean(errors))) / np.sqrt(number)
-    return (value, error, "reweight"), _joined(drawn), str(runner.engine.explanation)
+    return (value, error, "reweight"), _concatenate(drawn), str(runner.engine.explanation)
 
 
-def _joined(drawn: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _concatenate(drawn: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([draws[name] for draws in drawn]) for name in drawn[0]}
 
 
 def _leave_one_out(
     model: RewardModel, data: Interaction, draws: dict[str, np.ndarray], num_chains: int
 ) -> tuple[np.ndarray, int]:
-    """Return the log density of each row given the others, and how many rows are too influential to tell."""
+    """Return the log density of each row given the others, and the number of rows for which it is unreliable."""
     import arviz as az
 
     rewards = data.reward if isinstance(data.reward, Mapping) else {model.outcomes[0]: data.reward}
@@ -149,8 +149,8 @@ def _scores(
     evidences: Mapping[str, tuple[float, float, str]],
     pointwise: Mapping[str, Any],
     bad: Mapping[str, int],
-    words: Mapping[str, str],
-) -> list[Score]:
+    explanations: Mapping[str, str],
+) -> list[ModelScore]:
     values = np.array([evidence[0] for evidence in evidences.values()])
     probs = np.exp(values - np.logaddexp.reduce(values))
     totals = {name: rows.sum() for name, rows in pointwise.items() if rows is not None}
@@ -165,7 +165,9 @@ def _scores(
             elpd, elpd_error = float(rows.sum()), _standard_error(rows)
             gap, gap_error = float(behind.sum()), _standard_error(behind)
         scores.append(
-            Score(name, value, error, way, float(prob), elpd, elpd_error, gap, gap_error, bad[name], words[name])
+            ModelScore(
+                name, value, error, way, float(prob), elpd, elpd_error, gap, gap_error, bad[name], explanations[name]
+            )
         )
     return sorted(scores, key=lambda score: -score.log_evidence)
 

@@ -1,7 +1,7 @@
-"""The exact posterior as densities: each latent's marginal law, and the log evidence of the data.
+"""Closed-form marginals of the exact posterior, and the log evidence.
 
-The exact engine's state holds the parameters of all families in a few arrays; `Capabilities.parameters` arranges them by site.
-Numbering the entries of a state and arranging the numbers in the same way tells which entry belongs to which element.
+The exact engine's state has the parameters of all families in a few arrays; `Capabilities.parameters` arranges them by site.
+To find the state entry of each latent element, the entries are numbered and arranged by the same function.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Engine, Interaction
 
-__all__ = ["Law", "exact_log_evidence", "exact_marginals", "support_bounds"]
+__all__ = ["ClosedFormMarginal", "exact_log_evidence", "exact_marginals", "support_bounds"]
 
 
-class Law(NamedTuple):
+class ClosedFormMarginal(NamedTuple):
     """The marginal law of every element of a site, in closed form.
 
     Attributes:
         law: a frozen SciPy distribution whose parameters have the site's shape.
-        mean: infinite or nan where the law has none.
-        sd: infinite where the law has none.
+        mean: infinite or nan if the law has no mean.
+        sd: infinite if the law has no variance.
     """
 
     law: Any
@@ -34,8 +34,8 @@ class Law(NamedTuple):
     sd: np.ndarray
 
 
-def exact_marginals(model: RewardModel, engine: Engine, state: Any) -> dict[str, Law]:
-    """Return the marginal law of every latent of an exact engine, {site: Law}.
+def exact_marginals(model: RewardModel, engine: Engine, state: Any) -> dict[str, ClosedFormMarginal]:
+    """Return the marginal law of every latent of an exact engine, {site: ClosedFormMarginal}.
 
     Beta on its interval; Beta for each share of a Dirichlet; a power of a Gamma; Gaussian, or Student-t where a latent
     precision u ~ Gamma(a, b) scales the reals: 2 a degrees of freedom, and the squared scale is their covariance times
@@ -45,23 +45,23 @@ def exact_marginals(model: RewardModel, engine: Engine, state: Any) -> dict[str,
     return {name: _law(known[name], jax.device_get(state), bounds[name]) for name in model.latent_shapes}
 
 
-def _law(values: Mapping[str, Any], state: Any, bounds: tuple[Any, Any]) -> Law:
+def _law(values: Mapping[str, Any], state: Any, bounds: tuple[Any, Any]) -> ClosedFormMarginal:
     from scipy import stats
 
     kind, (low, high) = _kind(values), bounds
     if kind == "unit":
         law = stats.beta(values["concentration1"], values["concentration0"], loc=low, scale=high - low)
-        return Law(law, law.mean(), law.std())
+        return ClosedFormMarginal(law, law.mean(), law.std())
     if kind == "simplex":
         share = values["concentration"]
         law = stats.beta(share, share.sum(axis=-1, keepdims=True) - share)
-        return Law(law, law.mean(), law.std())
+        return ClosedFormMarginal(law, law.mean(), law.std())
     if kind == "positive":
         a, power = values["concentration"], values["power"]
         law = stats.gengamma(a, power, loc=low, scale=values["rate"] ** (-1.0 / power))
         with np.errstate(all="ignore"):  # a power of a Gamma has the moments n for which a + n / power is positive
             mean = np.where(a + 1.0 / power > 0, law.mean(), np.inf)
-            return Law(law, mean, np.where(a + 2.0 / power > 0, law.std(), np.inf))
+            return ClosedFormMarginal(law, mean, np.where(a + 2.0 / power > 0, law.std(), np.inf))
     mean = values["mean"]
     owner = np.asarray(values.get("scaled_by", np.full(mean.shape, -1)))
     is_scaled = owner >= 0
@@ -73,7 +73,7 @@ def _law(values: Mapping[str, Any], state: Any, bounds: tuple[Any, Any]) -> Law:
     law = stats.t(degrees, loc=mean, scale=np.sqrt(variance))
     with np.errstate(all="ignore"):
         ratio = np.where(np.isinf(degrees), 1.0, np.where(degrees > 2, degrees / (degrees - 2.0), np.inf))
-    return Law(law, np.where(degrees > 1, mean, np.nan), np.sqrt(variance * ratio))
+    return ClosedFormMarginal(law, np.where(degrees > 1, mean, np.nan), np.sqrt(variance * ratio))
 
 
 def exact_log_evidence(
@@ -84,15 +84,15 @@ def exact_log_evidence(
     data: Interaction,
     points: Sequence[Mapping[str, Any]],
 ) -> np.ndarray:
-    """Return the log evidence log p(data) of an exact engine, once per point: they differ by rounding alone.
+    """Return the log evidence log p(data) of an exact engine, once per point; the values differ by rounding only.
 
     Bayes' theorem at any latents z: log p(data) = log likelihood(z) + log prior(z) - log posterior(z). Prior and posterior
     are normalised in the same family, so that the Jacobian between z and the family's coordinates cancels.
 
     Args:
         prior: the engine's state before the data.
-        posterior: and after them.
-        points: latents at which to take the difference, such as posterior draws.
+        posterior: the state after the data.
+        points: latents at which to evaluate the identity, such as posterior draws.
     """
     known, entries, bounds = _parameters(engine, posterior), _entries(engine, posterior), support_bounds(model)
     before, after = jax.device_get((prior, posterior))
@@ -102,12 +102,12 @@ def exact_log_evidence(
     )
     changes = []
     for point in points:
-        place = _locate(point, known, entries, bounds, after)
-        changes.append(_log_density(before, place) - _log_density(after, place))
+        coordinates = _to_family_coordinates(point, known, entries, bounds, after)
+        changes.append(_log_density(before, coordinates) - _log_density(after, coordinates))
     return log_likelihoods + np.array(changes)
 
 
-class _Place(NamedTuple):
+class _FamilyCoordinates(NamedTuple):
     """Latents in the coordinates of the families: unit elements, simplexes, u, reals by block, and the u of each block."""
 
     unit: np.ndarray
@@ -117,7 +117,9 @@ class _Place(NamedTuple):
     u_of_block: np.ndarray
 
 
-def _locate(point: Mapping[str, Any], known: Any, entries: Any, bounds: Any, state: Any) -> _Place:
+def _to_family_coordinates(
+    point: Mapping[str, Any], known: Any, entries: Any, bounds: Any, state: Any
+) -> _FamilyCoordinates:
     unit, u = np.zeros(len(state.beta)), np.zeros(state.shape.size)
     simplex = [np.zeros(rows.shape) for rows in state.dirichlet]
     reals, owner = np.zeros(state.mean.size), np.full(state.mean.shape[0], -1)
@@ -133,19 +135,21 @@ def _locate(point: Mapping[str, Any], known: Any, entries: Any, bounds: Any, sta
         else:
             reals[entry] = value
             owner[entry // state.mean.shape[1]] = known[name].get("scaled_by", -1)
-    return _Place(unit, simplex, u, reals.reshape(state.mean.shape), np.append(u, 1.0)[owner])
+    return _FamilyCoordinates(unit, simplex, u, reals.reshape(state.mean.shape), np.append(u, 1.0)[owner])
 
 
-def _log_density(state: Any, place: _Place) -> float:
+def _log_density(state: Any, coordinates: _FamilyCoordinates) -> float:
     from scipy import stats
 
-    total = stats.beta.logpdf(place.unit, state.beta[:, 0], state.beta[:, 1]).sum()
-    for rows, shares in zip(state.dirichlet, place.simplex, strict=True):
+    total = stats.beta.logpdf(coordinates.unit, state.beta[:, 0], state.beta[:, 1]).sum()
+    for rows, shares in zip(state.dirichlet, coordinates.simplex, strict=True):
         flat = rows.reshape(-1, rows.shape[-1]), shares.reshape(-1, rows.shape[-1])
         total += sum(stats.dirichlet.logpdf(p / p.sum(), c) for c, p in zip(*flat, strict=True))
-    total += stats.gamma.logpdf(place.u, state.shape, scale=1.0 / state.rate).sum()
-    for x, u, mean, precision in zip(place.reals, place.u_of_block, state.mean, state.precision, strict=True):
-        total += _log_normal(x, mean, u * precision)  # padding is the same before and after the data
+    total += stats.gamma.logpdf(coordinates.u, state.shape, scale=1.0 / state.rate).sum()
+    for x, u, mean, precision in zip(
+        coordinates.reals, coordinates.u_of_block, state.mean, state.precision, strict=True
+    ):
+        total += _log_normal(x, mean, u * precision)  # padding cancels in the difference
     return total
 
 
@@ -161,7 +165,7 @@ def _parameters(engine: Engine, state: Any) -> dict[str, dict[str, Any]]:
 
 
 def _kind(values: Mapping[str, Any]) -> str:
-    """Tell a site's kind of family by the names of its parameters."""
+    """Return a site's kind of family, by the names of its parameters."""
     if "concentration1" in values:
         return "unit"
     if "rate" in values:
@@ -186,7 +190,7 @@ def _entries(engine: Engine, state: Any) -> dict[str, np.ndarray]:
 
 
 def support_bounds(model: RewardModel) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return the least and the largest value of each latent site, infinite where there is none."""
+    """Return the bounds of each latent site's support, infinite if it is unbounded."""
 
     def read() -> dict[str, tuple[Any, Any]]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 3)

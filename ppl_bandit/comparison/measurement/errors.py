@@ -1,7 +1,7 @@
-"""How far draws are from a reference: numbers and arrays alone, no model.
+"""Distances between draws and a reference, on arrays.
 
 Latents are flattened: one column for every element of every site, `K` in all. Errors are in units of the reference's
-standard deviation, so that they can be read side by side.
+standard deviation.
 """
 
 from typing import NamedTuple
@@ -12,14 +12,14 @@ __all__ = [
     "QUANTILES",
     "Estimate",
     "LatentErrors",
-    "Target",
+    "ReferenceLatents",
     "estimate",
     "kolmogorov",
-    "largest",
+    "largest_error",
     "latent_errors",
     "latent_floor",
     "r_hat",
-    "spread",
+    "mean_with_sd",
     "total_variation",
     "wasserstein",
 ]
@@ -34,13 +34,13 @@ class Estimate(NamedTuple):
     error: np.ndarray
 
 
-class Target(NamedTuple):
-    """What draws should look like.
+class ReferenceLatents(NamedTuple):
+    """Moments, quantiles and samples of the latents under the reference.
 
     Attributes:
         mean: (K,).
         sd: (K,).
-        unit: (K,), what errors are divided by: the sd, or half of the central 68% where the sd is infinite.
+        unit: (K,), divisor of the errors: the sd, or half of the central 68% if the sd is infinite.
         quantiles: (Q, K), at QUANTILES.
         samples: (S, M, K), independent samples of the reference, of the engines' size.
     """
@@ -57,7 +57,7 @@ class LatentErrors(NamedTuple):
 
     Attributes:
         mean: (mean - reference) / unit.
-        sd: sd / reference - 1; nan where the reference has none.
+        sd: sd / reference - 1; nan if the reference has no sd.
         quantiles: (Q, K), (quantile - reference) / unit.
         wasserstein: Wasserstein-1 distance to reference samples of the same size, in units.
         kolmogorov: two-sample Kolmogorov-Smirnov distance to them.
@@ -70,44 +70,46 @@ class LatentErrors(NamedTuple):
     kolmogorov: Estimate
 
 
-def latent_errors(runs: np.ndarray, target: Target) -> LatentErrors:
+def latent_errors(runs: np.ndarray, target: ReferenceLatents) -> LatentErrors:
     """Compare the draws of independent runs (R, M, K) with a target."""
     means, sds = runs.mean(axis=1), runs.std(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = (means - target.mean) / target.unit
         sd = np.where(np.isfinite(target.sd), sds / target.sd - 1.0, np.nan)
     quantiles = (np.quantile(runs, QUANTILES, axis=1).swapaxes(0, 1) - target.quantiles) / target.unit
-    mates = [target.samples[number % len(target.samples)] for number in range(len(runs))]
+    partners = [target.samples[number % len(target.samples)] for number in range(len(runs))]
     return LatentErrors(
         estimate(mean),
         estimate(sd),
         estimate(quantiles),
-        estimate(np.stack([wasserstein(run, mate) for run, mate in zip(runs, mates, strict=True)]) / target.unit),
-        estimate(np.stack([kolmogorov(run, mate) for run, mate in zip(runs, mates, strict=True)])),
+        estimate(
+            np.stack([wasserstein(run, partner) for run, partner in zip(runs, partners, strict=True)]) / target.unit
+        ),
+        estimate(np.stack([kolmogorov(run, partner) for run, partner in zip(runs, partners, strict=True)])),
     )
 
 
-def latent_floor(target: Target) -> tuple[Estimate, Estimate]:
+def latent_floor(target: ReferenceLatents) -> tuple[Estimate, Estimate]:
     """Return the Wasserstein-1 and Kolmogorov-Smirnov distances between two independent reference samples, per column.
 
-    Beside each stands the standard deviation of one pair: an engine within it cannot be told from the reference.
+    The second number is the standard deviation of one pair.
     """
     pairs = list(zip(target.samples[::2], target.samples[1::2], strict=False))
     return (
-        spread(np.stack([wasserstein(*pair) for pair in pairs]) / target.unit),
-        spread(np.stack([kolmogorov(*pair) for pair in pairs])),
+        mean_with_sd(np.stack([wasserstein(*pair) for pair in pairs]) / target.unit),
+        mean_with_sd(np.stack([kolmogorov(*pair) for pair in pairs])),
     )
 
 
 def estimate(values: np.ndarray) -> Estimate:
-    """Average over the leading axis of independent runs."""
+    """Return the mean over the leading axis of independent runs, and its standard error."""
     number = len(values)
     error = values.std(axis=0, ddof=1) / np.sqrt(number) if number > 1 else np.full(values.shape[1:], np.nan)
     return Estimate(values.mean(axis=0), error)
 
 
-def spread(values: np.ndarray) -> Estimate:
-    """Average over the leading axis, with the standard deviation of a single value beside."""
+def mean_with_sd(values: np.ndarray) -> Estimate:
+    """Return the mean over the leading axis, and the standard deviation of a single value."""
     number = len(values)
     sd = values.std(axis=0, ddof=1) if number > 1 else np.full(values.shape[1:], np.nan)
     return Estimate(values.mean(axis=0), sd)
@@ -119,19 +121,19 @@ def wasserstein(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def kolmogorov(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the largest difference of two samples' distribution functions (M, K), per column; nan where one holds nan."""
+    """Return the largest difference of two samples' distribution functions (M, K), per column; nan if one contains nan."""
     both = np.concatenate([first, second])
     order = np.argsort(both, axis=0, kind="stable")
     step = np.where(order < len(first), 1.0 / len(first), -1.0 / len(second))
     gaps = np.abs(np.cumsum(step, axis=0))
-    # Between equal values the difference is not yet defined: only the last of them counts.
+    # Of equal values only the last one counts.
     values = np.take_along_axis(both, order, axis=0)
     is_last = np.concatenate([values[1:] != values[:-1], np.ones((1, values.shape[1]), bool)])
     return np.where(np.isnan(both).any(axis=0), np.nan, np.where(is_last, gaps, 0.0).max(axis=0))
 
 
-def largest(values: np.ndarray) -> float:
-    """Return the largest absolute value, without those that are nan; nan if all are."""
+def largest_error(values: np.ndarray) -> float:
+    """Return the largest absolute value, ignoring nan; nan if all are."""
     sizes = np.abs(values)
     return float(np.nanmax(sizes)) if np.isfinite(sizes).any() else float("nan")
 

@@ -1,4 +1,4 @@
-"""Compare engines on one program and the same rows: posteriors, decisions, cost, and all of these as the rows grow."""
+"""Compare engines on one program and the same rows: posteriors, decisions and cost, also after fewer rows."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,20 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library, selectors
-from ppl_bandit.comparison.measuring.errors import LatentErrors, estimate, latent_errors, r_hat, total_variation
-from ppl_bandit.comparison.measuring.references import find_references
-from ppl_bandit.comparison.measuring.results import (
+from ppl_bandit.comparison.measurement.engine_runs import (
+    ComparisonSetup,
+    CompiledEngine,
+    EngineFactory,
+    EngineRun,
+    check_certified,
+    compile_engine,
+    flatten_latents,
+    make_decide,
+    run_engine,
+)
+from ppl_bandit.comparison.measurement.errors import LatentErrors, estimate, latent_errors, r_hat, total_variation
+from ppl_bandit.comparison.measurement.reference_posterior import find_references
+from ppl_bandit.comparison.measurement.results import (
     INTERRUPTED,
     Comparison,
     DecisionErrors,
@@ -22,20 +33,8 @@ from ppl_bandit.comparison.measuring.results import (
     StreamPoint,
     element_labels,
 )
-from ppl_bandit.comparison.measuring.running import (
-    Factory,
-    Lab,
-    Run,
-    Runner,
-    build_runner,
-    check_certified,
-    flatten,
-    make_decide,
-    run,
-    say_cost,
-)
-from ppl_bandit.comparison.showing.answer import standings
-from ppl_bandit.comparison.showing.tables import describe
+from ppl_bandit.comparison.output.conclusions import overviews
+from ppl_bandit.comparison.output.tables import comparison_text
 from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
@@ -47,14 +46,14 @@ from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
 __all__ = ["compare"]
 
 _DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
-_MOST_CONTEXTS = 8  # in which decisions are compared
+_MAX_CONTEXTS = 8  # contexts in which decisions are compared
 
 
 def compare(
     reward_model: RewardModel,
     data: Interaction,
-    engines: Sequence[Factory] | Mapping[str, Factory] = _DEFAULT_ENGINES,
-    reference: Factory | None = None,
+    engines: Sequence[EngineFactory] | Mapping[str, EngineFactory] = _DEFAULT_ENGINES,
+    reference: EngineFactory | None = None,
     *,
     num_samples: int = 1000,
     num_runs: int = 4,
@@ -65,30 +64,29 @@ def compare(
     name: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Run engines on the same rows, and measure them against the exact posterior.
+    """Run engines on the same rows, and measure their errors against the exact posterior.
 
-    Where the program is not conjugate, a long run of NUTS stands in for the exact posterior, and the result says so. All
-    engines are the functions that the live bandit runs, in float64, whatever jax's flag says.
+    If the program is not conjugate, a long run of NUTS replaces the exact posterior (`reference.is_exact` is then False). All
+    engines run as in the live bandit, in float64. After Ctrl-C it returns the finished engines and lists the others as
+    interrupted.
 
     Args:
         reward_model: the program.
         data: the rows: arms by number (or by name, with `arms`), rewards, contexts.
         engines: engine factories, such as `engines.nuts`; a mapping names them.
-        reference: the factory of another reference, with 20 M draws of its own, such as
-            `partial(engines.nuts, num_draws=20_000)` for M = 1000.
+        reference: factory of another reference engine, with 20 M draws, such as `partial(engines.nuts, num_draws=20_000)`
+            for M = 1000.
         num_samples: posterior draws M of each run, as in a live bandit.
-        num_runs: independent runs of each engine, at least 2; error bars come from them.
-        checkpoints: numbers of rows after which to compare as well; None takes 1/8, 1/4 and 1/2 of them.
-        selector: decides on the draws; None is double sampling.
+        num_runs: independent runs of each engine, at least 2, for the standard errors.
+        checkpoints: numbers of rows after which to compare too; None takes 1/8, 1/4 and 1/2 of the rows.
+        selector: makes decisions from the draws; None is double sampling.
         arms: names of the arms.
-        seed: of all random numbers.
-        name: of the program, for titles; None takes the function's own.
-        say: told one line per engine, as it is done, and before a long run what it may cost.
-
-    Interrupted (Ctrl-C), it returns the engines that are done, and names the others as interrupted.
+        seed: random seed.
+        name: name of the program, for titles; None takes the function's name.
+        say: called with a line of progress.
 
     Raises:
-        ValueError: with what was given, what was expected and what to do instead.
+        ValueError: if an argument is invalid.
     """
     factories = _labelled(engines)
     for argument, value, least in (("num_samples", num_samples, 20), ("num_runs", num_runs, 2)):
@@ -102,19 +100,18 @@ def compare(
         contexts = _some_contexts(data)
         decide = make_decide(reward_model, selector, contexts)
         key_reference, key_engines = jr.split(jr.key(seed))
-        lab = Lab(reward_model, data, parts, decide, num_samples, num_runs)
-        references, refused, exact = find_references(lab, key_reference, reference, say)
-        runners = _build(lab, factories, refused, exact)
-        say_cost(lab, "the engines, of which Ctrl-C keeps those that are done,", runners.values(), num_runs + 1, say)
+        setup = ComparisonSetup(reward_model, data, parts, decide, num_samples, num_runs)
+        references, refused, exact = find_references(setup, key_reference, reference, say)
+        runners = _build(setup, factories, refused, exact)
+        say(f"compiling and running {len(runners)} engines; Ctrl-C keeps the finished ones")
         results: dict[str, EngineResult] = {}
-        streams: dict[str, list[Run]] = {}
+        streams: dict[str, list[EngineRun]] = {}
         for number, label in enumerate(factories):
             try:
                 if label in refused:
                     raise NotConjugate(refused[label])
-                results[label], streams[label] = _contest(
-                    lab, jr.fold_in(key_engines, number), runners[label], references[-1]
-                )
+                key = jr.fold_in(key_engines, number)
+                results[label], streams[label] = _run_and_measure(setup, key, runners[label], references[-1])
             except NotConjugate as refusal:
                 refused[label] = str(refusal)
                 say(f"{label}: not run: {refusal}")
@@ -122,16 +119,16 @@ def compare(
             except KeyboardInterrupt:
                 if not results:
                     raise
-                say(f"interrupted in {label}: the engines that are done are kept")
+                say(f"interrupted in {label}: the finished engines are kept")
                 refused |= dict.fromkeys((name for name in factories if name not in {*results, *refused}), INTERRUPTED)
                 break
             seconds = results[label].seconds_cold, results[label].seconds_warm.value
             say(f"{label}: {num_runs} runs, {seconds[0]:.3g} s cold, {seconds[1]:.3g} s warm")
         stream = [
             StreamPoint(
-                lab.num_rows_after(number),
+                setup.num_rows_after(number),
                 point,
-                {label: _judge(lab, point, [runs[number]]) for label, runs in streams.items()},
+                {label: _measure_errors(setup, point, [runs[number]]) for label, runs in streams.items()},
             )
             for number, point in enumerate(references[:-1])
         ]
@@ -139,7 +136,7 @@ def compare(
     stream.append(StreamPoint(len(data.arm), references[-1], end))
     draws = {"reference": references[-1].target.samples.reshape(-1, references[-1].target.mean.size)}
     for label, result in results.items():
-        draws[label] = np.concatenate([flatten(reward_model, at.draws) for at in result.runs])
+        draws[label] = np.concatenate([flatten_latents(reward_model, at.draws) for at in result.runs])
     found = Comparison(
         getattr(reward_model.program, "__name__", "program") if name is None else name,
         reward_model,
@@ -155,12 +152,12 @@ def compare(
         seed,
         selector.name,
         all(getattr(jax.config, flag) for flag in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")),
-        standings(reward_model, names.names, data, contexts, draws),
+        overviews(reward_model, names.names, data, contexts, draws),
     )
-    return dataclasses.replace(found, text=describe(found))
+    return dataclasses.replace(found, text=comparison_text(found))
 
 
-def _labelled(engines: Sequence[Factory] | Mapping[str, Factory]) -> dict[str, Factory]:
+def _labelled(engines: Sequence[EngineFactory] | Mapping[str, EngineFactory]) -> dict[str, EngineFactory]:
     if isinstance(engines, Mapping):
         return dict(engines)
     if callable(engines) or isinstance(engines, str) or not all(callable(factory) for factory in engines):
@@ -170,7 +167,9 @@ def _labelled(engines: Sequence[Factory] | Mapping[str, Factory]) -> dict[str, F
         )
     labels = [_name_of(factory) for factory in engines]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"engines holds {labels}: name them apart with a mapping, such as {{'long nuts': factory}}")
+        raise ValueError(
+            f"engines has {labels}: give them different names with a mapping, such as {{'long nuts': factory}}"
+        )
     return dict(zip(labels, engines, strict=True))
 
 
@@ -180,17 +179,17 @@ def _name_of(factory: Any) -> str:
     return "exact" if factory is library.conjugate else getattr(factory, "__name__", type(factory).__name__)
 
 
-def _checkpoints(asked: Sequence[int] | None, num_rows: int) -> list[int]:
-    if asked is None:
+def _checkpoints(given: Sequence[int] | None, num_rows: int) -> list[int]:
+    if given is None:
         return [n for n in sorted({num_rows // 8, num_rows // 4, num_rows // 2}) if n > 0]
-    given = list(asked)
-    if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 < n <= num_rows for n in given):
-        raise ValueError(f"checkpoints must be numbers of rows between 1 and {num_rows}, got {given}")
-    return [int(n) for n in sorted(set(given)) if n < num_rows]
+    numbers = list(given)
+    if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 < n <= num_rows for n in numbers):
+        raise ValueError(f"checkpoints must be numbers of rows between 1 and {num_rows}, got {numbers}")
+    return [int(n) for n in sorted(set(numbers)) if n < num_rows]
 
 
 def _parts(data: Interaction, checkpoints: list[int]) -> list[Interaction]:
-    """Cut the rows at the checkpoints: all parts have the shape of the whole, so that an update compiles once."""
+    """Split the rows at the checkpoints; parts are masked, not cut, so that an update compiles once."""
     position = np.arange(len(data.arm))
     ends = [*checkpoints, len(data.arm)]
     rows = jax.tree.map(jnp.asarray, data)
@@ -203,18 +202,21 @@ def _parts(data: Interaction, checkpoints: list[int]) -> list[Interaction]:
 def _some_contexts(data: Interaction) -> Any:
     if data.context is None:
         return None
-    chosen = np.unique(np.linspace(0, len(data.arm) - 1, _MOST_CONTEXTS).round().astype(int))
+    chosen = np.unique(np.linspace(0, len(data.arm) - 1, _MAX_CONTEXTS).round().astype(int))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), data.context)
 
 
 def _build(
-    lab: Lab, factories: Mapping[str, Factory], refused: dict[str, str], exact: Runner | None
-) -> dict[str, Runner]:
-    """Build all engines before the first one runs: one core traces the next while another compiles the last.
+    setup: ComparisonSetup,
+    factories: Mapping[str, EngineFactory],
+    refused: dict[str, str],
+    exact: CompiledEngine | None,
+) -> dict[str, CompiledEngine]:
+    """Build all engines before the first one runs: each compiles in the background while the next is traced.
 
     Args:
-        refused: engines that cannot be built, and why; what is found out here is added.
-        exact: the exact engine, if it was built before.
+        refused: reasons why engines cannot be built; this function adds to them.
+        exact: the exact engine, if it is built already.
     """
     runners = {}
     for label, factory in factories.items():
@@ -224,26 +226,28 @@ def _build(
             if exact is not None and factory is library.conjugate:
                 runners[label] = exact
             else:
-                runners[label] = build_runner(factory, lab.model, lab.whole, lab.num_samples)
+                runners[label] = compile_engine(factory, setup.model, setup.all_rows, setup.num_samples)
         except NotConjugate as refusal:
             refused[label] = str(refusal)
     return runners
 
 
-def _contest(lab: Lab, key: Key, runner: Runner, reference: Reference) -> tuple[EngineResult, list[Run]]:
-    """Run one engine on all rows, several times, and once along the stream."""
+def _run_and_measure(
+    setup: ComparisonSetup, key: Key, runner: CompiledEngine, reference: Reference
+) -> tuple[EngineResult, list[EngineRun]]:
+    """Run one engine on all rows, several times, and once on the rows up to each checkpoint."""
     key_runs, key_stream = jr.split(key)
-    runs = [run(runner, k, [lab.whole], lab.decide)[0] for k in jr.split(key_runs, lab.num_runs)]
+    runs = [run_engine(runner, k, [setup.all_rows], setup.decide)[0] for k in jr.split(key_runs, setup.num_runs)]
     if runner.engine.explanation.is_exact:
         check_certified(runs[0])
-    stream = run(runner, key_stream, lab.parts[:-1], lab.decide) if len(lab.parts) > 1 else []
-    latents, decisions = _judge(lab, reference, runs)
-    draws = np.stack([flatten(lab.model, at.draws) for at in runs])
-    ess = np.asarray(quick_jit(chain_ess)(jnp.asarray(draws))) / lab.num_runs
+    stream = run_engine(runner, key_stream, setup.parts[:-1], setup.decide) if len(setup.parts) > 1 else []
+    latents, decisions = _measure_errors(setup, reference, runs)
+    draws = np.stack([flatten_latents(setup.model, at.draws) for at in runs])
+    ess = np.asarray(quick_jit(chain_ess)(jnp.asarray(draws))) / setup.num_runs
     info = dict(runs[-1].info)
     if "num_divergences" in info:
         info["num_divergences"] = sum(at.info["num_divergences"] for at in runs)
-    if "memory" in info:  # draws that repeat, or remember those before them
+    if "memory" in info:  # draws that repeat or are autocorrelated
         ess = np.minimum(ess, info["ess"])
     info["is_trusted"] = float(all(at.info.get("is_trusted", 1.0) for at in runs))
     return EngineResult(
@@ -251,7 +255,7 @@ def _contest(lab: Lab, key: Key, runner: Runner, reference: Reference) -> tuple[
         [at._replace(state=None) for at in runs],
         latents,
         decisions,
-        np.minimum(ess, lab.num_samples),
+        np.minimum(ess, setup.num_samples),
         r_hat(draws),
         info,
         runner.seconds_until_ready() + runs[0].seconds,
@@ -259,8 +263,10 @@ def _contest(lab: Lab, key: Key, runner: Runner, reference: Reference) -> tuple[
     ), stream
 
 
-def _judge(lab: Lab, reference: Reference, runs: list[Run]) -> tuple[LatentErrors, DecisionErrors]:
-    draws = np.stack([flatten(lab.model, at.draws) for at in runs])
+def _measure_errors(
+    setup: ComparisonSetup, reference: Reference, runs: list[EngineRun]
+) -> tuple[LatentErrors, DecisionErrors]:
+    draws = np.stack([flatten_latents(setup.model, at.draws) for at in runs])
     probs, plays = (np.stack([getattr(at.chosen, part) for at in runs]) for part in ("best_arm_probs", "propensities"))
     decisions = DecisionErrors(
         estimate(probs),

@@ -1,4 +1,4 @@
-"""What a comparison found, of engines or of programs: data that does not know how it is printed."""
+"""Results of comparisons of engines and of programs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import jax
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.comparison.measuring.closed_form import Law
-from ppl_bandit.comparison.measuring.errors import Estimate, LatentErrors, Target
-from ppl_bandit.comparison.measuring.running import Run
+from ppl_bandit.comparison.measurement.closed_form import ClosedFormMarginal
+from ppl_bandit.comparison.measurement.engine_runs import EngineRun
+from ppl_bandit.comparison.measurement.errors import Estimate, LatentErrors, ReferenceLatents
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -21,19 +21,19 @@ __all__ = [
     "Comparison",
     "DecisionErrors",
     "EngineResult",
-    "Floor",
+    "SamplingNoise",
     "Ranking",
     "Reference",
-    "Score",
+    "ModelScore",
     "StreamPoint",
     "element_labels",
 ]
 
-INTERRUPTED = "interrupted"  # why an engine was not run
+INTERRUPTED = "interrupted"  # reason why an engine has no result
 
 
-class Floor(NamedTuple):
-    """Distances between independent samples of the reference itself, each with the standard deviation of one of them.
+class SamplingNoise(NamedTuple):
+    """Distances between independent samples of the reference, each with the standard deviation of one distance.
 
     Attributes:
         wasserstein: (K,), between two samples, in the units of the errors.
@@ -49,17 +49,17 @@ class Floor(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What engines are measured against.
+    """The posterior that engines are compared with.
 
     Attributes:
-        name: "exact", or the name of the engine that stands in for it.
+        name: "exact", or the name of the engine that replaces it.
         is_exact: whether it is the exact posterior, in closed form.
-        is_trusted: whether the evidence of its own run speaks for it.
-        words: what it is, in a sentence.
+        is_trusted: whether its engine trusts the run.
+        description: a sentence.
         explanation: of its engine.
         target: moments, quantiles and samples of the latents.
-        floor: what sampling alone does to every distance.
-        laws: {site: Law}, the marginals in closed form; None if it is not exact.
+        floor: distances that sampling noise alone causes.
+        laws: {site: ClosedFormMarginal}, the marginals in closed form; None if it is not exact.
         best_arm_probs: (C, A), p-hat over all of its samples.
         num_candidates: (C,), N, averaged over its samples.
         propensities: (C, A), averaged over its samples.
@@ -68,26 +68,26 @@ class Reference(NamedTuple):
     name: str
     is_exact: bool
     is_trusted: bool
-    words: str
+    description: str
     explanation: Explanation
-    target: Target
-    floor: Floor
-    laws: dict[str, Law] | None
+    target: ReferenceLatents
+    floor: SamplingNoise
+    laws: dict[str, ClosedFormMarginal] | None
     best_arm_probs: np.ndarray
     num_candidates: np.ndarray
     propensities: np.ndarray
 
 
 class DecisionErrors(NamedTuple):
-    """How an engine would have decided, in each of C contexts (one for a program without).
+    """Decisions based on an engine's draws, in each of C contexts (one for a program without).
 
     Attributes:
         best_arm_probs: p-hat (C, A).
         num_candidates: N (C,).
         propensities: (C, A).
         best_arm_probs_distance: total variation of p-hat from the reference's, averaged over contexts.
-        other_arm_prob: probability of playing another arm than the reference would, were both to use chance as alike as
-            can be: the total variation of the propensities, averaged over contexts.
+        other_arm_prob: probability of playing another arm than the reference under the best coupling of their random
+            numbers: the total variation of the propensities, averaged over contexts.
     """
 
     best_arm_probs: Estimate
@@ -98,22 +98,22 @@ class DecisionErrors(NamedTuple):
 
 
 class EngineResult(NamedTuple):
-    """What one engine did.
+    """Results of one engine.
 
     Attributes:
-        explanation: its own account.
+        explanation: of the engine.
         runs: independent runs on all rows.
         latents: errors of its draws.
         decisions: errors of its decisions.
         ess: (K,), effective sample size of a run's M draws.
         r_hat: (K,), of the runs taken as chains.
-        info: evidence of the last run; divergences are summed over the runs.
-        seconds_cold: from the program to draws: building the engine, compiling, running.
-        seconds_warm: the same once compiled, averaged over the later runs.
+        info: diagnostics of the last run; divergences are summed over the runs.
+        seconds_cold: from the program to draws: construction, compilation and one run.
+        seconds_warm: one compiled run, averaged over the later runs.
     """
 
     explanation: Explanation
-    runs: list[Run]
+    runs: list[EngineRun]
     latents: LatentErrors
     decisions: DecisionErrors
     ess: np.ndarray
@@ -124,7 +124,7 @@ class EngineResult(NamedTuple):
 
 
 class StreamPoint(NamedTuple):
-    """The comparison after the first rows: one run of each engine, which learnt them part by part."""
+    """The comparison after some of the rows: one run of each engine, which learnt them part by part."""
 
     num_rows: int
     reference: Reference
@@ -136,22 +136,22 @@ class Comparison:
     """Engines on the same program and rows; `print` it for the tables.
 
     Attributes:
-        name: of the program.
+        name: name of the program.
         model: the program.
         arms: names of the arms.
         data: the rows.
-        contexts: those in which decisions were compared (C, ...); None for a program without.
+        contexts: contexts of the compared decisions (C, ...); None for a program without.
         labels: K names, one for each element of each latent.
-        reference: what all are measured against.
-        engines: label -> result.
-        refused: label -> why that engine could not be run.
-        stream: the same after 1/8, 1/4, 1/2 and all of the rows, or where `checkpoints` asked.
+        reference: the posterior that engines are compared with.
+        engines: {label: result}.
+        refused: {label: reason why that engine was not run}.
+        stream: errors after 1/8, 1/4, 1/2 and all of the rows, or after `checkpoints`.
         num_samples: posterior draws M of each run.
-        seed: of all random numbers.
-        selector: name of the selector that decided.
-        is_cached: whether jax kept compiled programs on disk, so that a first run may have been faster than it looks.
-        standings: where the arms stand according to the "reference" and to each engine whose draws are finite.
-        text: the tables, ready to print; whoever makes a comparison writes them.
+        seed: random seed.
+        selector: name of the selector.
+        is_cached: whether compiled functions came from a disk cache, which shortens `seconds_cold`.
+        overviews: statistics of the arms, by the "reference" and by each engine whose draws are finite.
+        text: the printed tables.
     """
 
     name: str
@@ -168,7 +168,7 @@ class Comparison:
     seed: int
     selector: str
     is_cached: bool
-    standings: dict[str, Overview]
+    overviews: dict[str, Overview]
     text: str = ""
 
     @property
@@ -199,20 +199,20 @@ class Comparison:
         return arviz_export.export(self.model, self.arms, posterior, prior, rows, num_chains=len(runs))
 
 
-class Score(NamedTuple):
-    """How well one program predicts the rows.
+class ModelScore(NamedTuple):
+    """Predictive scores of one program on the rows.
 
     Attributes:
-        name: of the program.
+        name: name of the program.
         log_evidence: log p(rows), natural logarithm.
         log_evidence_error: its Monte Carlo standard error; 0 where it is exact.
-        evidence_way: "exact", or "reweight" where runs of that engine estimate it.
-        probability: posterior probability of the program, if those ranked were equally probable before.
-        elpd: expected log predictive density of a row that was left out, summed over rows (PSIS-LOO); nan without ArviZ.
+        evidence_way: "exact", or "reweight" if runs of that engine estimate it.
+        probability: posterior probability of the program under equal prior probabilities.
+        elpd: expected log predictive density by leave-one-out (PSIS-LOO); nan without ArviZ.
         elpd_error: its standard error over rows.
-        elpd_difference: behind the best program by elpd; 0 for that one.
+        elpd_difference: difference to the program with the highest elpd.
         elpd_difference_error: the standard error of the difference, paired by row.
-        num_bad_rows: rows whose Pareto k-hat exceeds 0.7: too influential for this LOO.
+        num_bad_rows: rows with a Pareto k-hat above 0.7, for which LOO is unreliable.
         explanation: of the engine that drew from its posterior.
     """
 
@@ -230,13 +230,13 @@ class Score(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Programs, the highest log evidence first; `print` it for the table.
+    """Programs in order of log evidence, the highest first; `print` it for the table.
 
     Attributes:
-        text: the table, ready to print; whoever makes a ranking writes it, because a result does not know how it is printed.
+        text: the printed table.
     """
 
-    scores: list[Score]
+    scores: list[ModelScore]
     num_rows: int
     seed: int
     text: str = ""
@@ -246,7 +246,7 @@ class Ranking(NamedTuple):
 
 
 def element_labels(model: RewardModel, arms: Sequence[Any]) -> list[str]:
-    """Name every element of every latent: `rate[high]` where the first axis has as many entries as there are arms."""
+    """Label every element of every latent; arms' names are used if the first axis has one entry per arm: `rate[high]`."""
     labels = []
     for name, shape in model.latent_shapes.items():
         for index in np.ndindex(shape):

@@ -1,4 +1,4 @@
-"""Rows from a program at its own truth: arms in turn, or played by a live bandit."""
+"""Rows simulated from a program at a given truth, with arms in turn or chosen by a live bandit."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,13 +26,13 @@ def simulate_rows(
     selector: Selector | None = None,
     seed: int = 0,
 ) -> Interaction:
-    """Return rows of the world that is the program at its truth.
+    """Simulate rows of a program whose latents are fixed to `truth`.
 
     Args:
         truth: {latent site: value}.
         contexts: key -> one context, for a program that takes one; None repeats the example.
-        selector: plays the arms, on the posterior that `engines.choose` gives; None plays them in turn.
-        seed: of all random numbers.
+        selector: chooses the arms in a live bandit; None plays them in turn.
+        seed: random seed.
     """
     if isinstance(num_rows, bool) or not isinstance(num_rows, int) or num_rows < 1:
         raise ValueError(f"num_rows must be a positive integer, got {num_rows!r}")

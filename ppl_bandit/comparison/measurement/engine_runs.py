@@ -1,0 +1,205 @@
+"""Compile engines for a set of rows, and run them: the pure functions of the live bandit, timed."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array
+
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import Ahead, quick_jit
+from ppl_bandit.types import Draws, Engine, Interaction, Key, NotConjugate, Selection, Selector
+
+__all__ = [
+    "ComparisonSetup",
+    "CompiledEngine",
+    "Decide",
+    "EngineFactory",
+    "EngineRun",
+    "check_certified",
+    "compile_engine",
+    "flatten_latents",
+    "make_decide",
+    "run_engine",
+]
+
+Decide = Callable[[Key, Mapping[str, Any], int], Selection]
+EngineFactory = Callable[[RewardModel], Engine]
+
+_T = TypeVar("_T")
+
+
+class ComparisonSetup(NamedTuple):
+    """Settings that all engines share.
+
+    Attributes:
+        parts: the rows once per checkpoint, each masked to the rows that are new since the last one.
+        decide: the selector, in every context.
+    """
+
+    model: RewardModel
+    data: Interaction
+    parts: list[Interaction]
+    decide: Decide
+    num_samples: int
+    num_runs: int
+
+    @property
+    def all_rows(self) -> Interaction:
+        """All rows in one part."""
+        return self.parts[0]._replace(mask=jnp.ones(len(self.data.arm), bool))
+
+    def num_rows_after(self, number: int) -> int:
+        """Count the rows of the parts up to and including `number`."""
+        return sum(int(np.sum(np.asarray(part.mask))) for part in self.parts[: number + 1])
+
+
+class EngineRun(NamedTuple):
+    """Result of one run of an engine on rows.
+
+    Attributes:
+        draws: {site: (M, ...)}; for NUTS in the order of its chains, so that their autocorrelation can be computed.
+        info: scalar diagnostics of the engine, {name: number}.
+        chosen: the selection in each context: arm (C,), best_arm_probs (C, A), num_candidates (C,), propensities (C, A).
+        seconds: from rows to draws, without compilation.
+        state: of the engine, after the rows.
+    """
+
+    draws: dict[str, np.ndarray]
+    info: dict[str, float]
+    chosen: Selection
+    seconds: float
+    state: Any
+
+
+class CompiledEngine(NamedTuple):
+    """An engine whose functions are compiled, in the background, for one number of rows and of draws.
+
+    Attributes:
+        engine: the engine itself.
+        seconds_to_build: duration of its construction; for the exact engine, of the proof.
+        start: key -> state, with capacity for all rows.
+        learn: (key, state, rows) -> (state, info).
+        draw: (key, state) -> draws.
+        compiled: the functions behind these three.
+    """
+
+    engine: Engine
+    seconds_to_build: float
+    start: Callable[[Key], Any]
+    learn: Callable[[Key, Any, Interaction], tuple[Any, Any]]
+    draw: Callable[[Key, Any], Draws]
+    compiled: tuple[Ahead, ...]
+
+    def seconds_until_ready(self) -> float:
+        """Wait for the compilation, and return the duration of construction, tracing and compilation."""
+        for function in self.compiled:
+            function.wait()
+        return self.seconds_to_build + sum(function.seconds for function in self.compiled)
+
+
+def compile_engine(factory: EngineFactory, model: RewardModel, rows: Interaction, num_samples: int) -> CompiledEngine:
+    """Build an engine, and compile its functions in the background with the options of the live bandit."""
+    begin = time.perf_counter()
+    engine = factory(model)
+    seconds = time.perf_counter() - begin
+    reserve = engine.capabilities.reserve
+    init = Ahead(engine.init)
+    learn = Ahead(engine.update, is_large=reserve is not None)
+    draw = Ahead(lambda key, state: engine.sample(key, state, num_samples))
+
+    def start(key: Key) -> Any:
+        state = init(key)
+        return state if reserve is None else reserve(state, rows.arm.shape[0])
+
+    key = jr.key(0)
+    state = start(key)
+    learn.prepare(key, state, rows)
+    draw.prepare(key, state)
+    return CompiledEngine(engine, seconds, start, learn, draw, (init, learn, draw))
+
+
+def run_engine(compiled: CompiledEngine, key: Key, parts: Sequence[Interaction], decide: Decide) -> list[EngineRun]:
+    """Learn parts of the data one after another; return a result after each."""
+    key_start, key_parts = jr.split(key)
+    found: list[EngineRun] = []
+    num_seen = 0
+    compiled.seconds_until_ready()
+    begin = time.perf_counter()
+    state = compiled.start(key_start)
+    for rows, key_part in zip(parts, jr.split(key_parts, len(parts)), strict=True):
+        key_learn, key_draw, key_decide = jr.split(key_part, 3)
+        state, info, draws = _learn_and_draw(compiled, state, rows, key_learn, key_draw)
+        seconds = time.perf_counter() - begin
+        num_seen += rows.arm.shape[0] if rows.mask is None else int(np.sum(rows.mask))
+        chosen = jax.device_get(decide(key_decide, draws, num_seen + 1))
+        found.append(EngineRun(jax.device_get(draws), _scalars(info), chosen, seconds, state))
+        begin = time.perf_counter()
+    return found
+
+
+def _learn_and_draw(
+    compiled: CompiledEngine, state: Any, rows: Interaction, key_learn: Key, key_draw: Key
+) -> tuple[Any, Any, Draws]:
+    def both() -> tuple[Any, Any, Draws]:
+        after, info = compiled.learn(key_learn, state, rows)
+        return after, info, jax.block_until_ready(compiled.draw(key_draw, after))
+
+    # An engine that stores no data is as fast as starting a thread, which would distort its time.
+    return both() if compiled.engine.capabilities.reserve is None else _call_in_thread(both)
+
+
+def _call_in_thread(function: Callable[[], _T]) -> _T:
+    """Call a function in another thread, so that Ctrl-C interrupts this one during a long computation."""
+    found: Future[_T] = Future()
+
+    def call() -> None:
+        try:
+            with jax.enable_x64(True):
+                found.set_result(function())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return found.result()
+
+
+def _scalars(info: Any) -> dict[str, float]:
+    facts = jax.device_get(info)._asdict()
+    return {name: float(value) for name, value in facts.items() if np.ndim(value) == 0}
+
+
+def make_decide(model: RewardModel, selector: Selector, contexts: Any) -> Decide:
+    """Return a function (key, draws, step) -> Selection in every context (C, ...).
+
+    Args:
+        contexts: contexts of the decisions, with a leading axis; None for a program without.
+    """
+
+    def decide(key: Key, draws: Mapping[str, Array], step: Any) -> Selection:
+        def decide_in(context: Any) -> Selection:
+            return selector(key, model.expected_rewards(dict(draws), context), step)
+
+        if contexts is None:
+            return jax.tree.map(lambda leaf: leaf[None], decide_in(None))
+        return jax.lax.map(decide_in, contexts)
+
+    return quick_jit(decide)
+
+
+def flatten_latents(model: RewardModel, draws: Mapping[str, Any]) -> np.ndarray:
+    """Return draws (M, K): one column per element of every latent, sites in the program's order."""
+    columns = [np.asarray(draws[name], float) for name in model.latent_shapes]
+    return np.concatenate([column.reshape(len(column), -1) for column in columns], axis=1)
+
+
+def check_certified(run: EngineRun) -> None:
+    """Raise NotConjugate if the exact engine does not trust its posterior."""
+    if not run.info["is_trusted"]:
+        raise NotConjugate("a row of the data is not conjugate, or the posterior is improper in float64")
