@@ -1,8 +1,8 @@
-"""Every row of data so far, in arrays of fixed shape.
+"""All rows of data so far, in arrays of fixed shape.
 
-Engines that are not exact must read the data again, so they keep it: a padded buffer inside the state, whose shape is the
-same at every step. It grows outside `jit`, by doubling, so that T steps compile O(log T) times and not T times. A row that
-is there already is not stored again but counted: ten thousand clicks on 34 items are 68 rows.
+Engines that evaluate the likelihood of all data again keep it in their state, in a padded buffer whose shape is the same at
+every step. It grows outside `jit`, by doubling, so that T steps compile O(log T) times and not T times. A row that is already
+stored is counted, not stored again: ten thousand clicks on 34 items are 68 rows.
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.particles.checks import Check
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
 __all__ = [
+    "ROOM_CHECK",
     "Buffer",
     "BufferedRows",
     "append_rows",
@@ -30,21 +32,22 @@ __all__ = [
     "take_rows",
 ]
 
-# Where rows are looked up: a row may lie in any of the ways of the set that its bits name. A row whose set is taken by
-# others is stored twice, which costs time and changes nothing.
+ROOM_CHECK = Check("capacity", failure="the rows did not fit into the buffer and were not learnt")
+# The index of stored rows is a set-associative hash table: a row may occupy any of the ways of the set of its hash. A row
+# whose set is full is stored again, which costs time and does not change the posterior.
 _NUM_SETS, _NUM_WAYS = 1024, 4
 
 
 class Buffer(NamedTuple):
-    """Rows 0, ..., num_rows - 1 are data, the rest is room; N is the capacity.
+    """Rows 0, ..., num_rows - 1 are data, the rest is padding; N is the capacity.
 
     Attributes:
         arm: index of the arm played in each row.
-        reward: {outcome: (N,)}, in the outcomes' own kind of number.
+        reward: {outcome: (N,)}, in the dtypes of the outcomes.
         context: a pytree whose leaves have a leading axis N, or None.
-        times: how often each row was seen.
-        table: where rows lie, by their bits; -1 is empty.
-        num_rows: how many rows hold data.
+        times: how often each row was observed.
+        table: indices of rows by their hash; -1 is empty.
+        num_rows: number of rows that hold data.
     """
 
     arm: Int[Array, " N"]
@@ -56,13 +59,13 @@ class Buffer(NamedTuple):
 
 
 class BufferedRows(NamedTuple):
-    """A buffer as a likelihood reads it: the rows of a set of arms first, then nothing that counts.
+    """The rows of a buffer with the weights of their log likelihoods.
 
     Attributes:
         rows: in the order of the buffer.
-        weights: what each row's log likelihood counts for: how often it was seen, or, with forgetting, less than 1.
-        places: of the rows that count; those beyond num_rows are without meaning.
-        num_rows: how many count.
+        weights: of the rows' log likelihoods: how often a row was observed, or a power of the discount; 0 for padding.
+        places: indices of the rows that count, first; those beyond num_rows have no meaning.
+        num_rows: number of rows that count.
     """
 
     rows: Interaction
@@ -72,7 +75,7 @@ class BufferedRows(NamedTuple):
 
 
 def empty_buffer(model: RewardModel, capacity: int) -> Buffer:
-    """Return a buffer without data: its rows are the example context on arm 0. One without room looks nothing up."""
+    """Return a buffer without data; its padding is the example context on arm 0."""
     reward = model.outcome_values({name: jnp.zeros(capacity) for name in model.outcomes})
     none = jnp.zeros(capacity, int)
     table = jnp.full((_NUM_SETS if capacity else 0, _NUM_WAYS), -1)
@@ -80,28 +83,28 @@ def empty_buffer(model: RewardModel, capacity: int) -> Buffer:
 
 
 def has_room_for(buffer: Buffer, interaction: Interaction) -> Bool[Array, ""]:
-    """Tell whether the rows of an interaction that count have room, were none of them seen before."""
+    """Tell whether the rows of an interaction fit, even if none of them is stored yet."""
     return buffer.num_rows + jnp.sum(row_mask(interaction)) <= buffer.arm.shape[0]
 
 
 def row_mask(interaction: Interaction) -> Bool[Array, " N"]:
-    """Return the mask of an interaction; all rows count where it has none."""
+    """Return the mask of an interaction; without a mask all rows count."""
     return jnp.ones(interaction.arm.shape[0], bool) if interaction.mask is None else interaction.mask
 
 
 def as_rows(model: RewardModel, buffer: Buffer, interaction: Interaction) -> Interaction:
-    """Return an interaction in the buffer's kinds of number, with a mask.
+    """Return an interaction in the dtypes of the buffer, with a mask.
 
     Raises:
-        TypeError: for decimals where the example context of the reward model holds integers.
+        TypeError: for floats where the example context of the reward model has integers.
     """
 
     def convert(stored: Array, new: Any) -> Array:
         new = jnp.asarray(new)
         if jnp.issubdtype(new.dtype, jnp.inexact) and not jnp.issubdtype(stored.dtype, jnp.inexact):
             raise TypeError(
-                f"a context holds {new.dtype} where the example context of the reward model holds {stored.dtype}: the "
-                "numbers would be cut off; give an example context with decimals, such as 1.0 for 1"
+                f"a context has {new.dtype} where the example context of the reward model has {stored.dtype}, and rounding "
+                "would change it; give an example context with decimals, such as 1.0 for 1"
             )
         return new.astype(stored.dtype)
 
@@ -114,14 +117,14 @@ def as_rows(model: RewardModel, buffer: Buffer, interaction: Interaction) -> Int
 
 
 def append_row(buffer: Buffer, row: Interaction, is_counted: Bool[Array, ""], merges: bool) -> Buffer:
-    """Count one row, given without a leading axis, behind those already there; what does not fit is left out.
+    """Add one row, given without a leading axis; a row that does not fit is ignored.
 
     Args:
-        merges: whether a row that was seen before is counted again and not stored again; not where its age matters.
+        merges: whether a row that is already stored is only counted; false if the age of a row matters.
     """
     capacity = buffer.arm.shape[0]
     new = row[:3]
-    candidates = buffer.table[_set_of(new)] if merges else jnp.full(_NUM_WAYS, -1, buffer.table.dtype)
+    candidates = buffer.table[_hash_set(new)] if merges else jnp.full(_NUM_WAYS, -1, buffer.table.dtype)
     is_same = candidates >= 0
     if merges:
         for stored, value in zip(jax.tree.leaves(buffer[:3]), jax.tree.leaves(new), strict=True):
@@ -133,7 +136,7 @@ def append_row(buffer: Buffer, row: Interaction, is_counted: Bool[Array, ""], me
     table = buffer.table
     if merges:
         way = jnp.where(jnp.any(candidates < 0), jnp.argmax(candidates < 0), buffer.num_rows % _NUM_WAYS)
-        where = jnp.where(is_new, _set_of(new), _NUM_SETS)
+        where = jnp.where(is_new, _hash_set(new), _NUM_SETS)
         table = table.at[where, way].set(place.astype(table.dtype), mode="drop")
 
     def write(stored: Array, value: Array) -> Array:
@@ -145,7 +148,7 @@ def append_row(buffer: Buffer, row: Interaction, is_counted: Bool[Array, ""], me
 
 
 def append_rows(model: RewardModel, buffer: Buffer, interaction: Interaction, merges: bool = True) -> Buffer:
-    """Count the rows of an interaction that its mask counts, in order; what does not fit is left out."""
+    """Add the rows of an interaction that its mask selects, in order; rows that do not fit are ignored."""
     rows = as_rows(model, buffer, interaction)
 
     def step(number: Array, buffer: Buffer) -> Buffer:
@@ -157,14 +160,14 @@ def append_rows(model: RewardModel, buffer: Buffer, interaction: Interaction, me
 
 
 def take_rows(rows: Interaction, index: Array) -> Interaction:
-    """Return the rows of an index, or one row without a leading axis."""
+    """Return the rows at indices, or at one index without a leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], rows)
 
 
 def grow_buffer(buffer: Buffer, num_rows: int) -> Buffer:
-    """Return a buffer with room for more rows: the same one, or one of doubled capacity, doubled until they fit.
+    """Double the capacity of a buffer until more rows fit; return the same buffer if they already do.
 
-    It reads the number of rows, so it runs outside `jit`, in NumPy: growing compiles nothing.
+    It runs outside `jit`, in NumPy, so that it compiles nothing.
     """
     capacity = buffer.arm.shape[0]
     needed = int(buffer.num_rows) + num_rows
@@ -183,13 +186,13 @@ def grow_buffer(buffer: Buffer, num_rows: int) -> Buffer:
 
 
 def read_buffer(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | None = None) -> BufferedRows:
-    """Return the data for a likelihood.
+    """Return the rows of a buffer, weighted for a likelihood.
 
-    Rows without data are copies of the first row: a gradient flows through masked rows too, and must find nothing there
-    that real data do not hold.
+    Padding is a copy of the first row: derivatives also flow through masked rows, and a padding value that real data do not
+    have could make them nan.
 
     Args:
-        discount: weight of a row relative to the next one; 1 forgets nothing.
+        discount: weight of a row relative to the next one; 1 discounts nothing.
         of: arms whose rows count; None counts all.
     """
     place = jnp.arange(buffer.arm.shape[0])
@@ -211,16 +214,17 @@ def read_buffer(buffer: Buffer, discount: float = 1.0, of: Bool[Array, " A"] | N
 
 
 def reserve(state: Any, num_rows: int) -> Any:
-    """Return a state with room for more rows of data; its capacity doubles until they fit. Runs outside `jit`."""
+    """Return a state with capacity for more rows; it runs outside of `jit`."""
     return state._replace(buffer=grow_buffer(state.buffer, num_rows))
 
 
-def _set_of(row: Any) -> Int[Array, ""]:
-    """Return the set that a row may lie in, from the bits of its numbers."""
+def _hash_set(row: Any) -> Int[Array, ""]:
+    """Return the set of a row in the hash table."""
     total = jnp.zeros((), jnp.uint32)
     for number, leaf in enumerate(jax.tree.leaves(row)):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
-            bits = jax.lax.bitcast_convert_type(leaf + 0.0, jnp.uint32).ravel()  # -0.0 + 0.0 is 0.0
+            # Equal numbers need equal bits: -0.0 + 0.0 is 0.0.
+            bits = jax.lax.bitcast_convert_type(leaf + 0.0, jnp.uint32).ravel()
         else:
             bits = leaf.astype(jnp.uint32).ravel()
         odd = np.random.default_rng(number).integers(0, 2**31, bits.size, dtype=np.uint32) * 2 + 1

@@ -156,11 +156,6 @@ def _rounded(nats: Any) -> str:
 
 
 def _doubts(engine: str, info: Any) -> str:
-    """Name the evidence that an approximate update lacks."""
-    facts = info._asdict() if hasattr(info, "_asdict") else {}
-    shown = ", ".join(
-        f"{name.replace('_', ' ')} {float(value):.3g}"
-        for name, value in facts.items()
-        if np.ndim(value) == 0 and name not in ("is_trusted", "may_recover", "is_full")
-    )
-    return f"the draws of the {engine} engine lack evidence ({shown})"
+    """Name the checks that an approximate update failed, with their values and bounds."""
+    failed = info.failed_checks() if hasattr(info, "failed_checks") else []
+    return ": ".join([f"the draws of the {engine} engine are not trusted", *filter(None, ["; ".join(failed)])])

@@ -169,7 +169,7 @@ def test_nuts_draws_follow_the_new_data_and_not_the_energies_of_the_old():
     engine = compiled("nuts")
     state, _ = engine.update(jr.key(1), engine.init(jr.key(0)), ROWS._replace(mask=ALL))
     state, info = engine.update(jr.key(2), state, ROWS._replace(mask=ALL & (jnp.arange(8) == 2)))
-    assert len(np.unique(state.clouds.positions[0, :, 0])) > 0.9 * NUM_DRAWS
+    assert len(np.unique(state.particles.positions[0, :, 0])) > 0.9 * NUM_DRAWS
     assert float(info.ess) > 1000
 
 
@@ -213,7 +213,7 @@ def small_engine(name, capacity):
 def count_compilations(name, first_capacity, num_steps, monkeypatch, caplog):
     """Compilations by XLA, of whatever kind, during updates of one row each."""
     for module in ("svi", "laplace"):
-        monkeypatch.setattr(importlib.import_module(f"ppl_bandit.engines.approximate.{module}"), "_NUM_CHECKS", 10)
+        monkeypatch.setattr(importlib.import_module(f"ppl_bandit.engines.approximate.{module}"), "NUM_CHECK_DRAWS", 10)
     engine = small_engine(name, first_capacity)
     reserve = engine.capabilities.reserve or (lambda state, num_rows: state)
     update = jax.jit(lambda number, state, row: engine.update(jr.fold_in(jr.key(0), number), state, row))

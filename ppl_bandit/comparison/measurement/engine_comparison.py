@@ -247,7 +247,7 @@ def _run_and_measure(
     info = dict(runs[-1].info)
     if "num_divergences" in info:
         info["num_divergences"] = sum(at.info["num_divergences"] for at in runs)
-    if "memory" in info:  # draws that repeat or are autocorrelated
+    if "autocorrelation" in info:  # draws that repeat or are autocorrelated
         ess = np.minimum(ess, info["ess"])
     info["is_trusted"] = float(all(at.info.get("is_trusted", 1.0) for at in runs))
     return EngineResult(

@@ -54,9 +54,9 @@ def independent_blocks(model: RewardModel, space: Space) -> Blocks:
     if space.size > _MAX_SIZE:
         return one_block(model, space)
     terms = entries_read(space.log_prior, space.size, ())
-    if space.frames is not None:  # a term that is constant in the latents themselves may not be so in their frames
-        shares, framed = np.full(space.size, 0.5), space.frames.log_prior
-        terms = terms | entries_read(lambda flat: framed(flat, jnp.asarray(shares, flat.dtype)), space.size, ())
+    if space.partial_centring is not None:  # a term may be constant in the latents and not in non-centred coordinates
+        half, log_prior = np.full(space.size, 0.5), space.partial_centring.log_prior
+        terms = terms | entries_read(lambda flat: log_prior(flat, jnp.asarray(half, flat.dtype)), space.size, ())
     arms = np.arange(model.num_arms)
 
     def likelihood(flat: Array, reward: Any, context: Any) -> Array:

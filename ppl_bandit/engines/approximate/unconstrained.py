@@ -1,16 +1,16 @@
-"""A program's latents as one real vector: where gradients, Newton steps and Hamiltonian trajectories live.
+"""A program's latents as one real vector, in which gradients, Newton steps and Hamiltonian trajectories are computed.
 
-Every latent site is mapped to the reals by NumPyro's bijection for its support, and the log density carries the bijection's
-Jacobian. The support of a site may depend on other latents, so the map is read from a run of the program. The prior is kept
-as a list of terms, as many as the program allows, so that it can be told which latents it ties to each other.
+Every latent site is mapped to the reals by NumPyro's bijection for its support, and the log density includes the log Jacobian
+of the bijection. The support of a site may depend on other latents, so the map is computed by running the program. The prior
+is a list of terms, as many as the program allows, from which `blocks` finds the latents that are independent.
 
-In a hierarchy a latent x has a location m and a scale s that are latents too. It may also be measured in a frame of its own,
+In a hierarchy the location m and the scale s of a latent x may themselves be latents. Then x can be replaced by a coordinate v,
 
     x = m + s^(1 - c) (v - c m),
 
-with a share c that is 1 for x itself and 0 for its distance from the location in units of the scale. While data say little of
-x, the distance knows nothing of the scale, and the funnel that x itself makes with it is gone; where they say much it is the
-other way around, and a share between the two suits what is between (Papaspiliopoulos, Roberts and Skold 2007).
+with a centredness c: 1 is the centred form, v = x, and 0 is the non-centred form, v = (x - m) / s. With little data on x the
+non-centred form removes the funnel of x and s; with much data the centred form is better, and values in between suit
+intermediate cases (Papaspiliopoulos, Roberts and Skold 2007).
 """
 
 import math
@@ -35,40 +35,40 @@ from ppl_bandit.types import Draws, Interaction, Key
 
 __all__ = ["PartialCentring", "Space", "unconstrained_space"]
 
-_LOCATED = (dist.Normal, dist.LogNormal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
-_MAX_SIZE = 2000  # latents beyond which it is not looked for what depends on what
+_LOCATION_SCALE = (dist.Normal, dist.LogNormal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
+_MAX_SIZE = 2000  # with more latents, dependences are not analysed
 
 
 class PartialCentring(NamedTuple):
-    """Other coordinates of the latents whose prior has a scale that is a latent, by shares (K,): 1 is the latent itself.
+    """Partially non-centred coordinates of the latents whose prior has a latent scale, given a centredness (K,) in [0, 1].
 
     Attributes:
-        is_framed: (K,), which latents have frames; the share of all others is 1.
-        of: (K,) -> locations and log scales of the frames, (K,) each.
-        back: (coordinates, shares) -> (K,), the latents themselves, unconstrained.
-        constrain, log_prior: (coordinates, shares) -> those of `Space`.
+        has_latent_scale: (K,), the latents to which it applies; the centredness of all others is 1.
+        location_and_log_scale: (K,) -> location and log scale of the prior of each latent, (K,) each.
+        to_latents: (coordinates, centredness) -> (K,), the unconstrained latents.
+        constrain, log_prior: (coordinates, centredness) -> those of `Space`.
     """
 
-    is_framed: np.ndarray
-    of: Callable[[Float[Array, " K"]], tuple[Float[Array, " K"], Float[Array, " K"]]]
-    back: Callable[[Float[Array, " K"], Float[Array, " K"]], Float[Array, " K"]]
+    has_latent_scale: np.ndarray
+    location_and_log_scale: Callable[[Float[Array, " K"]], tuple[Float[Array, " K"], Float[Array, " K"]]]
+    to_latents: Callable[[Float[Array, " K"], Float[Array, " K"]], Float[Array, " K"]]
     constrain: Callable[[Float[Array, " K"], Float[Array, " K"]], Draws]
     log_prior: Callable[[Float[Array, " K"], Float[Array, " K"]], Float[Array, " terms"]]
 
 
 class Space(NamedTuple):
-    """The real vectors of `size` elements that stand for a program's latents, one letter `K` for their axis.
+    """The unconstrained latents of a program: real vectors of K elements.
 
     Attributes:
         size: K.
-        constrain: (K,) -> {site: ...}, the program's own latents.
+        constrain: (K,) -> {site: ...}, the latents of the program.
         unconstrain: the inverse of constrain.
-        log_prior: (K,) -> (terms,), which add up to the log prior with its Jacobian.
-        log_likelihood: (latents, N rows) -> (N,), of the program's own latents.
+        log_prior: (K,) -> (terms,), whose sum is the log prior with the log Jacobian.
+        log_likelihood: (constrained latents, N rows) -> (N,).
         log_joint: ((K,), data) -> log prior + log likelihood.
-        draw_prior: (key, M) -> (M, K) draws of the generative prior, and what the prior has beyond it, (M, terms): factors,
-            observed constants, latents that are scaled or masked. Their sum is a draw's log weight.
-        frames: other coordinates for hierarchies; None where there are none.
+        draw_prior: (key, M) -> (M, K) draws by running the program, and the log density terms that running it ignores,
+            (M, terms): factors, observed constants, scaled or masked latents. Their sum is the log weight of a draw.
+        partial_centring: other coordinates for hierarchies; None for programs without a latent scale.
     """
 
     size: int
@@ -78,71 +78,74 @@ class Space(NamedTuple):
     log_likelihood: Callable[[Mapping[str, Array], Interaction], Float[Array, " N"]]
     log_joint: Callable[[Float[Array, " K"], BufferedRows], Float[Array, ""]]
     draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, "M terms"]]]
-    frames: PartialCentring | None = None
+    partial_centring: PartialCentring | None = None
 
 
 def unconstrained_space(model: RewardModel) -> Space:
-    """Return the unconstrained space of a program; that every support has a bijection was checked with the program."""
+    """Return the unconstrained space of a program; `RewardModel` has checked that every support has a bijection."""
     shapes = _shapes(model)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     total = sum(sizes.values())
-    framed_names: set[str] = set()
+    scaled_names: set[str] = set()
 
     def split(flat: Float[Array, " K"]) -> dict[str, Array]:
-        pieces = jnp.split(flat, list(_running_sums(sizes.values()))[:-1])
+        pieces = jnp.split(flat, np.cumsum(list(sizes.values()))[:-1])
         return {name: piece.reshape(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
 
-    def run(flat: Float[Array, " K"], shares: Float[Array, " K"] | None = None) -> tuple[Trace, list[Array], dict]:
-        """Return a run of the program, the log Jacobians of its latents, and these unconstrained with their frames."""
+    def run(
+        flat: Float[Array, " K"], centredness: Float[Array, " K"] | None = None
+    ) -> tuple[Trace, list[Array], dict[str, Any]]:
+        """Run the program; return its trace, log Jacobians, and {site: (unconstrained value, location and log scale)}."""
         parts = split(flat)
-        own_shares = None if shares is None else split(shares)
-        log_jacobians, framed = [], {}
+        own_centredness = None if centredness is None else split(centredness)
+        log_jacobians, found = [], {}
 
         def choose(site: Site) -> Array | None:
             name = site["name"]
             if name not in parts or site["type"] != "sample":
                 return None
-            real, frame, stretch = parts[name], _frame(site["fn"], shapes[name]), jnp.zeros(())
-            if own_shares is not None and name in framed_names:
-                assert frame is not None
-                location, log_scale = frame
-                stretch = (1.0 - own_shares[name]) * log_scale
-                real = location + jnp.exp(stretch) * (real - own_shares[name] * location)
+            real, loc_scale = parts[name], _location_and_log_scale(site["fn"], shapes[name])
+            log_stretch = jnp.zeros(())
+            if own_centredness is not None and name in scaled_names:
+                assert loc_scale is not None
+                location, log_scale = loc_scale
+                log_stretch = (1.0 - own_centredness[name]) * log_scale
+                real = location + jnp.exp(log_stretch) * (real - own_centredness[name] * location)
             transform = biject_to(site["fn"].support)
             value = transform(real)
             while isinstance(transform, IndependentTransform):
                 transform = transform.base_transform
-            log_jacobians.append(jnp.ravel(transform.log_abs_det_jacobian(real, value) + stretch))
-            framed[name] = real, frame
+            log_jacobians.append(jnp.ravel(transform.log_abs_det_jacobian(real, value) + log_stretch))
+            found[name] = real, loc_scale
             return value
 
         trace = run_program(model.program, *_one_row(model), choose=choose)
-        return trace, log_jacobians, framed
+        return trace, log_jacobians, found
 
     def prior_sites(trace: Trace) -> list[Site]:
         return [site for name, site in trace.items() if is_prior_term(name, site, model.outcomes)]
 
     @recorded
-    def constrain(flat: Float[Array, " K"], *shares: Float[Array, " K"]) -> Draws:
-        trace, _, _ = run(flat, *shares)
+    def constrain(flat: Float[Array, " K"], *centredness: Float[Array, " K"]) -> Draws:
+        trace, _, _ = run(flat, *centredness)
         return {name: trace[name]["value"] for name in shapes}
 
     @recorded
-    def log_prior(flat: Float[Array, " K"], *shares: Float[Array, " K"]) -> Float[Array, " terms"]:
-        trace, log_jacobians, _ = run(flat, *shares)
+    def log_prior(flat: Float[Array, " K"], *centredness: Float[Array, " K"]) -> Float[Array, " terms"]:
+        trace, log_jacobians, _ = run(flat, *centredness)
         return jnp.concatenate([*map(log_prob_terms, prior_sites(trace)), *log_jacobians])
 
     @recorded
-    def frames_of(flat: Float[Array, " K"]) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
-        _, _, framed = run(flat)
-        found = [framed[name][1] or (jnp.zeros(shapes[name]),) * 2 for name in shapes]
-        locations, log_scales = zip(*found, strict=True)
+    def location_and_log_scale(flat: Float[Array, " K"]) -> tuple[Float[Array, " K"], Float[Array, " K"]]:
+        _, _, found = run(flat)
+        pairs = [found[name][1] or (jnp.zeros(shapes[name]),) * 2 for name in shapes]
+        locations, log_scales = zip(*pairs, strict=True)
         return jnp.concatenate([*map(jnp.ravel, locations)]), jnp.concatenate([*map(jnp.ravel, log_scales)])
 
     @recorded
-    def back(flat: Float[Array, " K"], shares: Float[Array, " K"]) -> Float[Array, " K"]:
-        _, _, framed = run(flat, shares)
-        return jnp.concatenate([jnp.ravel(framed[name][0]) for name in shapes])
+    def to_latents(flat: Float[Array, " K"], centredness: Float[Array, " K"]) -> Float[Array, " K"]:
+        _, _, found = run(flat, centredness)
+        return jnp.concatenate([jnp.ravel(found[name][0]) for name in shapes])
 
     log_likelihood = recorded(model.log_likelihood)
 
@@ -155,7 +158,7 @@ def unconstrained_space(model: RewardModel) -> Space:
             [jnp.ravel(biject_to(trace[name]["fn"].support).inv(trace[name]["value"])) for name in shapes]
         )
 
-    def excess(latents: Mapping[str, Array]) -> Float[Array, " terms"]:
+    def ignored_terms(latents: Mapping[str, Array]) -> Float[Array, " terms"]:
         trace = run_program(model.program, *_one_row(model, latents))
         terms = []
         for site in prior_sites(trace):
@@ -167,29 +170,32 @@ def unconstrained_space(model: RewardModel) -> Space:
                 terms.append(own)
         num_terms = jax.eval_shape(log_prior, jnp.zeros(total)).shape[0]
         found = jnp.concatenate(terms)
-        return jnp.pad(found, (0, num_terms - found.shape[0]))  # Jacobians are no part of a density of latents
+        return jnp.pad(found, (0, num_terms - found.shape[0]))  # no Jacobians: this is a density of constrained latents
 
     def draw_prior(key: Key, num_samples: int) -> tuple[Float[Array, "M K"], Float[Array, "M terms"]]:
         latents = model.sample_prior(key, num_samples)
-        return jax.vmap(unconstrain)(latents), jax.vmap(excess)(latents)
+        return jax.vmap(unconstrain)(latents), jax.vmap(ignored_terms)(latents)
 
     space = Space(total, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
     if total > _MAX_SIZE:
         return space
-    # A frame whose scale is known stretches nothing.
-    is_framed = np.any(entries_read(lambda flat: frames_of(flat)[1], total, ()), axis=1)
-    ends = _running_sums(sizes.values())
-    framed_names |= {name for name, end in zip(sizes, ends, strict=True) if is_framed[end - sizes[name] : end].any()}
-    if not framed_names:
+    # A scale that is constant makes no funnel.
+    has_latent_scale = np.any(entries_read(lambda flat: location_and_log_scale(flat)[1], total, ()), axis=1)
+    ends = np.cumsum(list(sizes.values()))
+    scaled_names |= {
+        name for name, end in zip(sizes, ends, strict=True) if has_latent_scale[end - sizes[name] : end].any()
+    }
+    if not scaled_names:
         return space
-    return space._replace(frames=PartialCentring(is_framed, frames_of, back, constrain, log_prior))
+    centring = PartialCentring(has_latent_scale, location_and_log_scale, to_latents, constrain, log_prior)
+    return space._replace(partial_centring=centring)
 
 
-def _frame(fn: Distribution, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
-    """Return the location and the log scale of a latent, as it is unconstrained; None where its prior has none."""
+def _location_and_log_scale(fn: Distribution, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+    """Return location and log scale of the prior of an unconstrained latent; None for other families."""
     while isinstance(fn, Independent | dist.ExpandedDistribution | MaskedDistribution):
         fn = fn.base_dist
-    if not isinstance(fn, _LOCATED):
+    if not isinstance(fn, _LOCATION_SCALE):
         return None
     return jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(jnp.log(fn.scale), shape)
 
@@ -201,7 +207,7 @@ def _is_masked(fn: Distribution) -> bool:
 
 
 def _one_row(model: RewardModel, latents: Mapping[str, Array] | None = None) -> tuple[Any, Any, dict[str, Array]]:
-    """Return the arguments of a run that reads latents alone: outcomes are fixed, so that none is drawn."""
+    """Return the arguments of a run for its latents alone, with fixed outcomes."""
     outcomes = model.outcome_values({name: jnp.zeros(1) for name in model.outcomes})
     return jnp.zeros(1, int), model.context_rows(1), {**outcomes, **(latents or {})}
 
@@ -217,11 +223,3 @@ def _shapes(model: RewardModel) -> dict[str, tuple[int, ...]]:
 
     jax.eval_shape(body)
     return shapes
-
-
-def _running_sums(sizes: Any) -> list[int]:
-    sums, total = [], 0
-    for size in sizes:
-        total += size
-        sums.append(total)
-    return sums

@@ -1,4 +1,4 @@
-"""The state of the collapsed engine, and the density of the outer sites with the inner ones integrated out."""
+"""The state of the collapsed engine, and the marginal density of the outer sites with the inner sites integrated out."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ppl_bandit.engines.collapsed.statistics import (
     zero_statistics,
 )
 from ppl_bandit.engines.exact.families.families import Coordinates, Posterior, posterior_of
-from ppl_bandit.engines.particles.diagnostics import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
+from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
 from ppl_bandit.engines.row_buffer import Buffer, empty_buffer
 from ppl_bandit.numerics.arrow_matrices import as_matrix, solve
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -36,17 +36,17 @@ __all__ = [
     "roundings_of",
 ]
 
-MAX_ROUNDING = 0.02  # nats of a log target
-_MAX_CACHED = 1 << 20  # numbers of a reading that are kept from row to row; more are read again
+MAX_ROUNDING = 0.02  # nats of a log density
+_MAX_CACHED = 1 << 20  # numbers in `outer_statistics` that a state caches; larger ones are computed again
 
 
 class StatisticsAtOuterValues(NamedTuple):
-    """What outer values say before any data; the last axis of every array goes over these, so that loops over them are long.
+    """Statistics of the prior, and of what rows need, at C outer values; C is the last axis of every array.
 
     Attributes:
-        prior: its statistics in the inner sites.
+        prior: natural parameters and constant of the prior of the inner sites.
         at: what the statistics of rows depend on; see `DataSummary`.
-        log_jacobian: of the outer sites.
+        log_jacobian: of the map to the outer sites.
     """
 
     prior: Statistics
@@ -55,20 +55,20 @@ class StatisticsAtOuterValues(NamedTuple):
 
 
 class CollapsedState(NamedTuple):
-    """Particles of the outer sites, and what is kept of the data.
+    """Particles of the outer sites, and the statistics of the data.
 
     Attributes:
-        buffer: the rows, where they must be read again; otherwise without room, and only the number of rows counts.
-        kept: sums of statistics, or where rows are read again, each particle's own sum, (..., M).
-        centre: the point at which densities of the inner sites are read.
+        buffer: the rows, if they must be read again; otherwise without capacity, and only the number of rows counts.
+        data_statistics: sums of statistics of the rows; if rows are read again, one sum for each particle, (..., M).
+        centre: the point at which densities of the inner sites are expanded.
         particles: outer sites, unconstrained.
-        reading: what the particles say before any data, about the centre: it stays while they do. None where it is too large.
-        log_targets: log density, inner sites integrated out, of which the particles are an equally weighted sample.
-        log_weights: from there to the posterior.
+        outer_statistics: statistics of the prior at the particles, cached until these move; None if they are too large.
+        log_targets: log marginal density of which the particles are an equally weighted sample.
+        log_weights: of the particles, from that density to the posterior.
         log_mean: log of the mean of these weights.
-        log_evidence: log p(data); with forgetting, the sum of log predictive densities.
-        squared_error: of the log evidence, up to the last refresh.
-        memory, acceptance: of the last refresh; see `particles`.
+        log_evidence: log p(data); with a discount, the sum of log predictive densities.
+        squared_error: of the log evidence, at the last refresh.
+        autocorrelation, acceptance: of the last refresh; see `TemperingResult`.
         num_refreshes: refreshes so far.
     """
 
@@ -82,7 +82,7 @@ class CollapsedState(NamedTuple):
     log_mean: Float[Array, ""]
     log_evidence: Float[Array, ""]
     squared_error: Float[Array, ""]
-    memory: Float[Array, ""]
+    autocorrelation: Float[Array, ""]
     acceptance: Float[Array, ""]
     num_refreshes: Int[Array, ""]
 
@@ -94,7 +94,7 @@ class CollapsedState(NamedTuple):
 
 
 class CollapsedPosterior(NamedTuple):
-    """A split program and how its data are kept; no summary means rows, which are read again."""
+    """A split program and the summary of its data; without a summary, rows are stored and read again."""
 
     model: RewardModel
     split: Split
@@ -102,7 +102,7 @@ class CollapsedPosterior(NamedTuple):
     discount: float
 
     def statistics_at(self, centre: Coordinates, positions: Float[Array, "C K"]) -> StatisticsAtOuterValues:
-        """Return what unconstrained outer values say before any data."""
+        """Return the statistics of the prior at unconstrained outer values."""
 
         def one(position: Float[Array, " K"]) -> StatisticsAtOuterValues:
             values, log_jacobian = self.split.space.constrain(position)
@@ -111,20 +111,20 @@ class CollapsedPosterior(NamedTuple):
 
         return jax.vmap(one, out_axes=-1)(positions)
 
-    def total(self, reading: StatisticsAtOuterValues, kept: Any) -> Statistics:
-        """Return the statistics of prior and data, (..., C)."""
+    def total(self, outer: StatisticsAtOuterValues, kept: Any) -> Statistics:
+        """Return the statistics of prior and data together, (..., C)."""
         if self.summary is None:
-            return add_statistics(reading.prior, kept)
-        return self.summary.total(reading.prior, kept, reading.at)
+            return add_statistics(outer.prior, kept)
+        return self.summary.total(outer.prior, kept, outer.at)
 
-    def log_targets(self, reading: StatisticsAtOuterValues, kept: Any) -> Float[Array, " C"]:
-        """Return the log density of outer values, inner sites integrated out."""
-        total = self.total(reading, kept)
-        return log_normalizer(self.split.layout, total.natural) + total.constant + reading.log_jacobian
+    def log_targets(self, outer: StatisticsAtOuterValues, kept: Any) -> Float[Array, " C"]:
+        """Return the log marginal density at outer values."""
+        total = self.total(outer, kept)
+        return log_normalizer(self.split.layout, total.natural) + total.constant + outer.log_jacobian
 
 
 def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, capacity: int) -> CollapsedState:
-    """Return particles from the prior."""
+    """Return a state with particles drawn from the prior."""
     model, split = posterior.model, posterior.split
     centre = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), split.centre)
     prior = model.sample_prior(key, num_particles)
@@ -134,24 +134,24 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
         kept = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, num_particles)), nothing)
     else:
         kept = posterior.summary.empty(centre)
-    reading = posterior.statistics_at(centre, particles)
-    targets = posterior.log_targets(reading, kept)
+    outer = posterior.statistics_at(centre, particles)
+    targets = posterior.log_targets(outer, kept)
     generated = targets
     extra = model.terms_beside_draws()
-    if extra:  # particles come from the program without its factors and observed constants: weigh with those
+    if extra:  # running the program ignores its factors and observed constants: weight the particles by those
         plain = posterior._replace(model=without(model, extra))
         generated = plain.log_targets(plain.statistics_at(centre, particles), kept)
     is_finite = jnp.isfinite(targets) & jnp.isfinite(generated)
     zero = jnp.zeros((), particles.dtype)
-    # What this precision cannot resolve has no weight.
+    # A density that this precision cannot represent has no weight.
     log_weights = jnp.where(is_finite, targets - generated, -jnp.inf)
-    is_held = sum(leaf.size for leaf in jax.tree.leaves(reading)) <= _MAX_CACHED
+    is_cached = sum(leaf.size for leaf in jax.tree.leaves(outer)) <= _MAX_CACHED
     return CollapsedState(
         empty_buffer(model, capacity if posterior.summary is None else 0),
         kept,
         centre,
         particles,
-        reading if is_held else None,
+        outer if is_cached else None,
         jnp.where(is_finite, generated, 0.0),
         log_weights,
         normalize_weights(finite_log_weights(log_weights)).log_mean,
@@ -164,7 +164,7 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
 
 
 def statistics_at_particles(posterior: CollapsedPosterior, state: CollapsedState) -> StatisticsAtOuterValues:
-    """Return what the particles say before any data."""
+    """Return the statistics of the prior at the particles."""
     return (
         posterior.statistics_at(state.centre, state.particles)
         if state.outer_statistics is None
@@ -175,7 +175,7 @@ def statistics_at_particles(posterior: CollapsedPosterior, state: CollapsedState
 def statistics_at_some(
     posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]
 ) -> StatisticsAtOuterValues:
-    """Return what some particles say before any data."""
+    """Return the statistics of the prior at some particles."""
     if state.outer_statistics is None:
         return posterior.statistics_at(state.centre, state.particles[index])
     return jax.tree.map(lambda leaf: leaf[..., index], state.outer_statistics)
@@ -186,34 +186,34 @@ def laws_of(
 ) -> tuple[dict[str, Array], Posterior]:
     """Return the outer values of some particles and the laws of the inner sites given them, (C, ...) each.
 
-    Precisions are arrows; see `as_matrices`.
+    Precisions are arrow matrices; see `as_matrices`.
     """
     layout = posterior.split.layout
     values, _ = jax.vmap(posterior.split.space.constrain)(state.particles[index])
-    total = posterior.total(statistics_at_some(posterior, state, index), _kept_at(posterior, state, index))
+    total = posterior.total(statistics_at_some(posterior, state, index), _data_statistics_at(posterior, state, index))
     natural, shift = total.natural, None
     if layout.members.size:
         shift = solve(precision_of(layout, natural), natural.linear)
-    found = jax.vmap(lambda own, by: posterior_of(layout, own, state.centre, by), in_axes=-1)(natural, shift)
-    return values, found
+    laws = jax.vmap(lambda own, by: posterior_of(layout, own, state.centre, by), in_axes=-1)(natural, shift)
+    return values, laws
 
 
 def as_matrices(laws: Posterior) -> Posterior:
-    """Return laws with their precisions as matrices, for what knows no arrows: each has as many entries as pairs of reals."""
+    """Return laws with dense precision matrices in place of arrow matrices."""
     return laws._replace(precision=jax.vmap(as_matrix)(laws.precision))
 
 
 def roundings_of(posterior: CollapsedPosterior, state: CollapsedState) -> Float[Array, " M"]:
-    """Return how many nats of particles' log targets may be rounding: constants may be large, and the integral undo them."""
-    reading, kept = statistics_at_particles(posterior, state), state.data_statistics
-    size = (
-        jnp.abs(kept.constant) if posterior.summary is None else posterior.summary.constant_magnitude(kept, reading.at)
+    """Return a bound on the rounding of each particle's log density, in nats, by the size of the terms in its sum."""
+    outer, kept = statistics_at_particles(posterior, state), state.data_statistics
+    magnitude = (
+        jnp.abs(kept.constant) if posterior.summary is None else posterior.summary.constant_magnitude(kept, outer.at)
     )
-    return jnp.finfo(state.particles.dtype).eps * (size + jnp.abs(reading.prior.constant))
+    return jnp.finfo(state.particles.dtype).eps * (magnitude + jnp.abs(outer.prior.constant))
 
 
-def _kept_at(posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]) -> Any:
-    """Return what is kept of the data for some particles: the same for all, unless each has a sum of its own."""
+def _data_statistics_at(posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]) -> Any:
+    """Return the statistics of the data for some particles: shared by all, unless rows are read again."""
     if posterior.summary is not None:
         return state.data_statistics
     return jax.tree.map(lambda leaf: leaf[..., index], state.data_statistics)

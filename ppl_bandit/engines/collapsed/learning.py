@@ -25,8 +25,8 @@ from ppl_bandit.engines.collapsed.statistics import (
 from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.families.families import Coordinates, Posterior, coordinates_at, posterior_of
 from ppl_bandit.engines.particles.conditional_execution import compute_where_needed
-from ppl_bandit.engines.particles.diagnostics import finite_log_weights, normalize_weights
 from ppl_bandit.engines.particles.tempering import TemperingResult
+from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
 from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask
 
 __all__ = ["Learnt", "learn_by_rows", "learn_by_sums", "read_new"]

@@ -1,8 +1,8 @@
-"""The law of each arm's expected reward: a mixture, over particles, of the closed forms that the exact engine knows.
+"""The marginal law of each arm's expected reward: a mixture, over particles, of the closed forms of the exact engine.
 
-Given the outer sites the law is that of the exact engine (`exact.marginals`), to which they are a part of the context. A few
-particles stand for all: one from each cell of a partition into cells of equal weight, cut at medians of every outer coordinate
-in turn.
+Given the outer sites the law is that of the exact engine (`exact.laws.marginals`), with the outer values as a part of the
+context. The mixture has 64 components: one particle from each cell of a partition into cells of equal weight, which is cut at
+medians of every outer coordinate in turn.
 """
 
 import copy
@@ -21,51 +21,51 @@ from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Marginals
 
-__all__ = ["mixture_of", "spread_out"]
+__all__ = ["mixture_of", "representative_particles"]
 
-_CUTS = 6
-NUM_COMPONENTS = 2**_CUTS
-_PER_CELL = 16
-_GRID = 33  # points at which a quantile is looked for, again and again inside the interval that holds it
-_ROUNDS = 3
+_NUM_CUTS = 6
+_NUM_COMPONENTS = 2**_NUM_CUTS
+_DRAWS_PER_CELL = 16
+_GRID_SIZE = 33  # points of the interval in which a quantile is bracketed
+_NUM_SEARCHES = 3  # each search continues in the bracket of the one before
 
 
 def mixture_of(
     model: RewardModel,
     layout: Layout,
     example: Mapping[str, Array],
-    laws: Callable[[Any], tuple[Mapping[str, Array], Posterior]],
+    component_laws: Callable[[Any], tuple[Mapping[str, Array], Posterior]],
 ) -> Callable[[Any, Any], Marginals | None]:
     """Return (state, context) -> the law of every arm's expected reward, or None where it has no closed form.
 
     Args:
-        example: outer values.
-        laws: state -> outer values and laws of the inner sites, with a leading axis over components of equal weight.
+        example: one value of every outer site.
+        component_laws: state -> outer values and laws of the inner sites, with a leading axis over components of equal weight.
     """
     view = _with_outer_as_context(model, example)
-    offer = marginals_of(view, layout)
+    marginals_given = marginals_of(view, layout)
 
     @functools.cache
-    def form() -> tuple[bool, bool]:
-        """Tell whether there is a closed form, and whether arms are independent given the outer sites."""
+    def closed_form() -> tuple[bool, bool]:
+        """Return whether there is a closed form, and whether arms are independent given the outer sites."""
         found: list[Marginals | None] = []
 
-        def look(law: Posterior) -> None:
-            found.append(offer(law, view.context))
+        def trace(law: Posterior) -> None:
+            found.append(marginals_given(law, view.context))
 
-        jax.eval_shape(look, standard_law(layout))
+        jax.eval_shape(trace, standard_law(layout))
         return found[0] is not None, found[0] is not None and found[0].best_arm_probs is not None
 
     def marginals(state: Any, context: Any) -> Marginals | None:
-        has_form, is_independent = form()
+        has_form, is_independent = closed_form()
         if not has_form:
             return None
 
         def each(read: Callable[[Marginals], Array]) -> Array:
-            outer, components = laws(state)  # here: most decisions read nothing
+            outer, components = component_laws(state)
 
             def one(values: Mapping[str, Array], law: Posterior) -> Array:
-                own = offer(law, {"outer": values, "context": context})
+                own = marginals_given(law, {"outer": values, "context": context})
                 assert own is not None
                 return read(own)
 
@@ -79,13 +79,13 @@ def mixture_of(
             low, high = jnp.min(ends, axis=0), jnp.max(ends, axis=0)
 
             def narrow(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-                grid = bounds[0] + (bounds[1] - bounds[0]) * jnp.linspace(0.0, 1.0, _GRID)[:, None]  # (G, A)
-                heights = jnp.mean(each(functools.partial(_heights, grid)), axis=0)
-                index = jnp.clip(jnp.sum(heights < order, axis=0), 1, _GRID - 1)
+                grid = bounds[0] + (bounds[1] - bounds[0]) * jnp.linspace(0.0, 1.0, _GRID_SIZE)[:, None]  # (G, A)
+                heights = jnp.mean(each(lambda own: jax.vmap(own.cdf)(grid)), axis=0)
+                index = jnp.clip(jnp.sum(heights < order, axis=0), 1, _GRID_SIZE - 1)
                 low, high = (jnp.take_along_axis(grid, at[None], axis=0)[0] for at in (index - 1, index))
                 return low, high
 
-            low, high = jax.lax.fori_loop(0, _ROUNDS, narrow, (low, high))
+            low, high = jax.lax.fori_loop(0, _NUM_SEARCHES, narrow, (low, high))
             return 0.5 * (low + high)
 
         def best_arm_probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
@@ -96,26 +96,24 @@ def mixture_of(
     return marginals
 
 
-def _heights(grid: Float[Array, "G A"], own: Marginals) -> Float[Array, "G A"]:
-    return jax.vmap(own.cdf)(grid)
-
-
-def spread_out(positions: Float[Array, "M K"], log_weights: Float[Array, " M"]) -> Int[Array, " C"]:
-    """Return the indices of a few particles that stand for all, each with equal weight, spread out in every coordinate."""
+def representative_particles(positions: Float[Array, "M K"], log_weights: Float[Array, " M"]) -> Int[Array, " C"]:
+    """Return indices of 64 particles, of equal weight, stratified over every coordinate."""
     num_dims = positions.shape[1]
     cumulative = jnp.cumsum(jax.nn.softmax(log_weights))
-    points = (jnp.arange(NUM_COMPONENTS * _PER_CELL) + 0.5) / (NUM_COMPONENTS * _PER_CELL) * cumulative[-1]
+    points = (
+        (jnp.arange(_NUM_COMPONENTS * _DRAWS_PER_CELL) + 0.5) / (_NUM_COMPONENTS * _DRAWS_PER_CELL) * cumulative[-1]
+    )
     cells = jnp.clip(jnp.searchsorted(cumulative, points), 0, positions.shape[0] - 1)[None]
-    for cut in range(_CUTS):
+    for cut in range(_NUM_CUTS):
         order = jnp.argsort(positions[cells, cut % num_dims], axis=1)
         cells = jnp.take_along_axis(cells, order, axis=1).reshape(2 ** (cut + 1), -1)
-    # A different member of every cell: the middle ones would leave out what outer cells have in the tails.
-    member = np.floor(np.modf(0.5 + 0.618034 * np.arange(NUM_COMPONENTS))[0] * _PER_CELL).astype(int)
-    return cells[np.arange(NUM_COMPONENTS), member]
+    # A different member of every cell: the middle members would leave out the tails of the outermost cells.
+    member = np.floor(np.modf(0.5 + 0.618034 * np.arange(_NUM_COMPONENTS))[0] * _DRAWS_PER_CELL).astype(int)
+    return cells[np.arange(_NUM_COMPONENTS), member]
 
 
 def _with_outer_as_context(model: RewardModel, example: Mapping[str, Array]) -> RewardModel:
-    """Return the model of the inner sites whose context holds the outer values beside the program's own."""
+    """Return the model of the inner sites whose context contains the outer values beside the context of the program."""
 
     def program(arm: Array, context: Any) -> None:
         outer = jax.tree.map(lambda leaf: leaf[0], context["outer"])  # the same in every row

@@ -1,7 +1,7 @@
 """The outer sites of a program: the few latents given which the rest is conjugate.
 
-To the exact engine's prove, derive and certify, outer sites are data: `given` fixes them inside the program, and what is left
-is an ordinary reward model of the inner sites. Particles move in the outer sites' unconstrained space.
+The proof, derivation and certificate of the exact engine treat outer sites as data: `given` fixes their values inside the
+program, which leaves an ordinary reward model of the inner sites. Particles move in the unconstrained space of the outer sites.
 """
 
 import copy
@@ -25,12 +25,12 @@ from ppl_bandit.runtime.compile_ahead import quick_jit
 
 __all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "supports_of", "without"]
 
-_REACH = 100.0  # of reals in the smaller box: their exponentials can still be squared
-_LOG_REACH = 30.0  # of logarithms of positive numbers there
+_MAX_REAL = 100.0  # of real sites in the smaller box: the square of exp(100) is finite
+_MAX_LOG = 30.0  # of the logarithms of positive sites in the smaller box
 
 
 class OuterSpace(NamedTuple):
-    """The real vectors of `size` elements that stand for the outer sites, one letter `K` for their axis.
+    """The unconstrained outer sites: real vectors of K elements.
 
     Attributes:
         names: the outer sites, in the order of the program.
@@ -46,8 +46,8 @@ class OuterSpace(NamedTuple):
 
 
 def given(model: RewardModel, values: Mapping[str, Array]) -> RewardModel:
-    """Return the model of the other sites, with some fixed to values, which may be traced."""
-    # Not NumPy arrays: those cannot be indexed by a traced arm.
+    """Return the model of the other sites, with some sites fixed to values, which may be traced."""
+    # A NumPy array could not be indexed by a traced arm.
     fixed = {name: jnp.asarray(value) for name, value in values.items()}
     view = _with_program(model, handlers.substitute(model.program, data=fixed))
     view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in values}
@@ -55,7 +55,7 @@ def given(model: RewardModel, values: Mapping[str, Array]) -> RewardModel:
 
 
 def without(model: RewardModel, names: Sequence[str]) -> RewardModel:
-    """Return the model whose prior lacks some terms: factors and constants that the program observes."""
+    """Return the model without some terms of its prior: factors and observed constants."""
     return _with_program(model, handlers.block(model.program, hide=list(names)))
 
 
@@ -71,7 +71,7 @@ def _with_program(model: RewardModel, handled: Callable) -> RewardModel:
 
 
 def supports_of(model: RewardModel) -> dict[str, Any]:
-    """Return the support of every latent site, or None for one whose support depends on another latent."""
+    """Return the support of every latent site; None for a support that depends on another latent."""
     found: dict[str, Any] = {}
 
     def bounds(seed: Array) -> dict[str, list[Array]]:
@@ -94,7 +94,7 @@ def supports_of(model: RewardModel) -> dict[str, Any]:
 
 
 def outer_space(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, Any]) -> OuterSpace:
-    """Return the unconstrained space of the outer sites; their supports are fixed."""
+    """Return the unconstrained space of the outer sites, whose supports must not depend on latents."""
     shapes = {name: biject_to(supports[name]).inverse_shape(model.latent_shapes[name]) for name in names}
     sizes = [int(np.prod(shape, dtype=int)) for shape in shapes.values()]
     ends = np.cumsum(sizes)
@@ -115,18 +115,17 @@ def outer_space(model: RewardModel, names: tuple[str, ...], supports: Mapping[st
 
 
 def _as_dtype(support: Any, dtype: Any) -> Any:
-    # A bound that was read in double precision must not lift what runs in single.
+    # Bounds in double precision would promote a computation in single precision.
     return jax.tree.map(lambda bound: jnp.asarray(bound, dtype), support)
 
 
 def box_of(
     model: RewardModel, space: OuterSpace, supports: Mapping[str, Any], *, is_whole: bool
 ) -> tuple[tuple[SiteBlock, ...], Callable[[Mapping[str, Array]], Bool[Array, ""]]]:
-    """Return the box over which the proof lets outer sites range, and a function that tells whether values lie in it.
+    """Return the box of outer values that the proof covers, and a function that tells whether values lie in it.
 
     Args:
-        is_whole: whether the box is the whole support; the smaller one ends where exponentials still neither vanish nor
-            overflow, and what leaves it is not covered by the proof.
+        is_whole: whether the box is the whole support; in the smaller box exponentials neither underflow nor overflow.
     """
     blocks = []
     for name in space.names:
@@ -140,14 +139,14 @@ def box_of(
             if is_whole:
                 blocks.append(SiteBlock(name, "positive", shape, 0, low))
             else:
-                blocks.append(SiteBlock(name, "unit", shape, 0, low + np.exp(-_LOG_REACH), low + np.exp(_LOG_REACH)))
+                blocks.append(SiteBlock(name, "unit", shape, 0, low + np.exp(-_MAX_LOG), low + np.exp(_MAX_LOG)))
         elif isinstance(support, constraints.interval) and not isinstance(support, type(constraints.circular)):
             low, high = np.asarray(support.lower_bound), np.asarray(support.upper_bound)
             blocks.append(SiteBlock(name, "unit", shape, 0, low, high))
         elif is_whole:
             blocks.append(SiteBlock(name, "real", shape, 0))
         else:
-            blocks.append(SiteBlock(name, "unit", shape, 0, -_REACH, _REACH))
+            blocks.append(SiteBlock(name, "unit", shape, 0, -_MAX_REAL, _MAX_REAL))
 
     def contains(values: Mapping[str, Array]) -> Bool[Array, ""]:
         inside = jnp.array(True)
@@ -160,9 +159,9 @@ def box_of(
 
 
 def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return, for every density of the program and for its expected reward, which of the latent sites reach it.
+    """Return, for every log density of the program and for its expected reward, the latent sites that it may depend on.
 
-    Read from the jaxpr: what is not named does not depend on them, whatever its value.
+    The dependence is derived from the jaxpr, so it holds for all values.
     """
     found: dict[str, Any] = {}
 

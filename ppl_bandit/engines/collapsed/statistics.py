@@ -1,4 +1,4 @@
-"""Densities of the inner sites as numbers: natural parameters, a constant, and the integral over the inner sites.
+"""Conjugate densities of the inner sites: natural parameters, a constant, and the integral over the inner sites.
 
 Given the outer sites psi, a prior and rows of data are conjugate in the inner sites theta:
 
@@ -37,20 +37,20 @@ __all__ = [
 
 
 class Statistics(NamedTuple):
-    """A log density in the inner sites, <natural, T(theta)> + constant; reals are relative to a centre."""
+    """A log density of the inner sites, <natural, T(theta)> + constant; real sites are relative to a centre."""
 
     natural: Natural
     constant: Float[Array, ""]
 
 
 def statistics_of(layout: Layout, log_density: Callable[[Coordinates], Array], centre: Coordinates) -> Statistics:
-    """Read a log density that is known to be affine in the sufficient statistics."""
+    """Return the statistics of a log density that is proved affine in the sufficient statistics."""
     natural = derive(layout, log_density, centre, as_arrow=True)
     return Statistics(natural, log_density(centre) - _at_centre(natural, centre))
 
 
 def _at_centre(natural: Natural, centre: Coordinates) -> Array:
-    """Return <natural, T(centre)>, where the reals' own terms vanish."""
+    """Return <natural, T(centre)>; the terms of real sites vanish there."""
     terms = [
         natural.unit[:, 0] @ jax.nn.log_sigmoid(centre.unit) + natural.unit[:, 1] @ jax.nn.log_sigmoid(-centre.unit),
         natural.log_scale @ centre.positive + natural.scale @ jnp.exp(centre.positive),
@@ -79,12 +79,12 @@ def zero_statistics(layout: Layout, centre: Coordinates) -> Statistics:
 
 
 def add_statistics(*parts: Statistics) -> Statistics:
-    """Multiply densities: their statistics add up; all have the same centre."""
+    """Return the statistics of a product of densities with the same centre."""
     return jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *parts)
 
 
 def recentre_statistics(layout: Layout, statistics: Statistics, old: Coordinates, new: Coordinates) -> Statistics:
-    """Return the same density with its reals relative to another centre."""
+    """Return the same density with its real sites relative to another centre."""
     natural, constant = statistics
     x = blocks_of(layout, new.real - old.real)
     bend = arrow_matrices.times(natural.quadratic, x)
@@ -96,10 +96,10 @@ def recentre_statistics(layout: Layout, statistics: Statistics, old: Coordinates
 
 
 def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
-    """Return A, the log integral of exp <natural, T(theta)> over theta; not finite where that has no integral.
+    """Return A, the log integral of exp <natural, T(theta)> over theta; it is not finite if there is no integral.
 
     Args:
-        natural: with axes over a batch at the end of every array.
+        natural: batch axes are the last axes of every array.
     """
     batch = natural.linear.shape[2:]
     terms = []
@@ -116,41 +116,43 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
         constant = 0.5 * np.log(2.0 * np.pi) * layout.is_member.sum()
         terms.append(constant + jnp.sum(gain[layout.owner < 0], axis=0) - 0.5 * jnp.sum(log_det, axis=0))
     if layout.power.size:
-        # u = z^power: what is integrated over z has u^(1/power - 1) more, and u^(-1/2) for each real that u scales.
-        shape = natural.log_scale + _before(1.0 / layout.power - 0.5 * layout.num_scaled, batch)
+        # With u = z^power, dz contributes u^(1/power - 1), and each real site that u scales contributes u^(-1/2).
+        shape = natural.log_scale + _append_axes(1.0 / layout.power - 0.5 * layout.num_scaled, batch)
         terms.append(jnp.sum(_scales(shape, -natural.scale - by_owner(layout, gain)), axis=0))
         terms.append(jnp.asarray(-np.sum(np.log(np.abs(layout.power))), float))
     return sum(terms, start=jnp.zeros(batch))
 
 
 def precision_of(layout: Layout, natural: Natural) -> Arrow:
-    """Return the precisions of the Gaussian blocks, with 1 where they are filled up; axes over a batch come last."""
+    """Return the precisions of the Gaussian blocks, with 1 on the diagonal of padding; batch axes come last."""
     padding = arrow_matrices.as_arrow(np.eye(layout.members.shape[1]) * ~layout.is_member[:, :, None], *layout.leaves)
     batch = natural.linear.shape[2:]
-    return jax.tree.map(lambda own, more: own + _before(more, batch) if more.any() else own, natural.quadratic, padding)
+    return jax.tree.map(
+        lambda own, more: own + _append_axes(more, batch) if more.any() else own, natural.quadratic, padding
+    )
 
 
-def _before(values: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
-    """Return values with axes of length 1 for those of a batch."""
+def _append_axes(values: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
+    """Append axes of length 1 for the axes of a batch."""
     return values.reshape(*values.shape, *(1 for _ in batch))
 
 
 def has_only_elements(layout: Layout) -> bool:
-    """Tell whether A is a sum over elements that have an integral each: probabilities and rates alone."""
+    """Tell whether A is a sum over single elements: the inner sites are probabilities and rates alone."""
     return not layout.members.size and not layout.of("simplex")
 
 
 def changes_one_element(fresh: Natural) -> Bool[Array, ""]:
-    """Tell whether rows say something of at most one probability and one rate."""
+    """Tell whether rows inform at most one probability and one rate."""
     return (jnp.sum(_changed_units(fresh)) <= 1) & (jnp.sum(_changed_scales(fresh)) <= 1)
 
 
 def one_element_change(layout: Layout, before: Natural, fresh: Natural) -> Float[Array, ""]:
-    """Return how A changes by rows that change one element of each kind: two integrals of each, however many elements.
+    """Return the change of A by rows that inform one element of each kind, in constant time.
 
     Args:
-        before: without the rows.
-        fresh: the rows' own, of a layout that has only elements.
+        before: natural parameters without the rows.
+        fresh: natural parameters of the rows, of a layout that has only elements.
     """
     terms = []
     if fresh.unit.size:
@@ -165,7 +167,7 @@ def one_element_change(layout: Layout, before: Natural, fresh: Natural) -> Float
 
 
 def _change_of_unit(old: Float[Array, " 2"], new: Float[Array, " 2"]) -> Float[Array, ""]:
-    """Return the change by new successes and failures; one trial has one logarithm, of its probability, for six log gammas."""
+    """Return the change by new successes and failures; for one trial it is the log of its predictive probability."""
     successes, failures = old[0] + 1.0, old[1] + 1.0
     is_success, is_failure = (jnp.all(new == np.array(trial)) for trial in ((1.0, 0.0), (0.0, 1.0)))
 
@@ -188,5 +190,5 @@ def _units(successes: Float[Array, "*U"], failures: Float[Array, "*U"]) -> Float
 
 
 def _scales(shape: Float[Array, "*G"], rate: Float[Array, "*G"]) -> Float[Array, "*G"]:
-    # A shape below 0 has a finite log gamma and no integral.
+    # For a negative shape log gamma is finite, and the integral does not exist.
     return jnp.where(shape > 0, gammaln(shape) - shape * jnp.log(rate), jnp.nan)

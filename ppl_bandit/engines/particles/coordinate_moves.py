@@ -1,16 +1,15 @@
-"""Moves of one latent at a time, at scales that are drawn at random, alone or with all others stretched along.
+"""Metropolis moves of one coordinate at a time, alone or with all other coordinates scaled along, at random step sizes.
 
-Hamiltonian trajectories have one step size for all places. Where a scale goes to 0 the posterior narrows to a neck that such
-steps cannot follow: the nearer the scale is to 0, the nearer other latents have to be to some point. Two moves can. One
-latent alone finds its own width, whatever that is, because its step is drawn from several powers of two. And where latents
-narrow together, by a factor exp(a) a unit of some coordinate, a step of that coordinate that multiplies the distances
-of all others from the point by the same factor stays inside of the neck, however far it goes:
+Hamiltonian trajectories have one step size everywhere. In a funnel, where a scale goes to 0 and other latents concentrate
+with it, no step size suits both ends. Two moves do. A move of one coordinate draws its step size from several powers of
+two, so that some match its local width. A move along the funnel changes coordinate j and scales the distances of the other
+coordinates from a centre c accordingly,
 
-    x_j -> x_j + step,   x_i -> c_i + exp(a_i step) (x_i - c_i),   with the Jacobian exp(step sum_i a_i).
+    x_j -> x_j + step,   x_i -> c_i + exp(a_i step) (x_i - c_i),   with log Jacobian step * sum_i a_i.
 
-The point c is the mean of the densest particles, which lie farthest inside of a neck, and a_i is the slope of log |x_i - c_i|
-on x_j over the cloud: about 1 where x_j is the log of a scale, 1/2 for a log variance, 0 for latents that do not narrow. A
-cloud in which nothing narrows by much can be left as it is: trajectories serve it well.
+The centre c is the mean of the particles with the highest density, which lie farthest inside the funnel, and a_i is the slope
+of log |x_i - c_i| on x_j over the particles: about 1 if x_j is the log of a scale, 1/2 for a log variance, 0 for latents
+that do not narrow with x_j. Without such a dependence trajectories suffice.
 """
 
 from typing import NamedTuple
@@ -24,17 +23,18 @@ from ppl_bandit.engines.particles.log_density import LogDensity
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["FunnelShape", "EvaluatedParticles", "funnel_shape", "coordinate_moves"]
+__all__ = ["EvaluatedParticles", "FunnelShape", "coordinate_moves", "funnel_shape"]
 
-_NUM_MOVES = 4  # between two looks at where the densest particles are: they go farther into a neck by then
-_WIDEST, _NARROWEST, _NARROWEST_STRETCH = 1.0, -7.0, -1.0  # steps, as powers of two of the cloud's standard deviation
-_NEAREST = 1e-4  # distances from the centre that matter, of a standard deviation
-_NUM_ERRORS = 4.0  # standard errors from which on a slope is believed
-_MAX_STRETCH = 30.0  # in logarithms
+_MOVES_PER_ROUND = 4  # moves between two estimates of the funnel's shape
+# Step sizes as powers of two of the particles' standard deviation.
+_MAX_POWER, _MIN_POWER_ALONE, _MIN_POWER_SCALED = 1.0, -7.0, -1.0
+_MIN_DISTANCE = 1e-4  # smallest distance from the centre that counts, in standard deviations
+_NUM_ERRORS = 4.0  # a slope counts as nonzero beyond this many standard errors
+_MAX_LOG_SCALING = 30.0
 
 
 class EvaluatedParticles(NamedTuple):
-    """Particles after their moves, with the two parts of the log density there."""
+    """Positions of particles, and the log prior and log likelihood there."""
 
     positions: Float[Array, "M k"]
     log_prior: Float[Array, " M"]
@@ -42,48 +42,47 @@ class EvaluatedParticles(NamedTuple):
 
 
 class FunnelShape(NamedTuple):
-    """How a cloud narrows.
+    """How particles narrow along each coordinate.
 
     Attributes:
-        centre: the mean of its densest particles.
-        slopes: (j, i), of the log distance of x_i from the centre on x_j.
-        shares: with which coordinate j leads a stretch, cumulated: in proportion to how far others narrow with it.
-        narrowing: the farthest that any does, in logarithms, with a standard deviation of another.
+        centre: mean of the particles with the highest density.
+        slopes: (j, i), slope of the log distance of x_i from the centre on x_j.
+        cumulative_probs: of selecting coordinate j for a move along the funnel, proportional to the largest slope on x_j.
+        narrowing: the largest slope, per standard deviation of x_j.
     """
 
     centre: Float[Array, " k"]
     slopes: Float[Array, "k k"]
-    shares: Float[Array, " k"]
+    cumulative_probs: Float[Array, " k"]
     narrowing: Float[Array, ""]
 
 
 def funnel_shape(
     positions: Float[Array, "M k"], log_density: Float[Array, " M"], sd: Float[Array, " k"]
 ) -> FunnelShape:
-    """Return the mean of a cloud's densest particles, and how distances from it depend on each coordinate.
+    """Estimate the centre of a funnel, and how distances from it depend on each coordinate.
 
     Args:
-        sd: of the cloud, roughly.
+        sd: standard deviations of the particles, approximately.
     """
     num, size = positions.shape
     highest = jnp.max(jnp.where(jnp.isnan(log_density), -jnp.inf, log_density))
-    # Where no density is a number, all particles count alike.
+    # If no density is finite, all particles have equal weight.
     weights = jnp.nan_to_num(jnp.exp(0.5 * (log_density - highest))) + jnp.finfo(log_density.dtype).tiny
     centre = weights @ positions / jnp.sum(weights)
     gaps = (positions - centre) / sd
-    logs = 0.5 * jnp.log(jnp.square(gaps) + _NEAREST**2)
-    # All sums in one product: many small reductions take long to compile.
-    both = jnp.concatenate([gaps, logs, jnp.ones((num, 1), gaps.dtype)], axis=1)
-    moments = both.T @ both / num
-    covariance = moments[:-1, :-1] - moments[:-1, -1:] * moments[-1, :-1]
+    log_gaps = 0.5 * jnp.log(jnp.square(gaps) + _MIN_DISTANCE**2)
+    columns = jnp.concatenate([gaps, log_gaps], axis=1)
+    centred = columns - jnp.mean(columns, axis=0)
+    covariance = centred.T @ centred / num
     variances = jnp.diagonal(covariance)
-    of_gaps, of_logs = variances[:size, None], variances[size:]
+    gap_variances, log_gap_variances = variances[:size, None], variances[size:]
     cross = covariance[:size, size:] * (1.0 - jnp.eye(size, dtype=gaps.dtype))
-    is_believed = jnp.square(cross) > _NUM_ERRORS**2 / num * of_gaps * of_logs
-    slopes = jnp.where(is_believed, cross / of_gaps, 0.0)
+    is_significant = jnp.square(cross) > _NUM_ERRORS**2 / num * gap_variances * log_gap_variances
+    slopes = jnp.where(is_significant, cross / gap_variances, 0.0)
     narrowing = jnp.max(jnp.abs(slopes), axis=1)
-    shares = jnp.cumsum(narrowing + jnp.finfo(gaps.dtype).eps)
-    return FunnelShape(centre, slopes / sd[:, None], shares / shares[-1], jnp.max(narrowing))
+    cumulative = jnp.cumsum(narrowing + jnp.finfo(gaps.dtype).eps)
+    return FunnelShape(centre, slopes / sd[:, None], cumulative / cumulative[-1], jnp.max(narrowing))
 
 
 def coordinate_moves(
@@ -91,17 +90,17 @@ def coordinate_moves(
     target: LogDensity,
     positions: Float[Array, "M k"],
     sd: Float[Array, " k"],
-    length: Int[Array, ""] | int,
+    num_rounds: Int[Array, ""] | int,
     min_narrowing: Float[Array, ""] | float = 0.0,
 ) -> tuple[EvaluatedParticles, Bool[Array, ""]]:
-    """Make `length` times 4 moves of every particle, by turns of one latent alone and of all others with it.
+    """Make `num_rounds` x 4 Metropolis moves of every particle: one coordinate alone and along the funnel, in turn.
 
-    Every move leaves the target as it is, given the centre and the slopes, which the cloud as a whole decides.
+    Given the centre and the slopes, which are estimated from all particles, every move leaves the target invariant.
 
     Args:
-        sd: of the cloud, roughly: steps are made in proportion.
-        min_narrowing: moves end as soon as nothing narrows by as much, in logarithms, with a standard deviation of another
-            coordinate; in most clouds, before they begin.
+        sd: standard deviations of the particles, approximately; step sizes are proportional to them.
+        min_narrowing: the moves end as soon as the largest slope, per standard deviation of the other coordinate, is smaller;
+            for most posteriors before the first move.
 
     Returns:
         The particles, and whether all of these moves were made.
@@ -109,43 +108,48 @@ def coordinate_moves(
     num, size = positions.shape
     dtype = positions.dtype
 
-    def moves(carry: tuple[Array, FunnelShape, EvaluatedParticles]) -> tuple[Array, FunnelShape, EvaluatedParticles]:
-        number, stretch, swept = carry
+    def one_round(
+        carry: tuple[Array, FunnelShape, EvaluatedParticles],
+    ) -> tuple[Array, FunnelShape, EvaluatedParticles]:
+        number, funnel, particles = carry
 
-        def one(turn: Array, carry: EvaluatedParticles) -> EvaluatedParticles:
-            x, log_prior, log_likelihood = carry
-            is_first, is_together = turn < 0, turn % 2 == 1
-            key_turn = jr.fold_in(key, number * (_NUM_MOVES + 1) + turn + 1)
-            uniform, normal = uniform_and_normal(key_turn, 2 * num + 1, num, dtype)
-            width, chance = jnp.split(uniform[1:], 2)
-            leader, alone = jnp.sum(stretch.shares < uniform[0]), jnp.floor(size * uniform[0]).astype(int)
-            j = jnp.minimum(jnp.where(is_together, leader, alone), size - 1)
-            power = _WIDEST + (jnp.where(is_together, _NARROWEST_STRETCH, _NARROWEST) - _WIDEST) * width
-            step = jnp.where(is_first, 0.0, sd[j] * jnp.exp2(power) * normal)
-            slopes = jnp.where(is_together & ~is_first, stretch.slopes[j], 0.0)
-            logs = jnp.clip(step[:, None] * slopes, -_MAX_STRETCH, _MAX_STRETCH)
-            there = x + jnp.expm1(logs) * (x - stretch.centre) + step[:, None] * (jnp.arange(size) == j)
-            new_prior, new_likelihood = jax.vmap(target.parts)(there)
-            gain = new_prior - log_prior + new_likelihood - log_likelihood + jnp.sum(logs, axis=1)
-            accepts = (jnp.log(chance) < gain) | is_first
+        def one_move(turn: Array, now: EvaluatedParticles) -> EvaluatedParticles:
+            is_evaluation, is_scaled = turn < 0, turn % 2 == 1
+            key_move = jr.fold_in(key, number * (_MOVES_PER_ROUND + 1) + turn + 1)
+            uniform, normal = uniform_and_normal(key_move, 2 * num + 1, num, dtype)
+            for_power, for_acceptance = jnp.split(uniform[1:], 2)
+            by_slope = jnp.sum(funnel.cumulative_probs < uniform[0])
+            at_random = jnp.floor(size * uniform[0]).astype(int)
+            j = jnp.minimum(jnp.where(is_scaled, by_slope, at_random), size - 1)
+            min_power = jnp.where(is_scaled, _MIN_POWER_SCALED, _MIN_POWER_ALONE)
+            step = sd[j] * jnp.exp2(_MAX_POWER + (min_power - _MAX_POWER) * for_power) * normal
+            step = jnp.where(is_evaluation, 0.0, step)
+            slopes = jnp.where(is_scaled & ~is_evaluation, funnel.slopes[j], 0.0)
+            log_scaling = jnp.clip(step[:, None] * slopes, -_MAX_LOG_SCALING, _MAX_LOG_SCALING)
+            scaled = now.positions + jnp.expm1(log_scaling) * (now.positions - funnel.centre)
+            proposed = scaled + step[:, None] * (jnp.arange(size) == j)
+            log_prior, log_likelihood = jax.vmap(target.parts)(proposed)
+            log_ratio = log_prior - now.log_prior + log_likelihood - now.log_likelihood + jnp.sum(log_scaling, axis=1)
+            is_accepted = (jnp.log(for_acceptance) < log_ratio) | is_evaluation
             return EvaluatedParticles(
-                jnp.where(accepts[:, None], there, x),
-                jnp.where(accepts, new_prior, log_prior),
-                jnp.where(accepts, new_likelihood, log_likelihood),
+                jnp.where(is_accepted[:, None], proposed, now.positions),
+                jnp.where(is_accepted, log_prior, now.log_prior),
+                jnp.where(is_accepted, log_likelihood, now.log_likelihood),
             )
 
-        # Before the first look a single turn reads the density where the particles are: it is compiled once.
-        is_before = number == 0
-        swept = jax.lax.fori_loop(jnp.where(is_before, -1, 0), jnp.where(is_before, 0, _NUM_MOVES), one, swept)
-        stretch = funnel_shape(swept.positions, swept.log_prior + swept.log_likelihood, sd)
-        return number + 1, stretch, swept
+        # Round 0 is one step of size 0, which evaluates the density at the start: the density is compiled once.
+        is_first = number == 0
+        turns = jnp.where(is_first, -1, 0), jnp.where(is_first, 0, _MOVES_PER_ROUND)
+        particles = jax.lax.fori_loop(*turns, one_move, particles)
+        funnel = funnel_shape(particles.positions, particles.log_prior + particles.log_likelihood, sd)
+        return number + 1, funnel, particles
 
-    def goes_on(carry: tuple[Array, FunnelShape, EvaluatedParticles]) -> Bool[Array, ""]:
-        number, stretch, _ = carry
-        return (number == 0) | (number <= length) & (stretch.narrowing >= min_narrowing)
+    def needs_more(carry: tuple[Array, FunnelShape, EvaluatedParticles]) -> Bool[Array, ""]:
+        number, funnel, _ = carry
+        return (number == 0) | (number <= num_rounds) & (funnel.narrowing >= min_narrowing)
 
     unknown, zeros = jnp.zeros(num, dtype), jnp.zeros(size, dtype)
-    nothing = FunnelShape(zeros, jnp.zeros((size, size), dtype), zeros, jnp.zeros((), dtype))
-    begin = (jnp.zeros((), int), nothing, EvaluatedParticles(positions, unknown, unknown))
-    number, _, swept = jax.lax.while_loop(goes_on, moves, begin)
-    return swept, (length > 0) & (number > length)
+    no_funnel = FunnelShape(zeros, jnp.zeros((size, size), dtype), zeros, jnp.zeros((), dtype))
+    first = (jnp.zeros((), int), no_funnel, EvaluatedParticles(positions, unknown, unknown))
+    number, _, particles = jax.lax.while_loop(needs_more, one_round, first)
+    return particles, (num_rounds > 0) & (number > num_rounds)

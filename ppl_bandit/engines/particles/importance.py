@@ -1,11 +1,10 @@
-"""Fresh draws by importance: proposals from the modes of a posterior and from the cloud of draws, weighted to it.
+"""Importance sampling of a posterior from a mixture of Student-t laws at its modes and around existing particles.
 
-Half of the proposals come from multivariate Student-t laws at the modes that Newton's method finds from several draws, and from
-scouts that may lie where rows have put mass and no draw is, scaled by the curvature there: right for many rows, and for far
-jumps. The other half come from Student-t kernels about the draws of before: right for shapes of few dimensions that are nothing
-like a bell. All are weighted with the density of the whole mixture, one pass over the rows each. Three things must speak for
-the result: Pareto k-hat, the effective sample size, and the draws of before, which lie where the posterior is and so show a
-mode that no proposal reaches.
+Half of the proposals come from Student-t laws at the modes that Newton's method finds, scaled by the curvature there: they
+suit posteriors of many rows, and posteriors that have moved far. The other half come from Student-t kernels around the
+particles: they suit low-dimensional posteriors of any shape. Every proposal is weighted with the density of the whole
+mixture. The result is accepted if Pareto k-hat, the effective sample size and the coverage of the old particles allow it: old
+particles with a high density ratio show a mode that the proposals miss.
 """
 
 import math
@@ -15,45 +14,37 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jax.scipy.special import gammaln, logsumexp
+from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.particles.diagnostics import (
-    MAX_K_HAT,
-    finite_log_weights,
-    flatten_log_weights,
-    pareto_k_hat,
-    resample,
-    weight_ess,
-)
+from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, pareto_k_hat
 from ppl_bandit.engines.particles.log_density import LogDensity
-from ppl_bandit.engines.particles.modes import find_mode
+from ppl_bandit.engines.particles.modes import Mode, find_mode
+from ppl_bandit.engines.particles.student_t import log_kernel, log_normalizing_constant, student_t_draws
+from ppl_bandit.engines.particles.weights import finite_log_weights, flatten_log_weights, resample, weight_ess
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["Proposal", "PriorProbes", "propose"]
+__all__ = ["PriorProbes", "Proposal", "propose"]
 
-_NUM_STARTS = 8  # of Newton's method: half of them at random, half as far from these and from each other as can be
-_NUM_SCOUTS = 2  # of the latter, where there are scouts
+_NUM_STARTS = 8  # of Newton's method: half at random, half as far as possible from these and from each other
+_NUM_PROBE_STARTS = 2  # of the latter, at probes if there are any
 _NUM_KERNELS = 200
-_MAX_STEPS, _TOLERANCE = 60, 1e-2  # a mode to a tenth of a standard deviation will do
-_WIDEST = 3.0  # standard deviation of a proposal in units of the cloud's
-_EVEN_SHARE = 0.1  # of the modes' proposals that are spread evenly over them, whatever their estimated mass
-_FAR = math.log(20.0)  # a density ratio that proposals should not meet
-_MAX_MISSED = 0.02  # mass of the draws of before at such ratios
+_MAX_STEPS, _TOLERANCE = 60, 1e-2  # a mode to a tenth of a standard deviation suffices
+_MAX_SD = 3.0  # standard deviation of a proposal, in those of the particles
+_UNIFORM_SHARE = 0.1  # of the proposals at modes, spread evenly over the modes whatever their estimated mass
+_MAX_LOG_RATIO = math.log(20.0)  # log density ratio of particles that the proposals cover
+_MAX_MISSED = 0.02  # posterior mass of particles that they do not cover
 
 
 class Proposal(NamedTuple):
-    """Weighted draws, P of them.
+    """P weighted draws.
 
     Attributes:
-        positions: in the coordinates of the cloud that was given.
-        log_prior, log_likelihood: of each.
-        log_weights: of each, such that the mean of their exponentials is the posterior's normalising constant.
+        positions: in whitened coordinates.
+        log_weights: the mean of their exponentials estimates the normalising constant of the target.
         ess: their effective sample size.
-        k_hat: their Pareto k-hat.
-        missed: mass of the posterior that they do not reach, by the cloud.
-        is_accepted: whether all three allow them.
+        is_accepted: whether k-hat, the effective sample size and the coverage of the old particles allow their use.
     """
 
     positions: Float[Array, "P k"]
@@ -61,25 +52,23 @@ class Proposal(NamedTuple):
     log_likelihood: Float[Array, " P"]
     log_weights: Float[Array, " P"]
     ess: Float[Array, ""]
-    k_hat: Float[Array, ""]
-    missed: Float[Array, ""]
     is_accepted: Bool[Array, ""]
 
 
 class PriorProbes(NamedTuple):
-    """Draws of the prior that stay where they are, with their log likelihood.
+    """Fixed draws of the prior that detect posterior mass where there are no particles.
 
     Attributes:
-        is_ahead: whether rows have put mass at one of them where there may be no draw.
+        has_unseen_mass: whether the rows have given a probe more posterior mass than particles may miss.
     """
 
     positions: Float[Array, "S k"]
     log_likelihood: Float[Array, " S"]
-    is_ahead: Bool[Array, ""]
+    has_unseen_mass: Bool[Array, ""]
 
 
 class _Mixture(NamedTuple):
-    """Student-t laws: C with roots of their own, and kernels of one width."""
+    """Student-t laws: C components with their own roots, and L kernels of one width."""
 
     centres: Float[Array, "C k"]
     roots: Float[Array, "C k k"]
@@ -93,83 +82,60 @@ class _Mixture(NamedTuple):
 def propose(
     key: Key,
     target: LogDensity,
-    cloud: Float[Array, "M k"],
+    positions: Float[Array, "M k"],
     log_weights: Float[Array, " M"],
     log_density: Float[Array, " M"],
-    scouts: PriorProbes | None = None,
+    probes: PriorProbes | None = None,
 ) -> Proposal:
-    """Draw two proposals for every draw of a cloud, weighted to the target.
+    """Draw 2 M proposals, weighted to the target.
 
     Args:
-        scouts: modes are looked for from the more likely of them, too.
-        target: in coordinates in which the weighted cloud has mean 0 and unit covariance.
-        log_weights: of the cloud, to the target or to something on the way there; finite somewhere.
-        log_density: of the target at the cloud.
+        target: in coordinates in which the weighted particles have mean 0 and unit covariance.
+        positions: old particles.
+        log_weights: of the old particles, to the target or a tempered version of it; finite somewhere.
+        log_density: of the target at the old particles.
+        probes: Newton's method also starts at the more likely of them.
     """
-    num_draws, size = cloud.shape
+    num_draws, size = positions.shape
     key_offset, key_draw = jr.split(key)
-    offsets = jr.uniform(key_offset, (3,), cloud.dtype)
-    degrees = 2 * max(4, -(-size // 2))  # heavier tails would waste most of the draws in many dimensions
-    num_kernels = min(_NUM_KERNELS, num_draws)
-    kernels = cloud[resample(offsets[0], log_weights, num_kernels)]
-    starts = _spread_out(kernels, kernels if scouts is None else _likely(scouts, offsets[0]))
-    modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
-    precisions = jnp.maximum(modes.precisions, _WIDEST**-2)
-    roots = modes.axes / jnp.sqrt(precisions)[:, None, :]
-    inverses = jnp.swapaxes(modes.axes * jnp.sqrt(precisions)[:, None, :], 1, 2)
-    gaps = jnp.einsum("cij,dcj->dci", inverses, modes.position[:, None] - modes.position)
-    num_same = jnp.sum(jnp.sum(jnp.square(gaps), axis=-1) < 0.25, axis=0)
-    log_mass = modes.log_density - 0.5 * jnp.sum(jnp.log(precisions), axis=1)
-    log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf) - jnp.log(jnp.maximum(num_same, 1))
-    mass = jnp.nan_to_num(jax.nn.softmax(log_mass), nan=1.0 / _NUM_STARTS)
-    probs = (1.0 - _EVEN_SHARE) * mass / jnp.sum(mass) + _EVEN_SHARE / _NUM_STARTS
+    offsets = jr.uniform(key_offset, (3,), positions.dtype)
+    degrees = 2 * max(4, -(-size // 2))  # in many dimensions heavier tails would waste most of the draws
     ess = weight_ess(log_weights)
-    mixture = _Mixture(
-        modes.position,
-        roots,
-        inverses,
-        -0.5 * jnp.sum(jnp.log(precisions), axis=1),
-        jnp.log(probs),
-        kernels,
-        # Silverman's rule for a Gaussian, in units of the cloud's covariance.
-        jnp.asarray((4.0 / ((size + 2) * jnp.maximum(ess, 1.0))) ** (1.0 / (size + 4)), cloud.dtype),
-    )
-    which = resample(offsets[1], jnp.log(probs), num_draws)
-    noise = _student_t(key_draw, 2 * num_draws, size, degrees, cloud.dtype)
-    at_modes = modes.position[which] + jnp.einsum("mij,mj->mi", roots[which], noise[:num_draws])
-    turn = jnp.floor(offsets[2] * num_kernels).astype(
-        int
-    )  # which kernels come once more than others, where they cannot be equal
-    about = mixture.kernels[(jnp.arange(num_draws) + turn) % num_kernels] + mixture.width * noise[num_draws:]
-    positions = jnp.concatenate([at_modes, about])
-    log_prior, log_likelihood = jax.vmap(target.parts)(positions)
-    new = log_prior + log_likelihood - _log_density(mixture, positions, degrees)
+
+    kernels = positions[resample(offsets[0], log_weights, min(_NUM_KERNELS, num_draws))]
+    starts = _distant_points(kernels, kernels if probes is None else _likely_probes(probes, offsets[0]))
+    modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
+    mixture = _mixture(modes, kernels, ess)
+    proposed = _draw(key_draw, mixture, num_draws, degrees, offsets)
+
+    log_prior, log_likelihood = jax.vmap(target.parts)(proposed)
+    new = log_prior + log_likelihood - _log_mixture(mixture, proposed, degrees)
     new = jnp.where(jnp.isnan(new), -jnp.inf, new)
     log_constant = logsumexp(new) - math.log(2 * num_draws)
-    ratios = log_density - _log_density(mixture, cloud, degrees) - log_constant
-    missed = jnp.sum(jnp.where(ratios > _FAR, jax.nn.softmax(log_weights), 0.0))
-    new_ess, k_hat = weight_ess(new), pareto_k_hat(new)
-    # The cloud's own noise: three standard errors of such a mass.
-    may_miss = _MAX_MISSED + 3.0 * jnp.sqrt(_MAX_MISSED / jnp.maximum(ess, 1.0))
-    is_accepted = (k_hat <= MAX_K_HAT) & (new_ess >= num_draws / 2) & (missed <= may_miss)
-    return Proposal(positions, log_prior, log_likelihood, new, new_ess, k_hat, missed, is_accepted)
+    log_ratios = log_density - _log_mixture(mixture, positions, degrees) - log_constant
+    missed = jnp.sum(jnp.where(log_ratios > _MAX_LOG_RATIO, jax.nn.softmax(log_weights), 0.0))
+    # The mass of old particles is itself uncertain: allow three standard errors.
+    max_missed = _MAX_MISSED + 3.0 * jnp.sqrt(_MAX_MISSED / jnp.maximum(ess, 1.0))
+    new_ess = weight_ess(new)
+    is_accepted = (pareto_k_hat(new) <= MAX_K_HAT) & (new_ess >= num_draws / 2) & (missed <= max_missed)
+    return Proposal(proposed, log_prior, log_likelihood, new, new_ess, is_accepted)
 
 
-def _likely(scouts: PriorProbes, offset: Float[Array, ""]) -> Float[Array, "L k"]:
-    """Return some of the scouts, in proportion to their likelihood, or to a power of it that leaves several."""
-    flat = flatten_log_weights(finite_log_weights(scouts.log_likelihood), _NUM_STARTS)
-    return scouts.positions[resample(offset, flat, 4 * _NUM_STARTS)]
+def _likely_probes(probes: PriorProbes, offset: Float[Array, ""]) -> Float[Array, "L k"]:
+    """Resample probes in proportion to their likelihood, tempered so that several of them count."""
+    flat = flatten_log_weights(finite_log_weights(probes.log_likelihood), _NUM_STARTS)
+    return probes.positions[resample(offset, flat, 4 * _NUM_STARTS)]
 
 
-def _spread_out(points: Float[Array, "L k"], others: Float[Array, "P k"]) -> Float[Array, "starts k"]:
-    """Return some points at random, and then, one after another, the point that is farthest from all before it.
+def _distant_points(points: Float[Array, "L k"], others: Float[Array, "P k"]) -> Float[Array, "starts k"]:
+    """Return some random points, then repeatedly the point that is farthest from those chosen before.
 
-    A mode of its own that holds a quarter of the draws would be missed by eight at random once in ten times.
+    Eight random points would miss a mode that holds a quarter of the draws once in ten times.
 
     Args:
-        others: where the last of them are taken from.
+        points: in random order.
+        others: the last `_NUM_PROBE_STARTS` points are chosen from these.
     """
-    num_random = _NUM_STARTS // 2
     chosen = points[jnp.arange(_NUM_STARTS) % len(points)]
 
     def choose_from(points: Array) -> Callable[[Array, Array], Array]:
@@ -180,34 +146,60 @@ def _spread_out(points: Float[Array, "L k"], others: Float[Array, "P k"]) -> Flo
 
         return choose
 
-    chosen = jax.lax.fori_loop(num_random, _NUM_STARTS - _NUM_SCOUTS, choose_from(points), chosen)
-    return jax.lax.fori_loop(_NUM_STARTS - _NUM_SCOUTS, _NUM_STARTS, choose_from(others), chosen)
+    first_other = _NUM_STARTS - _NUM_PROBE_STARTS
+    chosen = jax.lax.fori_loop(_NUM_STARTS // 2, first_other, choose_from(points), chosen)
+    return jax.lax.fori_loop(first_other, _NUM_STARTS, choose_from(others), chosen)
 
 
-def _student_t(key: Key, num: int, size: int, degrees: int, dtype) -> Float[Array, "P k"]:
-    """Draw from a standard Student-t law with an even number of degrees of freedom."""
-    uniform, normal = uniform_and_normal(key, num * (degrees // 2), num * size, dtype)
-    # A chi-squared variable with 2 n degrees of freedom is a sum of n exponentials.
-    chi_squared = -2.0 * jnp.sum(jnp.log(uniform.reshape(num, -1)), axis=1)
-    return normal.reshape(num, size) * jnp.sqrt(degrees / chi_squared)[:, None]
+def _mixture(modes: Mode, kernels: Float[Array, "L k"], ess: Float[Array, ""]) -> _Mixture:
+    """Return Student-t laws at modes, in proportion to their estimated mass, and around kernels."""
+    size = kernels.shape[1]
+    precisions = jnp.maximum(modes.precisions, _MAX_SD**-2)
+    roots = modes.axes / jnp.sqrt(precisions)[:, None, :]
+    inverses = jnp.swapaxes(modes.axes * jnp.sqrt(precisions)[:, None, :], 1, 2)
+    log_volumes = -0.5 * jnp.sum(jnp.log(precisions), axis=1)
+    # Several starts may lead to one mode: modes within half a standard deviation share their mass.
+    gaps = jnp.einsum("cij,dcj->dci", inverses, modes.position[:, None] - modes.position)
+    num_same = jnp.sum(jnp.sum(jnp.square(gaps), axis=-1) < 0.25, axis=0)
+    log_mass = modes.log_density + log_volumes
+    log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf) - jnp.log(jnp.maximum(num_same, 1))
+    mass = jnp.nan_to_num(jax.nn.softmax(log_mass), nan=1.0 / _NUM_STARTS)
+    probs = (1.0 - _UNIFORM_SHARE) * mass / jnp.sum(mass) + _UNIFORM_SHARE / _NUM_STARTS
+    # Silverman's rule for a standard Gaussian.
+    width = jnp.asarray((4.0 / ((size + 2) * jnp.maximum(ess, 1.0))) ** (1.0 / (size + 4)), kernels.dtype)
+    return _Mixture(modes.position, roots, inverses, log_volumes, jnp.log(probs), kernels, width)
 
 
-def _log_density(mixture: _Mixture, positions: Float[Array, "P k"], degrees: int) -> Float[Array, " P"]:
+def _draw(
+    key: Key, mixture: _Mixture, num_draws: int, degrees: int, offsets: Float[Array, " 3"]
+) -> Float[Array, "P k"]:
+    """Draw from the mixture: half of 2 M draws at the modes, half around the kernels."""
+    num_kernels, size = mixture.kernels.shape
+    num = 2 * num_draws
+    uniform, normal = uniform_and_normal(key, num * (degrees // 2), num * size, mixture.kernels.dtype)
+    noise = student_t_draws(uniform.reshape(num, -1), normal.reshape(num, size))
+    which = resample(offsets[1], mixture.log_probs, num_draws)
+    at_modes = mixture.centres[which] + jnp.einsum("mij,mj->mi", mixture.roots[which], noise[:num_draws])
+    # A random first kernel: where M is no multiple of the number of kernels, some are used once more than others.
+    first = jnp.floor(offsets[2] * num_kernels).astype(int)
+    around = mixture.kernels[(jnp.arange(num_draws) + first) % num_kernels] + mixture.width * noise[num_draws:]
+    return jnp.concatenate([at_modes, around])
+
+
+def _log_mixture(mixture: _Mixture, positions: Float[Array, "P k"], degrees: int) -> Float[Array, " P"]:
+    """Return the log density of the mixture."""
     size = positions.shape[1]
-    constant = gammaln((degrees + size) / 2) - gammaln(degrees / 2) - 0.5 * size * math.log(degrees * math.pi)
-
-    def log_t(squares: Array) -> Array:
-        return constant - 0.5 * (degrees + size) * jnp.log1p(squares / degrees)
+    constant = log_normalizing_constant(degrees, size)
 
     def squares_at(centre: Array, inverse: Array) -> Array:
         return jnp.sum(jnp.square((positions - centre) @ inverse.T), axis=1)
 
     squares = jax.vmap(squares_at)(mixture.centres, mixture.inverses)
-    modes = log_t(squares) + (mixture.log_probs - mixture.log_volumes)[:, None]
+    modes = constant + log_kernel(squares, degrees, size) + (mixture.log_probs - mixture.log_volumes)[:, None]
     products = positions @ mixture.kernels.T
     lengths = jnp.sum(jnp.square(positions), axis=1)[:, None] + jnp.sum(jnp.square(mixture.kernels), axis=1)
     squares = jnp.maximum(lengths - 2.0 * products, 0.0) / jnp.square(mixture.width)
-    # Powers of 1 + r^2 / degrees do not underflow, and a whole power costs no logarithm.
+    # An integer power needs no logarithm for each pair of a draw and a kernel, and does not underflow.
     base = 1.0 / (1.0 + squares / degrees)
     power = base ** ((degrees + size) // 2) * (jnp.sqrt(base) if size % 2 else 1.0)
     kernels = constant + jnp.log(jnp.mean(power, axis=1)) - size * jnp.log(mixture.width)

@@ -13,7 +13,7 @@ import pytest
 from ppl_bandit import engines
 from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import independent_blocks
-from ppl_bandit.engines.approximate.noncentred_refresh import _shares, _within
+from ppl_bandit.engines.approximate.noncentred_refresh import _estimate_centredness, _space_at
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.row_buffer import empty_buffer
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -36,21 +36,21 @@ def test_a_frame_has_the_density_of_the_latents_with_its_jacobian():
     """The Jacobian is that of the whole map, by forward differentiation, in double precision."""
     with jax.enable_x64(True):
         space = unconstrained_space(RewardModel(hierarchies, 2))
-        frames = space.frames
+        centring = space.partial_centring
         names = ["common", "spread", *["slope"] * 6, *["level"] * 2, *["shift"] * 2]
-        np.testing.assert_array_equal(frames.is_framed, [name in ("slope", "level") for name in names])
-        coordinates, shares = jr.normal(jr.key(0), (space.size,)), jr.uniform(jr.key(1), (space.size,))
-        shares = jnp.where(frames.is_framed, shares, 1.0)
-        latents = frames.back(coordinates, shares)
-        jacobian = jnp.linalg.slogdet(jax.jacfwd(frames.back)(coordinates, shares))[1]
-        framed, plain = jnp.sum(frames.log_prior(coordinates, shares)), jnp.sum(space.log_prior(latents))
+        np.testing.assert_array_equal(centring.has_latent_scale, [name in ("slope", "level") for name in names])
+        coordinates, centredness = jr.normal(jr.key(0), (space.size,)), jr.uniform(jr.key(1), (space.size,))
+        centredness = jnp.where(centring.has_latent_scale, centredness, 1.0)
+        latents = centring.to_latents(coordinates, centredness)
+        jacobian = jnp.linalg.slogdet(jax.jacfwd(centring.to_latents)(coordinates, centredness))[1]
+        framed, plain = jnp.sum(centring.log_prior(coordinates, centredness)), jnp.sum(space.log_prior(latents))
         np.testing.assert_allclose(framed, plain + jacobian, rtol=1e-12)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12),
-            frames.constrain(coordinates, shares),
+            centring.constrain(coordinates, centredness),
             space.constrain(latents),
         )
-        np.testing.assert_allclose(frames.back(latents, jnp.ones(space.size)), latents, rtol=1e-12)
+        np.testing.assert_allclose(centring.to_latents(latents, jnp.ones(space.size)), latents, rtol=1e-12)
 
 
 def test_every_block_has_the_jacobian_of_its_own_frames():
@@ -69,9 +69,11 @@ def test_every_block_has_the_jacobian_of_its_own_frames():
         assert len(blocks.coordinates) == 2
         own, reference = jnp.array([0.7, -1.3]), jnp.array([0.1, 0.2, 0.3, 0.4])
         for number, coordinates in enumerate(blocks.coordinates):
-            shares = jnp.ones(4).at[coordinates].set(jnp.array([1.0, 0.25]))
-            latents = space.frames.back(reference.at[coordinates].set(own), shares)[coordinates]
-            framed = block_posterior(_within(space, space.frames, shares), blocks, number, buffer, reference, 1.0)
+            centredness = jnp.ones(4).at[coordinates].set(jnp.array([1.0, 0.25]))
+            latents = space.partial_centring.to_latents(reference.at[coordinates].set(own), centredness)[coordinates]
+            framed = block_posterior(
+                _space_at(space, space.partial_centring, centredness), blocks, number, buffer, reference, 1.0
+            )
             plain = block_posterior(space, blocks, number, buffer, reference, 1.0)
             # mean = 1 + spread^.75 (v - .25), and the log of the spread is the first coordinate.
             np.testing.assert_allclose(latents[1], 1.0 + np.exp(0.75 * own[0]) * (own[1] - 0.25), rtol=1e-12)
@@ -82,12 +84,14 @@ def test_a_frame_without_a_share_is_the_distance_in_units_of_the_scale():
     with jax.enable_x64(True):
         space = unconstrained_space(RewardModel(hierarchies, 2))
         latents = jr.normal(jr.key(2), (space.size,))
-        locations, log_scales = space.frames.of(latents)
+        locations, log_scales = space.partial_centring.location_and_log_scale(latents)
         np.testing.assert_allclose(locations[2:8], latents[0], rtol=1e-12)
         np.testing.assert_allclose(log_scales[2:8], latents[1], rtol=1e-12)  # the bijection of a HalfNormal is exp
-        is_framed = space.frames.is_framed
-        distances = jnp.where(is_framed, (latents - locations) / jnp.exp(log_scales), latents)
-        np.testing.assert_allclose(space.frames.back(distances, 1.0 - is_framed), latents, rtol=1e-10)
+        has_latent_scale = space.partial_centring.has_latent_scale
+        distances = jnp.where(has_latent_scale, (latents - locations) / jnp.exp(log_scales), latents)
+        np.testing.assert_allclose(
+            space.partial_centring.to_latents(distances, 1.0 - has_latent_scale), latents, rtol=1e-10
+        )
 
 
 def test_a_program_without_such_a_scale_has_no_frames():
@@ -96,15 +100,15 @@ def test_a_program_without_such_a_scale_has_no_frames():
         mean = numpyro.sample("mean", dist.Normal(common, 0.5).expand([2]).to_event(1))
         numpyro.sample("reward", dist.StudentT(4.0, mean[arm], 1.0))
 
-    assert unconstrained_space(RewardModel(program, 2)).frames is None
+    assert unconstrained_space(RewardModel(program, 2)).partial_centring is None
 
 
 def test_a_share_is_what_the_data_say_of_a_latent():
     """Standard deviations of 1, .1 and 3 about a scale of 1; of 4,000 draws a variance has an error of 2%: .1 is five."""
     positions = jr.normal(jr.key(0), (4000, 3)) * jnp.array([1.0, 0.1, 3.0])
-    cloud = SimpleNamespace(positions=positions, log_weights=jnp.zeros(4000))
-    shares = np.asarray(_shares(cloud, jnp.zeros((4000, 3))))
-    np.testing.assert_allclose(shares, [0.0, 0.99, 0.0], atol=0.1)
+    particles = SimpleNamespace(positions=positions, log_weights=jnp.zeros(4000))
+    centredness = np.asarray(_estimate_centredness(particles, jnp.zeros((4000, 3))))
+    np.testing.assert_allclose(centredness, [0.0, 0.99, 0.0], atol=0.1)
 
 
 def logits(is_centred):
@@ -134,7 +138,7 @@ def test_a_hierarchy_gives_the_same_however_it_is_written(num_rows):
     with jax.enable_x64(True):
         for is_centred in (True, False):
             model = logits(is_centred)
-            assert (unconstrained_space(model).frames is not None) == is_centred
+            assert (unconstrained_space(model).partial_centring is not None) == is_centred
             engine = engines.reweight(model, capacity=2048)
             rows = Interaction(jnp.asarray(arm), jnp.asarray(reward))
             state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(1)), rows)

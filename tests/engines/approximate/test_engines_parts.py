@@ -12,20 +12,18 @@ from numpyro.infer.util import potential_energy
 from ppl_bandit import engines
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.engines.particles.diagnostics import (
-    chain_ess,
+from ppl_bandit.engines.particles.diagnostics import chain_ess, moment_shifts, notable_k_hat, pareto_k_hat
+from ppl_bandit.engines.particles.kernels import hamiltonian
+from ppl_bandit.engines.particles.log_density import LogDensity, second_derivatives
+from ppl_bandit.engines.particles.modes import find_mode
+from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, move
+from ppl_bandit.engines.particles.weights import (
     finite_log_weights,
     flatten_log_weights,
-    moment_shifts,
     normalize_weights,
-    notable_k_hat,
-    pareto_k_hat,
     resample,
     weight_ess,
 )
-from ppl_bandit.engines.particles.log_density import LogDensity, second_derivatives
-from ppl_bandit.engines.particles.modes import find_mode
-from ppl_bandit.engines.particles.moves import MAX_MEMORY, hamiltonian, move
 from ppl_bandit.engines.row_buffer import append_rows, empty_buffer, grow_buffer, has_room_for, read_buffer
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -328,14 +326,16 @@ TWO_MODES = density_of(
 def moved(target, starts, kernel=hamiltonian, step_size=0.5):
     """What the kernel's transitions alone do: sweeps would make up for a kernel that does not move."""
     ess, unit = jnp.asarray(1.0 * len(starts)), jnp.eye(starts.shape[1])
-    moves = jax.jit(lambda key: move(key, target, starts, ess, unit, jnp.array(step_size), kernel, first_sweep=0))
+    moves = jax.jit(
+        lambda key: move(key, target, starts, ess, unit, jnp.array(step_size), kernel, first_coordinate_moves=0)
+    )
     return moves(jr.key(1))
 
 
 def test_particles_that_move_forget_and_keep_their_law():
     end = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), step_size=30.0)  # far too large at first
     assert bool(end.evidence.is_sound) and 0.05 < float(end.step_size) < 2.0
-    assert float(end.evidence.memory) < 0.25
+    assert float(end.evidence.autocorrelation) < 0.25
     # Four errors of a mean, 1 / sqrt(1,000), and of a standard deviation, 1 / sqrt(2,000).
     np.testing.assert_allclose(end.positions.mean(axis=0), 0.0, atol=0.13)
     np.testing.assert_allclose(end.positions.std(axis=0), 1.0, atol=0.09)
@@ -348,7 +348,7 @@ def test_particles_that_stand_still_are_found_out():
         return steps._replace(positions=positions, accept_prob=jnp.ones_like(steps.accept_prob))
 
     evidence = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), frozen).evidence
-    assert not bool(evidence.is_sound) and float(evidence.memory) > 0.9
+    assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > 0.9
 
 
 def test_particles_that_hardly_move_are_found_out():
@@ -356,14 +356,14 @@ def test_particles_that_hardly_move_are_found_out():
         return hamiltonian(key, target, positions, jnp.array(1e-3))  # 64 leaps go a fifteenth of a standard deviation
 
     evidence = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), slow).evidence
-    assert not bool(evidence.is_sound) and float(evidence.memory) > MAX_MEMORY
+    assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > MAX_AUTOCORRELATION
 
 
 def test_particles_that_cannot_leave_their_mode_are_found_out():
     signs = jnp.where(jnp.arange(1000) < 300, 1.0, -1.0)[:, None]
     starts = signs * jnp.array([4.0, 3.0, -3.0]) + jr.normal(jr.key(0), (1000, 3))
     evidence = moved(TWO_MODES, starts).evidence
-    assert not bool(evidence.is_sound) and float(evidence.memory) > MAX_MEMORY
+    assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > MAX_AUTOCORRELATION
 
 
 def test_particles_that_have_not_arrived_are_found_out():
@@ -446,8 +446,8 @@ def test_particles_moved_without_evidence_are_renewed_once_a_row_that_speaks_of_
     engine = engines.reweight(RewardModel(program, 2), num_particles=64)
     update = quick_jit(engine.update)
     state = engine.init(jr.key(0))
-    doubted = state.clouds.evidence._replace(is_sound=jnp.array([False, True]))
-    state = state._replace(clouds=state.clouds._replace(evidence=doubted))
+    doubted = state.particles.evidence._replace(is_sound=jnp.array([False, True]))
+    state = state._replace(particles=state.particles._replace(evidence=doubted))
     other, info = update(jr.key(1), state, Interaction(jnp.array([1]), jnp.array([1.0])))
     assert int(info.num_refreshes) == 0 and not bool(info.is_trusted)
     own, info = update(jr.key(1), other, Interaction(jnp.array([0]), jnp.array([1.0])))
@@ -471,7 +471,7 @@ def test_moves_that_keep_diverging_end_early_and_are_flagged():
     target = density_of(lambda x: -0.5 * x[0] ** 2 - 0.5 * (x[1] * jnp.exp(-x[0])) ** 2 - x[0])
     end = moved(target, starts, counting)
     jax.effects_barrier()
-    assert not bool(end.evidence.is_sound) and float(end.evidence.memory) < MAX_MEMORY
+    assert not bool(end.evidence.is_sound) and float(end.evidence.autocorrelation) < MAX_AUTOCORRELATION
     assert len(lengths) == 4 + 8 + 16 + 32
 
 
@@ -490,7 +490,7 @@ def test_a_quick_update_is_the_update_wherever_nothing_is_renewed():
         rows = Interaction(jnp.array([row % 2]), jnp.array([float(rng.random() < 0.8)]))
         known, is_enough = quickly(jr.key(row), state, rows)[0::2]
         before, (state, info) = state, update(jr.key(row), state, rows)
-        num_renewed = int(info.num_refreshes) - int(jnp.sum(before.clouds.num_refreshes))
+        num_renewed = int(info.num_refreshes) - int(jnp.sum(before.particles.num_refreshes))
         assert bool(is_enough) == (num_renewed == 0)
         num_quick += int(is_enough)
         if is_enough:

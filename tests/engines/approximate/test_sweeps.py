@@ -74,7 +74,7 @@ def test_slopes_tell_what_narrows_with_what():
     found = funnel_shape(positions, jax.vmap(log_density)(positions[:, :-1]), jnp.std(positions, axis=0))
     np.testing.assert_allclose(found.slopes[0, 1:-1], 1.0, atol=0.1)
     np.testing.assert_array_equal(found.slopes[-1], 0.0)
-    assert float(found.slopes[0, -1]) == 0.0 and float(found.shares[0]) > 0.4
+    assert float(found.slopes[0, -1]) == 0.0 and float(found.cumulative_probs[0]) > 0.4
 
 
 def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing():
@@ -84,7 +84,7 @@ def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing
     np.testing.assert_array_equal(end.positions, start)
     found = funnel_shape(start, jnp.full(20, -jnp.inf), jnp.ones(2))
     np.testing.assert_array_equal(found.slopes, 0.0)
-    assert np.all(np.isfinite(found.shares))
+    assert np.all(np.isfinite(found.cumulative_probs))
 
 
 def test_a_particle_without_a_density_stops_no_other():

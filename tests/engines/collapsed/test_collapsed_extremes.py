@@ -83,5 +83,5 @@ def test_particles_that_remember_where_they_started_are_moved_again_with_the_nex
         if info.num_refreshes == before.num_refreshes:  # these rows alone call for no refresh
             break
     assert info.is_trusted
-    _, info = learn(rewards, before._replace(memory=jnp.asarray(0.9)))
-    assert info.num_refreshes == before.num_refreshes + 1 and info.memory < 0.3 and info.is_trusted
+    _, info = learn(rewards, before._replace(autocorrelation=jnp.asarray(0.9)))
+    assert info.num_refreshes == before.num_refreshes + 1 and info.autocorrelation < 0.3 and info.is_trusted

@@ -10,7 +10,7 @@ import pytest
 from scipy.integrate import dblquad, quad
 
 from ppl_bandit import engines
-from ppl_bandit.engines.collapsed.mixture import spread_out
+from ppl_bandit.engines.collapsed.mixture import representative_particles
 from ppl_bandit.engines.collapsed.statistics import (
     Statistics,
     changes_one_element,
@@ -23,7 +23,7 @@ from ppl_bandit.engines.collapsed.statistics import (
 from ppl_bandit.engines.exact.families.families import Coordinates, Layout, SiteBlock
 from ppl_bandit.engines.particles import tempering
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, pareto_k_hat
-from ppl_bandit.engines.particles.tempering import TemperingResult, follow, max_memory
+from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path, max_autocorrelation
 from ppl_bandit.numerics.arrow_matrices import as_arrow
 from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -141,14 +141,14 @@ def test_a_normalizer_that_is_made_of_rounding_is_not_a_number():
         )
 
 
-def test_particles_that_stand_for_all_are_spread_out_in_every_coordinate():
+def test_particles_that_stand_for_all_are_representative_particles_in_every_coordinate():
     """64 cells of equal weight, 8 x 8 in two dimensions, one particle of each.
 
     A particle picked at random from an eighth of a Normal law is off its mean by .2 to .5 standard deviations, so that 64 of
     them leave about .04 in a mean; spread out along one coordinate alone, the other's mean is off by 1 / sqrt(64) = .125. Over
     20 means the largest of these is about .08, and .25.
     """
-    pick = jax.jit(spread_out)
+    pick = jax.jit(representative_particles)
     errors = []
     for seed in range(10):
         positions, log_weights = jr.normal(jr.key(seed), (1000, 2)), 0.3 * jr.normal(jr.key(100 + seed), (1000,))
@@ -168,7 +168,7 @@ def test_of_many_clouds_those_that_are_wanted_are_moved_as_each_would_be_alone()
         return -0.5 * (x[:, 0] - part * centre) ** 2
 
     def move(key, x, centre, wanted):
-        return follow(key, targets, centre, start_of(x, targets(centre, x, 0.0)), wanted)
+        return follow_path(key, targets, centre, start_of(x, targets(centre, x, 0.0)), wanted)
 
     keys = jr.split(jr.key(1), 40)
     together = jax.jit(jax.vmap(move))(keys, positions, centres, is_wanted)
@@ -196,12 +196,12 @@ def test_particles_follow_a_target_that_is_far_away_and_know_the_ratio_of_integr
         near, far = -0.5 * jnp.sum(x**2, axis=1), -0.5 * jnp.sum(((x - 8.0) / 0.1) ** 2, axis=1)
         return near + part * (far - near)
 
-    moved = jax.jit(lambda key, x: follow(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True)))(
+    moved = jax.jit(lambda key, x: follow_path(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True)))(
         jr.key(1), positions
     )
     drawn = (np.asarray(moved.positions) - 8.0) / 0.1
     assert np.max(np.abs(drawn.mean(axis=0))) < 4 * 0.022 and np.max(np.abs(drawn.std(axis=0) - 1)) < 4 * 0.016
-    assert int(moved.num_stages) > 1 and float(moved.memory) <= max_memory(2000)
+    assert int(moved.num_stages) > 1 and float(moved.autocorrelation) <= max_autocorrelation(2000)
     assert abs(float(moved.log_ratio) - np.log(0.01)) < 4 * np.sqrt(float(moved.squared_error)) + 0.02
 
 
@@ -213,8 +213,8 @@ def test_particles_that_cannot_move_do_not_pass_for_fresh():
         distance = jnp.min(jnp.abs(x - positions[:, 0]), axis=1)
         return jnp.where(distance < 1e-12, 0.0, -jnp.inf) + part * jnp.where(x[:, 0] > 0, 0.0, -2.0)
 
-    moved = follow(jr.key(1), targets, (), start_of(positions, jnp.zeros(100)), jnp.array(True))
-    assert float(moved.memory) > max_memory(100) and float(moved.acceptance) == 0.0
+    moved = follow_path(jr.key(1), targets, (), start_of(positions, jnp.zeros(100)), jnp.array(True))
+    assert float(moved.autocorrelation) > max_autocorrelation(100) and float(moved.acceptance) == 0.0
 
 
 def test_particles_that_a_path_is_too_long_for_are_weighted_to_its_end(monkeypatch):
@@ -225,7 +225,7 @@ def test_particles_that_a_path_is_too_long_for_are_weighted_to_its_end(monkeypat
     def targets(_, x, part):
         return -0.5 * (1.0 - part) * x[:, 0] ** 2 - 0.5 * part * ((x[:, 0] - 8.0) / 0.1) ** 2
 
-    moved = follow(jr.key(1), targets, (), start_of(positions, targets((), positions, 0.0)), jnp.array(True))
+    moved = follow_path(jr.key(1), targets, (), start_of(positions, targets((), positions, 0.0)), jnp.array(True))
     assert int(moved.num_stages) == 3
     np.testing.assert_allclose(moved.log_targets + moved.log_weights, targets((), moved.positions, 1.0), rtol=1e-4)
     assert float(jnp.std(moved.log_weights)) > 10.0
