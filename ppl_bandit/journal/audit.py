@@ -1,7 +1,7 @@
 """Read a journal without the program: counts, the details of one decision, a table of all."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = ["decision_details", "decision_table", "experiment_status"]
+
+_COLUMNS = ("decision", "decided", "arm", "propensity", "num_candidates", "status", "settled", "num_corrections")
 
 
 def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
@@ -113,30 +115,30 @@ def decision_table(
     events = store.read(name, whole=True)
     outcomes = header.identity["outcomes"]
     rows: list[tuple[int, dict[str, Any]]] = []
+
+    def add_row(position: int, values: tuple, rewards: Mapping[str, float], context: Sequence[Any] | None) -> None:
+        row = dict(zip(_COLUMNS, values, strict=True)) | {name: rewards.get(name, np.nan) for name in outcomes}
+        rows.append((position, row | _context_values(header, context)))
+
     for record in _records(name, events):
         decided = record.decided
         if (is_pending and record.status != PENDING_STATUS) or (until is not None and decided.time > until):
             continue
+        settled = "" if record.settled is None else _utc_time(record.settled)
         with reading_event(name, decided.position):
-            row = {
-                "decision": decided.decision,
-                "decided": _utc_time(decided.time),
-                "arm": str(decided.body["name"]),
-                "propensity": record.propensity,
-                "num_candidates": decided.body["num_candidates"],
-                "status": record.status,
-                "settled": "" if record.settled is None else _utc_time(record.settled),
-                "num_corrections": record.num_corrections,
-            }
-            row |= {outcome: record.reward.get(outcome, np.nan) for outcome in outcomes}
-            rows.append((decided.position, row | _context_values(header, record.context)))
+            play = decided.decision, _utc_time(decided.time), str(decided.body["name"]), record.propensity
+            values = *play, decided.body["num_candidates"], record.status, settled, record.num_corrections
+            add_row(decided.position, values, record.reward, record.context)
     for event in () if is_pending else events:
         if event.kind == IMPORTED:
             with reading_event(name, event.position):
-                rows += [(event.position, row) for row in _imported_rows(header, event, outcomes)]
+                body, time = event.body, _utc_time(event.time)
+                for row, arm in enumerate(body["arms"]):
+                    values = "", "", str(header.names[arm]), np.nan, 0, REWARDED_STATUS, time, 0
+                    context = None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]]
+                    add_row(event.position, values, {o: body["rewards"][o][row] for o in outcomes}, context)
     rows.sort(key=lambda pair: pair[0])
-    columns = ["decision", "decided", "arm", "propensity", "num_candidates", "status", "settled", "num_corrections"]
-    return pandas.DataFrame([row for _, row in rows], columns=[*columns, *outcomes, *header.context_columns])
+    return pandas.DataFrame([row for _, row in rows], columns=[*_COLUMNS, *outcomes, *header.context_columns])
 
 
 def _utc_time(time: float) -> str:
@@ -157,25 +159,6 @@ def _records(name: str, events: Sequence[Event]) -> list[DecisionRecord]:
         with reading_event(name, own[-1].position):
             records.append(fold_decision(own))
     return records
-
-
-def _imported_rows(header: ExperimentHeader, event: Event, outcomes: Sequence[str]) -> list[dict[str, Any]]:
-    body, rows = event.body, []
-    for row, arm in enumerate(body["arms"]):
-        leaves = None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]]
-        values = {
-            "decision": "",
-            "decided": "",
-            "arm": str(header.names[arm]),
-            "propensity": np.nan,
-            "num_candidates": 0,
-            "status": REWARDED_STATUS,
-            "settled": _utc_time(event.time),
-            "num_corrections": 0,
-        }
-        values |= {outcome: body["rewards"][outcome][row] for outcome in outcomes}
-        rows.append(values | _context_values(header, leaves))
-    return rows
 
 
 def _context_values(header: ExperimentHeader, leaves: Sequence[Any] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bandit.journal.decision_events import choose_arms, decision_events
 from ppl_bandit.journal.events import ARMS, CHANGED, DECIDED, OPENED, Event, new_event, new_id
-from ppl_bandit.journal.projection import Projection, append_rows, learn_events, refit, reward_changes
+from ppl_bandit.journal.projection import Projection, extend_history, learn_events, refit, reward_changes
 from ppl_bandit.journal.stores.store import (
     Conflict,
     DecisionNumberTaken,
@@ -137,7 +137,7 @@ class Experiment:
                     self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
                 self.projection = self.projection._replace(
                     learner=step.learner,
-                    history=append_rows(step.history, step.rows, recorded),
+                    history=extend_history(step.history, step.rows, recorded),
                     position=recorded[-1].position,
                 )
                 return recorded, step.info, step.warnings
@@ -218,10 +218,10 @@ class Experiment:
             return projection
         if is_learning:
             step = learn_events(projection, batch)
-            return projection._replace(learner=step.learner, history=append_rows(step.history, step.rows, batch))
+            return projection._replace(learner=step.learner, history=extend_history(step.history, step.rows, batch))
         edits, rows = reward_changes(projection.task, batch)
         history = projection.history.edited(edits) if edits else projection.history
-        return projection._replace(history=append_rows(history, rows, batch))
+        return projection._replace(history=extend_history(history, rows, batch))
 
     def _with_arms(self, projection: Projection, event: Event) -> Projection:
         """Return the projection after an `ARMS` event."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.journal.events import Event
-from ppl_bandit.journal.stores.postgres import PostgresBackend, without_password
-from ppl_bandit.journal.stores.sql import SqlStore
+from ppl_bandit.journal.stores.postgres import PostgresBackend
+from ppl_bandit.journal.stores.sql import Backend, SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import JournalError
 
@@ -30,20 +30,20 @@ class Journal:
         if not isinstance(text, str) or not text:
             raise ValueError(f"url must be a path, sqlite:///path or postgresql://..., got {type(url).__name__}")
         scheme, _, rest = text.partition("://")
-        backend: Any
+        backend: Backend
         if not rest or scheme == "sqlite":
             path = Path(rest.removeprefix("/") if rest else text).expanduser()
             if must_exist and not path.exists():
                 raise JournalError(f"there is no journal {path}: give the path that the bandit was given")
-            self._shown, backend = str(path), SqliteBackend(path)
+            backend = SqliteBackend(path)
         elif scheme in ("postgresql", "postgres"):
-            self._shown, backend = without_password(text), PostgresBackend(text)
+            backend = PostgresBackend(text)
         else:
             raise ValueError(f"url has the scheme {scheme!r}, expected a path, sqlite:///path or postgresql://...")
-        self.store = SqlStore(backend)
+        self._label, self.store = backend.label, SqlStore(backend)
 
     def __repr__(self) -> str:
-        return f"Journal({self._shown!r})"
+        return f"Journal({self._label!r})"
 
     def __enter__(self) -> "Journal":
         return self
@@ -63,7 +63,7 @@ class Journal:
         """
         if not self.store.last_position(name):
             known = ", ".join(self.experiments()) or "none"
-            raise JournalError(f"{self._shown} has no experiment {name!r}; its experiments: {known}")
+            raise JournalError(f"{self._label} has no experiment {name!r}; its experiments: {known}")
         return self.store.read(name, after, whole=True)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 __all__ = [
     "LearningStep",
     "Projection",
-    "append_rows",
+    "extend_history",
     "context_from_leaves",
     "initial_projection",
     "learn_events",
@@ -130,7 +130,7 @@ def reward_changes(task: Task, events: Sequence[Event]) -> tuple[dict[int, Any],
     return edits, rows
 
 
-def append_rows(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:
+def extend_history(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:
     """Return a history with the rows of recorded events, each with the position of its event."""
     if not rows:
         return history

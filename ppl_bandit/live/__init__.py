@@ -1,1 +1,1 @@
-"""The bandit that decides and learns, one interaction at a time, and what it keeps."""
+"""The live bandit: `bandit` decides and learns, `views` reads; `show` renders, `files` saves and loads."""

@@ -98,7 +98,7 @@ class Bandit(ReadableBandit):
         name = "default" if name is None else check_text(name, "name")
         if isinstance(program, RewardModel) and num_arms is None and arms is None:
             num_arms = program.num_arms
-        given = Arms(num_arms, arms)
+        names = Arms(num_arms, arms)
         check_engine(engine)
         self._factory = engines.choose if engine is None else engine
         self._may_fall_back = engine is None
@@ -106,14 +106,14 @@ class Bandit(ReadableBandit):
         self._draws = check_flag(draws, "draws")
         self._pid = os.getpid()
         if isinstance(program, RewardModel):
-            if len(given) != program.num_arms:
-                raise ValueError(f"the reward model has {program.num_arms} arms, but {len(given)} were given")
-            self._program, self._given = program.program, program
+            if len(names) != program.num_arms:
+                raise ValueError(f"the reward model has {program.num_arms} arms, but {len(names)} were given")
+            self._program, self._reward_model = program.program, program
         else:
             self._program = program
-            self._given = RewardModel(bind_num_arms(program, len(given)), len(given), context, outcomes)
-        self._context_structure: Any = jax.tree.structure(self._given.context)
-        task, prior = self._build(list(given.names))
+            self._reward_model = RewardModel(bind_num_arms(program, len(names)), len(names), context, outcomes)
+        self._context_structure: Any = jax.tree.structure(self._reward_model.context)
+        task, prior = self._build(list(names.names))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
@@ -330,7 +330,7 @@ class Bandit(ReadableBandit):
 
     def _build(self, names: list[Any]) -> tuple[Task, Learner]:
         """Return the task and the prior for a list of arms."""
-        model = self._given
+        model = self._reward_model
         if len(names) != model.num_arms:
             if not takes_num_arms(self._program):
                 raise ValueError(f"the experiment has {len(names)} arms, but the program has {model.num_arms}")

@@ -4,7 +4,6 @@ An advisory lock per experiment makes positions gapless and ordered by commit. A
 attempt first looks up whether the last one was committed, so that nothing is recorded twice.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -45,8 +44,7 @@ class PostgresBackend:
                 "a journal in PostgreSQL needs psycopg 3: install it with `pip install ppl_bandit[postgres]`"
             ) from None
         self._psycopg = psycopg
-        self._url, self._shown = url, without_password(url)
-        self._pid = os.getpid()
+        self._url, self.label = url, without_password(url)
         self._lock = threading.RLock()
         self._connection: Any = None
         self._is_closed, self._was_open = False, False
@@ -54,13 +52,9 @@ class PostgresBackend:
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; connect again if the connection is broken."""
-        if os.getpid() != self._pid:
-            raise JournalError(
-                f"{self._shown} was opened before this process was forked: open the journal in each process, after the fork"
-            )
         with self._lock:
             if self._is_closed:
-                raise JournalError(f"{self._shown}: the journal was closed: open it again")
+                raise JournalError(f"{self.label}: the journal was closed: open it again")
             is_again, delays = False, list(_RETRY_DELAYS if self._was_open else ())
             while True:
                 try:
@@ -71,16 +65,16 @@ class PostgresBackend:
                     self._drop()
                     if not delays and not self._was_open:
                         raise JournalError(
-                            f"{self._shown} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
+                            f"{self.label} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
                         ) from None
                     if not delays:
                         raise JournalError(
-                            f"{self._shown} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
+                            f"{self.label} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
                             "recorded: call again with the same decision and reward; it counts once"
                         ) from None
                     time.sleep(delays.pop(0))
                 except self._psycopg.Error as error:
-                    raise JournalError(f"{self._shown}: {self._scrubbed(error)}; nothing was recorded") from None
+                    raise JournalError(f"{self.label}: {self._scrubbed(error)}; nothing was recorded") from None
 
     def close(self) -> None:
         """Close the connection."""
@@ -116,7 +110,7 @@ class PostgresBackend:
         found = execute("SELECT version FROM ppl_bandit_journal")
         if found and found[0][0] > VERSION:
             raise JournalError(
-                f"{self._shown} holds a journal of version {found[0][0]}, this release reads up to {VERSION}: "
+                f"{self.label} holds a journal of version {found[0][0]}, this release reads up to {VERSION}: "
                 "upgrade ppl_bandit"
             )
         if not found:

@@ -4,6 +4,7 @@ A backend runs a function in a transaction; all differences between the database
 the same time share one transaction, and so one flush to disk (group commit).
 """
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -43,7 +44,12 @@ class Backend(Protocol):
 
     `run` passes to `work` a function (statement, parameters, is_many=False) -> rows, and a flag: whether an earlier attempt may
     have been committed before its connection broke. Statements mark parameters with `?`; with `is_many` they run once per row.
+
+    Attributes:
+        label: path or URL, without password, for messages.
     """
+
+    label: str
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer of these experiments."""
@@ -71,6 +77,7 @@ class SqlStore:
 
     def __init__(self, backend: Backend):
         self._backend = backend
+        self._pid = os.getpid()
         self._writing = threading.Lock()
         self._queueing = threading.Lock()
         self._queue: list[_AppendRequest] = []
@@ -171,7 +178,7 @@ class SqlStore:
             execute("INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)", (experiment, position, contents))
 
         with self._writing:
-            self._backend.run(work, [experiment])
+            self._run(work, [experiment])
 
     def experiments(self) -> list[str]:
         """Return the names of the experiments."""
@@ -194,7 +201,15 @@ class SqlStore:
         self._backend.close()
 
     def _query(self, statement: str, *parameters: Any) -> list[tuple]:
-        return self._backend.run(lambda execute, is_again: execute(statement, parameters))
+        return self._run(lambda execute, is_again: execute(statement, parameters))
+
+    def _run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
+        if os.getpid() != self._pid:
+            raise JournalError(
+                f"{self._backend.label} was opened before this process was forked: open the journal in each process, after the "
+                "fork"
+            )
+        return self._backend.run(work, locks)
 
     def _append_all(self, requests: list[_AppendRequest]) -> None:
         """Append the events of all requests in one transaction; if the database fails, none of them is recorded."""
@@ -210,7 +225,7 @@ class SqlStore:
                     results.append(error)
 
         try:
-            self._backend.run(work, sorted({request.experiment for request in requests}))
+            self._run(work, sorted({request.experiment for request in requests}))
         except Exception as error:
             for request in requests:
                 request.error = error

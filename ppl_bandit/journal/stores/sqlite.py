@@ -27,7 +27,7 @@ class SqliteBackend:
 
     def __init__(self, path: str | os.PathLike):
         self._path = Path(path)
-        self._pid = os.getpid()
+        self.label = str(path)
         self._locks = {is_writer: threading.RLock() for is_writer in (False, True)}
         if self._path.exists() and not stat.S_ISREG(self._path.stat().st_mode):
             raise JournalError(f"{self._path} is not a regular file: give the path of a journal, or of a new file")
@@ -42,10 +42,6 @@ class SqliteBackend:
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer."""
-        if os.getpid() != self._pid:
-            raise JournalError(
-                f"{self._path} was opened before this process was forked: open the journal in each process, after the fork"
-            )
         is_writer = bool(locks)
         with self._locks[is_writer]:
             connection = self._connections[is_writer]
