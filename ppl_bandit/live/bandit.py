@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.engines.exact.laws.expectation import INFINITE_WORDS
+from ppl_bandit.engines.exact.laws.expectation import INFINITE_MEAN_TEXT
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector, count_rows
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
@@ -358,4 +358,6 @@ class Bandit(ReadableBandit):
             return decision_from_event(event, context, ())
         flags = zip(self.arms, has_infinite_mean(self._learner.state, context), strict=True)
         names = ", ".join(str(name) for name, is_infinite in flags if is_infinite)
-        return decision_from_event(event, context, (f"expected reward of {names}: {INFINITE_WORDS}",) if names else ())
+        return decision_from_event(
+            event, context, (f"expected reward of {names}: {INFINITE_MEAN_TEXT}",) if names else ()
+        )

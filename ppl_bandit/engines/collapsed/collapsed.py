@@ -27,7 +27,7 @@ from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, 
 from ppl_bandit.engines.collapsed.mixture import mixture_of, representative_particles
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.exact.families.drawing import sample_each
-from ppl_bandit.engines.exact.families.families import Posterior
+from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path, max_autocorrelation

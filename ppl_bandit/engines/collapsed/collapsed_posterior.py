@@ -16,7 +16,7 @@ from ppl_bandit.engines.collapsed.statistics import (
     precision_of,
     zero_statistics,
 )
-from ppl_bandit.engines.exact.families.families import Coordinates, Posterior, posterior_of
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, posterior_of
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
 from ppl_bandit.engines.row_buffer import Buffer, empty_buffer
 from ppl_bandit.numerics.arrow_matrices import as_matrix, solve

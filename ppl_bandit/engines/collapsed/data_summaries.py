@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from ppl_bandit.engines.collapsed.inspection import Split, trial_rows
 from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.collapsed.statistics import Statistics, recentre_statistics, statistics_of, zero_statistics
-from ppl_bandit.engines.exact.families.families import Coordinates, latents_at
+from ppl_bandit.engines.exact.families.posterior import Coordinates, latents_at
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction

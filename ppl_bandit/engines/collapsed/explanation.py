@@ -2,7 +2,7 @@
 
 from ppl_bandit.engines.collapsed.collapsed_posterior import MAX_ROUNDING
 from ppl_bandit.engines.collapsed.inspection import Split
-from ppl_bandit.engines.exact.report import family, nats_words
+from ppl_bandit.engines.exact.explanation import family_name, residual_text
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.particles.tempering import max_autocorrelation
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -24,7 +24,7 @@ def explain_collapsed(
     name = getattr(model.program, "__name__", "the program")
     outer, inner = ", ".join(split.space.names), ", ".join(site.name for site in split.layout.sites)
     evidence = split.evidence
-    sites = {site.name: f"{family(split.layout, site)}, given {outer}" for site in split.layout.sites}
+    sites = {site.name: f"{family_name(split.layout, site)}, given {outer}" for site in split.layout.sites}
     sites |= {site: f"{num_particles} weighted particles" for site in split.space.names}
     sites = {site: sites[site] for site in model.latent_shapes}
     constant_cost = "a step and a refresh cost the same after any number of rows"
@@ -38,7 +38,7 @@ def explain_collapsed(
         f"  proved: for every value of {outer}, all that {inner} {reach} is real-analytic, none of it a branch, an index, a",
         "    comparison or a rounding of a latent",
         f"  certified: prior and likelihood are affine in the sufficient statistics of {inner} at random values of {outer};",
-        f"    largest residual {nats_words(evidence)}; every new datum is certified likewise before it is absorbed",
+        f"    largest residual {residual_text(evidence)}; every new datum is certified likewise before it is absorbed",
         f"  approximated: {outer} ({split.space.size} dimension{'s' * (split.space.size > 1)}), by particles of the marginal "
         "posterior",
         f"  checks: effective sample size of the weights, at least {num_particles // 2}; Pareto k-hat, at most {MAX_K_HAT}; "

@@ -15,7 +15,7 @@ from ppl_bandit.engines.collapsed.collapsed_posterior import (
     statistics_at_particles,
 )
 from ppl_bandit.engines.collapsed.data_summaries import WeightedRows, row_statistics
-from ppl_bandit.engines.collapsed.inspection import certify_rows
+from ppl_bandit.engines.collapsed.inspection import certificate_excess
 from ppl_bandit.engines.collapsed.statistics import (
     Statistics,
     changes_one_element,
@@ -23,7 +23,7 @@ from ppl_bandit.engines.collapsed.statistics import (
     one_element_change,
 )
 from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
-from ppl_bandit.engines.exact.families.families import Coordinates, Posterior, coordinates_at, posterior_of
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, coordinates_at, posterior_of
 from ppl_bandit.engines.particles.conditional_execution import compute_where_needed
 from ppl_bandit.engines.particles.tempering import TemperingResult
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
@@ -74,7 +74,7 @@ def read_new(
     first = jax.tree.map(lambda leaf: leaf[0], picked)
 
     def read_chunk(chunk: WeightedRows) -> tuple[Any, Array]:
-        residual = certify_rows(model, split, state.centre, picked, laws, chunk.rows)
+        residual = certificate_excess(model, split, state.centre, picked, laws, chunk.rows)
         if summary is None:
             return (), residual
         kept, distance = summary.summarize(state.centre, first, chunk)

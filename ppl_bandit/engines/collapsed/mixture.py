@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.collapsed.outer import given
-from ppl_bandit.engines.exact.families.families import Layout, Posterior, standard_law
+from ppl_bandit.engines.exact.families.layout import Layout
+from ppl_bandit.engines.exact.families.posterior import Posterior, standard_posterior
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Marginals
@@ -53,7 +54,7 @@ def mixture_of(
         def trace(law: Posterior) -> None:
             found.append(marginals_given(law, view.context))
 
-        jax.eval_shape(trace, standard_law(layout))
+        jax.eval_shape(trace, standard_posterior(layout))
         return found[0] is not None, found[0] is not None and found[0].best_arm_probs is not None
 
     def marginals(state: Any, context: Any) -> Marginals | None:

@@ -16,14 +16,12 @@ from jaxtyping import Array, Bool, Float
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
-from ppl_bandit.engines.exact.families.families import SiteBlock
+from ppl_bandit.engines.exact.families.layout import SiteBlock
 from ppl_bandit.program.jaxpr.dependence import dependencies
-from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
-from ppl_bandit.runtime.compile_ahead import quick_jit
 
-__all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "supports_of", "without"]
+__all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "without"]
 
 _MAX_REAL = 100.0  # of real sites in the smaller box: the square of exp(100) is finite
 _MAX_LOG = 30.0  # of the logarithms of positive sites in the smaller box
@@ -68,29 +66,6 @@ def _with_program(model: RewardModel, handled: Callable) -> RewardModel:
 
     view.program = program
     return view
-
-
-def supports_of(model: RewardModel) -> dict[str, Any]:
-    """Return the support of every latent site; None for a support that depends on another latent."""
-    found: dict[str, Any] = {}
-
-    def bounds(seed: Array) -> dict[str, list[Array]]:
-        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, seed)
-        trace = model.trace(latents, jnp.zeros(1, int), model.context_rows(1))
-        found.update({name: trace[name]["fn"].support for name in model.latent_shapes})
-        return {name: [jnp.asarray(leaf) for leaf in jax.tree.leaves(found[name])] for name in found}
-
-    shapes = jax.eval_shape(bounds, 0)
-    if not any(shapes.values()):
-        return dict(found)
-    trees = {name: jax.tree.structure(support) for name, support in found.items()}
-    here, there = (jax.device_get(quick_jit(bounds)(seed)) for seed in (3, 4))
-    return {
-        name: jax.tree.unflatten(tree, here[name])
-        if all(np.array_equal(a, b) for a, b in zip(here[name], there[name], strict=True))
-        else None
-        for name, tree in trees.items()
-    }
 
 
 def outer_space(model: RewardModel, names: tuple[str, ...], supports: Mapping[str, Any]) -> OuterSpace:

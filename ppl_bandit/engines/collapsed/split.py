@@ -1,9 +1,9 @@
 """Find the split: the smallest set of outer sites that leaves the rest conjugate.
 
-A screening comes first, in numbers: log densities along lines through latent space, one compiled function for all of them.
-Given everything else, an inner site must have a log density of its family's form (else it is outer), and two inner sites must
-not interact in a way that no family has (else one of them is outer). What is left are few candidates; the first that is proved
-and certified is the split. So screening saves time and claims nothing.
+A numerical screening comes first. It evaluates log densities along lines through latent space, with one compiled function for
+all of them. Given everything else, an inner site must have a log density of its family's form (else it is outer), and two inner
+sites must not interact in a way that no family has (else one of them is outer). Of the few candidates left, the first that is
+proved and certified is the split. Screening saves time and proves nothing.
 """
 
 import itertools
@@ -14,12 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to
 
 from ppl_bandit.engines.collapsed.inspection import Split, inspect, trial_rows
-from ppl_bandit.engines.collapsed.outer import dependence, supports_of
-from ppl_bandit.engines.exact import report
+from ppl_bandit.engines.collapsed.outer import dependence
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL
+from ppl_bandit.engines.exact.families.numeric import misfit
+from ppl_bandit.engines.exact.families.registry import FAMILIES
+from ppl_bandit.engines.exact.proof.assignment import kind_of_support, supports_of
 from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
@@ -29,19 +33,18 @@ __all__ = ["MAX_OUTER_DIMS", "MAX_OUTER_SITES", "find_split"]
 
 MAX_OUTER_SITES = 3
 MAX_OUTER_DIMS = 12
-_FEW_DIMS = 4  # which particles hold well, whatever is left to integrate out
+_FEW_DIMS = 4  # outer dimensions that particles represent well, however few are integrated out
 _MAX_TRIES = 6
 _STEPS = 0.6 * np.arange(-3, 4)
 _SQUARE = tuple(itertools.product((-1.0, 0.0, 1.0), repeat=2))
-_SCREEN = 1e-6  # of how far a log density moves: screening must not reject what rounding explains
 
 
 class _Screening(NamedTuple):
-    """What screening found.
+    """The result of screening.
 
     Attributes:
-        alone: sites that are not of a family's form, with the reason.
-        conflicts: pairs of sites that no family couples so.
+        alone: sites whose log density is not of a family's form, with the reason.
+        conflicts: pairs of sites that interact in a way that no family has.
     """
 
     alone: dict[str, str]
@@ -57,18 +60,18 @@ def find_split(
     """Return a program's split, at `outer` or at the smallest set of sites that works; runs in float64.
 
     Args:
-        examples: rows for which the rest has to be conjugate beside those that are tried here.
-        is_selective: whether to look only for splits that integrate out at least as much as they leave, or leave little.
+        examples: rows for which the rest has to be conjugate beside the trial rows.
+        is_selective: whether to accept only splits with few outer dimensions, or with at most as many outer as inner ones.
 
     Raises:
-        NotConjugate: where there is none, with what was tried, and where none is needed.
-        ValueError: if `outer` names what is no latent site, or every one.
+        NotConjugate: if there is none, with what was tried, or if none is needed.
+        ValueError: if `outer` names a site that is not latent, or every one.
     """
     supports = supports_of(model)
     if outer is not None:
-        return inspect(model, _checked(model, outer), supports, examples)
+        return inspect(model, _check_outer(model, outer), supports, examples)
     if len(model.latent_shapes) == 1:
-        raise _refusal(model, {}, [], "it has one latent site, and nothing is left to integrate out given it")
+        raise _split_refusal(model, {}, [], "it has one latent site, and nothing is left to integrate out given it")
     screening = _screen(model, supports, examples)
     if not screening.alone and not screening.conflicts:
         try:
@@ -76,7 +79,7 @@ def find_split(
         except NotConjugate:
             pass
         else:
-            raise report.refusal(
+            raise refusal(
                 model, "needs no split: it is conjugate as it is", "use engines.conjugate, or name outer sites"
             )
     tried: list[tuple[tuple[str, ...], str]] = []
@@ -84,7 +87,10 @@ def find_split(
         num_outer, num_all = _size(model, names), _size(model, tuple(model.latent_shapes))
         if is_selective and num_outer > max(_FEW_DIMS, num_all - num_outer):
             tried.append(
-                (names, f"{num_outer} of {num_all} dimensions are left, which draws of all of them hold better")
+                (
+                    names,
+                    f"{num_outer} of {num_all} dimensions would be outer; particles of all latents represent these better",
+                )
             )
             continue
         try:
@@ -93,10 +99,10 @@ def find_split(
             tried.append((names, str(refused)))
         if len(tried) == _MAX_TRIES:
             break
-    raise _refusal(model, screening.alone, tried, "")
+    raise _split_refusal(model, screening.alone, tried, "")
 
 
-def _checked(model: RewardModel, outer: Sequence[str]) -> tuple[str, ...]:
+def _check_outer(model: RewardModel, outer: Sequence[str]) -> tuple[str, ...]:
     names = (outer,) if isinstance(outer, str) else tuple(outer)
     known = tuple(model.latent_shapes)
     unknown = [name for name in names if name not in known]
@@ -108,7 +114,7 @@ def _checked(model: RewardModel, outer: Sequence[str]) -> tuple[str, ...]:
         )
     size = _size(model, names)
     if size > MAX_OUTER_DIMS:
-        raise ValueError(f"outer sites have {size} dimensions, at most {MAX_OUTER_DIMS} can be held by particles alone")
+        raise ValueError(f"outer sites have {size} dimensions, at most {MAX_OUTER_DIMS} are supported")
     return tuple(name for name in known if name in names)
 
 
@@ -117,7 +123,7 @@ def _size(model: RewardModel, names: Sequence[str]) -> int:
 
 
 def _candidates(model: RewardModel, screening: _Screening) -> Iterator[tuple[str, ...]]:
-    """Yield sets of sites that screening does not rule out: the smallest first, those last that expected rewards read."""
+    """Yield sets of sites that screening allows: small ones first, then those on which expected rewards depend least."""
     known = tuple(model.latent_shapes)
     read = dependence(model, known)["expected_reward"]
     for count in range(max(1, len(screening.alone)), min(MAX_OUTER_SITES, len(known) - 1) + 1):
@@ -131,7 +137,7 @@ def _candidates(model: RewardModel, screening: _Screening) -> Iterator[tuple[str
         yield from sorted(fitting, key=lambda names: (len(read & set(names)), _size(model, names)))
 
 
-def _refusal(
+def _split_refusal(
     model: RewardModel, alone: Mapping[str, str], tried: list[tuple[tuple[str, ...], str]], why: str
 ) -> NotConjugate:
     parts = [why] if why else []
@@ -146,7 +152,7 @@ def _refusal(
         f"is not conjugate given any {MAX_OUTER_SITES} sites or fewer of at most {MAX_OUTER_DIMS} dimensions; tried: "
         + "; ".join(parts)
     )
-    refused = report.refusal(model, reason, "engines.reweight needs no conjugacy")
+    refused = refusal(model, reason, "engines.reweight needs no conjugacy")
     if refused.explanation is None:
         return refused
     return NotConjugate(str(refused), refused.explanation._replace(engine="collapsed"))
@@ -155,135 +161,81 @@ def _refusal(
 def _screen(model: RewardModel, supports: Mapping[str, Any], examples: Interaction | None) -> _Screening:
     kinds = {name: kind for name, support in supports.items() if (kind := _kind(support)) is not None}
     alone = {name: "its support belongs to no family" for name in supports if name not in kinds}
-    rest = list(kinds)
-    if not rest:
+    if not kinds:
         return _Screening(alone, [])
-    pairs = list(itertools.combinations(rest, 2))
+    pairs = list(itertools.combinations(kinds, 2))
     rng = np.random.default_rng(31)
-    directions = {name: rng.standard_normal(model.latent_shapes[name]) for name in rest}
+
+    def direction(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        is_scalar = kinds[name] != REAL and FAMILIES[kinds[name]].num_event_dims == 0
+        return np.ones(shape) if is_scalar else rng.standard_normal(shape)
+
+    shapes = {name: biject_to(supports[name]).inverse_shape(model.latent_shapes[name]) for name in kinds}
+    directions = {name: direction(name, shape) for name, shape in shapes.items()}
 
     def moved(latents: Mapping[str, Array], name: str, step: float) -> dict[str, Array]:
-        value, kind = latents[name], kinds[name]
-        if kind == "real":
-            value = value + step * directions[name]
-        elif kind == "positive":
-            low = jnp.asarray(_bare(supports[name]).lower_bound)
-            value = low + (value - low) * jnp.exp(step)
-        elif kind == "unit":
-            low, high = (jnp.asarray(getattr(_bare(supports[name]), f"{end}_bound")) for end in ("lower", "upper"))
-            share = (value - low) / (high - low)
-            value = low + (high - low) * jax.nn.sigmoid(jnp.log(share) - jnp.log1p(-share) + step)
-        else:
-            weights = jnp.exp(step * directions[name]) * value
-            value = weights / jnp.sum(weights, axis=-1, keepdims=True)
-        return {**latents, name: value}
+        """Return latents with one site moved along a line in its unconstrained space."""
+        transform = biject_to(supports[name])
+        return {**latents, name: transform(transform.inv(latents[name]) + step * directions[name])}
 
     def measure() -> tuple[Array, dict[str, Array]]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 5)
         rows = trial_rows(model, latents, per_arm=2, seed=37, examples=examples)
         is_possible = jnp.asarray(rows.mask)
 
-        def densities(values: Mapping[str, Array]) -> Array:
+        def log_densities(values: Mapping[str, Array]) -> Array:
             likelihoods = model.log_likelihood(values, rows._replace(mask=None))
             return jnp.append(jnp.where(is_possible, likelihoods, 0.0), model.log_prior(values))
 
         # All points go through one evaluation of the program, compiled once.
-        points = [moved(latents, name, step) for name in rest for step in _STEPS]
+        points = [moved(latents, name, step) for name in kinds for step in _STEPS]
         points += [moved(moved(latents, a, s), b, t) for a, b in pairs for s, t in _SQUARE]
-        found = jax.lax.map(densities, jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
-        return found, latents
+        found = jax.lax.map(log_densities, jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
+        positions = {name: jnp.ravel(biject_to(supports[name]).inv(latents[name])) for name in kinds}
+        return found, positions
 
-    found, latents = run_once(measure)
-    num_lines = len(rest) * _STEPS.size
-    lines = dict(zip(rest, found[:num_lines].reshape(len(rest), _STEPS.size, found.shape[1]), strict=True))
+    found, positions = run_once(measure)
+    num_lines = len(kinds) * _STEPS.size
+    lines = dict(zip(kinds, found[:num_lines].reshape(len(kinds), _STEPS.size, found.shape[1]), strict=True))
     squares = dict(zip(pairs, found[num_lines:].reshape(len(pairs), len(_SQUARE), found.shape[1]), strict=True))
-    for name in rest:
-        reason = _line_fault(kinds[name], lines[name], latents[name], supports[name])
+    for name, kind in kinds.items():
+        values = lines[name][:, np.all(np.isfinite(lines[name]), axis=0)]
+        if kind == REAL:
+            reason = "not quadratic" if misfit(_STEPS[:, None] ** np.arange(3), values) else ""
+        else:
+            line = positions[name] + _STEPS[:, None] * directions[name].ravel()
+            reason = FAMILIES[kind].screen(values, line)
         if reason:
             alone[name] = reason
-    conflicts = [
-        (a, b)
-        for a, b in pairs
-        if a not in alone and b not in alone and _is_conflict(kinds[a], kinds[b], squares[a, b])
-    ]
-    return _Screening(alone, conflicts)
-
-
-def _bare(support: Any) -> Any:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support
+    rest = [pair for pair in pairs if not set(pair) & set(alone)]
+    return _Screening(alone, [(a, b) for a, b in rest if _is_conflict(kinds[a], kinds[b], squares[a, b])])
 
 
 def _kind(support: Any) -> str | None:
-    support = _bare(support)
-    if isinstance(support, type(constraints.real)):
-        return "real"
-    if isinstance(support, type(constraints.simplex)):
-        return "simplex"
-    if isinstance(support, constraints.greater_than):
-        return "positive"
-    if isinstance(support, constraints.interval) and not isinstance(support, type(constraints.circular)):
-        return "unit"
-    return None
-
-
-def _line_fault(kind: str, values: np.ndarray, start: np.ndarray, support: Any) -> str:
-    """Say what is wrong with log densities along a line, (7, densities): the last one is the prior's."""
-    values = values[:, np.all(np.isfinite(values), axis=0)]
-    reach = np.ptp(values, axis=0)
-    if kind == "real":
-        return (
-            ""
-            if np.all(_misfit(_STEPS[:, None] ** np.arange(3), values) <= _SCREEN * reach + 1e-9)
-            else "not quadratic"
-        )
-    if kind == "positive":
-        bends = np.diff(values, 2, axis=0)
-        largest = np.abs(bends).max(axis=0)
-        is_bent = largest > 1e-7 * (1.0 + reach)
-        if not np.any(is_bent):
-            return "not Gamma in any power"
-        first = bends[:, np.flatnonzero(is_bent)[-1]]
-        ratio = first[-1] / first[-2] if abs(first[-1]) > abs(first[0]) else first[1] / first[0]
-        gaps = np.abs(bends[1:] - ratio * bends[:-1]).max(axis=0)
-        return "" if np.all(gaps <= 1e-5 * largest + 1e-7 * (1.0 + reach)) else "not Gamma in one power"
-    if kind == "unit":
-        low, high = np.asarray(_bare(support).lower_bound), np.asarray(_bare(support).upper_bound)
-        share = np.broadcast_to((start - low) / (high - low), np.shape(start)).ravel()
-        logits = np.log(share) - np.log1p(-share) + _STEPS[:, None]
-        basis = np.concatenate(
-            [-np.log1p(np.exp(-logits)), -np.log1p(np.exp(logits)), np.ones((_STEPS.size, 1))], axis=1
-        )
-        # With many elements the fit is never wrong: then only certificates decide.
-        return "" if np.all(_misfit(basis, values) <= _SCREEN * reach + 1e-9) else "not Beta"
-    return ""
-
-
-def _misfit(basis: np.ndarray, values: np.ndarray) -> np.ndarray:
-    fitted = basis @ np.linalg.lstsq(basis, values, rcond=1e-12)[0]
-    return np.abs(values - fitted).max(axis=0)
+    return None if support is None else kind_of_support(support)
 
 
 def _is_conflict(kind: str, other: str, values: np.ndarray) -> bool:
-    """Tell whether two sites interact as no family allows; values (9, densities) on a square of steps -1, 0, 1."""
+    """Return whether two sites interact as no family allows.
+
+    Args:
+        values: log densities on a square of steps -1, 0, 1 of both sites, (9, densities).
+    """
     values = values[:, np.all(np.isfinite(values), axis=0)]
-    reach = np.ptp(values, axis=0)
-    square = values.reshape(3, 3, -1)
-    if kind == other == "real":
-        s, t = np.repeat([-1.0, 0.0, 1.0], 3), np.tile([-1.0, 0.0, 1.0], 3)
-        basis = np.stack([np.ones(9), s, t, s * s, s * t, t * t], axis=1)
-        return bool(np.any(_misfit(basis, values) > _SCREEN * reach + 1e-9))
-    if {kind, other} == {"real", "positive"}:
-        along = square if kind == "real" else square.swapaxes(0, 1)  # real first
+    s, t = np.array(_SQUARE).T
+    if kind == other == REAL:
+        return misfit(np.stack([np.ones(9), s, t, s * s, s * t, t * t], axis=1), values)
+    if {kind, other} == {REAL, POSITIVE}:
+        square = values.reshape(3, 3, -1)
+        along = square if kind == REAL else square.swapaxes(0, 1)  # real first
         bend = along[0] - 2.0 * along[1] + along[2]  # (3 scales, densities)
         slope = along[2] - along[0]
-        small = 1e-7 * (1.0 + reach)
+        small = 1e-7 * (1.0 + np.ptp(values, axis=0))
         is_bent = np.abs(bend).max(axis=0) > small
         drift = np.abs(slope - slope[1]).max(axis=0)
         if np.any(~is_bent & (drift > small)):
             return True
         profiles = bend[:, is_bent] / bend[1, is_bent]
         return bool(profiles.shape[1] and np.any(np.ptp(profiles, axis=1) > 1e-5 * np.abs(profiles).max()))
-    mixed = square[2, 2] - square[2, 0] - square[0, 2] + square[0, 0]
-    return bool(np.any(np.abs(mixed) > _SCREEN * reach + 1e-9))
+    # The others must not interact: a sum of a function of each.
+    return misfit(np.stack([np.ones(9), s, t, s * s, t * t], axis=1), values)

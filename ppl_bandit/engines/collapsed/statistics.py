@@ -17,10 +17,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.families.derivation import derive
-from ppl_bandit.engines.exact.families.families import Coordinates, Layout, Natural, blocks_of, by_owner
+from ppl_bandit.engines.exact.families.gaussian import blocks_of, padding, sum_by_owner, times_blocks
+from ppl_bandit.engines.exact.families.layout import POSITIVE, UNIT, Layout
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, relative_to
+from ppl_bandit.engines.exact.families.registry import FAMILIES, family_of_group
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
-from ppl_bandit.numerics.log_gamma import betaln, gammaln
+from ppl_bandit.numerics.log_gamma import betaln
 
 __all__ = [
     "Statistics",
@@ -52,26 +55,22 @@ def statistics_of(layout: Layout, log_density: Callable[[Coordinates], Array], c
 def _at_centre(natural: Natural, centre: Coordinates) -> Array:
     """Return <natural, T(centre)>; the terms of real sites vanish there."""
     terms = [
-        natural.unit[:, 0] @ jax.nn.log_sigmoid(centre.unit) + natural.unit[:, 1] @ jax.nn.log_sigmoid(-centre.unit),
-        natural.log_scale @ centre.positive + natural.scale @ jnp.exp(centre.positive),
-        *(
-            jnp.sum(eta * jax.nn.log_softmax(logits, axis=-1))
-            for eta, logits in zip(natural.simplex, centre.simplex, strict=True)
-        ),
+        jnp.sum(natural.elements[group] * family_of_group(group).statistics(coordinates))
+        for group, coordinates in centre.elements.items()
     ]
     return sum(terms, start=jnp.zeros((), centre.real.dtype))
 
 
 def zero_statistics(layout: Layout, centre: Coordinates) -> Statistics:
     """Return the statistics of no data."""
-    num_positive, (num_blocks, size) = layout.power.size, layout.members.shape
-    dtype = centre.real.dtype
+    (num_blocks, size), dtype = layout.members.shape, centre.real.dtype
+    elements = {
+        group: jnp.zeros(own.shape if family_of_group(group).num_event_dims else (*own.shape, 2), dtype)
+        for group, own in centre.elements.items()
+    }
     quadratic = arrow_matrices.as_arrow(np.zeros((num_blocks, size, size)), *layout.leaves)
     natural = Natural(
-        jnp.zeros((centre.unit.size, 2), dtype),
-        tuple(jnp.zeros_like(logits) for logits in centre.simplex),
-        jnp.zeros(num_positive, dtype),
-        jnp.zeros(num_positive, dtype),
+        elements,
         jnp.zeros((num_blocks, size), dtype),
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype), quadratic),
     )
@@ -86,13 +85,11 @@ def add_statistics(*parts: Statistics) -> Statistics:
 def recentre_statistics(layout: Layout, statistics: Statistics, old: Coordinates, new: Coordinates) -> Statistics:
     """Return the same density with its real sites relative to another centre."""
     natural, constant = statistics
-    x = blocks_of(layout, new.real - old.real)
-    bend = arrow_matrices.times(natural.quadratic, x)
-    gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
-    return Statistics(
-        natural._replace(scale=natural.scale + by_owner(layout, gain), linear=natural.linear - bend),
-        constant + jnp.sum(gain[layout.owner < 0]),
-    )
+    if layout.members.size:
+        x = blocks_of(layout, new.real - old.real)
+        gain = jnp.sum((natural.linear - 0.5 * times_blocks(natural.quadratic, x)) * x, axis=-1)
+        constant = constant + jnp.sum(gain[layout.owner < 0])
+    return Statistics(relative_to(layout, natural, old, new), constant)
 
 
 def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
@@ -102,33 +99,43 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
         natural: batch axes are the last axes of every array.
     """
     batch = natural.linear.shape[2:]
-    terms = []
-    if natural.unit.size:
-        terms.append(jnp.sum(_units(natural.unit[:, 0], natural.unit[:, 1]), axis=0))
-    for site in layout.of("unit"):
-        terms.append(jnp.sum(jnp.log(jnp.broadcast_to(jnp.asarray(site.high - site.low, float), site.shape))))
-    for rows in natural.simplex:
-        whole = gammaln(jnp.sum(rows + 1.0, axis=1))
-        terms.append(jnp.sum(gammaln(rows + 1.0), axis=(0, 1)) - jnp.sum(whole, axis=0))
-    gain = jnp.zeros((0, *batch))
+    terms = [
+        jnp.asarray(FAMILIES[site.kind].log_volume(site, layout), float)
+        for site in layout.sites
+        if site.kind in FAMILIES
+    ]
+    elements = _parameters(layout, natural, batch)
     if layout.members.size:
         gain, log_det = arrow_matrices.gaussian_integral(precision_of(layout, natural), natural.linear)
         constant = 0.5 * np.log(2.0 * np.pi) * layout.is_member.sum()
         terms.append(constant + jnp.sum(gain[layout.owner < 0], axis=0) - 0.5 * jnp.sum(log_det, axis=0))
-    if layout.power.size:
-        # With u = z^power, dz contributes u^(1/power - 1), and each real site that u scales contributes u^(-1/2).
-        shape = natural.log_scale + _append_axes(1.0 / layout.power - 0.5 * layout.num_scaled, batch)
-        terms.append(jnp.sum(_scales(shape, -natural.scale - by_owner(layout, gain)), axis=0))
-        terms.append(jnp.asarray(-np.sum(np.log(np.abs(layout.power))), float))
+        if layout.is_scaled:
+            shape, rate = elements[POSITIVE][:, 0], elements[POSITIVE][:, 1] - sum_by_owner(layout, gain)
+            elements[POSITIVE] = jnp.stack([shape, rate], axis=1)
+    for group, parameters in elements.items():
+        terms.append(jnp.sum(family_of_group(group).log_normalizer(parameters), axis=0))
     return sum(terms, start=jnp.zeros(batch))
+
+
+def _parameters(layout: Layout, natural: Natural, batch: tuple[int, ...] = ()) -> dict[str, Array]:
+    """Return the parameters of the elements, without the Gaussian blocks; batch axes come last."""
+    found = {}
+    for group, own in natural.elements.items():
+        family = family_of_group(group)
+        base, sign = (
+            np.asarray(np.broadcast_to(value, own.shape[: own.ndim - len(batch)]), own.dtype)
+            for value in (family.base(layout), family.sign)
+        )
+        found[group] = _append_axes(base, batch) + _append_axes(sign, batch) * own
+    return found
 
 
 def precision_of(layout: Layout, natural: Natural) -> Arrow:
     """Return the precisions of the Gaussian blocks, with 1 on the diagonal of padding; batch axes come last."""
-    padding = arrow_matrices.as_arrow(np.eye(layout.members.shape[1]) * ~layout.is_member[:, :, None], *layout.leaves)
+    blocks = arrow_matrices.as_arrow(padding(layout, float), *layout.leaves)
     batch = natural.linear.shape[2:]
     return jax.tree.map(
-        lambda own, more: own + _append_axes(more, batch) if more.any() else own, natural.quadratic, padding
+        lambda own, more: own + _append_axes(more, batch) if more.any() else own, natural.quadratic, blocks
     )
 
 
@@ -138,57 +145,44 @@ def _append_axes(values: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
 
 
 def has_only_elements(layout: Layout) -> bool:
-    """Tell whether A is a sum over single elements: the inner sites are probabilities and rates alone."""
-    return not layout.members.size and not layout.of("simplex")
+    """Tell whether A is a sum over elements that have an integral each: probabilities and rates alone."""
+    return not layout.members.size and all(site.kind in (UNIT, POSITIVE) for site in layout.sites)
 
 
 def changes_one_element(fresh: Natural) -> Bool[Array, ""]:
-    """Tell whether rows inform at most one probability and one rate."""
-    return (jnp.sum(_changed_units(fresh)) <= 1) & (jnp.sum(_changed_scales(fresh)) <= 1)
+    """Tell whether rows change at most one element of each group."""
+    return jnp.all(jnp.stack([jnp.sum(_is_changed(own)) <= 1 for own in fresh.elements.values()]))
 
 
 def one_element_change(layout: Layout, before: Natural, fresh: Natural) -> Float[Array, ""]:
-    """Return the change of A by rows that inform one element of each kind, in constant time.
+    """Return how A changes by rows that change one element of each group: two integrals of each, however many elements.
 
     Args:
         before: natural parameters without the rows.
         fresh: natural parameters of the rows, of a layout that has only elements.
     """
+    old = _parameters(layout, before)
+    new = _parameters(layout, jax.tree.map(jnp.add, before, fresh))
     terms = []
-    if fresh.unit.size:
-        index = jnp.argmax(_changed_units(fresh))
-        terms.append(_change_of_unit(before.unit[index], fresh.unit[index]))
-    if layout.power.size:
-        index = jnp.argmax(_changed_scales(fresh))
-        shape, rate = before.log_scale[index] + 1.0 / jnp.asarray(layout.power)[index], -before.scale[index]
-        after = _scales(shape + fresh.log_scale[index], rate - fresh.scale[index])
-        terms.append(after - _scales(shape, rate))
+    for group, own in fresh.elements.items():
+        index = jnp.argmax(_is_changed(own))
+        if group == UNIT:
+            terms.append(_beta_change(old[group][index], own[index]))
+        else:
+            log_normalizer = family_of_group(group).log_normalizer
+            terms.append((log_normalizer(new[group][index][None]) - log_normalizer(old[group][index][None]))[0])
     return sum(terms, start=jnp.zeros(()))
 
 
-def _change_of_unit(old: Float[Array, " 2"], new: Float[Array, " 2"]) -> Float[Array, ""]:
-    """Return the change by new successes and failures; for one trial it is the log of its predictive probability."""
-    successes, failures = old[0] + 1.0, old[1] + 1.0
+def _beta_change(old: Float[Array, " 2"], new: Float[Array, " 2"]) -> Float[Array, ""]:
+    """Return the change by new successes and failures: for one trial the log of its probability, without log gammas."""
     is_success, is_failure = (jnp.all(new == np.array(trial)) for trial in ((1.0, 0.0), (0.0, 1.0)))
 
     def of_one_trial() -> Array:
-        return jnp.log(jnp.where(is_success, successes, failures) / (successes + failures))
+        return jnp.log(jnp.where(is_success, old[0], old[1]) / (old[0] + old[1]))
 
-    return jax.lax.cond(is_success | is_failure, of_one_trial, lambda: _units(*(old + new)) - _units(*old))
-
-
-def _changed_units(fresh: Natural) -> Bool[Array, " U"]:
-    return jnp.any(fresh.unit != 0, axis=1)
+    return jax.lax.cond(is_success | is_failure, of_one_trial, lambda: betaln(*(old + new)) - betaln(*old))
 
 
-def _changed_scales(fresh: Natural) -> Bool[Array, " G"]:
-    return (fresh.log_scale != 0) | (fresh.scale != 0)
-
-
-def _units(successes: Float[Array, "*U"], failures: Float[Array, "*U"]) -> Float[Array, "*U"]:
-    return betaln(successes + 1.0, failures + 1.0)
-
-
-def _scales(shape: Float[Array, "*G"], rate: Float[Array, "*G"]) -> Float[Array, "*G"]:
-    # For a negative shape log gamma is finite, and the integral does not exist.
-    return jnp.where(shape > 0, gammaln(shape) - shape * jnp.log(rate), jnp.nan)
+def _is_changed(fresh: Float[Array, "E n"]) -> Bool[Array, " E"]:
+    return jnp.any(fresh != 0, axis=1)

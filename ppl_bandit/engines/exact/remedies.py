@@ -1,4 +1,4 @@
-"""What to write instead of a program that is not conjugate. Every remedy here is a program that is accepted, in the tests."""
+"""What to write instead of a program that is not conjugate. The tests build a program from every remedy."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.numpyro_adapter import distribution_name
 
-__all__ = ["ANALYTIC_REMEDY", "CONJUGATE", "KEEP", "PRIORS", "outcome_remedy"]
+__all__ = ["ANALYTIC_REMEDY", "CONJUGATE", "KEEP", "outcome_remedy"]
 
 KEEP = "keep the program: Bandit and engines.choose draw by an engine that needs no conjugacy"
 
@@ -16,13 +16,6 @@ ANALYTIC_REMEDY = (
     "let latents reach the outcome through arithmetic and smooth functions alone; branches, indices, clips and rounding may "
     f"depend on arm and context; or {KEEP}"
 )
-
-PRIORS = {
-    "unit": "a latent in (0, 1) has a Beta prior",
-    "positive": "a positive latent has a Gamma or InverseGamma prior",
-    "simplex": "a simplex has a Dirichlet prior",
-    "real": "real latents have a Normal prior, each with a mean that is linear in the others",
-}
 
 _GAUSSIAN = (
     "Normal priors on latents in which {} is linear, its standard deviation known, or its variance under an InverseGamma prior "
@@ -42,7 +35,7 @@ CONJUGATE: Mapping[str, str] = {  # outcome -> the prior that it is conjugate to
 
 
 def outcome_remedy(model: RewardModel) -> str:
-    """Say to which priors the outcomes of a program are conjugate, and that it works as it is."""
+    """Return which priors are conjugate to the outcomes of a program, and that other engines accept it as it is."""
     known, unknown = [], []
     for name in dict.fromkeys(_outcome_names(model)):
         article = "an" if name[0] in "AEIOU" else "a"
@@ -56,9 +49,9 @@ def outcome_remedy(model: RewardModel) -> str:
 def _outcome_names(model: RewardModel) -> list[str]:
     names: list[str] = []
 
-    def look() -> None:
+    def trace_program() -> None:
         trace = model.trace({}, jnp.zeros(1, int), model.context_rows(1))
         names.extend(distribution_name(trace[name]["fn"]) for name in model.outcomes)
 
-    jax.eval_shape(look)
+    jax.eval_shape(trace_program)
     return names

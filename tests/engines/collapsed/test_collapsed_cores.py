@@ -10,7 +10,7 @@ import pytest
 
 from ppl_bandit import engines
 from ppl_bandit.engines.collapsed.outer import given
-from ppl_bandit.engines.exact.families.families import Layout
+from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.proof import gaussian_blocks
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.program.model.reward_model import RewardModel

@@ -20,7 +20,8 @@ from ppl_bandit.engines.collapsed.statistics import (
     recentre_statistics,
     zero_statistics,
 )
-from ppl_bandit.engines.exact.families.families import Coordinates, Layout, SiteBlock
+from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
+from ppl_bandit.engines.exact.families.posterior import generic_point
 from ppl_bandit.engines.particles import tempering
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, pareto_k_hat
 from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path, max_autocorrelation
@@ -36,36 +37,32 @@ def layout_of(*sites, power=(), members=((),), owner=-1):
 
 
 def point(layout):
-    return Coordinates(
-        jnp.zeros(layout.count("unit")),
-        jnp.zeros(layout.power.size),
-        tuple(jnp.zeros((1, site.shape[-1])) for site in layout.of("simplex")),
-        jnp.zeros(layout.count("real")),
-    )
+    return jax.tree.map(jnp.zeros_like, generic_point(layout))
 
 
-def natural_of(layout, **fields):
+def natural_of(layout, elements=None, **fields):
     empty = zero_statistics(layout, point(layout)).natural
     given = {name: jnp.asarray(value, float) for name, value in fields.items()}
     if "quadratic" in given:
         given["quadratic"] = as_arrow(given["quadratic"], *layout.leaves)
-    return empty._replace(**given)
+    own = {group: jnp.asarray(value, float) for group, value in (elements or {}).items()}
+    return empty._replace(elements={**empty.elements, **own}, **given)
 
 
 def test_the_log_normalizer_is_the_log_integral_for_every_family():
     with jax.enable_x64(True):
         unit = layout_of(SiteBlock("w", "unit", (1,), 0, 1.0, 3.0))
-        found = log_normalizer(unit, natural_of(unit, unit=[[1.3, 0.4]]))
+        found = log_normalizer(unit, natural_of(unit, {"unit": [[1.3, 0.4]]}))
         exact = quad(lambda z: ((z - 1) / 2) ** 1.3 * (1 - (z - 1) / 2) ** 0.4, 1, 3)[0]
         np.testing.assert_allclose(found, np.log(exact), rtol=1e-7)
 
         scale = layout_of(SiteBlock("v", "positive", (1,), 0), power=[-1.0])
-        found = log_normalizer(scale, natural_of(scale, log_scale=[3.5], scale=[-0.7]))
+        found = log_normalizer(scale, natural_of(scale, {"positive": [[3.5, -0.7]]}))
         exact = quad(lambda z: z**-3.5 * np.exp(-0.7 / z), 0, np.inf)[0]
         np.testing.assert_allclose(found, np.log(exact), rtol=1e-7)
 
-        simplex = layout_of(SiteBlock("p", "simplex", (3,), 0))
-        found = log_normalizer(simplex, natural_of(simplex)._replace(simplex=(jnp.array([[0.5, 1.0, 0.2]]),)))
+        simplex = layout_of(SiteBlock("p", "simplex", (3,), 0, num_event_dims=1))
+        found = log_normalizer(simplex, natural_of(simplex, {"simplex 3": [[0.5, 1.0, 0.2]]}))
         exact = dblquad(lambda y, x: x**0.5 * y * (1 - x - y) ** 0.2, 0, 1, 0, lambda x: 1 - x)[0]
         np.testing.assert_allclose(found, np.log(exact), rtol=1e-6)
 
@@ -76,8 +73,8 @@ def test_the_log_normalizer_is_the_log_integral_for_every_family():
             members=[[0]],
             owner=0,
         )
-        fields = dict(log_scale=[2.5], scale=[-1.1], linear=[[0.4]], quadratic=[[[1.7]]])
-        found = log_normalizer(joint, natural_of(joint, **fields))
+        natural = natural_of(joint, {"positive": [[2.5, -1.1]]}, linear=[[0.4]], quadratic=[[[1.7]]])
+        found = log_normalizer(joint, natural)
 
         def density(x, z):
             u = z**-2.0
@@ -95,21 +92,21 @@ def test_rows_of_one_probability_and_one_rate_change_the_normalizer_by_theirs_al
             layout_of(SiteBlock("x", "real", (1,), 0), members=[[0]])
         )
         before = natural_of(
-            layout, unit=[[2.0, 7.5], [0.4, 30.0], [12.0, 0.1]], log_scale=[3.5, 1.2], scale=[-0.7, -4.0]
+            layout, {"unit": [[2.0, 7.5], [0.4, 30.0], [12.0, 0.1]], "positive": [[3.5, -0.7], [1.2, -4.0]]}
         )
-        for unit, log_scale, scale in (
-            ([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], [0.0, 2.0], [0.0, -1.0]),
-            ([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]], [0.0, 0.0], [0.0, 0.0]),  # of no rate
-            ([[3.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [0.0, 0.0], [0.0, 0.0]),  # several trials
-            ([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [0.5, 0.0], [-2.0, 0.0]),
+        for unit, positive in (
+            ([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [2.0, -1.0]]),
+            ([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]),  # of no rate
+            ([[3.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]),  # several trials
+            ([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [[0.5, -2.0], [0.0, 0.0]]),
         ):
-            fresh = natural_of(layout, unit=unit, log_scale=log_scale, scale=scale)
+            fresh = natural_of(layout, {"unit": unit, "positive": positive})
             assert changes_one_element(fresh)
             after = jax.tree.map(jnp.add, before, fresh)
             exact = log_normalizer(layout, after) - log_normalizer(layout, before)
             np.testing.assert_allclose(one_element_change(layout, before, fresh), exact, atol=1e-12)
-        assert not changes_one_element(natural_of(layout, unit=[[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]))
-        assert not changes_one_element(natural_of(layout, scale=[-1.0, -1.0]))
+        assert not changes_one_element(natural_of(layout, {"unit": [[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]}))
+        assert not changes_one_element(natural_of(layout, {"positive": [[0.0, -1.0], [0.0, -1.0]]}))
 
 
 @pytest.mark.parametrize("size", [3, 12])  # written out, and by the library

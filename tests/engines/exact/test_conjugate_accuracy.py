@@ -190,8 +190,8 @@ def test_updates_map_over_states(bernoulli_engine):
     rows = Interaction(jnp.array([[0], [2]]), jnp.array([[1], [0]]))
     states, info = jax.jit(jax.vmap(bernoulli_engine.update, in_axes=(None, 0, 0)))(KEY, states, rows)
     assert info.is_trusted.all()
-    np.testing.assert_allclose(states.beta[0], [[2, 2], [1, 2], [1, 2]], rtol=1e-6)
-    np.testing.assert_allclose(states.beta[1], [[1, 2], [1, 2], [1, 3]], rtol=1e-6)
+    np.testing.assert_allclose(states.elements["unit"][0], [[2, 2], [1, 2], [1, 2]], rtol=1e-6)
+    np.testing.assert_allclose(states.elements["unit"][1], [[1, 2], [1, 2], [1, 3]], rtol=1e-6)
 
 
 def test_single_precision_follows_the_default_flag(bernoulli_engine):
@@ -201,9 +201,9 @@ def test_single_precision_follows_the_default_flag(bernoulli_engine):
     state, info = jax.jit(bernoulli_engine.update)(
         KEY, bernoulli_engine.init(KEY), Interaction(jnp.asarray(arm), jnp.asarray(click))
     )
-    assert bool(info.is_trusted) and state.beta.dtype == jnp.float32
+    assert bool(info.is_trusted) and state.elements["unit"].dtype == jnp.float32
     # 200 sums in float32 round to 200 * 6e-8 at most.
-    np.testing.assert_allclose(state.beta[:, 0], 1.0 + sums(click, arm), rtol=2e-5)
+    np.testing.assert_allclose(state.elements["unit"][:, 0], 1.0 + sums(click, arm), rtol=2e-5)
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_single_precision_certifies_a_variance():
     arm = np.arange(60) % A
     state, info = jax.jit(engine.update)(KEY, engine.init(KEY), Interaction(jnp.asarray(arm), jnp.asarray(reward)))
     assert bool(info.is_trusted)
-    np.testing.assert_allclose(state.shape, 2.0 + 10.0, rtol=1e-5)
+    np.testing.assert_allclose(state.elements["positive"][:, 0], 2.0 + 10.0, rtol=1e-5)
     posterior_mean = (0.25 * 0.3 + sums(reward, arm)) / 20.25
     np.testing.assert_allclose(engine.capabilities.parameters(state)["mean"]["mean"], posterior_mean, rtol=1e-4)
 

@@ -9,8 +9,8 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from ppl_bandit import Interaction, RewardModel, engines
-from ppl_bandit.engines.exact.families.families import coordinates_at, standard_law
+from ppl_bandit import Bandit, Interaction, RewardModel, engines
+from ppl_bandit.engines.exact.families.posterior import coordinates_at, standard_posterior
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.gaussian_blocks import tie
 
@@ -204,7 +204,7 @@ def test_features_before_arms_are_blocks_all_the_same():
         model = RewardModel(program, 3, jnp.ones(2))
         layout = tie(model, find_scales(model, read_supports(model)))
         assert layout.members.tolist() == [[0, 3], [1, 4], [2, 5]]
-        law = standard_law(layout)._replace(mean=jnp.arange(6.0).reshape(3, 2))
+        law = standard_posterior(layout)._replace(mean=jnp.arange(6.0).reshape(3, 2))
         for held in (law, jax.device_get(law)):
             np.testing.assert_array_equal(coordinates_at(layout, held).real, [0, 2, 4, 1, 3, 5])
 
@@ -226,3 +226,40 @@ def test_an_arm_that_is_given_away_is_sure_and_independent(prior):
         angle = np.arctan2(5.0, 3.0) / (2 * np.pi)
         exact = [0.25, 0.25 + angle, 0.5 - angle]
     np.testing.assert_allclose(probs, exact, atol=2e-4)
+
+
+def test_rewards_without_forward_mode_have_the_same_marginals():
+    """A custom_vjp function has reverse mode alone: marginals are found by it, and a bandit decides with them."""
+
+    @jax.custom_vjp
+    def doubled(x):
+        return 2.0 * x
+
+    doubled.defvjp(lambda x: (2.0 * x, None), lambda _, g: (2.0 * g,))
+
+    def program(arm, function):
+        with numpyro.plate("arms", 3):
+            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        numpyro.sample("reward", dist.Normal(function(mean)[arm], 1.0))
+
+    def custom(arm):
+        program(arm, doubled)
+
+    def plain(arm):
+        program(arm, lambda x: 2.0 * x)
+
+    found = []
+    for one in (custom, plain):
+        engine = engines.conjugate(RewardModel(one, 3))
+
+        @jax.jit
+        def measure(state, engine=engine):
+            marginals = engine.capabilities.marginals(state, None)
+            return marginals.best_arm_probs(), marginals.quantile(jnp.array(0.3)), marginals.pseudo_counts()
+
+        found.append(measure(engine.init(jr.key(0))))
+    for own, other in zip(*found, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6)
+    bandit = Bandit(custom, 3)
+    bandit.update(bandit.select(), 1.0)
+    assert "EXACT" in bandit.explain()

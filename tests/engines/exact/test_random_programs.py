@@ -17,8 +17,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit.engines.exact import conjugate as engine
-from ppl_bandit.engines.exact.proof.examination import examine, judge, measure
+from ppl_bandit.engines.exact.proof.examination import examine, first_fault, measure
+from ppl_bandit.engines.exact.update import absorb_rows
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.types import Interaction
@@ -168,7 +168,7 @@ def share() -> Shape:
             return one * log_rate + zero * log_rest + rewards.sum() * power * log_rate + (18 - rewards.sum()) * miss
 
         def claim(posterior):
-            a, b = np.asarray(posterior.beta)[0]
+            a, b = np.asarray(posterior.elements["unit"])[0]
             middle = np.array([np.log(a / b)])
             own = np.array([[1.0 / (1.0 / a + 1.0 / b)]])
             return middle, own, lambda z: -a * np.logaddexp(0.0, -z[..., 0]) - b * np.logaddexp(0.0, z[..., 0])
@@ -195,7 +195,8 @@ def count() -> Shape:
             return shape * s - shape * np.exp(s) + rewards.sum() * power * s - NUM_ROWS * exposure * np.exp(power * s)
 
         def claim(posterior):
-            a, b = float(posterior.shape[0]), float(posterior.rate[0]) * unit
+            shape, rate = np.asarray(posterior.elements["positive"], float)[0]
+            a, b = shape, rate * unit
             return np.array([np.log(a / b)]), np.array([[a]]), lambda z: a * z[..., 0] - b * np.exp(z[..., 0])
 
         constants = {"shape": shape, "rate": shape / unit, "unit": unit, "exposure": exposure, "power": power}
@@ -228,7 +229,8 @@ def mean_and_variance(noise: str) -> Shape:
             return prior + sum(log_tail(noise, (y - mean) / sd, df) - 0.5 * s for y in rewards)
 
         def claim(posterior):
-            a, b = float(posterior.shape[0]), float(posterior.rate[0]) / unit**2
+            shape, rate = np.asarray(posterior.elements["positive"], float)[0]
+            a, b = shape, rate / unit**2
             precision = float(posterior.precision[0, 0, 0]) * spread**2
             centre = (float(posterior.mean[0, 0]) / unit - loc) / spread
 
@@ -304,14 +306,14 @@ def examine_many(name: str, num_programs: int, seed: int) -> Tally:
 
         look = quick_jit(lambda constants: measure(with_constants(constants), layout, []))
         learn = quick_jit(
-            lambda constants, prior, rows: engine._update(with_constants(constants), layout, prior, 1.0, prior, rows)
+            lambda constants, prior, rows: absorb_rows(with_constants(constants), layout, prior, 1.0, prior, rows)
         )
         counts, wrong = {True: [0, 0], False: [0, 0]}, []
         for _ in range(num_programs):
             draw = shape.draw(rng)
             counts[draw.is_conjugate][0] += 1
             found = jax.device_get(look(draw.constants))
-            if judge(found, 1)[0]:
+            if first_fault(found, 1)[0]:
                 continue
             rows = Interaction(jnp.zeros(NUM_ROWS, int), jnp.asarray(draw.rewards))
             posterior, info = jax.device_get(learn(draw.constants, jax.tree.map(jnp.asarray, found.prior), rows))

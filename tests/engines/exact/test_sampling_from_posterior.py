@@ -17,7 +17,8 @@ from scipy import stats
 
 from ppl_bandit.engines import conjugate
 from ppl_bandit.engines.exact.families.drawing import sample
-from ppl_bandit.engines.exact.families.families import Layout, SiteBlock, standard_law
+from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
+from ppl_bandit.engines.exact.families.posterior import standard_posterior
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -206,8 +207,9 @@ def test_blocks_of_every_owner_and_size_follow_their_laws(shape, rate, dtype):
     mean = np.array([[1.0, -2.0], [3.0, 0.0], [0.0, 5.0], [-1.0, 0.5]])
     precision = np.where(is_member[:, :, None] & is_member[:, None, :], factor @ factor.T, np.eye(2))
     with jax.enable_x64(dtype == "float64"):
-        law = standard_law(layout)._replace(
-            shape=jnp.full(2, shape), rate=jnp.full(2, rate), mean=jnp.asarray(mean), precision=jnp.asarray(precision)
+        parameters = {"positive": jnp.full((2, 2), jnp.array([shape, rate]))}
+        law = standard_posterior(layout)._replace(
+            elements=parameters, mean=jnp.asarray(mean), precision=jnp.asarray(precision)
         )
         draws = jax.jit(lambda key, law: sample(layout, key, law, M))(jr.key(18), law)
     assert all(leaf.dtype == dtype for leaf in draws.values())

@@ -1,190 +1,107 @@
-"""The affine form of a log density: how much it changes from one point to another, and how much of that is rounding.
+"""The affine form of a log density: how much it changes between two points, and how large its rounding can be.
 
-Natural parameters are coefficients of sufficient statistics, the reals' relative to a centre (`families`). A form can be read
-from another centre, and evaluated between two points. Whatever is added up on the way is added up in absolute value as well:
-floating point resolves the result to so many units in the last place of that sum, and to no more.
+For every sum, the sum of absolute values is computed as well: floating point resolves the result to a few units in the last
+place of that sum.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.families.element_blocks import map_blocks, nothing, where_member
-from ppl_bandit.engines.exact.families.families import (
-    POSITIVE,
-    UNIT,
-    Coordinates,
-    Layout,
-    Natural,
-    Posterior,
-    blocks_of,
-    by_block,
-    by_owner,
-)
+from ppl_bandit.engines.exact.families.gaussian import blocks_of, by_block, sum_by_owner, times_blocks
+from ppl_bandit.engines.exact.families.layout import POSITIVE, Layout
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural
+from ppl_bandit.engines.exact.families.registry import family_of_group
 
-__all__ = ["Region", "affine_change", "magnitude_of", "natural_of", "recentre", "region_around"]
-
-_FEW_TERMS = 4000  # a product that is asked for takes some 5 us
+__all__ = ["Region", "affine_change", "region_of", "rounding_sizes_after_move", "rounding_sizes_of"]
 
 
 class Region(NamedTuple):
-    """Points, (P, ...), the first of them their centre, and what an affine form is there.
+    """Points, (P, ...), the first of them their centre, with all that an affine form needs there.
 
     Attributes:
-        changes: statistics of all families but the Gaussian less those of the centre, like the coefficients that multiply them.
-        sizes: what multiplies the size of each coefficient to bound what is added up, and how it is rounded.
-        away: reals less those of the centre, and `at`: their own size.
-        unit: u of each block, and `weight`: u times how much more than once it is rounded; None where nothing scales any.
+        changes: statistics of each group less those of the centre.
+        sizes: factors that turn the size of each coefficient into a bound on the terms that are added.
+        steps: real elements less those of the centre, in blocks.
+        locations: absolute values of the real elements, in blocks.
+        scale: u of each block, and `scale_size`, u times its number of roundings; None if no block is scaled.
     """
 
     points: Coordinates
-    changes: tuple[Any, ...]
-    sizes: tuple[Any, ...]
-    away: Float[Array, "P R S"]
-    at: Float[Array, "P R S"]
-    unit: Float[Array, "P R"] | None
-    weight: Float[Array, "P R"] | None
+    changes: dict[str, Any]
+    sizes: dict[str, Any]
+    steps: Float[Array, "P R S"]
+    locations: Float[Array, "P R S"]
+    scale: Float[Array, "P R"] | None
+    scale_size: Float[Array, "P R"] | None
 
 
-def natural_of(layout: Layout, posterior: Posterior) -> Natural:
-    """Return the natural parameters of a density of the latents, relative to its own means."""
-    # The density of z = u^(1/power) has (shape - 1/power) log u where that of u has shape - 1.
-    offset = np.asarray(0.5 * layout.num_scaled - 1.0 / layout.power, posterior.shape.dtype)
-    beta, dirichlet = map_blocks(lambda leaf: leaf - 1.0, (posterior.beta, posterior.dirichlet))
-    return Natural(
-        beta,
-        dirichlet,
-        map_blocks(lambda leaf: leaf + offset, posterior.shape),
-        map_blocks(lambda leaf: -leaf, posterior.rate),
-        nothing(layout.members.shape, posterior.mean.dtype),
-        where_member(layout.is_pair, posterior.precision),
-    )
+def rounding_sizes_of(layout: Layout, natural: Natural, centre: Coordinates) -> Natural:
+    """Return the size of the numbers from which rounding makes each coefficient of a form derived at `centre`.
 
-
-def magnitude_of(layout: Layout, natural: Natural, centre: Coordinates) -> Natural:
-    """Return the size to which each coefficient of a form read at `centre` is rounded.
-
-    A slope is read off a residual, so it is rounded like the curvature times the location that entered it.
+    A slope is derived from a residual, so its rounding is that of the curvature times the location.
     """
-    sizes = map_blocks(abs, natural)
+    sizes = jax.tree.map(jnp.abs, natural)
     if layout.members.size:
-        bend = _times(sizes.quadratic, abs(blocks_of(layout, centre.real)))
+        bend = times_blocks(sizes.quadratic, jnp.abs(blocks_of(layout, centre.real)))
         sizes = sizes._replace(linear=sizes.linear + bend)
     return sizes
 
 
-def recentre(layout: Layout, natural: Natural, old: Coordinates, new: Coordinates) -> tuple[Natural, Natural]:
-    """Return the same form relative to another centre of the reals, and the size to which its coefficients are rounded."""
-    size = magnitude_of(layout, natural, old)
-    if not old.real.size:
-        return natural, size
-    there, x = magnitude_of(layout, natural, new), blocks_of(layout, new.real - old.real)
-    bend = _times(natural.quadratic, x)
-    scale, sizes_of_scale = natural.scale, size.scale
-    if np.any(layout.owner >= 0):
-        gain = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
-        gain_size = jnp.sum((size.linear + 0.5 * jnp.abs(bend)) * jnp.abs(x), axis=-1)
-        scale, sizes_of_scale = scale + by_owner(layout, gain), sizes_of_scale + by_owner(layout, gain_size)
-    size = size._replace(scale=sizes_of_scale, linear=size.linear + there.linear)
-    return natural._replace(scale=scale, linear=natural.linear - bend), size
+def rounding_sizes_after_move(layout: Layout, natural: Natural, old: Coordinates, new: Coordinates) -> Natural:
+    """Return the rounding sizes of a form that was derived at `old` and made relative to `new`."""
+    sizes = rounding_sizes_of(layout, natural, old)
+    if not layout.members.size:
+        return sizes
+    x = blocks_of(layout, new.real - old.real)
+    elements = dict(sizes.elements)
+    if layout.is_scaled:
+        bend = jnp.abs(times_blocks(natural.quadratic, x))
+        gain = sum_by_owner(layout, jnp.sum((sizes.linear + 0.5 * bend) * jnp.abs(x), axis=-1))
+        elements[POSITIVE] = jnp.stack([elements[POSITIVE][:, 0], elements[POSITIVE][:, 1] + gain], axis=-1)
+    return sizes._replace(elements=elements, linear=sizes.linear + rounding_sizes_of(layout, natural, new).linear)
 
 
-def region_around(layout: Layout, points: Coordinates) -> Region:
-    """Return what an affine form needs to know of points, (P, ...), the first of which is their centre."""
-    unit, sizes_of_unit = _around_units(layout, points.unit)
-    logs = tuple(jax.nn.log_softmax(rows, axis=-1) for rows in points.simplex)
-    log_u, u, stretch = _around_positives(layout, points.positive)
-    changes = (unit, logs, log_u, u)
-    # The latents of a point are rounded at their own size: 1 - z near 1, a distant location times the slope there.
-    sizes = (sizes_of_unit, tuple(1.0 + jnp.abs(rows) for rows in points.simplex), stretch, stretch * u)
-    sizes = map_blocks(lambda own, leaf: own + abs(leaf) + abs(leaf[:1]), sizes, changes)
-    away, at = (
-        blocks_of(layout, real) for real in (map_blocks(lambda leaf: leaf - leaf[:1], points.real), points.real)
-    )
-    is_scaled = bool(np.any(layout.owner >= 0))
-    units = by_block(layout, u, 1.0) if is_scaled else None
-    weights = by_block(layout, stretch * u, 1.0) if is_scaled else None
-    return Region(
-        points, map_blocks(lambda leaf: leaf - leaf[:1], changes), sizes, away, map_blocks(abs, at), units, weights
-    )
-
-
-def _around_units(layout: Layout, logits: Float[Array, "P U"]) -> tuple[Any, Any]:
-    """Return the statistics of the unit elements at some points, and the sizes at which they are rounded."""
-    if not logits.size:
-        return (nothing((*logits.shape, 2), logits.dtype),) * 2
-    low, high = _bounds(layout, UNIT)
-    offset = np.asarray(low / np.where(high == low, 1.0, high - low), logits.dtype)
-    both = jnp.stack([logits, -logits], axis=-1)
-    w = jax.nn.sigmoid(both)
-    share = abs(w[..., :1] + offset[:, None])
-    # 1 - z is rounded at the size of 1.
-    return jax.nn.log_sigmoid(both), (share + np.arange(2, dtype=logits.dtype)) / w
-
-
-def _around_positives(layout: Layout, log_u: Float[Array, "P G"]) -> tuple[Any, Any, Any]:
-    """Return the statistics log u and u of the positive elements, and how much more than once they are rounded."""
-    if not log_u.size:
-        return log_u, log_u, log_u
-    power, (floor, _) = np.asarray(layout.power, log_u.dtype), _bounds(layout, POSITIVE)
-    log_z = log_u / power
-    far = abs(log_z) if np.all(floor == 0) else abs(log_z) + np.asarray(abs(floor), log_u.dtype) * jnp.exp(-log_z)
-    return log_u, jnp.exp(log_u), 1.0 + abs(power) * (1.0 + far)
+def region_of(layout: Layout, points: Coordinates) -> Region:
+    """Return the region of points, (P, ...), the first of which is the centre."""
+    changes, sizes = {}, {}
+    scale = scale_size = None
+    for group, coordinates in points.elements.items():
+        family = family_of_group(group)
+        statistics, own = family.statistics(coordinates), family.rounding_sizes(coordinates, layout)
+        changes[group] = statistics - statistics[:1]
+        sizes[group] = own + jnp.abs(statistics) + jnp.abs(statistics[:1])
+        if group == POSITIVE and layout.is_scaled:
+            scale, scale_size = (by_block(layout, leaf[..., 1], 1.0) for leaf in (statistics, own))
+    steps, locations = (blocks_of(layout, leaf) for leaf in (points.real - points.real[:1], points.real))
+    return Region(points, changes, sizes, steps, jnp.abs(locations), scale, scale_size)
 
 
 def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
-    """Return <eta, T(z) - T(centre)> at the points of a region, and the sums of sizes that its rounding is relative to.
+    """Return <eta, T(z) - T(centre)> at the points of a region, and the sums of sizes to which its rounding is relative.
 
     Args:
         natural: relative to the region's centre.
-        size: the size to which each coefficient is rounded, by `magnitude_of` or `recentre`.
+        size: the rounding sizes of the coefficients.
     """
-    change, total = _dot(natural[:4], region.changes), _dot(size[:4], region.sizes)
+    num_points = region.steps.shape[0]
+    change = total = jnp.zeros(num_points, natural.linear.dtype)
+    for group, coefficients in natural.elements.items():
+        change = change + _dot(region.changes[group], coefficients)
+        total = total + _dot(region.sizes[group], size.elements[group])
     if not natural.linear.size:
         return change, total
-    x, far = region.away, abs(region.away)
-    bend, bend_size = (_times(*pair) for pair in ((natural.quadratic, x), (size.quadratic, far)))
+    x, distance = region.steps, jnp.abs(region.steps)
+    bend, bend_size = times_blocks(natural.quadratic, x), times_blocks(size.quadratic, distance)
     moved = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
-    rounded = jnp.sum(
-        size.linear * far + (0.5 * far + region.at) * bend_size + abs(natural.linear) * region.at, axis=-1
-    )
-    if region.unit is not None and region.weight is not None:
-        moved, rounded = region.unit * moved, region.weight * rounded
+    terms = size.linear * distance + (0.5 * distance + region.locations) * bend_size
+    rounded = jnp.sum(terms + jnp.abs(natural.linear) * region.locations, axis=-1)
+    if region.scale is not None and region.scale_size is not None:
+        moved, rounded = region.scale * moved, region.scale_size * rounded
     return change + jnp.sum(moved, axis=-1), total + jnp.sum(rounded, axis=-1)
 
 
-def _times(matrices: Float[Array, "R S S"], vectors: Float[Array, "*P R S"]) -> Float[Array, "*P R S"]:
-    """Multiply matrices and vectors: a few in one loop, which takes less than to ask for a product, and many as products.
-
-    As products, since all terms at once would be as many numbers as there are points and pairs.
-    """
-    if vectors.size * vectors.shape[-1] <= _FEW_TERMS:
-        return jnp.sum(matrices * vectors[..., None, :], axis=-1)
-    return jnp.einsum("rst,...rt->...rs", matrices, vectors)
-
-
-def _dot(coefficients: Any, statistics: Any) -> Float[Array, " P"]:
-    pairs = zip(jax.tree.leaves(coefficients), jax.tree.leaves(statistics), strict=True)
-    terms = [_sum_of_products(statistic, leaf) for leaf, statistic in pairs if leaf.size]
-    if terms:
-        return sum(terms[1:], start=terms[0])
-    first = jax.tree.leaves(statistics)[0]
-    return nothing(first.shape[:1], first.dtype)
-
-
-def _sum_of_products(statistic: Float[Array, "P ..."], coefficient: Float[Array, "..."]) -> Float[Array, " P"]:
-    if statistic.size <= _FEW_TERMS:
-        return jnp.sum(statistic * coefficient, axis=tuple(range(1, statistic.ndim)))
-    return statistic.reshape(statistic.shape[0], -1) @ coefficient.ravel()
-
-
-def _bounds(layout: Layout, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of all elements of a kind."""
-    low, high = (
-        np.concatenate([np.broadcast_to(getattr(site, end), site.shape).ravel() for site in layout.of(kind)])
-        for end in ("low", "high")
-    )
-    return low, high
+def _dot(statistics: Float[Array, "P E n"], coefficients: Float[Array, "E n"]) -> Float[Array, " P"]:
+    return jnp.sum(statistics * coefficients, axis=(1, 2))

@@ -1,131 +1,138 @@
-"""Where a certificate looks: points near and far from where a log density was read, and points where the posterior is.
+"""The points at which a certificate compares a log density with its affine form.
 
-Reals are displaced along the Cholesky factor of their covariance, all of them jointly. In a tight hierarchy the marginal
-standard deviations would move a child away from its parent by many of the child's own: the quadratic terms grow by ten orders
-of magnitude, and a deviation of several nats hides in their rounding.
+Some lie near and far from the point where the density was differentiated, others where the posterior has its mass. Real
+elements are displaced jointly, along the Cholesky factor of their covariance. In a tight hierarchy, marginal standard
+deviations would move a child away from its parent by many of its own conditional ones: the quadratic terms grow by
+ten orders of magnitude, and their rounding hides a deviation of several nats.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.families.element_blocks import map_blocks
-from ppl_bandit.engines.exact.families.families import (
-    Coordinates,
-    Layout,
-    Posterior,
-    blocks_of,
-    by_block,
-    coordinates_at,
-    reals_of,
-)
+from ppl_bandit.engines.exact.certificate.affine import Region, region_of
+from ppl_bandit.engines.exact.families.gaussian import blocks_of, by_block, reals_of
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, coordinates_at, where_finite
+from ppl_bandit.engines.exact.families.registry import family_of_group, groups_of
 from ppl_bandit.numerics.arrow_matrices import Arrow, steps_along
 
-__all__ = ["make_offsets", "offsets_at_home", "typical_point"]
+__all__ = ["Regions", "middle_of", "regions_for"]
 
 _SEED = 20170903
 
 
-def make_offsets(layout: Layout, num_points: int, posterior: Posterior | None = None) -> Coordinates:
-    """Draw displacements from a centre, (P, ...) each, the same for every engine on every machine.
+class Regions(NamedTuple):
+    """Where densities are compared: around the point where they were differentiated, and where the posterior is."""
 
-    Every second point moves one site alone; of every four in a row two are far; every other four have reals in units of 1.
+    around_centre: Region
+    in_posterior: Region
+
+
+def regions_for(
+    layout: Layout,
+    before: Posterior,
+    after: Posterior,
+    num_around_centre: int,
+    num_in_posterior: int,
+    stretch: Array | None = None,
+    centre: Coordinates | None = None,
+) -> Regions:
+    """Return where to compare densities that were differentiated at the means of `before` and lead to `after`.
 
     Args:
-        posterior: the prior, or the posterior so far, whose covariance is the other unit of reals; None for 1 throughout.
+        stretch: factor of the displacements from the centre.
+        centre: where the densities were differentiated, if not at these means.
+    """
+    centre = coordinates_at(layout, before) if centre is None else centre
+    offsets = _offsets_around_centre(layout, num_around_centre, before)
+    if stretch is not None:
+        offsets = jax.tree.map(lambda leaf: stretch * leaf, offsets)
+    in_posterior = _offsets_in_posterior(layout, num_in_posterior, after)
+    return Regions(_displace(layout, centre, offsets), _displace(layout, middle_of(layout, after), in_posterior))
+
+
+def middle_of(layout: Layout, posterior: Posterior) -> Coordinates:
+    """Return the middle of a posterior in all coordinates; `coordinates_at` has fixed values for some of them."""
+    at = coordinates_at(layout, posterior)
+    elements = {group: family_of_group(group).middle(own) for group, own in posterior.elements.items()}
+    return where_finite(at._replace(elements=elements), at)
+
+
+def _displace(layout: Layout, centre: Coordinates, offsets: Coordinates) -> Region:
+    def displaced(middle: Array, offset: Array) -> Array:
+        return jnp.concatenate([middle[None], middle + offset.astype(middle.dtype)])
+
+    return region_of(layout, jax.tree.map(displaced, centre, offsets))
+
+
+def _offsets_around_centre(layout: Layout, num_points: int, posterior: Posterior) -> Coordinates:
+    """Return displacements from a centre, (P, ...) each, the same for every engine on every machine.
+
+    Every second point moves one site alone; of every four in a row two are far; every other four displace real elements in
+    units of 1, the others in units of the posterior's covariance.
     """
     rng = np.random.default_rng(_SEED)
     point = np.arange(num_points)
     is_far, is_single, is_unscaled = (point % 4 >= 2)[:, None], point % 2 == 1, (point // 4 % 2 == 1)[:, None]
-    mover = (point // 2) % len(layout.sites)
+    moved_site = (point // 2) % len(layout.sites)
 
-    def spread(size: int, near: float, far: tuple[float, float]) -> Any:
-        """Normal with standard deviation `near`, or of a size uniform in `far` with a random sign."""
+    def spread(size: int, near: float, far: tuple[float, float]) -> np.ndarray:
+        """Draw from Normal(0, near), or with a random sign and a size uniform in `far`."""
         sign = rng.choice([-1.0, 1.0], size=(num_points, size))
         distant = sign * rng.uniform(*far, size=(num_points, size))
         return np.where(is_far, distant, near * rng.standard_normal((num_points, size)))
 
-    # No further: 1 - z keeps 11 digits at logit 9, and at the far points a change of e^6 in a scale dwarfs its logarithm.
-    unit = spread(layout.count("unit"), 2.0, (3.0, 9.0))
-    positive = spread(layout.count("positive"), 1.2, (2.0, 6.0))
-    simplex = [spread(site.size, 1.5, (2.0, 5.0)) for site in layout.of("simplex")]
+    offsets: dict[str, np.ndarray] = {}
+    for group, sites in groups_of(layout).items():
+        family, num_scalars = family_of_group(group), sum(site.size for site in sites)
+        drawn = spread(num_scalars, family.near_sd, family.far_range)
+        offsets[group] = drawn.reshape(num_points, sites[-1].span.stop, *sites[0].event_shape)
     reach = 10.0 ** np.where(is_far, rng.uniform(0.0, 1.5, (num_points, 1)), rng.uniform(-1.5, 0.5, (num_points, 1)))
-    real: Any = reach * rng.standard_normal((num_points, layout.count("real")))
+    offsets[REAL] = reach * rng.standard_normal((num_points, layout.count(REAL)))
     for position, site in enumerate(layout.sites):
-        rests = is_single & (mover != position)
-        block = {"unit": unit, "positive": positive, "real": real}.get(site.kind)
-        if block is None:
-            simplex[site.start][rests] = 0.0
-        else:
-            block[rests, site.start : site.start + site.size] = 0.0
-    # With its type spelled out: jax may remember a NumPy constant across a change of its precision.
-    dtype = jnp.zeros(()).dtype if posterior is None else posterior.mean.dtype
-    real = real.astype(dtype)
-    steps = real if posterior is None else _whitened(layout, posterior, real)
-    return Coordinates(
-        unit.astype(dtype),
-        positive.astype(dtype),
-        tuple(
-            offset.reshape(num_points, -1, site.shape[-1]).astype(dtype)
-            for offset, site in zip(simplex, layout.of("simplex"), strict=True)
-        ),
-        jnp.where(is_unscaled, real, steps) if real.size else real,
-    )
+        offsets[site.group][is_single & (moved_site != position), site.span] = 0.0
+    # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
+    offsets = {group: own.astype(posterior.mean.dtype) for group, own in offsets.items()}
+    real: Any = offsets.pop(REAL)
+    if not real.size:
+        return Coordinates(offsets, real)
+    return Coordinates(offsets, jnp.where(is_unscaled, real, _correlated(layout, posterior, real)))
 
 
-def typical_point(layout: Layout, posterior: Posterior) -> Coordinates:
-    """Return the middle of a posterior in all coordinates; `coordinates_at` is that of its reals and precisions alone."""
-    at = coordinates_at(layout, posterior)
-    logs = [jnp.log(rows) for rows in posterior.dirichlet]
-    own = at._replace(
-        unit=jnp.log(posterior.beta[:, 0] / posterior.beta[:, 1]) if at.unit.size else at.unit,
-        simplex=tuple(rows - rows.mean(axis=-1, keepdims=True) for rows in logs),
-    )
-    return jax.tree.map(_where_finite, own, at)
-
-
-def _where_finite(values: Array, otherwise: Array) -> Array:
-    return jnp.where(jnp.isfinite(values), values, otherwise) if values.size else values
-
-
-def offsets_at_home(layout: Layout, num_points: int, posterior: Posterior) -> Coordinates:
-    """Draw displacements of a few of a posterior's own standard deviations, (P, ...) each."""
+def _offsets_in_posterior(layout: Layout, num_points: int, posterior: Posterior) -> Coordinates:
+    """Return displacements of a few of a posterior's standard deviations, (P, ...) each."""
     rng = np.random.default_rng(_SEED + 1)
     reach = np.resize([1.0, 2.0, 0.5, 3.0], num_points)[:, None]
 
-    def spread(size: int) -> Any:
-        return reach * rng.standard_normal((num_points, size))
+    def spread(size: int) -> np.ndarray:
+        return (reach * rng.standard_normal((num_points, size))).astype(posterior.mean.dtype)
 
-    def scaled(variance: Array, largest: float) -> Array:
-        steps = spread(variance.size).reshape(num_points, *variance.shape).astype(variance.dtype)
-        if not steps.size:
-            return steps
-        # Where counts are small, or not those of a proper posterior, the family is wider than it is Gaussian.
-        sd = jnp.sqrt(variance)
-        return jnp.where(jnp.isfinite(sd), jnp.minimum(sd, largest), largest) * steps
-
-    return Coordinates(
-        scaled(map_blocks(lambda counts: (1.0 / counts).sum(axis=-1), posterior.beta), 2.0),
-        scaled(map_blocks(lambda shape: 1.0 / shape, posterior.shape), 1.2),
-        tuple(scaled(1.0 / rows, 1.5) for rows in posterior.dirichlet),
-        _whitened(layout, posterior, spread(layout.count("real")).astype(posterior.mean.dtype)),
-    )
+    offsets: dict[str, Any] = {}
+    for group in groups_of(layout):
+        family = family_of_group(group)
+        sd = jnp.sqrt(family.variance(posterior.elements[group]))
+        # Where counts are small, or not those of a proper posterior, the family is not nearly Gaussian.
+        sd = jnp.where(jnp.isfinite(sd), jnp.minimum(sd, family.max_sd), family.max_sd)
+        offsets[group] = sd * spread(sd.size).reshape(num_points, *sd.shape)
+    return Coordinates(offsets, _correlated(layout, posterior, spread(layout.count(REAL))))
 
 
-def _whitened(layout: Layout, posterior: Posterior, steps: Any) -> Float[Array, "P D"]:
-    """Turn independent steps of size 1 into steps of the reals' joint law."""
+def _correlated(layout: Layout, posterior: Posterior, steps: Any) -> Float[Array, "P D"]:
+    """Turn independent standard normal steps into steps with the covariance of the real elements."""
     if not steps.size:
         return steps
-    moved = _along(posterior.precision, blocks_of(layout, jnp.asarray(steps)))
-    if np.any(layout.owner >= 0):
-        moved = moved * by_block(layout, jnp.sqrt(posterior.rate / posterior.shape), 1.0)[:, None]
-    return _where_finite(reals_of(layout, moved), steps)  # an improper prior is refused elsewhere, as such
+    moved = _times_root_covariance(posterior.precision, blocks_of(layout, jnp.asarray(steps)))
+    if layout.is_scaled:
+        shape, rate = posterior.elements[POSITIVE][:, 0], posterior.elements[POSITIVE][:, 1]
+        moved = moved * by_block(layout, jnp.sqrt(rate / shape), 1.0)[:, None]
+    return where_finite(reals_of(layout, moved), steps)  # an improper prior is refused elsewhere
 
 
-def _along(precision: Any, steps: Float[Array, "P R S"]) -> Float[Array, "P R S"]:
+def _times_root_covariance(precision: Any, steps: Float[Array, "P R S"]) -> Float[Array, "P R S"]:
     if isinstance(precision, Arrow):
         return jax.vmap(lambda own: steps_along(precision, own))(steps)
     if precision.shape[-1] == 1:

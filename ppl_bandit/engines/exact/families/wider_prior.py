@@ -1,8 +1,8 @@
-"""The posterior as it would be, had the prior been some times as wide: the same data, added to another prior.
+"""The posterior that the same data would give under a wider prior.
 
-Reals lie `by` times as far from their mean, positive latents from their bound; Beta and Dirichlet laws have 1 / by^2 of their
-pseudo-counts, which makes them about as many times as wide. Latents that the expected rewards do not depend on, such as a
-variance of noise, stay as they are.
+Real elements lie `scale` times as far from their mean, positive latents from their bound; Beta and Dirichlet distributions have
+1 / scale^2 of their pseudo-counts, which makes them about `scale` times as wide. Latents on which the expected rewards do not
+depend, such as a noise variance, stay as they are.
 """
 
 from collections.abc import Collection
@@ -12,53 +12,52 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.certificate.affine import natural_of, recentre
-from ppl_bandit.engines.exact.families.families import (
-    POSITIVE,
-    REAL,
-    SIMPLEX,
-    UNIT,
-    Layout,
+from ppl_bandit.engines.exact.families.gaussian import by_block
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
+from ppl_bandit.engines.exact.families.posterior import (
     Posterior,
     absorb,
-    by_block,
     coordinates_at,
+    natural_of,
+    relative_to,
 )
+from ppl_bandit.engines.exact.families.registry import family_of_group
 
-__all__ = ["wider"]
+__all__ = ["replace_prior_by_wider"]
 
 
-def wider(
-    layout: Layout, prior: Posterior, posterior: Posterior, moving: Collection[str], by: Float[Array, ""]
+def replace_prior_by_wider(
+    layout: Layout, prior: Posterior, posterior: Posterior, moving: Collection[str], scale: Float[Array, ""]
 ) -> Posterior:
-    """Return a posterior with its prior replaced by one that is `by` times as wide in the sites that move."""
-    centre, here = coordinates_at(layout, prior), coordinates_at(layout, posterior)
-    own, other = natural_of(layout, prior), natural_of(layout, _wider_prior(layout, prior, moving, by))
-    difference = jax.tree.map(jnp.subtract, other, own)
-    return absorb(layout, posterior, recentre(layout, difference, centre, here)[0], 0)
+    """Return the posterior of the same data under a prior that is `scale` times as wide in the sites `moving`."""
+    own, wide = natural_of(layout, prior), natural_of(layout, _widen(layout, prior, moving, scale))
+    difference = jax.tree.map(jnp.subtract, wide, own)
+    here = relative_to(layout, difference, coordinates_at(layout, prior), coordinates_at(layout, posterior))
+    return absorb(layout, posterior, here, 0)
 
 
-def _wider_prior(layout: Layout, prior: Posterior, moving: Collection[str], by: Float[Array, ""]) -> Posterior:
-    def powers(kind: str) -> np.ndarray:
-        """Return 1 for elements that move and 0 for the others, as powers of the scale."""
-        is_moving = np.zeros(layout.count(kind), prior.mean.dtype)
-        for site in layout.of(kind):
-            is_moving[site.start : site.start + site.size] = site.name in moving
-        return is_moving
+def _widen(layout: Layout, prior: Posterior, moving: Collection[str], scale: Float[Array, ""]) -> Posterior:
+    dtype = prior.mean.dtype
 
-    growth = layout.power.astype(prior.mean.dtype) * powers(POSITIVE)  # of log u, in units of log by
+    def is_moving(group: str) -> np.ndarray:
+        """Return whether each element of a group belongs to a moving site."""
+        sites = [site for site in layout.sites if site.group == group]
+        return np.concatenate([np.full(site.span.stop - site.start, site.name in moving) for site in sites])
+
+    elements = {
+        group: jnp.where(
+            is_moving(group)[:, None],
+            family_of_group(group).widen(parameters, scale, np.asarray(layout.power, dtype)),
+            parameters,
+        )
+        for group, parameters in prior.elements.items()
+    }
     precision = prior.precision
     if layout.members.size:
-        members = powers(REAL)[layout.members] * layout.is_member
-        shrinks = -by_block(layout, growth, 0.0)[:, None, None] - members[:, :, None] - members[:, None, :]
-        precision = jnp.where(layout.is_pair, precision * by**shrinks, precision)
-    dirichlet = [
-        rows * by**-2.0 if site.name in moving else rows
-        for site, rows in zip(layout.of(SIMPLEX), prior.dirichlet, strict=True)
-    ]
-    return prior._replace(
-        beta=prior.beta * by ** (-2.0 * powers(UNIT)[:, None]),
-        dirichlet=tuple(dirichlet),
-        rate=prior.rate * by**-growth,
-        precision=precision,
-    )
+        members = (is_moving(REAL)[layout.members] & layout.is_member).astype(dtype)
+        shrinks = -members[:, :, None] - members[:, None, :]  # powers of the scale
+        if layout.is_scaled:
+            growth = np.asarray(layout.power * is_moving(POSITIVE), dtype)  # of u
+            shrinks = shrinks - by_block(layout, jnp.asarray(growth), 0.0)[:, None, None]
+        precision = jnp.where(layout.is_pair, precision * scale**shrinks, precision)
+    return prior._replace(elements=elements, precision=precision)

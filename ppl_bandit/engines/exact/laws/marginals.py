@@ -1,7 +1,8 @@
 """The law of each arm's expected reward, where the exact engine knows it in closed form.
 
-An expected reward that is affine in the latents inherits their family: one Beta or Gamma element scaled and shifted, a linear
-form of a Gaussian block. Which elements it reads is found by `reads`; what is not plainly affine has no closed form here.
+An expected reward that is affine in the latents inherits their family: one Beta or Gamma element scaled and shifted, or a
+linear form of a Gaussian block. `proof.affine_reads` finds the elements on which it depends; other expected rewards have no
+closed form here.
 """
 
 import functools
@@ -14,8 +15,11 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.exact.families.families import Layout, Posterior, blocks_of, reals_of
-from ppl_bandit.engines.exact.laws import pseudo_counts as counting
+from ppl_bandit.engines.exact.families.gaussian import blocks_of, reals_of
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
+from ppl_bandit.engines.exact.families.posterior import Posterior
+from ppl_bandit.engines.exact.families.registry import FAMILIES
+from ppl_bandit.engines.exact.laws.pseudo_counts import constant_noise, element_noise, scaled_noise
 from ppl_bandit.engines.exact.proof.affine_reads import reads_of_rewards
 from ppl_bandit.numerics import best_arm_probs, marginal_laws, sampling
 from ppl_bandit.numerics.tail_excess import tail
@@ -27,6 +31,7 @@ from ppl_bandit.types import BestArmMoments, Key, Marginals
 
 __all__ = ["marginals_of"]
 
+MarginalsOf: TypeAlias = Callable[[Posterior, Any], Marginals]  # (state, context) -> marginals
 Table: TypeAlias = Callable[[Key, int], Array]  # (key, M) -> (M, A)
 
 _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
@@ -35,99 +40,19 @@ _HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
 def marginals_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], Marginals | None]:
     """Return (state, context) -> the law of every arm's expected reward, or None where it has no closed form.
 
-    The program is looked at when it is first asked for: most bandits never do.
+    The program is analysed at the first call, which most bandits never make.
     """
-
-    @functools.cache
-    def offer() -> Callable[[Posterior, Any], Marginals] | None:
-        with outside_trace():  # also while a decision is being traced
-            return _offer_of(model, layout)
+    find = _find_once(lambda: _find_marginals(model, layout))
 
     def marginals(state: Posterior, context: Any) -> Marginals | None:
-        known = offer()
-        return None if known is None else known(state, context)
+        found = find()
+        return None if found is None else found(state, context)
 
     return marginals
 
 
-def _offer_of(model: RewardModel, layout: Layout) -> Callable[[Posterior, Any], Marginals] | None:
-    try:
-        reads_of_arms, power = reads_of_rewards(model, layout)
-    except NotAffine:
-        return None
-    kinds = np.concatenate([np.full(site.size, site.kind, dtype=object) for site in layout.sites])
-    places = np.concatenate([site.start + np.arange(site.size) for site in layout.sites])
-    read = set(kinds[np.any(reads_of_arms, axis=0)])
-    if len(read) != 1:
-        return None
-    (kind,) = read
-    # An arm that reads nothing is sure, like one that is given away: it has an element that nobody reads, with slope 0.
-    spare = iter(np.flatnonzero((kinds == kind) & ~np.any(reads_of_arms, axis=0))[:, None])
-    reads = [np.flatnonzero(row) if row.any() else next(spare, row[:0]) for row in reads_of_arms]
-    if any(row.size == 0 for row in reads):
-        return None
-    if kind == "real":
-        blocks = [np.unique(layout.block_of_real[places[row]]) for row in reads]
-        owners = [np.unique(layout.owner[own]) for own in blocks]
-        if power != 1 or any(own.size != 1 for own in owners):
-            return None
-        groups = np.concatenate(owners)
-        if np.unique(groups < 0).size > 1:
-            return None
-        is_scaled = bool(groups[0] >= 0)
-        is_apart = np.concatenate(blocks).size == np.unique(np.concatenate(blocks)).size
-        is_independent = is_apart and (not is_scaled or np.unique(groups).size == groups.size)
-        find_noise = _when_asked(
-            lambda: counting.own_noise(model, layout, groups) if is_scaled else counting.known_noise(model, layout)
-        )
-
-        def gaussian_offer(state: Posterior, context: Any) -> Marginals:
-            law, table = _joint(model, layout, blocks, state, context)
-
-            def counts() -> Float[Array, " A"] | None:
-                noise = find_noise()
-                if noise is None:
-                    return None
-                scale = (state.rate / state.shape)[groups] if is_scaled else 1.0
-                return noise(context) * scale / law.width**2
-
-            return _offer(law, is_independent, counts=counts)._replace(table=table)
-
-        return gaussian_offer
-    if kind not in ("unit", "positive") or any(row.size != 1 for row in reads):
-        return None
-    places = np.array([places[row[0]] for row in reads])
-    is_independent = np.unique(places).size == places.size
-    low, high = _bounds(layout, kind, places)
-    if power == -1 and np.any(low != 0):
-        return None
-    make = _beta if kind == "unit" else _gamma
-    if power == -1 and kind == "unit":
-        return None
-    find_spread = _when_asked(lambda: counting.element_noise(model, layout, kind, places))
-    fixed = None if model.context is not None else run_once(lambda: _coefficients(model, power, None))
-
-    def offer(state: Posterior, context: Any) -> Marginals:
-        offset, slope = _coefficients(model, power, context) if fixed is None else fixed
-        law = make(layout, state, places, low, high, offset, slope, power)
-
-        def counts() -> Float[Array, " A"] | None:
-            spread = find_spread()
-            if spread is None:
-                return None
-            x = marginal_laws.node_values(law)
-            noises = spread(((x - offset) / slope) ** power, context)
-            return marginal_laws.average(law, noises) / marginal_laws.average(
-                law, (x - marginal_laws.average(law, x)) ** 2
-            )
-
-        return _offer(law, is_independent, counts=counts)
-
-    return offer
-
-
-def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | None]:
-    """Look once, when first asked: few selectors ask, and looking compiles."""
+def _find_once(find: Callable[[], Callable | None]) -> Callable[[], Callable | None]:
+    """Return a function that computes a value at its first call, possibly while a decision is traced, and caches it."""
 
     @functools.cache
     def found() -> Callable | None:
@@ -137,7 +62,97 @@ def _when_asked(find: Callable[[], Callable | None]) -> Callable[[], Callable | 
     return found
 
 
-def _offer(law: marginal_laws.MarginalLaw, is_independent: bool, *, counts: Callable[[], Array | None]) -> Marginals:
+def _find_marginals(model: RewardModel, layout: Layout) -> MarginalsOf | None:
+    try:
+        reads_of_arms, power = reads_of_rewards(model, layout)
+    except NotAffine:
+        return None
+    kinds = np.concatenate([np.full(site.size, site.kind, dtype=object) for site in layout.sites])
+    elements = np.concatenate([site.start + np.arange(site.size) for site in layout.sites])
+    kinds_read = set(kinds[np.any(reads_of_arms, axis=0)])
+    if len(kinds_read) != 1:
+        return None
+    (kind,) = kinds_read
+    # An arm that depends on no latent has a known reward: it gets an element that no other arm depends on, with slope 0.
+    spare = iter(np.flatnonzero((kinds == kind) & ~np.any(reads_of_arms, axis=0))[:, None])
+    reads = [np.flatnonzero(row) if row.any() else next(spare, row[:0]) for row in reads_of_arms]
+    if any(row.size == 0 for row in reads):
+        return None
+    own = [elements[row] for row in reads]
+    if kind == REAL:
+        return _gaussian_marginals(model, layout, own) if power == 1 else None
+    if FAMILIES[kind].marginal_law is None or any(row.size != 1 for row in own):
+        return None
+    return _element_marginals(model, layout, kind, np.concatenate(own), power)
+
+
+def _gaussian_marginals(model: RewardModel, layout: Layout, reads: list[np.ndarray]) -> MarginalsOf | None:
+    """Return the marginals of linear forms of Gaussian blocks; each reads blocks with one owner, or none with an owner."""
+    blocks = [np.unique(layout.block_of_real[row]) for row in reads]
+    owners = [np.unique(layout.owner[own]) for own in blocks]
+    if any(own.size != 1 for own in owners):
+        return None
+    owner = np.concatenate(owners)
+    if np.unique(owner < 0).size > 1:
+        return None
+    is_scaled, every = bool(owner[0] >= 0), np.concatenate(blocks)
+    is_independent = every.size == np.unique(every).size and (not is_scaled or np.unique(owner).size == owner.size)
+    find_noise = _find_once(lambda: scaled_noise(model, layout, owner) if is_scaled else constant_noise(model, layout))
+
+    def marginals(state: Posterior, context: Any) -> Marginals:
+        law, table = _joint_law(model, layout, blocks, state, context)
+
+        def pseudo_counts() -> Float[Array, " A"] | None:
+            noise = find_noise()
+            if noise is None:
+                return None
+            variance = _rate_over_shape(state)[owner] if is_scaled else 1.0
+            return noise(context) * variance / law.width**2
+
+        return _marginals(law, is_independent, pseudo_counts)._replace(table=table)
+
+    return marginals
+
+
+def _element_marginals(
+    model: RewardModel, layout: Layout, kind: str, elements: Int[np.ndarray, " A"], exponent: int
+) -> MarginalsOf | None:
+    """Return the marginals of offset + slope z^exponent, for one element z of a family per arm."""
+    family = FAMILIES[kind]
+    assert family.marginal_law is not None
+    is_independent = np.unique(elements).size == elements.size
+    low, high = (bound[elements] for bound in layout.bounds(kind))
+    power = layout.power[elements] if kind == POSITIVE else 1.0
+    law_of = functools.partial(family.marginal_law, low=low, high=high, power=power, exponent=exponent)
+    ones = np.ones((elements.size, 2))
+    if jax.eval_shape(lambda: law_of(ones, offset=0.0, slope=1.0)) is None:
+        return None
+    find_noise = _find_once(lambda: element_noise(model, layout, kind, elements))
+    fixed = None if model.context is not None else run_once(lambda: _coefficients(model, exponent, None))
+
+    def marginals(state: Posterior, context: Any) -> Marginals:
+        offset, slope = _coefficients(model, exponent, context) if fixed is None else fixed
+        law = law_of(state.elements[kind][elements], offset=offset, slope=slope)
+        assert law is not None
+
+        def pseudo_counts() -> Float[Array, " A"] | None:
+            noise = find_noise()
+            if noise is None:
+                return None
+            x = marginal_laws.node_values(law)
+            variances = noise(((x - offset) / slope) ** exponent, context)
+            return marginal_laws.average(law, variances) / marginal_laws.average(
+                law, (x - marginal_laws.average(law, x)) ** 2
+            )
+
+        return _marginals(law, is_independent, pseudo_counts)
+
+    return marginals
+
+
+def _marginals(
+    law: marginal_laws.MarginalLaw, is_independent: bool, pseudo_counts: Callable[[], Array | None]
+) -> Marginals:
     def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
         return best_arm_probs.best_arm_probs(law, allowed)
 
@@ -149,53 +164,40 @@ def _offer(law: marginal_laws.MarginalLaw, is_independent: bool, *, counts: Call
         lambda order: marginal_laws.quantile(law, order),
         probs if is_independent else None,
         lambda: tail(law),
-        counts,
+        pseudo_counts,
         best_arm_moments=best_arm_moments if is_independent else None,
     )
 
 
-def _beta(
-    layout: Layout, state: Posterior, places: Any, low: Any, high: Any, offset: Any, slope: Any, power: int
-) -> marginal_laws.MarginalLaw:
-    del layout, power
-    a, b = state.beta[places, 0], state.beta[places, 1]
-    return marginal_laws.beta_law(a, b, offset + slope * low, slope * (high - low))
+def _rate_over_shape(state: Posterior) -> Float[Array, " G"]:
+    return state.elements[POSITIVE][:, 1] / state.elements[POSITIVE][:, 0]
 
 
-def _gamma(
-    layout: Layout, state: Posterior, places: Any, low: Any, high: Any, offset: Any, slope: Any, power: int
-) -> marginal_laws.MarginalLaw:
-    del high
-    exponent = power / layout.power[places]
-    return marginal_laws.gamma_law(state.shape[places], state.rate[places], offset + slope * low, slope, exponent)
-
-
-def _joint(
+def _joint_law(
     model: RewardModel, layout: Layout, blocks: list[np.ndarray], state: Posterior, context: Any
 ) -> tuple[marginal_laws.MarginalLaw, Table]:
-    """Return the law of linear forms, and a way to draw them together.
+    """Return the law of each arm's linear form, and a function that draws all of them jointly.
 
     Args:
-        blocks: those that each form reads, x | u ~ Normal(mean, inverse(u precision)), u ~ Gamma(shape, rate), of one u, or of
-            none; and none or all of the forms have one.
+        blocks: the Gaussian blocks that each form reads, all scaled by one u, or by none.
     """
     every, (num_blocks, size) = np.concatenate(blocks), layout.members.shape
     is_apart, is_single = np.unique(every).size == every.size, every.size == len(blocks)
     inverse_root, mean = _inverse_root(state.precision), reals_of(layout, state.mean)
-    if is_single:  # a step along one place of all blocks moves each form by the slope in its own
-        loc, slopes = _linear_form(model, layout, mean, context, layout.along_places)
+    if is_single:  # a step along one column of all blocks changes each form by the slope in its own block
+        loc, slopes = _linear_form(model, layout, mean, context, layout.along_columns)
         halves = jnp.einsum("ast,ta->as", inverse_root[every], slopes, precision=_HIGHEST)
     else:
-        loc, slopes = _linear_form(model, layout, mean, context, np.eye(layout.count("real")))
+        loc, slopes = _linear_form(model, layout, mean, context, np.eye(layout.count(REAL)))
         slopes = blocks_of(layout, slopes.T)
         halves = jnp.einsum("rst,art->ars", inverse_root, slopes, precision=_HIGHEST).reshape(-1, num_blocks * size)
     width = jnp.sqrt(jnp.sum(halves**2, axis=1))
-    groups = np.array([layout.owner[own[0]] for own in blocks])
-    is_scaled = bool(groups[0] >= 0)
-    scales, which = np.unique(groups, return_inverse=True)
+    owner = np.array([layout.owner[own[0]] for own in blocks])
+    is_scaled = bool(owner[0] >= 0)
+    scales, which = np.unique(owner, return_inverse=True)
     if is_scaled:
-        shape, rate = state.shape[groups], state.rate[groups]
-        law = marginal_laws.student_t_law(2.0 * shape, loc, width * jnp.sqrt(rate / shape))
+        degrees = 2.0 * state.elements[POSITIVE][owner, 0]
+        law = marginal_laws.student_t_law(degrees, loc, width * jnp.sqrt(_rate_over_shape(state)[owner]))
     else:
         law = marginal_laws.student_t_law(jnp.full(loc.shape, jnp.inf), loc, width)
 
@@ -205,25 +207,26 @@ def _joint(
         if is_apart:
             spread = sampling.normal(key_noise, jnp.zeros_like(width), width, (num_samples,))
         else:
-            root = _side_by_side(halves, every) if is_single else halves
-            spread, first = _correlated(key_noise, root, num_samples), _twins(loc, root)
+            root = _block_columns(halves, every) if is_single else halves
+            spread, first = _correlated(key_noise, root, num_samples), _first_equal_arm(loc, root)
         if is_scaled:
-            log_u = sampling.log_gamma(key_scale, state.shape[scales], (num_samples,), state.rate[scales])
+            shape, rate = state.elements[POSITIVE][scales].T
+            log_u = sampling.log_gamma(key_scale, shape, (num_samples,), rate)
             spread = jnp.exp(-0.5 * log_u)[:, which] * spread
         return (loc + spread)[:, first]
 
     return law, table
 
 
-def _side_by_side(halves: Float[Array, "A S"], blocks: Int[np.ndarray, " A"]) -> Float[Array, "A K"]:
-    """Return rows side by side: those of different blocks are orthogonal."""
+def _block_columns(halves: Float[Array, "A S"], blocks: Int[np.ndarray, " A"]) -> Float[Array, "A K"]:
+    """Return rows with the columns of each block apart, so that rows of different blocks are orthogonal."""
     _, which = np.unique(blocks, return_inverse=True)
     place = jax.nn.one_hot(which, int(which.max()) + 1, dtype=halves.dtype)
     return (halves[:, None, :] * place[:, :, None]).reshape(halves.shape[0], -1)
 
 
 def _correlated(key: Key, root: Float[Array, "A F"], num_samples: int) -> Float[Array, "M A"]:
-    """Draw Gaussian vectors with covariance root root', from as few numbers as there are arms, or columns of the root."""
+    """Draw Gaussian vectors with covariance root root'."""
     num_arms, num_columns = root.shape
     if num_columns > num_arms:
         root = jnp.linalg.qr(root.T, mode="r").T
@@ -232,18 +235,15 @@ def _correlated(key: Key, root: Float[Array, "A F"], num_samples: int) -> Float[
     return jnp.matmul(root, noise, precision=_HIGHEST).T
 
 
-def _twins(loc: Float[Array, " A"], root: Float[Array, "A F"]) -> Int[Array, " A"]:
-    """Return, for each arm, the first that is one and the same: they must tie, and rounding would decide between them."""
+def _first_equal_arm(loc: Float[Array, " A"], root: Float[Array, "A F"]) -> Int[Array, " A"]:
+    """Return, for each arm, the first with the same expected reward: equal arms must tie in spite of rounding."""
     size = jnp.max(jnp.abs(root)) + jnp.max(jnp.abs(loc))
     gap = jnp.max(jnp.abs(root[:, None] - root[None]), axis=2) + jnp.abs(loc[:, None] - loc[None])
     return jnp.argmax(gap <= 64.0 * jnp.finfo(loc.dtype).eps * size, axis=1)
 
 
 def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
-    """Return inverse(L), with precision = L L'; the square of inverse(L) row is the variance of row' x.
-
-    It depends on the state alone: a batch of contexts shares it.
-    """
+    """Return inverse(L), with precision = L L': the squared norm of inverse(L) row is the variance of row' x."""
     if precision.shape[-1] == 1:
         return 1.0 / jnp.sqrt(precision)
     identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
@@ -251,39 +251,37 @@ def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch
 
 
 def _linear_form(
-    model: RewardModel, layout: Layout, centre: Array, context: Any, steps: Float[np.ndarray, "K D"]
+    model: RewardModel, layout: Layout, centre: Array, context: Any, steps: Any
 ) -> tuple[Float[Array, " A"], Float[Array, "K A"]]:
-    """Return the expected rewards at a point of the reals, and what they change by along steps from it."""
+    """Return the expected rewards at a point of the reals, and their derivatives along steps (K, D)."""
 
     def rewards(real: Array) -> Array:
         latents = {site.name: jnp.ones(site.shape, real.dtype) for site in layout.sites}
-        for site in layout.of("real"):
+        for site in layout.of(REAL):
             latents[site.name] = real[site.start : site.start + site.size].reshape(site.shape)
-        return _expected(model, latents, context)
+        return _expected_rewards(model, latents, context)
 
-    value, push = jax.linearize(rewards, centre)
-    return value, jax.vmap(push)(jnp.asarray(steps, centre.dtype))
+    steps = jnp.asarray(steps, centre.dtype)
+    try:
+        value, push = jax.linearize(rewards, centre)
+        return value, jax.vmap(push)(steps)
+    except TypeError:  # a program with custom_vjp has no forward mode
+        value, pull = jax.vjp(rewards, centre)
+        jacobian = jax.vmap(lambda row: pull(row)[0])(jnp.eye(value.size, dtype=value.dtype))  # (A, D)
+        return value, jnp.matmul(steps, jacobian.T, precision=_HIGHEST)
 
 
 def _coefficients(model: RewardModel, power: int, context: Any) -> tuple[Array, Array]:
-    """Return offset and slope of expected rewards that each read one element."""
+    """Return offset and slope of expected rewards that depend on one element each."""
 
     def at(value: float) -> Array:
-        # With their type spelled out: constants of the program in single precision would otherwise make the result so.
+        # With an explicit dtype: constants of the program in single precision would otherwise determine that of the result.
         latents = {name: jnp.full(shape, value, jnp.result_type(float)) for name, shape in model.latent_shapes.items()}
-        return _expected(model, latents, context)
+        return _expected_rewards(model, latents, context)
 
     one = at(1.0)
     return (jnp.zeros_like(one), one) if power == -1 else (at(0.0), one - at(0.0))
 
 
-def _expected(model: RewardModel, latents: dict[str, Array], context: Any) -> Float[Array, " A"]:
+def _expected_rewards(model: RewardModel, latents: dict[str, Array], context: Any) -> Float[Array, " A"]:
     return model.expected_rewards({name: value[None] for name, value in latents.items()}, context)[0]
-
-
-def _bounds(layout: Layout, kind: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    low, high = (
-        np.concatenate([np.broadcast_to(getattr(site, end), site.shape).ravel() for site in layout.of(kind)])
-        for end in ("low", "high")
-    )
-    return low[places], high[places]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact.families.families import Layout
+from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.program.jaxpr.affine_reads import affine_reads
 from ppl_bandit.program.model.reward_model import RewardModel
 

@@ -17,7 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact.families.families import Layout
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, Layout, SiteBlock
 from ppl_bandit.engines.exact.remedies import KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals
 from ppl_bandit.program.jaxpr.dependence import dependencies
@@ -89,7 +89,7 @@ def analyticity(
     latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
     key = jr.key(0)
     closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
-    flows = {site.name: _support(site) for site in layout.sites}
+    flows = {site.name: _support(number, site) for number, site in enumerate(layout.sites)}
     args = jax.tree.leaves((key, flows, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Interval))
     outs, obstacles = analytic_intervals(closed, args)
     # With every sample site fixed, nothing may still be drawn.
@@ -120,15 +120,17 @@ def analyticity(
     return verdicts
 
 
-def _support(site: Any) -> Interval:
-    bounds = {
-        "real": (-np.inf, np.inf),
-        "positive": (site.low, np.inf),
-        "unit": (site.low, site.high),
-    }
-    if site.kind == "simplex":
-        return simplex_box(site.start, site.shape)
-    return support_box(*bounds[site.kind], site.shape)
+def _support(number: int, site: SiteBlock) -> Interval:
+    """Return the box of a latent's support.
+
+    Args:
+        number: identifies the site: sums over elements of different simplexes are kept apart by it.
+    """
+    if site.kind == SIMPLEX:
+        return simplex_box(number, site.shape)
+    low = -np.inf if site.kind == REAL else site.low
+    high = np.inf if site.kind in (REAL, POSITIVE) else site.high
+    return support_box(low, high, site.shape)
 
 
 def _claims(name: str, site: Site) -> list[_Claim]:

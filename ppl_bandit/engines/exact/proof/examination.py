@@ -8,38 +8,38 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact import report
-from ppl_bandit.engines.exact.certificate.affine import Region, natural_of, region_around
-from ppl_bandit.engines.exact.certificate.certificate import (
-    Evidence,
-    Places,
-    Residual,
-    is_affine,
-    log_likelihoods,
-    places_for,
-    read_row,
-    residual_of,
-    worst_of,
-)
-from ppl_bandit.engines.exact.certificate.chunks import join_chunks, over_chunks, split_chunks
+from ppl_bandit.engines.exact.certificate.affine import Region, region_of
+from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine, residual_of, worst_of
+from ppl_bandit.engines.exact.certificate.chunks import join_chunks, scan_chunks, split_chunks
+from ppl_bandit.engines.exact.certificate.points import regions_for
+from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.derivation import derive
-from ppl_bandit.engines.exact.families.element_blocks import map_blocks, where
-from ppl_bandit.engines.exact.families.families import (
+from ppl_bandit.engines.exact.families.layout import REAL, Layout, SiteBlock
+from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
-    Layout,
     Natural,
     Posterior,
-    SiteBlock,
     absorb,
     coordinates_at,
+    generic_point,
     is_proper,
     latents_at,
+    natural_of,
     posterior_of,
     total_of,
+    where_finite,
 )
+from ppl_bandit.engines.exact.families.registry import family_of_group
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
-from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports, start_point
+from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.gaussian_blocks import tie
+from ppl_bandit.engines.exact.refusals import (
+    density_refusal,
+    obstacle_refusal,
+    refusal,
+    rounding_refusal,
+    untested_refusal,
+)
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.probing import feasible_rewards
@@ -47,16 +47,21 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["Findings", "examine", "judge", "measure"]
+__all__ = ["Measurements", "examine", "first_fault", "measure"]
 
-_NUM_POINTS = 16
-_NUM_AT_HOME = 8
-_MAX_ROWS = 2048
-_ROWS_AT_ONCE = 128
+_NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 16, 8  # random points of a certificate
+_MAX_TRIAL_ROWS = 2048
+_MAX_ROWS_AT_ONCE = 128
 
 
-class Findings(NamedTuple):
-    """What was measured of a program: flags of obstacles, its prior, rows of data, and how far each is from affine."""
+class Measurements(NamedTuple):
+    """What was measured about a program.
+
+    Attributes:
+        obstacles: whether each obstacle to the proof is present.
+        prior, prior_residual: the prior's parameters, and how far it is from affine.
+        rows: trial rows, with their natural parameters, residuals, and whether the program can produce them.
+    """
 
     obstacles: list[Array]
     prior: Posterior
@@ -68,128 +73,126 @@ class Findings(NamedTuple):
 
 
 def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, Posterior, Evidence]:
-    """Return how a program's latents fall into families, its prior in them, and the evidence.
+    """Return the layout of a program's latents, its prior, and the evidence that it is conjugate.
 
     Args:
-        around_cores: whether to look for leaves and cores in Gaussian blocks; see `ties`.
+        around_cores: whether to look for leaves and cores in Gaussian blocks (`gaussian_blocks`).
 
     Raises:
-        NotConjugate: with the operation or the residual that stopped it.
+        NotConjugate: with the operation or the residual that stopped the proof.
     """
-    words: list[Obstacle] = []
+    obstacles: list[Obstacle] = []
     try:
         layout = tie(model, find_scales(model, read_supports(model)), around_cores=around_cores)
-        found = run_once(lambda: measure(model, layout, words))
+        found = run_once(lambda: measure(model, layout, obstacles))
     except NotConjugate:
         raise
-    except (
-        Exception
-    ) as error:  # whatever jax says of an operation without a second derivative, or of a device that fails
-        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            reason = f"cannot be proved conjugate: the computation failed while it ran ({said})"
-            remedy = "look whether the device has memory left and works, and at what the program calls back"
-        else:
-            reason = f"cannot be proved conjugate: jax cannot differentiate it twice ({said})"
-            remedy = (
-                "use jax operations that have derivatives in both modes; an approximate engine serves it until then"
-            )
-        raise report.refusal(model, reason, remedy) from error
-    fault, tested = judge(found, model.num_arms)
+    except Exception as error:  # jax raises many types for an operation without a second derivative
+        raise _failure(model, error) from error
+    fault, is_tested = first_fault(found, model.num_arms)
     if fault == "obstacle":
-        first = next(obstacle for obstacle, happened in zip(words, found.obstacles, strict=True) if bool(happened))
-        # What is found not to be conjugate says more than what could not be proved to be.
-        fault, _ = judge(found._replace(obstacles=[]), model.num_arms)
-        residual, row = _worst(found, is_prior=fault == "prior")
-        is_bent = fault in ("prior", "likelihood") and bool(residual.tolerance < residual.nats < np.inf)
-        if is_bent and first.in_program:
-            raise report.bent_refusal(model, first.reason, residual, row)
-        if not is_bent:
-            remedy = first.remedy or (ANALYTIC_REMEDY if first.in_program else KEEP)
-            raise report.refusal(model, f"cannot be proved conjugate: {first.reason}", remedy)
+        present = next(o for o, flag in zip(obstacles, found.obstacles, strict=True) if bool(flag))
+        # A measured deviation is a better reason than a missing proof.
+        fault, _ = first_fault(found._replace(obstacles=[]), model.num_arms)
+        residual, row = _worst_residual(found, is_prior=fault == "prior")
+        deviates = fault in ("prior", "likelihood") and bool(residual.tolerance < residual.nats < np.inf)
+        if deviates and present.in_program:
+            raise obstacle_refusal(model, present.reason, residual, row)
+        if not deviates:
+            remedy = present.remedy or (ANALYTIC_REMEDY if present.in_program else KEEP)
+            raise refusal(model, f"cannot be proved conjugate: {present.reason}", remedy)
     if fault in ("prior", "likelihood"):
-        _refuse_density(model, layout, found, is_prior=fault == "prior")
+        raise _density_refusal(model, layout, found, is_prior=fault == "prior")
     if fault == "improper":
-        _refuse_improper(model, layout, found.prior)
+        names = [site.name for site in layout.of(_improper_kinds(found.prior)[0])]
+        reason = f"has an improper prior on {names}: its density has no finite integral"
+        raise refusal(model, reason, "give it a proper prior")
     if fault == "untested":
         arms = np.asarray(found.rows.arm)
-        arm = min(set(range(model.num_arms)) - set(arms[tested].tolist()))
-        raise report.untested_refusal(model, arm, is_blurred=bool(np.any(found.is_possible & (arms == arm))))
+        arm = min(set(range(model.num_arms)) - set(arms[is_tested].tolist()))
+        raise untested_refusal(model, arm, is_rounded=bool(np.any(found.is_possible & (arms == arm))))
     evidence = Evidence(
         found.prior_residual,
-        worst_of(jax.tree.map(lambda leaf: leaf[tested], found.residuals)),
-        int(tested.sum()),
-        _examples(model, found, tested),
-        _NUM_POINTS + _NUM_AT_HOME,
+        worst_of(jax.tree.map(lambda leaf: leaf[is_tested], found.residuals)),
+        int(is_tested.sum()),
+        _examples(model, found, is_tested),
+        _NUM_AROUND_CENTRE + _NUM_IN_POSTERIOR,
     )
     return layout, found.prior, evidence
 
 
-def judge(found: Findings, num_arms: int) -> tuple[str, np.ndarray]:
-    """Return what stands in the way of an exact engine, "" for nothing, and which rows of data were certified."""
-    # Rows whose rounding is too large are no evidence; a deviation in them is.
-    is_bent = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
-    tested = np.asarray(found.is_possible) & np.asarray(is_affine(found.residuals))
+def first_fault(found: Measurements, num_arms: int) -> tuple[str, np.ndarray]:
+    """Return the first reason against an exact engine, "" for none, and which trial rows were certified.
+
+    The reasons: "obstacle", "prior", "improper", "likelihood", "untested".
+    """
+    # Rows whose rounding is too large are no evidence; rows that deviate are.
+    deviates = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
+    is_tested = np.asarray(found.is_possible) & np.asarray(is_affine(found.residuals))
     faults = {
-        "obstacle": any(bool(happened) for happened in found.obstacles),
+        "obstacle": any(bool(flag) for flag in found.obstacles),
         "prior": not bool(is_affine(found.prior_residual)),
-        "improper": bool(_improper(found.prior)),
-        "likelihood": bool(is_bent.any()),
-        "untested": len(set(np.asarray(found.rows.arm)[tested].tolist())) < num_arms,
+        "improper": bool(_improper_kinds(found.prior)),
+        "likelihood": bool(deviates.any()),
+        "untested": len(set(np.asarray(found.rows.arm)[is_tested].tolist())) < num_arms,
     }
-    return next((fault for fault, stands in faults.items() if stands), ""), tested
+    return next((fault for fault, is_present in faults.items() if is_present), ""), is_tested
 
 
-def measure(model: RewardModel, layout: Layout, words: list[Obstacle]) -> Findings:
-    """Prove, derive and certify, in one traced function; `words` is filled with what each obstacle says."""
+def measure(model: RewardModel, layout: Layout, obstacles: list[Obstacle]) -> Measurements:
+    """Prove, derive and certify, in one traced function; fills `obstacles` with the possible ones."""
     prior, prior_residual = _read_prior(model, layout)
     centre = coordinates_at(layout, prior)
-    rows, is_possible = _trial_rows(model, latents_at(layout, centre))
-
-    said: dict[bool, list[Obstacle]] = {}
-
-    def prove(row: Interaction, *, is_prior: bool) -> list[Array]:
-        outcomes = model.outcome_values(row.reward)
-        obstacles = analyticity(model, layout, row.arm, row.context, outcomes, is_prior=is_prior)
-        said[is_prior] = obstacles
-        return [obstacle.is_present for obstacle in obstacles]
-
-    def read(row: Interaction, stretch: Array) -> tuple[Natural, Residual, Array, list[Array]]:
-        single = jax.tree.map(lambda leaf: leaf[None], row)
-        by_outcome = read_row(model, layout, centre, single)
-        natural = total_of(by_outcome)
-        places = _places(layout, prior, absorb(layout, prior, natural, 1), stretch)
-        evaluate = log_likelihoods(model, layout, single)
-        residual = worst_of(residual_of(layout, evaluate, by_outcome, centre, places))
-        return natural, residual, jnp.all(jnp.isfinite(evaluate(centre))), prove(single, is_prior=False)
-
-    in_the_prior = prove(jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
+    rows, is_feasible = _trial_rows(model, latents_at(layout, centre))
     num_rows = rows.arm.shape[0]
-    # Every row is tried at points of its own, also on the other side of the centre.
+    in_likelihood: list[Obstacle] = []
+
+    def certify(row: Interaction, stretch: Array) -> tuple[Natural, Residual, Array, list[Array]]:
+        single = jax.tree.map(lambda leaf: leaf[None], row)
+        readings = read_rows(model, layout, centre, single)
+        in_likelihood[:] = readings.obstacles
+        by_group = jax.tree.map(lambda leaf: leaf[0], readings.naturals)
+        after = absorb(layout, prior, total_of(by_group), 1)
+        # A density that is not affine may lead to no posterior.
+        located = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, prior)
+        regions = regions_for(layout, prior, located, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR, stretch)
+        found = compare_rows(model, layout, readings.naturals, centre, regions, single)
+        residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))
+        flags = [obstacle.is_present[0] for obstacle in readings.obstacles]
+        return total_of(by_group), residual, readings.is_possible[0], flags
+
+    first = jax.tree.map(lambda leaf: leaf[:1], rows)
+    outcomes = model.outcome_values(first.reward)
+    in_prior = analyticity(model, layout, first.arm, first.context, outcomes, is_prior=True)
+    # Every row is certified at points of its own, also on the other side of the centre.
     rng = np.random.default_rng(13)
     stretch = jnp.asarray(rng.choice([-1.0, 1.0], size=num_rows) * rng.uniform(0.5, 1.2, size=num_rows))
-    chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _ROWS_AT_ONCE))
-    _, found = over_chunks(lambda _, chunk: (None, jax.vmap(read)(*chunk)), None, chunks)
-    naturals, residuals, is_finite, in_rows = join_chunks(found, num_rows)
-    words[:] = said[True] + said[False]
-    return Findings(
-        [*in_the_prior, *(jnp.any(happened & is_possible) for happened in in_rows)],
-        prior,
-        prior_residual,
-        rows,
-        naturals,
-        residuals,
-        is_possible & is_finite,
+    chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _MAX_ROWS_AT_ONCE))
+    _, found = scan_chunks(lambda _, chunk: (None, jax.vmap(certify)(*chunk)), None, chunks)
+    naturals, residuals, is_possible, flags = join_chunks(found, num_rows)
+    obstacles[:] = in_prior + in_likelihood
+    is_present = [obstacle.is_present for obstacle in in_prior] + [jnp.any(flag & is_feasible) for flag in flags]
+    return Measurements(is_present, prior, prior_residual, rows, naturals, residuals, is_feasible & is_possible)
+
+
+def _failure(model: RewardModel, error: Exception) -> NotConjugate:
+    """Return the refusal of a program whose examination raised an error."""
+    text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return refusal(
+            model,
+            f"cannot be proved conjugate: the computation failed while it ran ({text})",
+            "check that the device works and has free memory, and what the program calls back",
+        )
+    return refusal(
+        model,
+        f"cannot be proved conjugate: jax cannot differentiate it twice ({text})",
+        "use jax operations that have derivatives in both modes; an approximate engine serves it until then",
     )
 
 
-def _places(layout: Layout, prior: Posterior, after: Posterior, stretch: Array) -> Places:
-    home = where(is_proper(after), after, prior)  # a density that is not affine may lead nowhere
-    return places_for(layout, prior, home, _NUM_POINTS, _NUM_AT_HOME, stretch)
-
-
 def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]:
-    """Read the prior's natural parameters, first anywhere to find its means, then at its means."""
+    """Derive the prior's parameters, first at any point to find its means, then at its means; and certify it."""
 
     def log_prior(point: Coordinates) -> Array:
         return model.log_prior(latents_at(layout, point))
@@ -197,24 +200,21 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual
     def improve(centre: Coordinates, _: None) -> tuple[Coordinates, tuple[Coordinates, Natural]]:
         natural = derive(layout, log_prior, centre)
         better = coordinates_at(layout, posterior_of(layout, natural, centre))
-        # A prior that came out improper is reported later; here it must only not break the reading.
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(jnp.isfinite(new), new, old) if new.size else new, better, centre
-        )
-        return kept, (centre, natural)
+        # An improper prior is reported later.
+        return where_finite(better, centre), (centre, natural)
 
-    _, readings = jax.lax.scan(improve, start_point(layout), None, length=2)
-    centre, natural = map_blocks(lambda leaf: leaf[1], readings)
+    _, readings = jax.lax.scan(improve, generic_point(layout), None, length=2)
+    centre, natural = jax.tree.map(lambda leaf: leaf[1], readings)
     prior = posterior_of(layout, natural, centre)
-    natural = map_blocks(lambda leaf: leaf[None], natural_of(layout, prior))
-    places = places_for(layout, prior, prior, _NUM_POINTS + 4 * len(layout.sites), _NUM_AT_HOME)
-    residual = residual_of(layout, lambda point: log_prior(point)[None], natural, coordinates_at(layout, prior), places)
-    return prior, worst_of(residual)
+    natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
+    regions = regions_for(layout, prior, prior, _NUM_AROUND_CENTRE + 4 * len(layout.sites), _NUM_IN_POSTERIOR)
+    centre = coordinates_at(layout, prior)
+    return prior, worst_of(residual_of(layout, lambda point: log_prior(point)[None], natural, centre, regions))
 
 
 def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Interaction, Array]:
-    """Return rows that put many different rewards on every arm, in the example context and in others about it."""
-    per_arm = int(np.clip(_MAX_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
+    """Return rows with many different rewards on every arm, in the example context and in others like it."""
+    per_arm = int(np.clip(_MAX_TRIAL_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
     rng = np.random.default_rng(11)
     arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
     repeat = np.repeat(np.arange(per_arm), model.num_arms)
@@ -222,30 +222,22 @@ def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Inter
     picks[:, 0] = repeat + np.tile(np.arange(model.num_arms), per_arm)
 
     context = model.varied_context_rows(rng, repeat % 3 == 0)
-    reward, is_possible = feasible_rewards(
+    reward, is_feasible = feasible_rewards(
         model.program, latents, arm, context, model.outcome_kinds, jnp.asarray(picks)
     )
-    return Interaction(arm, reward, context), is_possible
+    return Interaction(arm, reward, context), is_feasible
 
 
-def _improper(prior: Posterior) -> list[str]:
+def _improper_kinds(prior: Posterior) -> list[str]:
     """Return the kinds of latents whose prior has no finite integral."""
-
-    def eigen(precision: Any) -> np.ndarray:
-        return np.linalg.eigvalsh(np.asarray(precision)) if precision.shape[-1] else np.ones(1)
-
-    parameters = (
-        ("unit", prior.beta),
-        ("positive", prior.shape),
-        ("positive", prior.rate),
-        ("real", eigen(prior.precision)),
-        *(("simplex", rows) for rows in prior.dirichlet),
-    )
-    return [kind for kind, values in parameters if not np.all(np.asarray(values) > 0)]
+    kinds = [family_of_group(group).kind for group, own in prior.elements.items() if not np.all(np.asarray(own) > 0)]
+    precision = np.asarray(prior.precision)
+    is_definite = not precision.size or np.all(np.linalg.eigvalsh(precision) > 0)
+    return kinds if is_definite else [*kinds, REAL]
 
 
 def _is_singular(prior: Posterior) -> bool:
-    """Tell whether rounding leaves a precision matrix without a smallest eigenvalue: reals tied too tightly to each other."""
+    """Return whether rounding hides the smallest eigenvalue of a precision matrix: reals coupled too tightly."""
     precision = np.asarray(prior.precision)
     if not precision.size or not np.all(np.isfinite(precision)):
         return False
@@ -253,41 +245,35 @@ def _is_singular(prior: Posterior) -> bool:
     return bool(np.any(eigen[:, 0] <= np.finfo(precision.dtype).eps * precision.shape[-1] * eigen[:, -1]))
 
 
-def _refuse_improper(model: RewardModel, layout: Layout, prior: Posterior) -> None:
-    names = [site.name for site in layout.of(_improper(prior)[0])]
-    raise report.refusal(
-        model, f"has an improper prior on {names}: its density has no finite integral", "give it a proper prior"
-    )
-
-
-def _refuse_density(model: RewardModel, layout: Layout, found: Findings, *, is_prior: bool) -> None:
-    """Find which latents break the affine form, one site at a time, and refuse with that."""
-    residual, row = _worst(found, is_prior=is_prior)
+def _density_refusal(model: RewardModel, layout: Layout, found: Measurements, *, is_prior: bool) -> NotConjugate:
+    """Return the refusal of a density that is not affine, with the sites that break the form by themselves."""
+    residual, row = _worst_residual(found, is_prior=is_prior)
     if is_prior and (residual.nats <= residual.tolerance or _is_singular(found.prior)):
-        raise report.blurred_refusal(model, layout, residual)
+        return rounding_refusal(model, layout, residual)
 
     def log_density(point: Coordinates) -> Array:
         latents = latents_at(layout, point)
         return model.log_prior(latents) if row is None else model.log_likelihood(latents, row)[0]
 
-    def by_site() -> list[Array]:
+    def is_affine_in_each_site() -> list[Array]:
         prior = jax.tree.map(jnp.asarray, found.prior)
         centre = coordinates_at(layout, prior)
         natural = natural_of(layout, prior) if row is None else derive(layout, log_density, centre)
-        one = jax.tree.map(lambda leaf: leaf[None], natural)
-        places = places_for(layout, prior, prior, 4 * _NUM_POINTS, _NUM_AT_HOME)
-        return [
-            is_affine(
-                residual_of(layout, lambda point: log_density(point)[None], one, centre, _only(layout, places, site))
-            )[0]
-            for site in layout.sites
-        ]
+        natural = jax.tree.map(lambda leaf: leaf[None], natural)
+        regions = regions_for(layout, prior, prior, 4 * _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
 
-    alone = [site.name for site, is_fine in zip(layout.sites, run_once(by_site), strict=True) if not is_fine]
-    raise report.density_refusal(model, layout, alone, residual, row, is_prior)
+        def is_affine_in(site: SiteBlock) -> Array:
+            own = [_move_site_alone(layout, region, site) for region in regions]
+            return is_affine(residual_of(layout, lambda point: log_density(point)[None], natural, centre, own))[0]
+
+        return [is_affine_in(site) for site in layout.sites]
+
+    is_fine = run_once(is_affine_in_each_site)
+    alone = [site.name for site, fine in zip(layout.sites, is_fine, strict=True) if not fine]
+    return density_refusal(model, layout, alone, residual, row, is_prior)
 
 
-def _worst(found: Findings, *, is_prior: bool) -> tuple[Residual, Any]:
+def _worst_residual(found: Measurements, *, is_prior: bool) -> tuple[Residual, Any]:
     """Return the residual that fails the most, and its row of data; None for the prior."""
     if is_prior:
         return found.prior_residual, None
@@ -297,34 +283,32 @@ def _worst(found: Findings, *, is_prior: bool) -> tuple[Residual, Any]:
     return jax.tree.map(lambda leaf: leaf[worst], found.residuals), row
 
 
-def _only(layout: Layout, places: Places, site: SiteBlock) -> list[Region]:
-    """Return points that differ from the first in one site alone."""
-    span = slice(site.start, site.start + site.size)
-    regions = []
-    for points in (region.points for region in places):
-        still = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), points)
-        if site.kind == "simplex":
-            rows = list(still.simplex)
-            rows[site.start] = points.simplex[site.start]
-            moved = still._replace(simplex=tuple(rows))
-        else:
-            block = getattr(still, site.kind).at[:, span].set(getattr(points, site.kind)[:, span])
-            moved = still._replace(**{site.kind: block})
-        regions.append(region_around(layout, moved))
-    return regions
+def _move_site_alone(layout: Layout, region: Region, site: SiteBlock) -> Region:
+    """Return a region whose points differ from the first in one site alone."""
+    points = region.points
+    fixed = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), points)
+    if site.kind == REAL:
+        moved = fixed._replace(real=fixed.real.at[:, site.span].set(points.real[:, site.span]))
+    else:
+        own = fixed.elements[site.group].at[:, site.span].set(points.elements[site.group][:, site.span])
+        moved = fixed._replace(elements={**fixed.elements, site.group: own})
+    return region_of(layout, moved)
 
 
-def _examples(model: RewardModel, found: Findings, tested: np.ndarray) -> tuple[tuple[dict[str, float], Natural], ...]:
-    """Return the rows of arm 0 that were tested, plain rewards first."""
+def _examples(
+    model: RewardModel, found: Measurements, is_tested: np.ndarray
+) -> tuple[tuple[dict[str, float], Natural], ...]:
+    """Return the certified rows of arm 0, those with small whole rewards first."""
     given = found.rows.reward
     rewards = given if isinstance(given, dict) else {model.outcomes[0]: given}
-    picked: dict[tuple[float, ...], int] = {}
-    for i in np.flatnonzero(tested & (np.asarray(found.rows.arm) == 0)):
-        picked.setdefault(tuple(float(rewards[name][i]) for name in model.outcomes), int(i))
-    plain = sorted(
-        picked.items(), key=lambda item: (sum(abs(value) + 2 * (value % 1 != 0) for value in item[0]), item[0])
-    )
+    rows: dict[tuple[float, ...], int] = {}
+    for i in np.flatnonzero(is_tested & (np.asarray(found.rows.arm) == 0)):
+        rows.setdefault(tuple(float(rewards[name][i]) for name in model.outcomes), int(i))
+
+    def size(item: tuple[tuple[float, ...], int]) -> tuple[float, tuple[float, ...]]:
+        return sum(abs(value) + 2 * (value % 1 != 0) for value in item[0]), item[0]
+
     return tuple(
         (dict(zip(model.outcomes, values, strict=True)), jax.tree.map(lambda leaf, i=i: leaf[i], found.naturals))
-        for values, i in plain
+        for values, i in sorted(rows.items(), key=size)
     )

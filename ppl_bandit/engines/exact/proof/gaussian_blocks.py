@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.exact.families.families import REAL, Layout
+from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.program.jaxpr.entry_reads import connected_components, entries_read
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob, log_prob_terms

@@ -1,0 +1,164 @@
+"""Read rows of data (derive their natural parameters, collect obstacles to a proof) and certify them.
+
+Every engine that needs a conjugate likelihood uses `read_rows` and `compare_rows`: when a program is examined, when the exact
+engine absorbs data, and when the collapsed engine does so at fixed outer values. Between the two calls the caller adds the
+natural parameters to its posterior, because rows are also certified where the posterior is after them.
+
+Rows are read one by one or, given weights, as one weighted sum. Only the sum of the log likelihoods enters a posterior, so it
+suffices that the sum is affine, and its certificate costs a fraction of one per row. A deviation that cancels in the sum at
+random points is not in the posterior either.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from ppl_bandit.engines.exact.certificate.affine import Region
+from ppl_bandit.engines.exact.certificate.certificate import Residual, residual_of
+from ppl_bandit.engines.exact.certificate.chunks import for_each
+from ppl_bandit.engines.exact.families.derivation import derive
+from ppl_bandit.engines.exact.families.layout import Layout
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, latents_at
+from ppl_bandit.engines.exact.proof.analyticity import analyticity
+from ppl_bandit.program.jaxpr.analytic import Obstacle
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.model.tracing import log_prob
+from ppl_bandit.types import Interaction
+
+__all__ = ["RowReadings", "compare_rows", "read_rows"]
+
+
+class RowReadings(NamedTuple):
+    """What was read from rows; with weights N is 1, the weighted sum.
+
+    Attributes:
+        naturals: natural parameters with leading axes (N, groups of outcomes).
+        is_possible: whether the program can produce the row.
+        obstacles: what may prevent the proof that the likelihood is analytic in the latents; `is_present` is (N,).
+    """
+
+    naturals: Natural
+    is_possible: Bool[Array, " N"]
+    obstacles: list[Obstacle]
+
+    @property
+    def is_sound(self) -> Bool[Array, " N"]:
+        """Whether the program can produce the row, is proved analytic for it, and its natural parameters are finite."""
+        is_sound = self.is_possible
+        for obstacle in self.obstacles:
+            is_sound &= ~obstacle.is_present
+        for leaf in jax.tree.leaves(self.naturals):
+            if leaf.size:
+                is_sound &= jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
+        return is_sound
+
+    def naturals_where(self, is_counted: Bool[Array, " N"]) -> Natural:
+        """Return the natural parameters, with 0 for rows that do not count: padding may hold anything."""
+        return jax.tree.map(
+            lambda leaf: jnp.where(is_counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0.0), self.naturals
+        )
+
+
+def read_rows(
+    model: RewardModel,
+    layout: Layout,
+    centre: Coordinates,
+    rows: Interaction,
+    *,
+    weights: Float[Array, " N"] | None = None,
+    prove: Callable[[Interaction], list[Obstacle]] | None = None,
+) -> RowReadings:
+    """Derive the natural parameters of rows, and check that the program can produce them and is analytic for them.
+
+    Args:
+        weights: weights of the rows' log likelihoods, to read their sum; None to read each row.
+        prove: rows -> obstacles to the proof; by default those of `model` with all latents in their supports.
+    """
+    seen: list[Obstacle] = []
+
+    def read(rows: Interaction, weights: Float[Array, " n"]) -> tuple[Natural, Array, list[Array]]:
+        outcomes = model.outcome_values(rows.reward)
+        log_likelihoods, num_groups = _log_likelihoods(model, layout, rows, weights), len(model.outcome_groups)
+
+        def derive_group(one: Float[Array, " groups"]) -> Natural:
+            return derive(layout, lambda point: one @ log_likelihoods(point), centre)
+
+        if num_groups == 1:
+            naturals = jax.tree.map(lambda leaf: leaf[None], derive_group(jnp.ones(1)))
+        else:
+            naturals = jax.vmap(derive_group)(jnp.eye(num_groups))
+        is_possible = jnp.all((rows.arm >= 0) & (rows.arm < model.num_arms))
+        is_possible &= jnp.all(jnp.isfinite(log_likelihoods(centre)))
+        for is_inside in model.in_support(latents_at(layout, centre), rows).values():
+            is_possible &= jnp.all(is_inside)
+        # A program may branch on its data, so a proof for other rows need not hold for these.
+        if prove is None:
+            seen[:] = analyticity(model, layout, rows.arm, rows.context, outcomes, is_prior=False)
+        else:
+            seen[:] = prove(rows)
+        return naturals, is_possible, [obstacle.is_present for obstacle in seen]
+
+    naturals, is_possible, is_present = for_each(read, *_batches(rows, weights, centre))
+    obstacles = [obstacle._replace(is_present=flag) for obstacle, flag in zip(seen, is_present, strict=True)]
+    return RowReadings(naturals, is_possible, obstacles)
+
+
+def compare_rows(
+    model: RewardModel,
+    layout: Layout,
+    naturals: Natural,
+    centre: Coordinates,
+    regions: tuple[Region, ...],
+    rows: Interaction,
+    *,
+    weights: Float[Array, " N"] | None = None,
+    prior: Natural | None = None,
+) -> Residual:
+    """Compare the log likelihoods of rows with their affine forms, (N, groups): each group of outcomes by itself.
+
+    Args:
+        naturals: of these rows, from `read_rows`, with the same weights.
+        prior: the prior's natural parameters, relative to `centre`, if the log prior is to be compared too; its residual
+            comes first, (N, 1 + groups).
+    """
+
+    def compare(rows: Interaction, weights: Float[Array, " n"], own: Natural) -> Residual:
+        if prior is not None:
+            own = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), prior, own)
+        densities = _log_likelihoods(model, layout, rows, weights, with_prior=prior is not None)
+        return residual_of(layout, densities, own, centre, regions, rows.arm.shape[0])
+
+    return for_each(compare, *_batches(rows, weights, centre), naturals)
+
+
+def _log_likelihoods(
+    model: RewardModel, layout: Layout, rows: Interaction, weights: Float[Array, " n"], *, with_prior: bool = False
+) -> Callable[[Coordinates], Float[Array, " terms"]]:
+    """Return point -> weighted log likelihood of rows, by group of outcomes that depend on each other.
+
+    By group, since the terms of one outcome could hide a deviation in another; not by outcome, since for dependent outcomes
+    (such as a count, and how many of the rest) only the sum has a conjugate form.
+    """
+
+    def evaluate(point: Coordinates) -> Float[Array, " terms"]:
+        trace = model.trace(latents_at(layout, point), rows.arm, rows.context, model.outcome_values(rows.reward))
+        by_outcome = {name: weights @ log_prob(trace[name], rows.mask) for name in model.outcomes}
+        terms = [jnp.asarray(sum(by_outcome[name] for name in group)) for group in model.outcome_groups]
+        return jnp.stack([model.log_prior_of(trace), *terms] if with_prior else terms)
+
+    return evaluate
+
+
+def _batches(rows: Interaction, weights: Float[Array, " N"] | None, centre: Coordinates) -> tuple[Any, Array]:
+    """Return rows as N batches of one row each, or with weights as one batch, (B, n, ...), and weights (B, n)."""
+    if weights is None:
+        ones = jnp.ones((rows.arm.shape[0], 1), centre.real.dtype)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[:, None], rows), ones
+    assert rows.mask is not None
+    # Masked rows may hold values without a derivative: replace them by a copy of a row that counts.
+    source = jnp.where(rows.mask, jnp.arange(rows.arm.shape[0]), jnp.argmax(rows.mask))
+    filled = jax.tree.map(lambda leaf: jnp.asarray(leaf)[source], rows._replace(mask=None))
+    return jax.tree.map(lambda leaf: leaf[None], filled), weights[None]

@@ -1,0 +1,125 @@
+"""Why a program is not conjugate, and what to write instead: the exceptions of the exact engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ppl_bandit.engines.exact.certificate.certificate import Residual, resolution
+from ppl_bandit.engines.exact.explanation import program_name
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
+from ppl_bandit.engines.exact.families.registry import FAMILIES
+from ppl_bandit.engines.exact.remedies import outcome_remedy
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Explanation, NotConjugate
+
+__all__ = ["density_refusal", "obstacle_refusal", "refusal", "rounding_refusal", "untested_refusal"]
+
+_REAL_STATISTICS = "z and z z'"
+_REAL_REMEDY = "real latents have a Normal prior, each with a mean that is linear in the others"
+
+
+def refusal(model: RewardModel, reason: str, remedy: str) -> NotConjugate:
+    """Return the exception for a program that is not conjugate, with what would make it so."""
+    sentence = f"{program_name(model)} {reason}"
+    text = f"{program_name(model)}: NOT EXACT.\n  reason: it {reason}\n  remedy: {remedy}"
+    return NotConjugate(f"{sentence}; {remedy}", Explanation("conjugate", False, sentence, {}, text))
+
+
+def density_refusal(
+    model: RewardModel, layout: Layout, alone: list[str], residual: Residual, row: Any, is_prior: bool
+) -> NotConjugate:
+    """Return the exception for a program whose prior or likelihood is not affine in the sufficient statistics.
+
+    Args:
+        alone: sites that break the affine form while the others are fixed; empty if only several together do.
+        row: the row of data whose likelihood failed.
+    """
+    what = "prior" if is_prior else f"likelihood of {_row_text(model, row)}"
+    blamed = alone or [site.name for site in layout.sites]
+    sites = [site for site in layout.sites if site.name in blamed]
+    statistics = {REAL: _REAL_STATISTICS, **{kind: family.statistics_text for kind, family in FAMILIES.items()}}
+    priors = {REAL: _REAL_REMEDY, **{kind: family.prior_remedy for kind, family in FAMILIES.items()}}
+    if alone:
+        form = "; ".join(f"'{site.name}': {statistics[site.kind]}" for site in sites)
+        reason = f"is not conjugate: the log {what} is not affine in the sufficient statistics ({form})"
+    else:
+        names = ", ".join(f"'{name}'" for name in blamed)
+        reason = f"is not conjugate: the log {what} couples {names} in a way that no conjugate family has"
+    nats, tolerance = float(residual.nats), float(residual.tolerance)
+    reason += f" - residual {nats:.1e} nats, tolerance {tolerance:.1e} nats"
+    kinds = {site.kind for site in layout.sites}
+    if is_prior:
+        given = "; ".join(dict.fromkeys(priors[site.kind] for site in sites))
+        remedy = f"in a conjugate program {given}, and no factor bends it"
+    elif not alone and {REAL, POSITIVE} <= kinds and np.any(layout.owner < 0):
+        real = next(site.name for site in layout.of(REAL))
+        scale = layout.of(POSITIVE)[0].name
+        remedy = (
+            f"'{real}' and '{scale}' are conjugate only jointly: scale the prior of '{real}' by the noise, "
+            f"as in Normal(m, s * sd) with sd made from '{scale}'"
+        )
+    else:
+        remedy = outcome_remedy(model)
+    if nats < 1e-6:
+        remedy += "; a residual this small can come from a cast to float32 inside the program"
+    return refusal(model, reason, remedy)
+
+
+def obstacle_refusal(model: RewardModel, obstacle: str, residual: Residual, row: Any) -> NotConjugate:
+    """Return the exception for a program with an obstacle to the proof that was also found not to be conjugate.
+
+    Args:
+        row: the row of data whose likelihood is not affine; None for the prior.
+    """
+    what = "prior" if row is None else f"likelihood of {_row_text(model, row)}"
+    reason = (
+        f"is not conjugate: {obstacle}; the log {what} is off the conjugate form by {float(residual.nats):.2g} nats"
+    )
+    return refusal(model, reason, outcome_remedy(model))
+
+
+def rounding_refusal(model: RewardModel, layout: Layout, residual: Residual) -> NotConjugate:
+    """Return the exception for a prior whose terms are so large that rounding could hide a deviation near its middle."""
+    hidden = (
+        f"rounding alone could hide {float(residual.rounding):.1e} nats of a deviation, and no more than "
+        f"{resolution(jnp.float64):g} are certified"
+    )
+    if not residual.nats < jnp.inf:
+        hidden = "rounding leaves no precision matrix that could be inverted"
+    if layout.members.shape[1] > 1:
+        return refusal(
+            model,
+            f"cannot be certified in float64: its prior ties reals to each other so tightly that {hidden}",
+            "write a tight child as its parent plus a small step, as in `child = parent + 1e-7 * numpyro.sample(..., "
+            "dist.Normal(0, 1))`, or measure the latents in other units",
+        )
+    return refusal(
+        model,
+        f"cannot be certified in float64: the terms of its log prior are so large that {hidden}",
+        "use a prior that counts fewer observations, or other units",
+    )
+
+
+def untested_refusal(model: RewardModel, arm: int, is_rounded: bool) -> NotConjugate:
+    """Return the exception for a program for which no trial reward on an arm could be certified."""
+    if is_rounded:
+        return refusal(
+            model,
+            f"cannot be certified in float64: for every reward that was tried on arm {arm} the terms of the log likelihood are "
+            f"so large that rounding alone could hide more than {resolution(jnp.float64):.0e} nats",
+            "measure rewards and latents in units in which the noise is not so small",
+        )
+    return refusal(
+        model,
+        f"cannot be certified: no reward that was tried has a finite likelihood on arm {arm}",
+        "check the outcome's distribution on that arm",
+    )
+
+
+def _row_text(model: RewardModel, row: Any) -> str:
+    values: Mapping[str, Array] = model.outcome_values(row.reward)
+    given = ", ".join(f"{name} {float(value[0]):g}" for name, value in values.items())
+    return f"{given} on arm {int(row.arm[0])}"

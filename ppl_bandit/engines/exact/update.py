@@ -1,0 +1,180 @@
+"""The conjugate update: add the natural parameters of certified rows to the posterior."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine, worst_of
+from ppl_bandit.engines.exact.certificate.chunks import for_each, join_chunks, scan_chunks, split_chunks
+from ppl_bandit.engines.exact.certificate.points import Regions, regions_for
+from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
+from ppl_bandit.engines.exact.families.layout import REAL, Layout
+from ppl_bandit.engines.exact.families.posterior import (
+    Natural,
+    Posterior,
+    absorb,
+    coordinates_at,
+    discount_towards_prior,
+    is_proper,
+    is_resolved,
+    natural_of,
+    relative_to,
+    total_of,
+)
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.unrolled_reductions import is_all, max_of
+from ppl_bandit.types import Interaction
+
+__all__ = ["Certificates", "absorb_rows"]
+
+_NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 6, 4  # random points of a certificate
+_MAX_ROWS_AT_ONCE = 256
+_MAX_SECOND_DERIVATIVES = 1 << 20  # held at once
+_MIN_ROWS_TO_SUM = 64  # for fewer rows, a certificate of their sum costs more to compile than it saves
+
+
+class Certificates(NamedTuple):
+    """Evidence of an update, per row.
+
+    Attributes:
+        is_trusted: whether every row is certified, the prior is certified, and the posterior is resolved; if not, nothing is
+            absorbed.
+        is_certified: whether the row's likelihood is proved analytic and found affine in the sufficient statistics, around
+            the mean before these rows and where the posterior is after them.
+        residual: largest deviation from affine, in nats; infinite for a row that the program cannot produce or whose proof
+            fails, 0 for a masked row.
+        tolerance: what rounding explains of the residual.
+        rounding: what rounding could hide where the posterior is, in nats.
+        is_prior_certified: whether the prior, too, is affine where the posterior is now.
+        prior_rounding: what rounding could hide of a deviation of the prior there, in nats.
+        is_resolved: whether jax's precision holds the posterior: every count grew, and no precision matrix suffers from
+            cancellation.
+    """
+
+    is_trusted: Bool[Array, ""]
+    is_certified: Bool[Array, " N"]
+    residual: Float[Array, " N"]
+    tolerance: Float[Array, " N"]
+    rounding: Float[Array, " N"]
+    is_prior_certified: Bool[Array, ""]
+    prior_rounding: Float[Array, ""]
+    is_resolved: Bool[Array, ""]
+
+
+class _Candidate(NamedTuple):
+    """A posterior that includes a chunk of rows, before these are certified.
+
+    Attributes:
+        is_resolved: whether jax's precision holds it.
+        regions: where the rows and the prior are certified.
+        prior: natural parameters of the prior, relative to the means before these rows.
+    """
+
+    posterior: Posterior
+    is_resolved: Bool[Array, ""]
+    regions: Regions
+    prior: Natural
+
+
+class _ChunkEvidence(NamedTuple):
+    """Residuals of a chunk's rows and of the prior, and whether jax's precision holds the posterior."""
+
+    rows: Residual
+    prior: Residual
+    is_resolved: Bool[Array, ""]
+
+
+def absorb_rows(
+    model: RewardModel, layout: Layout, prior: Posterior, discount: float, state: Posterior, interaction: Interaction
+) -> tuple[Posterior, Certificates]:
+    """Return the posterior with rows added, and their certificates; the old posterior if anything is not certified.
+
+    Rows are absorbed in chunks. Within a chunk all rows are read at the same means, so that their parameters add up.
+    """
+    num_rows = interaction.arm.shape[0]
+    if interaction.mask is None:
+        interaction = interaction._replace(mask=jnp.ones(num_rows, bool))
+    num_per_row = max(1, layout.count(REAL) * layout.members.shape[1])
+    chunk_size = max(1, min(num_rows, _MAX_ROWS_AT_ONCE, _MAX_SECOND_DERIVATIVES // num_per_row))
+    chunks, is_row = split_chunks(interaction, num_rows, chunk_size)
+    chunks = chunks._replace(mask=chunks.mask & is_row)
+    prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
+
+    def add_naturals(posterior: Posterior, total: Natural, num_new: Array) -> _Candidate:
+        start = posterior
+        if discount < 1.0:
+            start, prior_share = discount_towards_prior(layout, posterior, prior, discount**num_new)
+            total = jax.tree.map(jnp.add, total, prior_share)
+        after = absorb(layout, start, total, num_new)
+        is_fine = is_proper(after)
+        # The points of an improper posterior would be meaningless.
+        located = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, posterior)
+        regions = regions_for(layout, posterior, located, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
+        real = regions.in_posterior.points.real
+        is_held = is_fine & is_resolved(layout, start, after, total, real[1:] - real[0])
+        centre = coordinates_at(layout, posterior)
+        return _Candidate(after, is_held, regions, relative_to(layout, prior_natural, prior_centre, centre))
+
+    def absorb_each(posterior: Posterior, rows: Any) -> tuple[Posterior, _ChunkEvidence]:
+        """Certify every row by itself."""
+        centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
+        readings = read_rows(model, layout, centre, rows)
+        is_sound = readings.is_sound
+        by_group = readings.naturals_where(rows.mask & is_sound)
+        naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), by_group)
+        if discount < 1.0:
+            weights = discount ** (num_new - jnp.cumsum(rows.mask))
+            naturals = jax.vmap(lambda natural, weight: jax.tree.map(lambda leaf: weight * leaf, natural))(
+                naturals, weights
+            )
+        candidate = add_naturals(posterior, total_of(naturals), num_new)
+        found = compare_rows(model, layout, by_group, centre, candidate.regions, rows, prior=candidate.prior)
+        residuals = for_each(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)), found)
+        failed, masked = (Residual(*map(jnp.asarray, nats)) for nats in ((jnp.inf, 0.0, jnp.inf), (0.0, 0.0, 0.0)))
+        residuals = jax.tree.map(lambda own, other: jnp.where(is_sound, own, other), residuals, failed)
+        residuals = jax.tree.map(lambda own, other: jnp.where(rows.mask, own, other), residuals, masked)
+        in_prior = jax.tree.map(lambda leaf: leaf[0, 0], found)
+        return candidate.posterior, _ChunkEvidence(residuals, in_prior, candidate.is_resolved)
+
+    def absorb_sum(posterior: Posterior, rows: Any) -> tuple[Posterior, _ChunkEvidence]:
+        """Certify the sum of all rows; if it fails, every row by itself, to find which one."""
+        centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
+        weights = rows.mask * discount ** (num_new - jnp.cumsum(rows.mask))
+        readings = read_rows(model, layout, centre, rows, weights=weights)
+        candidate = add_naturals(posterior, jax.tree.map(lambda leaf: leaf[0].sum(axis=0), readings.naturals), num_new)
+        found = compare_rows(
+            model,
+            layout,
+            readings.naturals,
+            centre,
+            candidate.regions,
+            rows,
+            weights=weights,
+            prior=candidate.prior,
+        )
+        in_prior = jax.tree.map(lambda leaf: leaf[0, 0], found)
+        worst = worst_of(jax.tree.map(lambda leaf: leaf[0, 1:], found))
+        residuals = jax.tree.map(lambda leaf: jnp.where(rows.mask, leaf, 0.0), worst)
+        summed = candidate.posterior, _ChunkEvidence(residuals, in_prior, candidate.is_resolved)
+        is_fine = readings.is_sound[0] & is_affine(worst) & is_affine(in_prior) & candidate.is_resolved
+        return jax.lax.cond(is_fine, lambda: summed, lambda: absorb_each(posterior, rows))
+
+    is_long = chunk_size >= _MIN_ROWS_TO_SUM and state.mean.dtype == jnp.float64
+    after, evidence = scan_chunks(absorb_sum if is_long else absorb_each, state, chunks)
+    residuals = join_chunks(evidence.rows, num_rows)
+    is_certified = is_affine(residuals)
+    is_prior_certified, is_held = is_all(is_affine(evidence.prior)), is_all(evidence.is_resolved)
+    is_trusted = is_all(is_certified) & is_prior_certified & is_held
+    kept = jax.tree.map(lambda new, old: jnp.where(is_trusted, new, old), after, state)
+    return kept, Certificates(
+        is_trusted,
+        is_certified,
+        residuals.nats,
+        residuals.tolerance,
+        residuals.rounding,
+        is_prior_certified,
+        max_of(evidence.prior.rounding),
+        is_held,
+    )
