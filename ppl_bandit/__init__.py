@@ -7,7 +7,7 @@ proved conjugate - and plays arms by double sampling or by another selector.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ppl_bandit.runtime.gc_pause import uncollected
+from ppl_bandit.runtime.gc_pause import paused_gc
 
 if TYPE_CHECKING:
     from ppl_bandit import engines, selectors
@@ -57,7 +57,7 @@ __all__ = [
     "tune",
 ]
 
-# Names are imported when they are first used: the command line answers `--help` without jax.
+# Names are imported on first use, so that the command line prints its help without importing JAX.
 _HOMES = {
     "Bandit": "live.bandit",
     "Decision": "live.decisions",
@@ -78,14 +78,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("engines", "selectors"):
         return _imported(name)
-    # By name in the globals from here on; a function may share its name with the module it lives in.
+    # Cached in the globals: a function may have the name of its module, which the import system would set there.
     globals()[name] = getattr(_imported(_HOMES.get(name, "types")), name)
     return globals()[name]
 
 
 def _imported(module: str) -> Any:
-    # To look for garbage meanwhile is a tenth of the time that jax and NumPyro take, if nobody has imported them before.
-    with uncollected(all_stay=True):
+    # Garbage collection takes a tenth of the time of importing JAX and NumPyro.
+    with paused_gc(is_permanent=True):
         return importlib.import_module(f"{__name__}.{module}")
 
 

@@ -56,7 +56,7 @@ def check_model(spec: str) -> CheckResult:
     except (ModelFileError, InvalidProgram) as error:
         return CheckResult(spec, "invalid", "", str(error), "", "")
     refusals = []
-    for factory in PROVED:
+    for factory in PROVED.values():
         try:
             explanation = factory(model).explanation
         except NotConjugate as refusal:

@@ -19,7 +19,7 @@ from ppl_bandit import engines, selectors
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.runtime.compile_ahead import quick_jit
-from ppl_bandit.runtime.cpu_count import num_cores
+from ppl_bandit.runtime.cpu_threads import num_cores
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.types import Key

@@ -1,61 +1,44 @@
-"""An engine that is known before it is built: what it says of itself, now, and what it does, when it is first asked to."""
+"""Engines that are built when one of their functions is first called.
 
+After a warm start the first decision and update run exported functions, so the engine's proof is not needed for them.
+"""
+
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from ppl_bandit.types import Capabilities, Engine, Explanation
 
-__all__ = ["EngineFacts", "deferred", "facts_of"]
+__all__ = ["deferred_engine", "deferred_explanation", "engine_facts"]
 
 _REQUIRED = ("init", "update", "sample")
-_FLAG = "is_traceable_without_program"
-_OPTIONAL = tuple(name for name in Capabilities._fields if name != _FLAG)
 
 
-class EngineFacts(NamedTuple):
-    """What an engine says of itself.
-
-    Attributes:
-        functions: the names of the optional functions that it has.
-    """
-
-    explanation: Explanation
-    settings: dict[str, Any]
-    functions: tuple[str, ...]
-    is_traceable_without_program: bool
-
-
-def facts_of(engine: Engine) -> EngineFacts:
-    """Return what an engine says of itself."""
-    functions = tuple(name for name in _OPTIONAL if getattr(engine.capabilities, name) is not None)
-    own = engine.explanation
-    explanation = own._replace(sites=dict(own.sites))
-    return EngineFacts(explanation, dict(engine.settings), functions, engine.capabilities.is_traceable_without_program)
+def engine_facts(engine: Engine) -> dict[str, Any]:
+    """Return what `deferred_engine` needs to know of an engine, as JSON values; no text that describes a program."""
+    capabilities = engine.capabilities
+    optional = [name for name in Capabilities._fields if callable(getattr(capabilities, name))]
+    return {
+        "engine": engine.explanation.engine,
+        "is_exact": engine.explanation.is_exact,
+        "settings": dict(engine.settings),
+        "functions": optional,
+        "is_traceable_without_program": capabilities.is_traceable_without_program,
+    }
 
 
-def deferred(facts: EngineFacts, build: Callable[[], Engine]) -> Engine:
-    """Return an engine of which all is known, and which is built when one of its functions is first called.
+def deferred_engine(facts: Mapping[str, Any], build: Callable[[], Engine]) -> Engine:
+    """Return an engine that is built when one of its functions, or the text of its explanation, is first needed.
 
     Args:
-        build: returns the engine that the facts are of.
+        facts: the `engine_facts` of what `build` returns.
+        build: builds the engine.
     """
-    lock, found = threading.Lock(), list[Engine]()
-
-    def in_double_precision() -> Engine:
-        with jax.enable_x64(True):  # as engines of a live bandit are built
-            return build()
-
-    def built() -> Engine:
-        with lock:
-            if not found:
-                # In a thread of its own: this one may be in the middle of a trace, which building must not become part of.
-                with ThreadPoolExecutor(1) as pool:
-                    found.append(pool.submit(in_double_precision).result())
-            return found[0]
+    built = _once(build)
 
     def required(name: str) -> Callable:
         return lambda *args: getattr(built(), name)(*args)
@@ -64,8 +47,60 @@ def deferred(facts: EngineFacts, build: Callable[[], Engine]) -> Engine:
         return lambda *args: getattr(built().capabilities, name)(*args)
 
     capabilities = Capabilities(
-        **{name: optional(name) for name in facts.functions},  # type: ignore[arg-type]
-        is_traceable_without_program=facts.is_traceable_without_program,
+        **{name: optional(name) for name in facts["functions"]},
+        is_traceable_without_program=facts["is_traceable_without_program"],
     )
+    explanation = deferred_explanation(facts["engine"], facts["is_exact"], lambda: built().explanation)
     init, update, sample = map(required, _REQUIRED)
-    return Engine(init, update, sample, facts.explanation, facts.settings, capabilities)
+    return Engine(init, update, sample, explanation, facts["settings"], capabilities)
+
+
+def deferred_explanation(engine: str, is_exact: bool, explain: Callable[[], Explanation]) -> Explanation:
+    """Return an explanation whose reason, sites and report are made when one of them is first read.
+
+    Args:
+        explain: returns the whole explanation.
+    """
+    explanation = _DeferredExplanation(engine, is_exact, "", {})
+    explanation.explain = _once(explain)
+    return explanation
+
+
+class _DeferredExplanation(Explanation):
+    explain: Callable[[], Explanation]
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        return self.explain().reason
+
+    @property
+    def sites(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self.explain().sites
+
+    @property
+    def report(self) -> str:  # type: ignore[override]
+        return self.explain().report
+
+    def _replace(self, **fields: Any) -> Explanation:  # type: ignore[override]
+        return self.explain()._replace(**fields)
+
+
+def _once(build: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that builds something on its first call, in float64."""
+    lock = threading.Lock()
+
+    def in_float64() -> Any:
+        with jax.enable_x64(True):  # a live bandit builds its engines in float64
+            return build()
+
+    @functools.cache
+    def built() -> Any:
+        # In another thread: the caller may be inside a trace, which must not record what building computes.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(in_float64).result()
+
+    def locked() -> Any:
+        with lock:
+            return built()
+
+    return locked

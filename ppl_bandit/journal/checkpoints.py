@@ -20,7 +20,7 @@ from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.posterior.learning import Learner, start
-from ppl_bandit.runtime.archive import pack, unpack
+from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.types import Interaction
 
 __all__ = ["learner_header", "learner_trees", "load_checkpoint", "restore_learner", "save_checkpoint"]
@@ -35,7 +35,7 @@ def save_checkpoint(experiment: Experiment, store: SqlStore) -> None:
         "num_rows": len(projection.history),
     }
     try:
-        store.write_checkpoint(experiment.name, projection.position, pack(header, learner_trees(learner)))
+        store.write_checkpoint(experiment.name, projection.position, write_archive(header, learner_trees(learner)))
     except JournalError:
         pass
 
@@ -48,7 +48,7 @@ def load_checkpoint(
     if found is None:
         return None
     try:
-        header, trees = unpack(found[1])
+        header, trees = read_archive(found[1])
         if header.get("stamp") != _stamp(identity, len(projection.task.arms)):
             return None
         return found[0], restore_learner(projection, header, trees)
@@ -98,8 +98,7 @@ def restore_learner(
     structure: Any = jax.tree.structure(fresh.state)
     if structure.num_leaves != len(leaves):
         raise ValueError("the stored posterior does not fit this program and engine")
-    return fresh._replace(
-        held=fresh.run.hold(jax.tree.unflatten(structure, leaves)),
+    return fresh.with_state(jax.tree.unflatten(structure, leaves))._replace(
         has_warned=header["has_warned"],
         doubts=header.get("doubts", ""),
         num_doubted=header.get("num_doubted", 0),

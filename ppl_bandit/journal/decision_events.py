@@ -13,7 +13,7 @@ import numpy as np
 
 from ppl_bandit.journal.events import DECIDED, Event, new_ids
 from ppl_bandit.journal.projection import Projection
-from ppl_bandit.posterior.deciding import Chosen, decide, decide_many
+from ppl_bandit.posterior.deciding import Chosen, decide_many, decide_once
 
 __all__ = ["choose_arms", "decision_events"]
 
@@ -34,7 +34,7 @@ def choose_arms(
         task, learner = task._replace(seed=seed), learner._replace(seed=device_seed)
     if is_batch:
         return decide_many(task, learner, numbers, contexts, allowed)
-    return decide(task, learner, int(numbers[0]), contexts, allowed)
+    return decide_once(task, learner, int(numbers[0]), contexts, allowed)
 
 
 def decision_events(

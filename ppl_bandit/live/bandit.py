@@ -33,7 +33,7 @@ from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.gc_pause import uncollected
+from ppl_bandit.runtime.gc_pause import paused_gc
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Bandit"]
@@ -121,10 +121,7 @@ class Bandit(ReadableBandit):
 
     def warm_up(self) -> None:
         """Wait until the first decision and the first update are compiled; the constructor starts both in the background."""
-        run = self._learner.run
-        for function in (run.select, run.learn_quickly, run.learn):
-            if function is not None:
-                function.wait()
+        self._learner.run.wait()
 
     def select(self, context: Any = None, allowed: Any = None) -> Decision:
         """Decide which arm to play, and record the decision.
@@ -165,7 +162,7 @@ class Bandit(ReadableBandit):
                 raise ValueError("contexts must have a leading axis with one row per decision")
         contexts = check_contexts(model, contexts, num_rows, "contexts")
         mask = projection.task.arms.mask(allowed)
-        with uncollected():  # thousands of long-lived objects at once
+        with paused_gc():  # thousands of long-lived objects at once
             events = self._experiment.decide(projection, mask, contexts, num_rows)
             return list(map(self._decision, events))
 

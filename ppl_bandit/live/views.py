@@ -16,7 +16,7 @@ from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.overview import Overview, arm_overview, subsample_contexts
 from ppl_bandit.live.show.rendering import explanation_text, html_table
 from ppl_bandit.live.show.tables import history_table, pending_table
-from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Selector
@@ -80,8 +80,7 @@ class ReadableBandit:
     def posterior(self, num_samples: int = 1000) -> dict[str, np.ndarray]:
         """Return posterior draws of the latents, {site: (M, ...)}."""
         num_samples, learner = check_count(num_samples, "num_samples"), self._catch_up().learner
-        with jax.enable_x64(True):
-            return jax.device_get(learner.run.draw(self.seed, learner.held, num_samples))
+        return draw(learner, num_samples)
 
     def posterior_parameters(self) -> dict[str, dict[str, np.ndarray]]:
         """Return the parameters of the exact posterior, {site: {parameter: array}}; the docs list their names.
@@ -100,8 +99,7 @@ class ReadableBandit:
         learner = self._catch_up().learner
         context = check_contexts(self.model, context, None, "context")
         num = self.num_samples if num_samples is None else check_count(num_samples, "num_samples")
-        with jax.enable_x64(True):
-            return np.asarray(learner.run.expected(self.seed, learner.held, context, num))
+        return draw_expected_rewards(learner, context, num)
 
     def explain(self) -> str:
         """Return a text: the engine and why it was chosen, the arms so far, and the selector."""
@@ -150,8 +148,7 @@ class ReadableBandit:
         from ppl_bandit.live.show import arviz_export
 
         num_samples, prior = check_count(num_samples, "num_samples"), self._catch_up().prior
-        with jax.enable_x64(True):
-            drawn = jax.device_get(prior.run.draw(self.seed, prior.held, num_samples))
+        drawn = draw(prior, num_samples)
         return arviz_export.export(self.model, self.arms, self.posterior(num_samples), drawn, self._rows())
 
     @property

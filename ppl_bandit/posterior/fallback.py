@@ -54,9 +54,9 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         NotCertified: for a datum that is not conjugate, where the user insists on an exact engine.
     """
     explanation = learner.engine.explanation
-    held, info = fold(task, learner, len(history), rows)
+    stored, info = fold(task, learner, len(history), rows)
     if bool(info.is_trusted):
-        after = learner._replace(held=held, doubts="", num_doubted=0)
+        after = learner._replace(stored=stored, doubts="", num_doubted=0)
         num_refreshes = int(getattr(info, "num_refreshes", 0))
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
@@ -75,7 +75,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     if factory is None or is_patient:
         rest = "they are renewed as rewards come" if is_patient else "no engine is left to move to"
         after = learner._replace(
-            held=held, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
+            stored=stored, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
         )
         return after, info, [] if learner.has_warned else [f"{why}; {rest}, so these draws are used with caution"]
     above = start(task, factory)._replace(has_warned=learner.has_warned)

@@ -1,4 +1,4 @@
-"""Fold rows into a posterior: what a live bandit has learnt is a value, replaced whole or not at all."""
+"""A live posterior as a value: an engine, its compiled functions and its state; updates return another value."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,28 +6,41 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.posterior.capacity import Room, look
+from ppl_bandit.posterior.capacity import check_capacity
 from ppl_bandit.posterior.compiled_functions import (
-    QUICKLY,
-    Compiled,
-    Verdict,
+    CompiledFunctions,
+    UpdateResult,
     compiled_functions,
-    context_like,
-    contexts_like,
-    row_numbers,
+    example_contexts,
+    pack_rows,
 )
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import Start, leave, words_of
-from ppl_bandit.program.model.recorded_readings import listing
+from ppl_bandit.posterior.warm_start import restore_engine, restore_functions, save_start, start_entry
+from ppl_bandit.program.model.recorded_readings import collect_recordings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import forbid_programs
+from ppl_bandit.runtime import warm_start
+from ppl_bandit.runtime.packed_state import Packed, pack, unpack, with_changes
 from ppl_bandit.types import Engine, Interaction
 
-__all__ = ["Learner", "Rows", "fold", "pad_rows", "pieces", "prepare_growth", "start"]
+__all__ = [
+    "Learner",
+    "Rows",
+    "batch_sizes",
+    "draw",
+    "draw_expected_rewards",
+    "fold",
+    "pad_rows",
+    "prepare_growth",
+    "start",
+]
 
-_SIZES = (1024, 32, 1)  # of the pieces of many rows, compiled once each
-_FIRST_ROOM = 4000  # rows: steps without a pause must not outrun the compiler, and room that is empty costs nothing
-_FIRST_BYTES = 1 << 22  # of their contexts, which a step copies: of large ones there is room for a quarter as many rows
+_SIZES = (1024, 32, 1)  # batch sizes of an engine that stores no rows; each is compiled once
+_FIRST_CAPACITY = (
+    4000  # rows; the first growth must not be needed before it is compiled, and unused capacity costs nothing
+)
+_FIRST_BYTES = 1 << 22  # contexts of more bytes, which a step copies, start with a quarter of that capacity
+_PREPARE_SHARE = 8  # growth is prepared once 1/8 of the first capacity is used: most experiments end before
 
 
 class Learner(NamedTuple):
@@ -35,35 +48,41 @@ class Learner(NamedTuple):
 
     Attributes:
         run: the engine's functions, compiled.
-        held: the engine's state, as the compiled functions take it.
-        seed: the bandit's, on the device.
-        has_warned: whether its user knows that these draws lack evidence and that no engine is left to move to.
-        doubts: why the draws of now lack evidence, in words; empty where they do not.
-        num_doubted: how often in a row they were renewed and did.
-        num_refreshes: how often its draws were renewed.
-        room: for more rows.
-        examples: the rows that the engine was sought for, where it took over from one that refused them.
+        stored: the engine's state as the compiled functions take it: packed, unless it grows.
+        seed: the bandit's seed, on the device.
+        has_warned: whether the user was warned that the draws lack evidence.
+        doubts: why the present draws lack evidence, in words; empty if they do not.
+        num_doubted: number of times in a row that the draws were renewed and still lacked evidence.
+        num_refreshes: number of times that the draws were renewed.
+        num_reserved: total number of rows that certainly fit into the state, for an engine that stores rows.
+        next_check: total number of rows at which the capacity is checked again.
+        examples: rows that an exact engine refused and that this engine was chosen for.
     """
 
     engine: Engine
-    run: Compiled
-    held: Any
+    run: CompiledFunctions
+    stored: Any
     seed: Any
     has_warned: bool = False
     doubts: str = ""
     num_doubted: int = 0
     num_refreshes: int = 0
-    room: Room = Room()
+    num_reserved: int = 0
+    next_check: int = 0
     examples: Interaction | None = None
 
     @property
     def state(self) -> Any:
-        """The engine's state, to look at."""
-        return self.run.state(self.held)
+        """The engine's state; NumPy arrays if it is stored packed."""
+        return unpack(jax.device_get(self.stored)) if isinstance(self.stored, Packed) else self.stored
+
+    def with_state(self, state: Any) -> "Learner":
+        """Return the learner with another state, of NumPy arrays."""
+        return self._replace(stored=pack(state) if isinstance(self.stored, Packed) else state)
 
 
 class Rows(NamedTuple):
-    """Rows of data whose form was checked: arms by index (N,), {outcome: (N,)}, and contexts with a leading axis N."""
+    """Checked rows of data: arms by index (N,), {outcome: (N,)}, and contexts with a leading axis N."""
 
     arms: np.ndarray
     rewards: dict[str, np.ndarray]
@@ -71,129 +90,146 @@ class Rows(NamedTuple):
 
 
 def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
-    """Build an engine, and return it with its prior; its first decision and update are compiled in the background.
+    """Build an engine and return its prior; the first decision and update are compiled in the background.
 
-    Where another process has started on the same task before, what it proved and traced is taken over.
+    If an earlier process started the same task, its proof and its traced functions are loaded from the disk cache.
 
     Raises:
         ValueError: if the factory does not return an engine.
     """
-    words = words_of(task.selector, task.num_samples, task.draws, factory)
-    found: Start | None = None if words is None else task.model.found(*words)
-    with jax.enable_x64(True), listing() as recordings:
-        engine = _built(factory, task.model) if found is None else found.engine(lambda: _built(factory, task.model))
-        is_left = (
-            words is not None
-            and found is None
-            and (engine.capabilities.reserve is None or engine.capabilities.is_traceable_without_program)
-        )
-        run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_portable=is_left)
-        if found is not None:
-            found.give_to(run, recordings)
-        returned = run.init(np.int64(task.seed))
-        held = run.finish[0](returned)[0]
-        held = (
-            held if engine.capabilities.reserve is None else engine.capabilities.reserve(held, _first_room(task.model))
-        )
-        learner = Learner(engine, run, held, jax.device_put(np.int64(task.seed)))
-    _prepare(task, learner, learner.held)
-    if words is not None and is_left:
-        leave(words, task, engine, run, recordings)
+
+    def build() -> Engine:
+        return _build(factory, task.model)
+
+    entry = start_entry(task, factory)
+    cached = warm_start.load(entry)
+    with jax.enable_x64(True), collect_recordings() as recordings:
+        engine = build() if cached is None else restore_engine(cached, build)
+        reserve = engine.capabilities.reserve
+        can_save = reserve is None or engine.capabilities.is_traceable_without_program
+        is_exported = entry is not None and cached is None and can_save
+        run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_exported)
+        if cached is not None:
+            restore_functions(cached, run, recordings)
+        seed = np.int64(task.seed)
+        run.init.prepare(seed)
+        stored, num_reserved = run.init(seed), 0
+        if reserve is not None:
+            num_reserved = _first_capacity(task.model)
+            stored = reserve(stored, num_reserved)
+        check = num_reserved // _PREPARE_SHARE
+        learner = Learner(engine, run, stored, jax.device_put(seed), num_reserved=num_reserved, next_check=check)
+    _prepare(task, learner, learner.stored)
+    if is_exported:
+        save_start(entry, task, engine, run, recordings)
     return learner
 
 
-def _built(factory: Callable[[RewardModel], Engine], model: RewardModel) -> Engine:
+def _build(factory: Callable[[RewardModel], Engine], model: RewardModel) -> Engine:
     engine = factory(model)
     if not isinstance(engine, Engine):
         raise ValueError(f"engine must be a factory that returns an Engine, it returned {type(engine).__name__}")
     return engine
 
 
-def _first_room(model: RewardModel) -> int:
-    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(contexts_like(model, 1)))
-    return _FIRST_ROOM if row_bytes * _FIRST_ROOM <= _FIRST_BYTES else _FIRST_ROOM // 4
+def _first_capacity(model: RewardModel) -> int:
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(example_contexts(model, 1)))
+    return _FIRST_CAPACITY if row_bytes * _FIRST_CAPACITY <= _FIRST_BYTES else _FIRST_CAPACITY // 4
 
 
 def prepare_growth(task: Task, learner: Learner, num_rows: int) -> Learner:
-    """Compile for the shape that an engine's state will grow to next, in the background, as soon as that is in sight.
+    """Compile for the next larger capacity of the state, in the background, before the state is full.
 
     Args:
-        num_rows: how many were learnt in all.
+        num_rows: total number of rows that were learnt.
     """
-    engine = learner.engine
-    if engine.capabilities.reserve is None or learner.room.is_sure(num_rows):
+    capabilities = learner.engine.capabilities
+    if capabilities.reserve is None or num_rows < learner.next_check:
         return learner
     with jax.enable_x64(True):
-        room, grown = look(engine.capabilities.reserve, learner.room, learner.held, num_rows)
-    if grown is not None:
-        _prepare(task, learner, grown, forbid_programs if engine.capabilities.is_traceable_without_program else None)
-    return learner._replace(room=room)
+        num_free, larger = check_capacity(capabilities.reserve, learner.stored)
+    if larger is not None:
+        _prepare(task, learner, larger, forbid_programs if capabilities.is_traceable_without_program else None)
+    return learner._replace(num_reserved=num_rows + num_free, next_check=num_rows + max(num_free, 1))
 
 
-def _prepare(task: Task, learner: Learner, held: Any, within: Callable | None = None) -> None:
-    context, contexts = context_like(task.model), contexts_like(task.model, 1)
+def _prepare(task: Task, learner: Learner, stored: Any, within: Callable | None = None) -> None:
+    """Start to compile the decision and the update of one row for a state."""
+    contexts = example_contexts(task.model, 1)
+    context = jax.tree.map(lambda leaf: leaf[0], contexts)
     with jax.enable_x64(True):
-        learner.run.select.prepare(
-            learner.seed, held, np.int64(0), context, np.ones(len(task.arms), bool), within=within
-        )
-        if learner.engine.capabilities.reserve is not None:
-            held = learner.engine.capabilities.reserve(held, 1)
-        # The larger one first: whoever calls the other while it queues compiles that.
-        for learn in (learner.run.learn, learner.run.learn_quickly):
-            if learn is not None:
-                learn.prepare(learner.seed, held, np.zeros(3 + len(task.model.outcomes)), contexts, within=within)
+        allowed = np.ones(len(task.arms), bool)
+        learner.run.select.prepare(learner.seed, stored, np.int64(0), context, allowed, within=within)
+        # The larger program first: a call of the other one, while it is in the queue, compiles that in the caller's thread.
+        for update in (learner.run.update, learner.run.quick_update):
+            if update is not None:
+                rows = np.zeros(3 + len(task.model.outcomes))
+                update.prepare(learner.seed, stored, rows, contexts, within=within)
 
 
 def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, Any]:
-    """Return the engine's state with rows folded into it, as it is held, and its evidence; nothing is changed.
+    """Return the stored state after an update with rows, and the engine's evidence.
 
-    Where an engine keeps no data, rows come in pieces of a few fixed sizes, each compiled once. The others read all of their
-    data at an update, so that they are given all rows at once.
+    An engine that stores no rows gets them in batches of a few fixed sizes. Other engines read all their data at an update,
+    so they get all rows at once.
 
     Args:
-        num_seen: rows folded before these; the engine's random numbers come from it.
+        num_seen: number of rows learnt before these; the engine's random keys depend on it.
 
     Raises:
         ValueError: for a reward that the program cannot produce.
     """
-    engine, held, num_rows = learner.engine, learner.held, rows.arms.size
+    engine, stored, num_rows = learner.engine, learner.stored, rows.arms.size
+    reserve = engine.capabilities.reserve
     infos, done = list[Any](), 0
     with jax.enable_x64(True):
-        if engine.capabilities.reserve is not None and not learner.room.has(num_seen + num_rows):
-            held = engine.capabilities.reserve(held, num_rows)
-        for size in pieces(num_rows, _SIZES) if engine.capabilities.reserve is None else [_roomy(num_rows)]:
-            piece = rows if size == num_rows else _slice(rows, done, min(size, num_rows - done), size)
-            num_piece = min(size, num_rows - done)
-            numbers = row_numbers(num_seen + done, num_piece, piece.arms, piece.rewards)
-            held, verdict = _learnt(learner, held, numbers, piece.contexts, size)
-            if not verdict.is_possible:  # rows that fill a piece up repeat its last one
-                raise _impossible(task, rows, verdict.possible, done)
-            infos.append(verdict.info)
-            done += num_piece
-            if engine.explanation.is_exact and not verdict.info.is_trusted:
-                break  # all rows or none
-    return held, infos[0] if len(infos) == 1 else _joined(infos, done)
+        if reserve is not None and num_seen + num_rows > learner.num_reserved:
+            stored = reserve(stored, num_rows)
+        for size in batch_sizes(num_rows, _SIZES) if reserve is None else [_rounded_up(num_rows)]:
+            num_batch = min(size, num_rows - done)
+            batch = rows if size == num_rows else _slice(rows, done, num_batch, size)
+            numbers = pack_rows(num_seen + done, num_batch, batch.arms, batch.rewards)
+            stored, result = _update(learner, stored, numbers, batch.contexts, size)
+            if not result.is_possible:  # padding repeats the last row, so it is impossible only if that row is
+                raise _impossible_reward(task, rows, result.possible, done)
+            infos.append(result.info)
+            done += num_batch
+            if engine.explanation.is_exact and not result.info.is_trusted:
+                break  # the caller discards the whole update
+    return stored, infos[0] if len(infos) == 1 else _joined(infos, done)
 
 
-def _learnt(learner: Learner, held: Any, numbers: np.ndarray, contexts: Any, size: int) -> tuple[Any, Verdict]:
-    """Return the state after a piece, as it is held, and the verdict on it: quickly, where that is enough."""
-    run, arguments = learner.run, (learner.seed, held, numbers, contexts)
-    if size == 1 and run.learn_quickly is not None:
-        returned = run.learn_quickly(*arguments)
-        after, (verdict, is_enough) = run.finish[QUICKLY](returned, held)
-        if not run.learn.is_ready:
-            run.learn.wait()  # at the first row, and not at the one that first needs it
-        if is_enough or not verdict.is_possible:
-            return after, verdict
-    returned = run.learn(*arguments)  # which notes how to finish
-    return run.finish[size](returned)
+def _update(learner: Learner, stored: Any, numbers: np.ndarray, contexts: Any, size: int) -> tuple[Any, UpdateResult]:
+    """Update with one batch: by `quick_update` for one row, if that is sufficient."""
+    run, arguments = learner.run, (learner.seed, stored, numbers, contexts)
+    if size == 1 and run.quick_update is not None:
+        changes, packed = run.quick_update(*arguments)
+        result = unpack(packed)
+        if not run.update.is_ready:
+            run.update.wait()  # at the first row, rather than at the first row that needs it
+        if result.is_complete or not result.is_possible:
+            return with_changes(changes, stored), result
+    after, packed = run.update(*arguments)
+    return after, unpack(packed)
+
+
+def draw(learner: Learner, num_samples: int) -> dict[str, np.ndarray]:
+    """Return posterior draws as NumPy arrays."""
+    with jax.enable_x64(True):
+        return jax.device_get(learner.run.draw(learner.seed, learner.stored, num_samples))
+
+
+def draw_expected_rewards(learner: Learner, context: Any, num_samples: int) -> np.ndarray:
+    """Return posterior draws of each arm's expected reward, (M, A)."""
+    with jax.enable_x64(True):
+        return np.asarray(learner.run.expected_rewards(learner.seed, learner.stored, context, num_samples))
 
 
 def _slice(rows: Rows, start: int, num_rows: int, size: int) -> Rows:
     return pad_rows(jax.tree.map(lambda leaf: leaf[start : start + num_rows], rows), num_rows, size)
 
 
-def _impossible(task: Task, rows: Rows, possible: Mapping[str, np.ndarray], start: int) -> ValueError:
+def _impossible_reward(task: Task, rows: Rows, possible: Mapping[str, np.ndarray], start: int) -> ValueError:
     name = next(name for name, fits in possible.items() if not fits.all())
     row = start + int(np.argmin(possible[name]))
     where = f" in row {row}" if rows.arms.size > 1 else ""
@@ -204,7 +240,7 @@ def _impossible(task: Task, rows: Rows, possible: Mapping[str, np.ndarray], star
 
 
 def _joined(infos: list[Any], num_rows: int) -> Any:
-    """Join the evidence of several pieces: what has a row axis in rows, and the last of what has none."""
+    """Join the evidence of several batches: concatenate fields with a row axis, take the last value of the others."""
 
     def join(*leaves: Any) -> Any:
         return np.concatenate(leaves)[:num_rows] if np.ndim(leaves[0]) else leaves[-1]
@@ -213,8 +249,8 @@ def _joined(infos: list[Any], num_rows: int) -> Any:
     return joined._replace(is_trusted=np.all([info.is_trusted for info in infos]))
 
 
-def pieces(num_rows: int, sizes: Sequence[int]) -> list[int]:
-    """Cut rows into pieces of fixed sizes, of which the last is 1; a fifth of a piece, at most, is filled up."""
+def batch_sizes(num_rows: int, sizes: Sequence[int]) -> list[int]:
+    """Split a number of rows into batches of fixed sizes, the last of which is 1; at most a fifth of a batch is padding."""
     if num_rows == 1:
         return [1]
     found = []
@@ -225,8 +261,8 @@ def pieces(num_rows: int, sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def _roomy(num_rows: int) -> int:
-    """Round up to one of four sizes between powers of two: at most a quarter is filled up, and few sizes are compiled."""
+def _rounded_up(num_rows: int) -> int:
+    """Round up to one of four sizes between powers of two, so that few sizes are compiled; at most a quarter is padding."""
     step = 1 << max((num_rows - 1).bit_length() - 3, 0)
     return -(-num_rows // step) * step
 

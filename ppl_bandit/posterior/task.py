@@ -1,4 +1,4 @@
-"""What a live bandit was built with."""
+"""The fixed settings of a live bandit."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,11 @@ __all__ = ["Task"]
 
 
 class Task(NamedTuple):
-    """What a bandit was built with, and never changes.
+    """The fixed settings of a live bandit.
 
     Attributes:
-        may_fall_back: whether another engine may take over from one that is exact.
-        draws: whether every decision draws the latents, also where there is a shorter way (`engines.decide`).
+        may_fall_back: whether another engine may replace an exact one that refuses a datum.
+        draws: whether every decision draws the latents, even if the law of the decision is known (`engines.decide`).
     """
 
     model: RewardModel

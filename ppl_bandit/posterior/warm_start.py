@@ -1,27 +1,31 @@
-"""What a bandit needs to start, handed from one process to the next: the proof of its engine, its first programs traced.
+"""Warm starts of live bandits: the cache key of a start, and the conversion of an engine to a `WarmStart` and back.
 
-It is found by a digest of everything that it follows from: what the program computes, the task, the engine, this library, jax,
-NumPyro and their settings. Where any of these cannot be told for sure, nothing is taken over and nothing left. The compiled
-code itself is in jax's own cache.
+The key covers everything that a start depends on: the program (by its fingerprint), the engine, the selector and the number of
+draws. If one of these cannot be identified with certainty, nothing is cached.
 """
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from types import FunctionType
+from typing import Any
 
-from ppl_bandit import engines
-from ppl_bandit.engines.deferred import EngineFacts, deferred, facts_of
-from ppl_bandit.posterior.compiled_functions import QUICKLY, Compiled, Finish, Form
+import jax
+import numpy as np
+
+from ppl_bandit import engines, selectors
+from ppl_bandit.engines.deferred import deferred_engine, engine_facts
+from ppl_bandit.posterior.compiled_functions import CompiledFunctions
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.program.model.recorded_readings import Forms, Recordings
-from ppl_bandit.runtime import disk_cache
-from ppl_bandit.runtime.exported_functions import Portable, can_export
-from ppl_bandit.runtime.packed_state import Joining
+from ppl_bandit.program.model.recorded_readings import Recordings
+from ppl_bandit.runtime import warm_start
+from ppl_bandit.runtime.disk_cache import CacheEntry
+from ppl_bandit.runtime.exported_functions import can_export
+from ppl_bandit.runtime.warm_start import WarmStart
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["Start", "leave", "words_of"]
+__all__ = ["restore_engine", "restore_functions", "save_start", "start_entry"]
 
-# Those whose engines take seconds to prove, or to trace; what others need is traced again.
+# Factories whose engines take seconds to prove or to trace.
 _FACTORIES = {
     engines.choose: "choose",
     engines.conjugate: "conjugate",
@@ -32,80 +36,112 @@ _FACTORIES = {
 }
 
 
-class Start(NamedTuple):
-    """What one process leaves for the next.
+def start_entry(task: Task, factory: Callable) -> CacheEntry | None:
+    """Return the cache key of a start; None if it cannot be cached."""
+    engine, selector = _engine_key(factory), _selector_key(task.selector)
+    if engine is None or selector is None or not can_export():
+        return None
+    return task.model.cache_entry("start", engine, selector, task.num_samples, task.draws)
 
-    Attributes:
-        portables: by name of the compiled function.
-        forms: as in `Compiled.finish`.
-        readings: of an engine whose state grows, what of the program was recorded: it is traced again for more room, at a time
-            when the program cannot be run.
+
+def save_start(
+    entry: CacheEntry | None, task: Task, engine: Engine, run: CompiledFunctions, recordings: Recordings
+) -> None:
+    """Store a start whose first functions were exported; nothing if one of them could not be."""
+    functions = {name: dict(function.exported) for name, function in run.first_functions()}
+    if not all(functions.values()):
+        return
+    grows = engine.capabilities.reserve is not None
+    try:
+        facts = {**engine_facts(engine), "recordings": recordings.to_json() if grows else {}}
+    except TypeError:  # a context with pytree nodes that cannot be stored
+        return
+    warm_start.save(entry, WarmStart(facts, functions))
+    task.model.save_validation()
+
+
+def restore_engine(start: WarmStart, build: Callable[[], Engine]) -> Engine:
+    """Return the engine of a warm start.
+
+    An engine that stores rows is built at once: that takes little time, and its functions are traced again when it grows.
     """
-
-    facts: EngineFacts
-    portables: dict[str, dict[str, Portable]]
-    forms: dict[int, Form]
-    readings: Forms
-
-    def engine(self, build: Callable[[], Engine]) -> Engine:
-        """Return the engine; one that had to be proved is built when something else than the first programs is asked of it."""
-        return build() if self._grows else deferred(self.facts, build)
-
-    def give_to(self, run: Compiled, recordings: Recordings) -> None:
-        """Let compiled functions take over what was traced.
-
-        Args:
-            recordings: all that engine and functions read the program by.
-        """
-        if self._grows:
-            recordings.record(self.readings)
-        for name, portables in self.portables.items():
-            getattr(run, name).portables.update(portables)
-        joining = None if self._grows else Joining(self.forms[0].state)
-        for num_rows, form in self.forms.items():
-            run.finish[num_rows] = Finish(form, joining)
-
-    @property
-    def _grows(self) -> bool:
-        return "reserve" in self.facts.functions
+    return build() if "reserve" in start.facts["functions"] else deferred_engine(start.facts, build)
 
 
-def words_of(selector: Selector, num_samples: int, draws: bool, factory: Callable) -> tuple[Any, ...] | None:
-    """Return what a start follows from beside the program; None where none is handed on."""
-    if disk_cache.folder() is None or not can_export():
-        return None
-    engine, chooser = _engine_words(factory), _selector_words(selector)
-    if engine is None or chooser is None:
-        return None
-    return "start", engine, chooser, num_samples, draws
+def restore_functions(start: WarmStart, run: CompiledFunctions, recordings: Recordings) -> None:
+    """Give exported functions to the compiled functions, and record what the engine reads from the program.
+
+    Args:
+        recordings: the recorded functions of the engine and of `run`.
+    """
+    recordings.record(start.facts["recordings"])
+    for name, function in run.first_functions():
+        function.exported.update(start.functions.get(name, {}))
 
 
-def leave(words: tuple[Any, ...], task: Task, engine: Engine, run: Compiled, recordings: Recordings) -> None:
-    """Leave a start to the processes to come, if all of it can be written down, once `run` is prepared."""
-    parts = {"init": run.init, "select": run.select, "learn": run.learn, "learn_quickly": run.learn_quickly}
-    portables = {name: dict(part.portables) for name, part in parts.items() if part is not None}
-    if all(portables.values()):
-        forms = {num_rows: run.finish[num_rows].form for num_rows in (0, 1, QUICKLY) if num_rows in run.finish}
-        readings = recordings.forms() if engine.capabilities.reserve is not None else {}
-        task.model.keep(Start(facts_of(engine), portables, forms, readings), *words)
-
-
-def _engine_words(factory: Any) -> str | None:
-    given: Mapping[str, Any] = {}
+def _engine_key(factory: Any) -> str | None:
+    """Return the name and the settings of one of this library's factories; None for any other."""
+    settings: Mapping[str, Any] = {}
     if isinstance(factory, functools.partial) and not factory.args:
-        factory, given = factory.func, factory.keywords
+        factory, settings = factory.func, factory.keywords
     name = next((name for known, name in _FACTORIES.items() if factory is known), None)
-    return f"{name}{sorted(given.items())}" if name is not None and all(map(_is_plain, given.values())) else None
+    is_plain = name is not None and all(map(_is_plain, settings.values()))
+    return f"{name}{sorted(settings.items())}" if is_plain else None
 
 
-def _selector_words(selector: Selector) -> str | None:
-    """Write a selector of this library; None for another one, or one with settings that words do not tell."""
-    if not selector.decide.__module__.startswith("ppl_bandit.selectors"):
+def _selector_key(selector: Selector) -> str | None:
+    """Return a selector as text; None unless it equals what its factory makes from its settings.
+
+    `dataclasses.replace` can give a selector other functions under the same name and settings.
+    """
+    factory = getattr(selectors, selector.name, None) if selector.name in selectors.__all__ else None
+    if factory is None or not all(map(_is_plain_setting, selector.settings.values())):
         return None
-    for value in selector.settings.values():
-        if _selector_words(value) is None if isinstance(value, Selector) else not _is_plain(value):
-            return None
-    return str(selector)
+    try:
+        made = factory(**selector.settings)
+    except (TypeError, ValueError):
+        return None
+    return str(selector) if _is_same(selector, made) else None
+
+
+def _is_same(one: Any, other: Any, compared: frozenset = frozenset()) -> bool:
+    """Return whether two values compute the same: equal plain values, or functions with equal code and closures.
+
+    Args:
+        compared: identities of the pairs that contain these values; a pair that contains itself adds no difference.
+    """
+    pair = id(one), id(other)
+    if one is other or pair in compared:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | jax.Array):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    ours, theirs = _parts(one), _parts(other)
+    if ours is None or theirs is None:
+        return _is_plain(one) and one == other
+    inside = compared | {pair}
+    return len(ours) == len(theirs) and all(_is_same(*both, inside) for both in zip(ours, theirs, strict=True))
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """Return what a function or a container consists of; None for any other value."""
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [value.__code__, value.__defaults__, value.__kwdefaults__, *cells]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, Selector):
+        return list(vars(value).values())
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value.__wrapped__] if hasattr(value, "__wrapped__") else None  # a jitted function
+
+
+def _is_plain_setting(value: Any) -> bool:
+    return _selector_key(value) is not None if isinstance(value, Selector) else _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What was found about programs before, in this process or another, is not looked for again."""
+"""Facts about programs in the disk cache, so that a program is not validated and proved again in every process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,50 +7,78 @@ import jax
 
 from ppl_bandit.program.fingerprints import code_fingerprint, program_fingerprint
 from ppl_bandit.program.model import means
-from ppl_bandit.runtime.disk_cache import kept, latest, place
+from ppl_bandit.runtime import disk_cache
+from ppl_bandit.runtime.disk_cache import CacheEntry, cache_entry
 
-__all__ = ["find_facts", "fingerprint_of", "found_at", "place_of", "plain_facts"]
+__all__ = ["fingerprint_or_none", "load_validation", "program_entry", "save_validation"]
 
-FACTS = "facts"  # what validation finds is kept under this
+_VALIDATION = "validation"
 
 
-def place_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...], *words: Any) -> str | None:
-    """Return how names begin under which results about programs written like this are kept; None where none are.
+def program_entry(
+    program: Callable,
+    num_arms: int,
+    context: Any,
+    outcomes: tuple[str, ...],
+    *inputs: Any,
+    fingerprint: Callable[[], str | None] | None = None,
+) -> CacheEntry | None:
+    """Return the cache key of a result about a program; None if the cache is off.
 
     Args:
-        words: what the results are, and what else they follow from.
+        inputs: which result it is, and what else it depends on, as JSON values.
+        fingerprint: returns the program's fingerprint; it is computed if not given.
     """
-    form = str(jax.tree.structure(context))
-    return place(*words, code_fingerprint(program), int(num_arms), outcomes, form)
+    given = program, num_arms, context, outcomes
+    structure = str(jax.tree.structure(context))
+    key = *inputs, code_fingerprint(program), int(num_arms), list(outcomes), structure
+    return cache_entry(fingerprint or (lambda: fingerprint_or_none(*given)), *key)
 
 
-def found_at(where: str | None, fingerprint: Callable[[], str | None]) -> Any:
-    """Return what is kept at a place about the program of a fingerprint; it is read only if anything like it is there."""
-    if where is None or latest(where) is None:
-        return None
-    own = fingerprint()
-    return None if own is None else kept(where + own)
-
-
-def fingerprint_of(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
-    """Return a program's close fingerprint; None also for one that is not what it should be, which validation says."""
+def fingerprint_or_none(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
+    """Return a program's fingerprint; None also if the program fails, which validation reports."""
     try:
         return program_fingerprint(program, num_arms, context, outcomes)
     except Exception:
         return None
 
 
-def find_facts(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> Any:
-    """Return what validation found about a program before, or None."""
-    given = program, num_arms, context, outcomes
-    facts = found_at(place_of(*given, FACTS), lambda: fingerprint_of(*given))
-    if facts is None:
+def save_validation(program: Callable, num_arms: int, facts: Any, fingerprint: str | None) -> None:
+    """Store what validation found.
+
+    Args:
+        facts: `validation.ProgramFacts`.
+        fingerprint: the program's fingerprint; None stores nothing.
+    """
+    given = program, num_arms, facts.context, facts.outcomes
+    values = {
+        "latent_shapes": {name: list(shape) for name, shape in facts.latent_shapes.items()},
+        "outcome_kinds": dict(facts.outcome_kinds),
+        "mean_method": None if facts.mean_method is None else means.MEAN_METHODS.index(facts.mean_method),
+        "has_moving_support": bool(facts.has_moving_support),
+        "outcome_groups": [list(group) for group in facts.outcome_groups],
+        "largest_integers": [int(number) for number in jax.tree.leaves(facts.largest_integers)],
+        "fingerprint": fingerprint,
+    }
+    disk_cache.save(program_entry(*given, _VALIDATION, fingerprint=lambda: fingerprint), values)
+
+
+def load_validation(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return what an earlier validation found, as arguments of `validation.ProgramFacts`; None if nothing is stored."""
+    found = disk_cache.load(program_entry(program, num_arms, context, outcomes, _VALIDATION))
+    if found is None:
         return None
-    mean_method = None if facts.mean_method is None else means.MEAN_METHODS[facts.mean_method]
-    return facts._replace(context=context, mean_method=mean_method)
-
-
-def plain_facts(facts: Any) -> Any:
-    """Return facts as `find_facts` reads them: a way to a mean is one of a list, and known by its identity."""
-    mean_method = None if facts.mean_method is None else means.MEAN_METHODS.index(facts.mean_method)
-    return facts._replace(context=None, mean_method=mean_method)
+    values, _ = found
+    mean_method = None if values["mean_method"] is None else means.MEAN_METHODS[values["mean_method"]]
+    return {
+        "outcomes": outcomes,
+        "context": context,
+        "latent_shapes": {name: tuple(shape) for name, shape in values["latent_shapes"].items()},
+        "outcome_kinds": values["outcome_kinds"],
+        "mean_method": mean_method,
+        "expected_reward_method": means.describe(mean_method, outcomes),
+        "has_moving_support": values["has_moving_support"],
+        "outcome_groups": tuple(map(tuple, values["outcome_groups"])),
+        "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),
+        "fingerprint": values["fingerprint"],
+    }

@@ -1,4 +1,4 @@
-"""Arrays and a JSON header as bytes: one npz archive with a digest of all that is in it, without pickle."""
+"""Arrays and a JSON header in one file: an npz archive with a SHA-256 digest of all its contents, without pickle."""
 
 import hashlib
 import io
@@ -11,49 +11,55 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["pack", "unpack"]
+__all__ = ["read_archive", "write_archive"]
 
 
-def pack(header: Mapping[str, Any], trees: Mapping[str, Any]) -> bytes:
-    """Return an archive of a header and pytrees of arrays; random keys may be among the leaves."""
+def write_archive(header: Mapping[str, Any], trees: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an archive.
+
+    Args:
+        header: JSON values.
+        trees: pytrees of arrays or random keys, by name; a tree may be None.
+    """
     arrays: dict[str, np.ndarray] = {}
-    facts: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     for name, tree in trees.items():
         leaves = jax.tree.leaves(tree)
         keys = [i for i, leaf in enumerate(leaves) if _is_key(leaf)]
-        facts[name] = {"num_leaves": None if tree is None else len(leaves), "keys": keys}
+        contents[name] = {"num_leaves": None if tree is None else len(leaves), "keys": keys}
         arrays |= {f"{name}_{i}": _plain(leaf) for i, leaf in enumerate(leaves)}
-    text = json.dumps({**header, "trees": facts, "digest": _digest({**header, "trees": facts}, arrays)})
+    full = {**header, "trees": contents}
+    text = json.dumps({**full, "digest": _digest(full, arrays)})
     buffer = io.BytesIO()
     np.savez(buffer, header=np.frombuffer(text.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
-def unpack(contents: bytes) -> tuple[dict[str, Any], dict[str, list[Any] | None]]:
+def read_archive(contents: bytes) -> tuple[dict[str, Any], dict[str, list[Any] | None]]:
     """Return the header and the leaves of each tree.
 
     Raises:
-        ValueError: if these are not the bytes of an archive, or not as they were written.
+        ValueError: if the bytes are not an archive, or differ from what was written.
     """
     try:
         with np.load(io.BytesIO(contents), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         header = json.loads(arrays.pop("header").tobytes())
         digest = header.pop("digest", None)
-        facts = header.get("trees", {})
-        sound = digest == _digest(header, arrays)
+        trees = header.get("trees", {})
+        is_unchanged = digest == _digest(header, arrays)
     except (ValueError, KeyError, EOFError, OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"it cannot be read ({error})") from None
-    if not sound:
+    if not is_unchanged:
         raise ValueError("its contents are not what was written: the digest differs")
     del header["trees"]
-    trees: dict[str, list[Any] | None] = {}
-    for name, fact in facts.items():
-        leaves: list[Any] = [arrays[f"{name}_{i}"] for i in range(fact["num_leaves"] or 0)]
-        for i in fact["keys"]:
+    found: dict[str, list[Any] | None] = {}
+    for name, tree in trees.items():
+        leaves: list[Any] = [arrays[f"{name}_{i}"] for i in range(tree["num_leaves"] or 0)]
+        for i in tree["keys"]:
             leaves[i] = jax.random.wrap_key_data(leaves[i])
-        trees[name] = None if fact["num_leaves"] is None else leaves
-    return header, trees
+        found[name] = None if tree["num_leaves"] is None else leaves
+    return header, found
 
 
 def _digest(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:

@@ -1,4 +1,4 @@
-"""Traced programs that other processes can compile: what was traced once need not be traced, or proved, again."""
+"""Traced functions that another process can compile: JAX export bytes, and what is needed to call them."""
 
 import functools
 import importlib.util
@@ -7,57 +7,60 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ppl_bandit.runtime.cpu_threads import Needs, needs_of
+from ppl_bandit.runtime.cpu_threads import ThreadNeeds, thread_needs
 from ppl_bandit.runtime.jax_adapter import export_function, import_function
+from ppl_bandit.runtime.tree_forms import form_from_json, form_to_json
 
-__all__ = ["Portable", "can_export", "exported", "imported"]
+__all__ = ["ExportedFunction", "can_export", "export_traced", "import_exported"]
 
 
-class Portable(NamedTuple):
-    """A traced program in jax's own format.
+class ExportedFunction(NamedTuple):
+    """A function that was traced for one form of its arguments.
 
     Attributes:
-        needs: what it needs when it runs.
-        shapes: of its arguments.
-        options: of the compiler.
+        program: serialized by JAX; a function of flat arguments with flat results.
+        output: form of the result, as JSON values.
+        needs: CPU threads that it needs at run time.
+        options: compiler options.
     """
 
     program: bytes
-    needs: Needs
-    shapes: Any
+    output: Any
+    needs: ThreadNeeds
     options: dict[str, Any]
 
 
 @functools.cache
 def can_export() -> bool:
-    """Tell whether jax has what it writes programs with."""
+    """Return whether the package is installed that JAX serializes functions with."""
     return importlib.util.find_spec("flatbuffers") is not None
 
 
-def exported(function: Callable, shapes: Any, options: dict[str, Any]) -> Portable | None:
-    """Trace a function for the shapes of its arguments; None if jax cannot write that down.
-
-    It returns arrays, or lists and tuples of arrays.
-    """
-    leaves = jax.tree.leaves(shapes)
-    treedef: Any = jax.tree.structure(shapes)
+def export_traced(function: Callable, args: Any, options: dict[str, Any]) -> ExportedFunction | None:
+    """Trace a function for the forms of its arguments and export it; None if JAX cannot export it."""
+    leaves, treedef = jax.tree.flatten(args)
+    structured: Any = jax.jit(function)
 
     @jax.jit
     @functools.wraps(function)
-    def flat(*given: Any) -> Any:
-        return function(*treedef.unflatten(given))
+    def flat(*given: Any) -> list[Any]:
+        return jax.tree.leaves(structured(*jax.tree.unflatten(treedef, given)))
 
-    needs = needs_of(flat.trace(*leaves).jaxpr)
+    try:
+        output = form_to_json(jax.eval_shape(structured, *args))  # `flat` reuses this trace
+    except TypeError:
+        return None
+    needs = thread_needs(flat.trace(*leaves).jaxpr)
     program = export_function(flat, leaves)
-    return None if program is None else Portable(program, needs, shapes, options)
+    return None if program is None else ExportedFunction(program, output, needs, options)
 
 
-def imported(portable: Portable) -> Callable:
+def import_exported(exported: ExportedFunction) -> Callable:
     """Return the function that was exported, under its own name."""
-    program = import_function(portable.program)
+    program, treedef = import_function(exported.program), jax.tree.structure(form_from_json(exported.output))
 
     def function(*args: Any) -> Any:
-        return program(*jax.tree.leaves(args))
+        return jax.tree.unflatten(treedef, program(*jax.tree.leaves(args)))
 
     function.__name__ = program.__name__
     return function

@@ -1,27 +1,30 @@
-"""When Python looks for garbage: not while thousands of objects are made that all stay."""
+"""Pause Python's cyclic garbage collector while many long-lived objects are created."""
 
 import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["uncollected"]
+__all__ = ["paused_gc"]
 
 
 @contextlib.contextmanager
-def uncollected(*, all_stay: bool = False) -> Iterator[None]:
-    """Let the garbage be: of many objects that stay, such as a traced program or a module, each look takes longer.
+def paused_gc(*, is_permanent: bool = False) -> Iterator[None]:
+    """Disable cyclic garbage collection inside the context.
+
+    Tracing and importing create thousands of objects that stay alive. Collections that run meanwhile find nothing and take
+    longer each time.
 
     Args:
-        all_stay: whether nothing that is made inside becomes garbage: it is not looked at afterwards either, until Python looks
-            at everything.
+        is_permanent: whether the new objects stay alive until the process ends, as modules do. They then move to the oldest
+            generation at once, so that later collections of young objects skip them.
     """
-    is_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if is_on:
-            if all_stay and not gc.get_freeze_count():
-                gc.freeze()  # and at once back, among the oldest
-                gc.unfreeze()
+        if was_enabled:
+            if is_permanent and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # unfreezing moves objects to the oldest generation
             gc.enable()

@@ -16,11 +16,11 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from ppl_bandit.runtime.compile_ahead import large_options
-from ppl_bandit.runtime.cpu_count import num_cores
-from ppl_bandit.runtime.cpu_threads import compiled, needs_of
+from ppl_bandit.runtime.compile_ahead import lower
+from ppl_bandit.runtime.cpu_threads import num_cores
 from ppl_bandit.runtime.devices import is_on_cpu, working_memory
 from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
+from ppl_bandit.runtime.xla_options import simulation_options
 from ppl_bandit.types import Key
 
 __all__ = ["ChunkFunction", "TracedChunk", "num_workers", "run_chunks", "run_jobs", "trace_chunk"]
@@ -57,8 +57,7 @@ class TracedChunk(NamedTuple):
 
     def compile(self) -> ChunkFunction:
         """Compile the function."""
-        lowered, needs = self.traced.lower(), needs_of(self.traced.jaxpr)
-        return ChunkFunction(compiled(lowered, needs), self.size)
+        return ChunkFunction(lower(self.traced).compile(), self.size)
 
 
 def trace_chunk(
@@ -103,10 +102,8 @@ def trace_chunk(
         each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
         in_specs = (same,) * (2 + len(arguments))
         run = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=each, check_vma=False)
-    options = large_options() if is_on_cpu(mesh) else None
-    return TracedChunk(
-        jax.jit(run, compiler_options=options).trace(key, jnp.asarray(0), *arguments), num_devices * size
-    )
+    jitted = jax.jit(run, compiler_options=simulation_options(mesh))
+    return TracedChunk(jitted.trace(key, jnp.asarray(0), *arguments), num_devices * size)
 
 
 def run_chunks(

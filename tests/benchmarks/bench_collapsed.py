@@ -27,7 +27,7 @@ from bench_collapsed_simulation import MEANS, hierarchy
 from ppl_bandit import engines
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import in_order_options
+from ppl_bandit.runtime.xla_options import in_order_options
 from ppl_bandit.types import Interaction
 
 MODELS = ("gaussian_hierarchy", "hierarchical_spread", "beta_hierarchy", "ridge_regression")

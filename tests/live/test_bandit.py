@@ -393,7 +393,7 @@ def test_updates_and_selections_compile_once(conversion_parts, caplog):
         for num_rows in (3, 32, 5, 64, 26, 7):
             bandit.update_many(arms=["low"] * num_rows, rewards=np.ones(num_rows))
     compiled = [r.getMessage() for r in caplog.records if "Finished XLA compilation" in r.getMessage()]
-    assert sum("learn" in line for line in compiled) == 1  # pieces of 32 rows; those of 1 are compiled already
+    assert sum("update" in line for line in compiled) == 1  # a batch of 32 rows; a batch of 1 was compiled before
 
 
 def test_explain_says_what_was_proved_and_what_the_data_say(conversion_parts):
@@ -472,11 +472,10 @@ def test_a_live_bandit_that_is_not_exact_renews_its_draws_and_says_so_once(caplo
         weight = numpyro.sample("weight", dist.Normal(0.0, 1.5))
         numpyro.sample("reward", dist.Bernoulli(logits=weight * (1.0 + arm)))
 
-    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_ROOM", 128)
-    monkeypatch.setattr("ppl_bandit.posterior.capacity._AHEAD", 100)
+    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_CAPACITY", 16)
     bandit = Bandit(RewardModel(click, 2), engine=engines.reweight, num_samples=100)
     rewards, arms = [1, 1, 0, 1, 1, 1, 1, 0, 1, 1], []
-    num_runs, learn = len(runs), bandit._learner.run.learn
+    num_runs, learn = len(runs), bandit._learner.run.update
     with caplog.at_level(logging.INFO, logger="ppl_bandit"):
         for reward in rewards:
             decision = bandit.select()
@@ -486,7 +485,7 @@ def test_a_live_bandit_that_is_not_exact_renews_its_draws_and_says_so_once(caplo
     assert sum("renewed" in record.getMessage() for record in caplog.records) == int(info.num_refreshes) > 0
     # For the data to come the update is traced and compiled beside these steps, from what the program has said before.
     bandit.warm_up()
-    assert len(runs) == num_runs and [p.exception() for p in learn._promises.values()] == [None, None]
+    assert len(runs) == num_runs and [p.exception() for p in learn._compiled.values()] == [None, None]
     grid = np.linspace(-8.0, 8.0, 4001)
     logits = grid[:, None] * (1.0 + np.array(arms))
     log_density = -0.5 * (grid / 1.5) ** 2 + (logits * rewards - np.logaddexp(0.0, logits)).sum(axis=1)

@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import Ahead, quick_jit
+from ppl_bandit.runtime.compile_ahead import CompiledAhead, quick_jit
+from ppl_bandit.runtime.xla_options import large_options, small_options
 from ppl_bandit.types import Draws, Engine, Interaction, Key, NotConjugate, Selection, Selector
 
 __all__ = [
@@ -95,7 +96,7 @@ class CompiledEngine(NamedTuple):
     start: Callable[[Key], Any]
     learn: Callable[[Key, Any, Interaction], tuple[Any, Any]]
     draw: Callable[[Key, Any], Draws]
-    compiled: tuple[Ahead, ...]
+    compiled: tuple[CompiledAhead, ...]
 
     def seconds_until_ready(self) -> float:
         """Wait for the compilation, and return the duration of construction, tracing and compilation."""
@@ -110,9 +111,9 @@ def compile_engine(factory: EngineFactory, model: RewardModel, rows: Interaction
     engine = factory(model)
     seconds = time.perf_counter() - begin
     reserve = engine.capabilities.reserve
-    init = Ahead(engine.init)
-    learn = Ahead(engine.update, is_large=reserve is not None)
-    draw = Ahead(lambda key, state: engine.sample(key, state, num_samples))
+    init = CompiledAhead(engine.init)
+    learn = CompiledAhead(engine.update, small_options if reserve is None else large_options)
+    draw = CompiledAhead(lambda key, state: engine.sample(key, state, num_samples))
 
     def start(key: Key) -> Any:
         state = init(key)

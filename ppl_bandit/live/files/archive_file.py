@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ppl_bandit.runtime.archive import pack, unpack
+from ppl_bandit.runtime.archive import read_archive, write_archive
 
 __all__ = ["build_context", "context_structure", "read_archive_file", "write_archive_file"]
 
@@ -30,7 +30,7 @@ def write_archive_file(path: str | PathLike, header: Mapping[str, Any], trees: M
         mask = os.umask(0)
         os.umask(mask)
         mode = 0o666 & ~mask
-    contents = pack({**header, "format": _FORMAT, "version": _VERSION}, trees)
+    contents = write_archive({**header, "format": _FORMAT, "version": _VERSION}, trees)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -58,7 +58,7 @@ def read_archive_file(path: str | PathLike) -> tuple[dict[str, Any], dict[str, l
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError(f"{os.fspath(path)} is not a saved bandit: it is not a regular file")
     try:
-        header, trees = unpack(Path(path).read_bytes())
+        header, trees = read_archive(Path(path).read_bytes())
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is not a saved bandit: {error}") from None
     if header.get("format") != _FORMAT:

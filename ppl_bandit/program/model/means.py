@@ -20,7 +20,7 @@ from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 from ppl_bandit.program.model.tracing import Trace
 from ppl_bandit.runtime.numpyro_adapter import without_censoring
 
-__all__ = ["MONTE_CARLO", "MEAN_METHODS", "MeanMethod", "expected_reward", "reward_variance"]
+__all__ = ["MONTE_CARLO", "MEAN_METHODS", "MeanMethod", "describe", "expected_reward", "reward_variance"]
 
 NUM_QUADRATURE_NODES = 128
 NUM_MONTE_CARLO_DRAWS = 1024
@@ -117,6 +117,13 @@ MEAN_METHODS = (
     ),
     MONTE_CARLO,
 )
+
+
+def describe(method: MeanMethod | None, outcomes: tuple[str, ...]) -> str:
+    """Return as text how the expected reward is computed; None stands for the program's own site."""
+    if method is None:
+        return "the program's own expected_reward site"
+    return f"the mean of '{outcomes[0]}', from {method.description}"
 
 
 def expected_reward(trace: Trace, outcomes: tuple[str, ...], method: MeanMethod | None) -> Float[Array, " N"]:

@@ -1,102 +1,85 @@
-"""Readings of a program that run it once for each shape of their arguments, and repeat what it computed from then on.
+"""Functions of a program that are traced once for each form of their arguments and replayed as jaxprs afterwards.
 
-A recording is the jaxpr of a run: the same operations, without the program and without NumPyro. So what was recorded can be
-traced again - for data that have grown, say - in any thread, while other threads run programs of their own.
+Replaying a jaxpr runs neither the NumPyro program nor NumPyro. So a recorded function can be traced again, for example for a
+larger buffer of data, in any thread, while other threads run programs.
 """
 
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, evaluate_jaxpr
+from ppl_bandit.runtime.tree_forms import form_from_json, form_of, form_to_json
 
-__all__ = ["Forms", "Recordings", "listing", "recorded"]
-
-# By the name of a reading: the shapes and types of all arguments that it was recorded for.
-Forms: TypeAlias = dict[str, list[tuple[Any, ...]]]
+__all__ = ["Recordings", "collect_recordings", "recorded"]
 
 
 class Recordings:
-    """Readings that were made recordable while it was listening, by name; the last one of each name."""
+    """Recorded functions by name; of two functions with one name the later one."""
 
     def __init__(self) -> None:
-        self._readings: dict[str, _Recorded] = {}
+        self.functions: dict[str, _Recorded] = {}
 
-    def add(self, reading: "_Recorded") -> None:
-        """Note a reading."""
-        self._readings[reading.name] = reading
+    def to_json(self) -> dict[str, list[Any]]:
+        """Return, for each function, the forms of the arguments that it was recorded for, as JSON values."""
+        return {name: [form_to_json(list(form)) for form in own.forms()] for name, own in self.functions.items()}
 
-    def forms(self) -> Forms:
-        """Return the arguments that each was recorded for."""
-        return {name: reading.forms() for name, reading in self._readings.items()}
-
-    def record(self, forms: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
-        """Run the program once for each of these arguments, unless that was done; readings of other names are passed over."""
-        for name, every in forms.items():
-            for form in every if name in self._readings else ():
-                self._readings[name].find(form)
+    def record(self, stored: Mapping[str, Sequence[Any]]) -> None:
+        """Record functions for the forms that `to_json` returned, in this process or another."""
+        for name, forms in stored.items():
+            for form in forms if name in self.functions else ():
+                self.functions[name].find(tuple(form_from_json(form)))
 
 
-_LISTENING = contextvars.ContextVar[Recordings | None]("listening", default=None)
+_COLLECTING = contextvars.ContextVar[Recordings | None]("collecting", default=None)
 
 
 @contextlib.contextmanager
-def listing() -> Iterator[Recordings]:
-    """List the readings that are made recordable inside."""
-    found = Recordings()
-    token = _LISTENING.set(found)
+def collect_recordings() -> Iterator[Recordings]:
+    """Collect the functions that `recorded` creates inside the context."""
+    recordings = Recordings()
+    token = _COLLECTING.set(recordings)
     try:
-        yield found
+        yield recordings
     finally:
-        _LISTENING.reset(token)
+        _COLLECTING.reset(token)
 
 
 def recorded(function: Callable) -> Callable:
-    """Return a pure function of arrays as one that is run once per shape of its arguments, and repeated after that.
+    """Return a pure function of arrays as one that is traced once per form of its arguments and replayed afterwards.
 
-    It must not close over arrays that are being traced: they would be in the recording.
+    The function must not close over traced arrays: they would become part of the jaxpr.
     """
-    reading, listener = _Recorded(function), _LISTENING.get()
-    if listener is not None:
-        listener.add(reading)
-    return reading
+    recording, collecting = _Recorded(function), _COLLECTING.get()
+    if collecting is not None:
+        collecting.functions[f"{function.__module__}.{function.__qualname__}"] = recording
+    return recording
 
 
 class _Recorded:
-    """A function with all that was recorded of it."""
+    """A function with its jaxprs by the form of the arguments and the precision."""
 
     def __init__(self, function: Callable):
         self._function = function
-        self._known: dict[Any, tuple[tuple[Any, ...], ClosedJaxpr, Any]] = {}
-
-    @property
-    def name(self) -> str:
-        return f"{self._function.__module__}.{self._function.__qualname__}"
+        self._jaxprs: dict[Any, tuple[tuple[Any, ...], ClosedJaxpr, Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        closed, returned = self.find(args)
-        return jax.tree.unflatten(returned, evaluate_jaxpr(closed, *jax.tree.leaves(args)))
+        closed, treedef = self.find(args)
+        return jax.tree.unflatten(treedef, evaluate_jaxpr(closed, *jax.tree.leaves(args)))
 
     def find(self, args: tuple[Any, ...]) -> tuple[ClosedJaxpr, Any]:
-        """Return the recording for arguments, or for their shapes and types, and the structure of what it returns."""
-        form = jax.tree.map(_form_of, args)
+        """Return the jaxpr for arguments, or for a form of them, and the structure of the result."""
+        form = form_of(args)
         leaves, treedef = jax.tree.flatten(form)
         arrays = tuple((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves)
-        place = treedef, arrays, jax.dtypes.canonicalize_dtype(float)
-        if place not in self._known:
-            closed, shapes = jax.make_jaxpr(self._function, return_shape=True)(*args)
-            self._known[place] = form, closed, jax.tree.structure(shapes)
-        return self._known[place][1:]
+        key = treedef, arrays, jax.dtypes.canonicalize_dtype(float)
+        if key not in self._jaxprs:
+            closed, result = jax.make_jaxpr(self._function, return_shape=True)(*args)
+            self._jaxprs[key] = form, closed, jax.tree.structure(result)
+        return self._jaxprs[key][1:]
 
     def forms(self) -> list[tuple[Any, ...]]:
-        return [form for form, *_ in self._known.values()]
-
-
-def _form_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    aval = jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        return [form for form, *_ in self._jaxprs.values()]

@@ -14,13 +14,13 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.program.cached_facts import FACTS, fingerprint_of, found_at, place_of, plain_facts
+from ppl_bandit.program.cached_facts import fingerprint_or_none, program_entry, save_validation
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, vary_contexts
 from ppl_bandit.program.model.supports import extreme_latents
 from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import validate
-from ppl_bandit.runtime.disk_cache import keep
+from ppl_bandit.runtime.disk_cache import CacheEntry
 from ppl_bandit.types import Draws, Interaction, Key
 
 __all__ = ["RewardModel"]
@@ -67,24 +67,23 @@ class RewardModel:
 
     @functools.cached_property
     def program_fingerprint(self) -> str | None:
-        """A digest of everything that this library can find in the program; None where that cannot be told."""
+        """A digest of everything that this library reads from the program; None if that cannot be determined."""
         if self._facts.fingerprint is not None:
             return self._facts.fingerprint
-        return fingerprint_of(self.program, self.num_arms, self.context, self.outcomes)
+        return fingerprint_or_none(self.program, self.num_arms, self.context, self.outcomes)
 
-    def found(self, *words: Any) -> Any:
-        """Return what this process or another kept about this very program, under some words; None if nothing was."""
-        return found_at(self._place(*words), lambda: self.program_fingerprint)
+    def cache_entry(self, *inputs: Any) -> CacheEntry | None:
+        """Return the key of a cached result about this program; None if the disk cache is off.
 
-    def keep(self, result: Any, *words: Any) -> None:
-        """Keep something about this very program, for `found`, and what validation learnt about it."""
-        where, own = self._place(*words), self.program_fingerprint
-        if where is not None and own is not None:
-            keep(where + own, result)
-            keep(f"{self._place(FACTS)}{own}", plain_facts(self._facts._replace(fingerprint=own)))
+        Args:
+            inputs: which result it is, and what else it depends on, as JSON values.
+        """
+        given = self.program, self.num_arms, self.context, self.outcomes
+        return program_entry(*given, *inputs, fingerprint=lambda: self.program_fingerprint)
 
-    def _place(self, *words: Any) -> str | None:
-        return place_of(self.program, self.num_arms, self.context, self.outcomes, *words)
+    def save_validation(self) -> None:
+        """Store what validation found about this program in the disk cache."""
+        save_validation(self.program, self.num_arms, self._facts, self.program_fingerprint)
 
     @property
     def outcome_groups(self) -> tuple[tuple[str, ...], ...]:

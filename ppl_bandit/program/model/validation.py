@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.cached_facts import find_facts
+from ppl_bandit.program.cached_facts import load_validation
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.numeric_checks import check_row_independence, choose_mean_method
 from ppl_bandit.program.model.sites import (
@@ -57,9 +57,9 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
         InvalidProgram: with what was found, what was expected and what to write instead.
     """
     outcomes, context = _check_arguments(program, num_arms, context, outcomes)
-    known = find_facts(program, num_arms, context, outcomes)
-    if known is not None:
-        return known
+    cached = load_validation(program, num_arms, context, outcomes)
+    if cached is not None:
+        return ProgramFacts(**cached)
     trace, longer = (abstract_trace(program, context, num_rows) for num_rows in (2, 3))
     latents = [name for name, site in trace.items() if is_latent(name, site, outcomes)]
     check_outcomes(trace, outcomes, num_rows=2)
@@ -79,10 +79,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
         mean_method = None if has_expected_reward else choose_mean_method(spec)
         if mean_method is not means.MEAN_METHODS[0]:
             check_row_independence(spec, mean_method)
-    if mean_method is None:
-        method = "the program's own expected_reward site"
-    else:
-        method = f"the mean of '{outcomes[0]}', from {mean_method.description}"
+    method = means.describe(mean_method, outcomes)
     return ProgramFacts(outcomes, context, shapes, kinds, mean_method, method, moves, groups, largest)
 
 

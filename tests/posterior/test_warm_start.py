@@ -1,5 +1,6 @@
-"""What one process proved and traced, the next takes over: only for the same task, and with the same results."""
+"""Warm starts: a later process reuses proofs and traced functions, for the same task only and with the same results."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -27,10 +28,10 @@ from ppl_bandit import (
 )
 from ppl_bandit.commands.model_files import bundled_models, load_model
 from ppl_bandit.posterior import learning, warm_start
-from ppl_bandit.posterior.warm_start import words_of
+from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.runtime import disk_cache
-from ppl_bandit.runtime.compile_ahead import Ahead
+from ppl_bandit.runtime.compile_ahead import CompiledAhead
 
 
 def conversion(arm):
@@ -47,18 +48,18 @@ def unknown_spread(arm):
 
 
 @pytest.fixture
-def kept_in(tmp_path, monkeypatch):
-    """Keep starts in a folder of this test's own, and count the engines that are built."""
+def cache(tmp_path, monkeypatch):
+    """Turn the disk cache on, in a folder of this test."""
     monkeypatch.delenv("PPL_BANDIT_CACHE")
-    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path / "starts")
-    return tmp_path / "starts"
+    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path / "warm_starts")
+    return tmp_path / "warm_starts"
 
 
 @pytest.fixture
 def num_built(monkeypatch):
     built = []
-    original = learning._built
-    monkeypatch.setattr(learning, "_built", lambda *args: built.append(1) or original(*args))
+    original = learning._build
+    monkeypatch.setattr(learning, "_build", lambda *args: built.append(1) or original(*args))
     return lambda: len(built)
 
 
@@ -76,10 +77,10 @@ def played(bandit, num_steps=6):
     "program, engine",
     [(conversion, "conjugate"), pytest.param(unknown_spread, "collapsed", marks=pytest.mark.slow)],
 )
-def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, kept_in, num_built):
+def test_a_warm_start_makes_the_same_decisions_and_builds_no_engine(program, engine, cache, num_built):
     first = Bandit(program, 3, num_samples=50, seed=4)
-    files = sorted(kept_in.iterdir())
-    assert len(files) == 2  # of the program, and of the start on it
+    files = sorted(cache.iterdir())
+    assert len(files) == (3 if engine == "collapsed" else 2)  # validation, start, and the choice of a later engine
     second = Bandit(program, 3, num_samples=50, seed=4)
     assert num_built() == 1  # the engine of the second is not built, not even for decisions and updates
     assert second._learner.engine.explanation.engine == engine
@@ -88,14 +89,14 @@ def test_a_start_that_is_taken_over_decides_as_the_first_did(program, engine, ke
     assert num_built() == 1
     third = Bandit(program, 3, num_samples=50, seed=4)
     assert played(third) == played(first)
-    assert num_built() == 2  # by the draws of the posterior
-    assert sorted(kept_in.iterdir()) == files
+    assert num_built() == 2  # for the text of explain() and the posterior draws
+    assert sorted(cache.iterdir()) == files
 
 
-def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(kept_in, num_built, tmp_path):
+def test_an_engine_is_built_when_more_than_the_first_functions_is_needed(cache, num_built, tmp_path):
     Bandit(conversion, 3, num_samples=50)
     bandit = Bandit(conversion, 3, num_samples=50)
-    # Traced now: in the middle of it the engine is built.
+    # The batch update is traced now, and the engine is built inside that trace.
     bandit.update_many(arms=[0, 1, 2, 2] * 8, rewards=[1.0, 0.0, 1.0, 1.0] * 8)
     assert num_built() == 2
     counts = bandit.posterior_parameters()["rate"]
@@ -109,7 +110,7 @@ def test_everything_else_that_a_bandit_does_builds_its_engine_when_it_is_asked(k
         recorded = Bandit(conversion, 3, num_samples=50, journal=journal)
         recorded.update(recorded.select(), 1.0)
         again = Bandit(conversion, 3, num_samples=50, journal=journal)
-        assert num_built() == 2  # the experiment goes on without
+        assert num_built() == 2  # the experiment continues without it
         assert again.posterior_parameters()["rate"]["concentration1"].sum() == 4.0
 
 
@@ -135,7 +136,7 @@ class Trust(NamedTuple):
 
 
 def hoarding(model):
-    """An engine that keeps its rewards, in room that doubles, reads the program by recordings, and believes little of it."""
+    """An engine that keeps its rewards, in a buffer that doubles, and reads the program through a recorded function."""
     log_likelihood = recorded(model.log_likelihood)
 
     def init(key):
@@ -166,19 +167,17 @@ def hoarding(model):
     return Engine(init, update, sample, given, capabilities=capabilities)
 
 
-def test_an_engine_that_keeps_its_data_starts_from_what_another_traced_and_grows_without_the_program(
-    kept_in, num_built, monkeypatch
-):
+def test_an_engine_that_stores_rows_starts_warm_and_grows_without_running_the_program(cache, num_built, monkeypatch):
     monkeypatch.setitem(warm_start._FACTORIES, hoarding, "hoarding")
-    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_ROOM", 4)
+    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_CAPACITY", 4)
     traced = []
-    original = Ahead._lower
+    original = CompiledAhead._lower
 
-    def lower(self, shapes, signature, *options):
-        traced.append((self._function.__name__, str(signature) in self.portables))
-        return original(self, shapes, signature, *options)
+    def lower(self, form, **options):
+        traced.append((self._function.__name__, bool(self.exported)))
+        return original(self, form, **options)
 
-    monkeypatch.setattr(Ahead, "_lower", lower)
+    monkeypatch.setattr(CompiledAhead, "_lower", lower)
 
     def played(bandit):
         """Return all that comes out of steps between which the compiler has its time, and the last state."""
@@ -191,15 +190,15 @@ def test_an_engine_that_keeps_its_data_starts_from_what_another_traced_and_grows
         return found, jax.tree.map(np.asarray, bandit._learner.state)
 
     first = Bandit(noted, 3, engine=hoarding, num_samples=50, seed=3)
-    assert {name for name, _ in traced} == {"first", "select", "learn", "learn_quickly"}
+    assert {name for name, _ in traced} == {"init", "select", "update", "quick_update"}
     expected = played(first)
     traced.clear()
     RUNS.clear()
     second = Bandit(noted, 3, engine=hoarding, num_samples=50, seed=3)
     second.warm_up()
-    assert num_built() == 2  # it is cheap, and needed for more room
-    assert {name for name, is_known in traced if is_known} >= {"first", "learn", "learn_quickly"}
-    assert all(is_known for _, is_known in traced)  # nothing is traced again
+    assert num_built() == 2  # an engine that stores rows is built at once
+    assert {name for name, is_exported in traced if is_exported} >= {"init", "update", "quick_update"}
+    assert all(is_exported for _, is_exported in traced)
     assert RUNS
     RUNS.clear()
     found, state = played(second)
@@ -207,23 +206,23 @@ def test_an_engine_that_keeps_its_data_starts_from_what_another_traced_and_grows
     jax.tree.map(np.testing.assert_array_equal, state, expected[1])
     assert state.rewards.shape == (8,) and state.total > 0
     run = second._learner.run
-    assert not RUNS  # what the program computes was recorded when it began
-    assert run.select.num_waits == run.learn.num_waits == run.learn_quickly.num_waits == 0
-    failed = [p.exception() for part in (run.select, run.learn, run.learn_quickly) for p in part._promises.values()]
+    assert not RUNS  # the program was recorded at the start
+    assert run.select.num_waits == run.update.num_waits == run.quick_update.num_waits == 0
+    failed = [p.exception() for _, part in run.first_functions() for p in part._compiled.values()]
     assert set(failed) == {None}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", bundled_models())
-def test_every_bundled_model_starts_a_second_time_as_it_did_first(name, kept_in):
+def test_every_bundled_model_decides_alike_after_a_warm_start(name, cache):
     file = load_model(name)
     given = {"context": file.context, "outcomes": file.outcomes, "num_samples": 100, "seed": 2}
     first = Bandit(file.program, file.num_arms, **given)
-    kept = sorted(kept_in.iterdir())
+    kept = sorted(cache.iterdir())
     second = Bandit(file.program, file.num_arms, **given)
-    assert sorted(kept_in.iterdir()) == kept
+    assert sorted(cache.iterdir()) == kept
     run = second._learner.run
-    assert all(part.portables for part in (run.init, run.select, run.learn, run.learn_quickly) if part is not None)
+    assert all(part.exported for _, part in run.first_functions())
     truth = {site: jnp.asarray(value) for site, value in file.truth.items()}
     for step in range(8):
         decisions = [bandit.select(*() if file.context is None else (file.context,)) for bandit in (first, second)]
@@ -239,58 +238,49 @@ def logit(arm):
     numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
 
 
-def test_what_was_refused_is_not_proved_again(kept_in, monkeypatch):
+def test_a_later_process_skips_proofs_that_failed_until_the_explanation_is_read(cache, monkeypatch):
     with jax.enable_x64(True):  # as a live bandit does it
         first = engines.choose(RewardModel(logit, 2)).explanation
-    monkeypatch.setattr(sys.modules["ppl_bandit.engines.choose"], "PROVED", (None, None))  # which cannot be called
-    monkeypatch.setattr(
-        "ppl_bandit.program.model.validation.abstract_trace", None
-    )  # nor is the program validated again
-    assert engines.choose(RewardModel(logit, 2)).explanation == first
     assert first.engine == "reweight" and "Not exact, because" in first.report
+    proofs = []
+    choose = sys.modules["ppl_bandit.engines.choose"]
+    noted = {name: lambda model, own=own: proofs.append(1) or own(model) for name, own in choose.PROVED.items()}
+    monkeypatch.setattr(choose, "PROVED", noted)
+    with monkeypatch.context() as without_validation:
+        without_validation.setattr("ppl_bandit.program.model.validation.abstract_trace", None)
+        again = engines.choose(RewardModel(logit, 2)).explanation
+    assert again.engine == "reweight" and not proofs
+    assert str(again) == str(first) and len(proofs) == 2
 
 
-def test_what_is_damaged_is_not_found(kept_in):
-    model = RewardModel(conversion, 3)
-    model.keep("a start", "words")
-    assert model.found("words") == "a start" and model.found("other words") is None
-    for file in kept_in.iterdir():
-        file.write_bytes(b"not a start")
-    assert model.found("words") is None and RewardModel(conversion, 3).num_arms == 3
+def test_an_equal_program_with_another_name_is_explained_under_its_own_name(cache, num_built):
+    def zebra(arm):
+        with numpyro.plate("arms", 3):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    def giraffe(arm):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
+
+    Bandit(conversion, 3, num_samples=50)
+    found = Bandit(zebra, 3, num_samples=50)
+    assert num_built() == 1
+    text = found.explain()
+    assert "zebra: EXACT" in text and "conversion" not in text
+    with jax.enable_x64(True):
+        engines.choose(RewardModel(logit, 2))
+        text = str(engines.choose(RewardModel(giraffe, 2)).explanation)
+    assert "giraffe: APPROXIMATE" in text and "logit:" not in text
 
 
-def test_what_was_cut_or_changed_is_not_read(kept_in):
-    disk_cache.keep("name", list(range(100)))
-    file = kept_in / "name"
-    whole = file.read_bytes()
-    assert disk_cache.kept("name") == list(range(100))
-    for contents in (b"", whole[:20], whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b"x" + whole[1:]):
-        file.write_bytes(contents)
-        assert disk_cache.kept("name") is None
-
-
-def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(tmp_path, monkeypatch, kept_in):
-    kept_in.parent.joinpath("starts").write_text("a file in its place")
+def test_a_cache_folder_that_cannot_be_written_has_no_effect(cache):
+    cache.write_text("a file in its place")
     assert Bandit(conversion, 3, num_samples=50).select().arm in range(3)
 
 
-def test_what_cannot_be_written_down_is_not_kept(kept_in):
-    disk_cache.keep("name", lambda: None)
-    assert disk_cache.kept("name") is None
-
-
-def test_the_oldest_starts_are_let_go(kept_in, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_MAX_FILES", 3)
-    for index in range(5):
-        disk_cache.keep(f"name-{index}", index)
-        os.utime(kept_in / f"name-{index}", (index, index))
-    assert {file.name for file in kept_in.iterdir()} == {"name-2", "name-3", "name-4"}
-    assert disk_cache.latest("name-") == "name-4" and disk_cache.latest("other-") is None
-    assert disk_cache.kept("name-4") == 4 and disk_cache.kept("name-0") is None
-
-
 def priced(price=1.0, shape=1.0):
-    """Return a program of which one number is changed at a time."""
+    """Return a program with two numbers that can be changed."""
 
     def program(arm):
         rate = numpyro.sample("rate", dist.Gamma(shape, 1.0).expand([2]))
@@ -314,40 +304,37 @@ def bent(slope):
     return program
 
 
-def name_of(program, **changed):
-    return task_name_of(RewardModel(program, 2), **changed)
+def key_of(program, **changed):
+    return task_key_of(RewardModel(program, 2), **changed)
 
 
-def task_name_of(model, **changed):
+def task_key_of(model, **changed):
     options = {"selector": selectors.double_sampling(), "num_samples": 50, "draws": False, "factory": engines.choose}
     options |= changed
-    words = words_of(options["selector"], options["num_samples"], options["draws"], options["factory"])
-    return (
-        None
-        if words is None or model.program_fingerprint is None
-        else (model._place(*words), model.program_fingerprint)
-    )
+    factory = options.pop("factory")
+    entry = warm_start.start_entry(Task(model, None, seed=0, may_fall_back=True, **options), factory)
+    return None if entry is None or entry.fingerprint() is None else (entry.prefix, entry.fingerprint())
 
 
-def test_another_program_or_task_has_another_name(kept_in):
+def test_another_program_or_task_has_another_cache_key(cache):
     model = RewardModel(priced(), 2)
-    base = task_name_of(model)
-    assert base is not None and name_of(priced()) == base
+    base = task_key_of(model)
+    assert base is not None and key_of(priced()) == base
     others = [
-        name_of(priced(price=1.5)),
-        name_of(priced(shape=1.5)),
-        name_of(bent(1.0)),
-        name_of(bent(2.0)),
-        task_name_of(model, num_samples=51),
-        task_name_of(model, draws=True),
-        task_name_of(model, selector=selectors.thompson()),
-        task_name_of(model, selector=selectors.with_floor(selectors.thompson(), 0.1)),
-        task_name_of(model, selector=selectors.with_floor(selectors.thompson(), 0.2)),
-        task_name_of(model, factory=engines.conjugate),
-        task_name_of(model, factory=functools.partial(engines.conjugate, discount=0.9)),
-        task_name_of(model, factory=engines.reweight),
-        task_name_of(model, factory=engines.nuts),
-        task_name_of(model, factory=functools.partial(engines.reweight, num_particles=500)),
+        key_of(priced(price=1.5)),
+        key_of(priced(shape=1.5)),
+        key_of(bent(1.0)),
+        key_of(bent(2.0)),
+        task_key_of(model, num_samples=51),
+        task_key_of(model, draws=True),
+        task_key_of(model, selector=selectors.thompson()),
+        task_key_of(model, selector=selectors.with_floor(selectors.thompson(), 0.1)),
+        task_key_of(model, selector=selectors.with_floor(selectors.thompson(), 0.2)),
+        task_key_of(model, factory=engines.conjugate),
+        task_key_of(model, factory=functools.partial(engines.conjugate, discount=0.9)),
+        task_key_of(model, factory=engines.reweight),
+        task_key_of(model, factory=engines.nuts),
+        task_key_of(model, factory=functools.partial(engines.reweight, num_particles=500)),
     ]
     assert None not in others and len({base, *others}) == 1 + len(others)
 
@@ -375,14 +362,14 @@ def called_back(arm):
     numpyro.sample("reward", dist.Normal(level[arm] + offset, 1.0))
 
 
-def test_facts_that_are_found_are_those_that_validation_finds(kept_in, monkeypatch):
+def test_cached_facts_equal_those_of_validation(cache, monkeypatch):
     def program(arm, context):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2, 3]))
         numpyro.sample("reward", dist.Normal(jnp.sum(level[arm] * context["x"], -1) + context["kind"], 1.0))
 
     model = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
-    model.keep(None, "words")
-    monkeypatch.setattr("ppl_bandit.program.model.validation.abstract_trace", None)  # it is not called
+    model.save_validation()
+    monkeypatch.setattr("ppl_bandit.program.model.validation.abstract_trace", None)  # it cannot be called
     again = RewardModel(program, 2, {"x": np.ones(3), "kind": 0})
     for name in model._facts._fields:
         if name not in ("context", "fingerprint"):
@@ -390,7 +377,7 @@ def test_facts_that_are_found_are_those_that_validation_finds(kept_in, monkeypat
     assert again._mean_method is model._mean_method and again.program_fingerprint == model.program_fingerprint
 
 
-def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(kept_in):
+def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(cache):
     def make(is_wrong):
         def program(arm):
             rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
@@ -398,30 +385,37 @@ def test_a_program_that_is_wrong_is_refused_however_often_it_is_read(kept_in):
 
         return program
 
-    RewardModel(make(False), 2).keep(None, "words")  # written the same
+    RewardModel(make(False), 2).save_validation()  # the same code
     for _ in range(2):
         with pytest.raises(InvalidProgram, match="changes with the other rows"):
             RewardModel(make(True), 2)
 
 
-def test_what_cannot_be_told_has_no_name(kept_in):
+def test_what_cannot_be_identified_is_not_cached(cache):
     rule = selectors.selector_contract.as_selector(lambda key, table, step, *, allowed=None, marginals=None: None)
     two = dist.Normal(0.0, 1.0).expand([2])
-    assert name_of(of_prior(two)) is not None
-    assert name_of(of_prior(OwnNormal(0.0, 1.0).expand([2]))) is None
-    assert name_of(of_prior(dist.TransformedDistribution(two, OwnAffine(0.0, 2.0)))) is None
-    assert name_of(called_back) is None
+    assert key_of(of_prior(two)) is not None
+    assert key_of(of_prior(OwnNormal(0.0, 1.0).expand([2]))) is None
+    assert key_of(of_prior(dist.TransformedDistribution(two, OwnAffine(0.0, 2.0)))) is None
+    assert key_of(called_back) is None
     model = RewardModel(priced(), 2)
-    assert task_name_of(model, selector=rule) is None
-    assert task_name_of(model, factory=lambda model: engines.conjugate(model)) is None
-    assert task_name_of(model, factory=engines.svi) is None
+    assert task_key_of(model, selector=rule) is None
+    for changed in (
+        {"decide": selectors.greedy().decide},
+        {"decide": selectors.top_two(0.9).decide},
+        {"select_from_probs": selectors.thompson().select_from_probs},
+        {"settings": {"challenge_rate": 0.9}},
+    ):
+        assert task_key_of(model, selector=dataclasses.replace(selectors.top_two(0.5), **changed)) is None
+    assert task_key_of(model, factory=lambda model: engines.conjugate(model)) is None
+    assert task_key_of(model, factory=engines.svi) is None
 
 
-def test_a_change_of_jax_changes_the_name(kept_in):
-    base = name_of(priced())
+def test_jax_settings_are_part_of_the_cache_key(cache):
+    base = key_of(priced())
     with jax.default_matmul_precision("highest"):
-        changed = name_of(priced())
-    assert None not in (base, changed) and changed != base and name_of(priced()) == base
+        changed = key_of(priced())
+    assert None not in (base, changed) and changed != base and key_of(priced()) == base
 
 
 _START = """
@@ -469,25 +463,25 @@ def twice(folder, program, num_steps):
         yield json.loads(ended.stdout)
 
 
-def test_a_start_compiles_few_programs_the_next_fewer_and_later_steps_none(tmp_path):
-    """Ten: what the compiler knows, arms' indices, rows, the examination, infinite means, the prior, what arms read, their
-    coefficients, select and learn. One more is an operation that ran outside of them, or a question asked twice. In the next
-    process all but the prior, select and learn are not needed.
+def test_a_start_compiles_few_programs_a_warm_start_fewer_and_later_steps_none(tmp_path):
+    """Ten: the test of compiler options, arms' indices, rows, the proof, infinite means, the prior, what arms read, their
+    coefficients, select and update. One more is an operation that ran outside of them, or a repeated computation. A warm start
+    needs only the prior, select and update.
     """
     (first, later, decided), (second, later_again, decided_again) = twice(tmp_path, "conversion", 5)
     assert decided_again == decided
     assert len(first) <= 10, first
     assert len(second) <= 4, second
-    assert {"jit(select)", "jit(learn)"} <= set(first) & set(second)
+    assert {"jit(select)", "jit(update)"} <= set(first) & set(second)
     assert later == later_again == []
 
 
 @pytest.mark.slow
-def test_draws_that_are_renewed_are_renewed_alike_in_the_next_process(tmp_path):
-    """Seven in the next process: the prior, select, both ways to learn, and three by which the engine is built."""
+def test_particles_are_renewed_alike_after_a_warm_start(tmp_path):
+    """Seven in the next process: the prior, select, both updates, and three for building the engine."""
     (first, later, decided), (second, later_again, decided_again) = twice(tmp_path, "logit", 40)
     assert decided_again == decided
-    programs = {f"jit({name})" for name in ("first", "select", "learn", "learn_quickly")}
+    programs = {f"jit({name})" for name in ("init", "select", "update", "quick_update")}
     assert programs <= set(first)
     assert programs <= set(second) and len(second) <= 7, second
     assert later == later_again == []

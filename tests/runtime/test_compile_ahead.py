@@ -1,3 +1,5 @@
+"""Functions that are compiled in the background before they are called."""
+
 import contextlib
 import os
 import subprocess
@@ -9,37 +11,37 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.runtime.compile_ahead import Ahead
+from ppl_bandit.runtime.compile_ahead import CompiledAhead
 
 
-def test_what_is_prepared_is_not_waited_for_and_shapes_are_told_apart():
-    double = Ahead(lambda x: 2 * x)
+def test_prepared_calls_do_not_wait_and_each_shape_is_compiled_once():
+    double = CompiledAhead(lambda x: 2 * x)
     with jax.enable_x64(True):
         double.prepare(np.zeros(3))
         double.wait()
         for size in (3, 4, 3, 4):
             np.testing.assert_array_equal(double(np.ones(size)), 2 * np.ones(size))
-    assert double.num_waits == 1  # for four numbers, once
+    assert double.num_waits == 1  # for size 4, once
 
 
 def test_an_error_while_tracing_is_raised_to_the_caller():
-    wrong = Ahead(lambda x: jnp.reshape(x, (2,)))
+    wrong = CompiledAhead(lambda x: jnp.reshape(x, (2,)))
     with jax.enable_x64(True):
         for _ in range(2):
             with pytest.raises(TypeError, match="reshape"):
                 wrong(np.ones(3))
 
 
-def test_what_may_be_traced_beside_the_caller_is_and_what_may_not_is_traced_by_the_caller():
+def test_a_function_that_cannot_be_traced_in_the_background_is_traced_by_its_caller():
     threads = []
 
     def double(x):
         threads.append(threading.current_thread().name)
         if x.size == 4 and threads[-1] != "MainThread":
-            raise RuntimeError("not here")
+            raise RuntimeError("cannot be traced in this thread")
         return 2 * x
 
-    ahead = Ahead(double)
+    ahead = CompiledAhead(double)
     with jax.enable_x64(True):
         for size in (3, 4):
             ahead.prepare(np.zeros(size), within=contextlib.nullcontext)
@@ -50,7 +52,7 @@ def test_what_may_be_traced_beside_the_caller_is_and_what_may_not_is_traced_by_t
     assert threads[2:] == ["MainThread"]
 
 
-def test_threads_that_meet_at_a_function_that_is_not_compiled_all_get_its_value():
+def test_threads_that_call_an_uncompiled_function_at_once_all_get_its_value():
     begun, found = threading.Barrier(4), []
 
     def slow(x):
@@ -58,7 +60,7 @@ def test_threads_that_meet_at_a_function_that_is_not_compiled_all_get_its_value(
             x = jnp.sin(x)
         return x
 
-    ahead = Ahead(slow)
+    ahead = CompiledAhead(slow)
 
     def call():
         begun.wait()
@@ -77,7 +79,7 @@ def test_threads_that_meet_at_a_function_that_is_not_compiled_all_get_its_value(
     "settings, expected",
     [({}, "ppl_bandit/jax"), ({"PPL_BANDIT_CACHE": "off"}, "None"), ({"JAX_COMPILATION_CACHE_DIR": "mine"}, "mine")],
 )
-def test_compiled_programs_are_kept_in_the_users_cache_unless_told_otherwise(settings, expected, tmp_path):
+def test_compiled_programs_are_kept_in_the_users_cache_unless_the_user_set_another_folder(settings, expected, tmp_path):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "PPL_BANDIT"))}
     script = "import ppl_bandit.runtime.compile_ahead, jax; print(jax.config.jax_compilation_cache_dir)"
     ended = subprocess.run(

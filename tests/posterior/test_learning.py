@@ -1,4 +1,4 @@
-"""A live step waits for no compiler, and batches are cut into pieces of fixed sizes."""
+"""A live step does not wait for the compiler, and batches are split into fixed sizes."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Capabilities, Engine, Explanation, RewardModel, engines
-from ppl_bandit.posterior.learning import pieces
+from ppl_bandit.posterior.learning import batch_sizes
 
 
 def conversion(arm):
@@ -30,7 +30,7 @@ class Trust(NamedTuple):
 
 
 def hoarding(model):
-    """An engine that keeps its rewards, in room for 4 that doubles, and believes nothing."""
+    """An engine that stores rewards in a buffer of 4 that doubles."""
 
     def update(key, state, rows):
         kept = state.rewards.at[state.num_rows].set(rows.reward[0])
@@ -53,24 +53,24 @@ def hoarding(model):
 
 @pytest.mark.parametrize("num_steps, capacity", [(20, 32), pytest.param(2000, 2048, marks=pytest.mark.slow)])
 def test_growth_is_compiled_before_it_is_needed(num_steps, capacity, monkeypatch):
-    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_ROOM", 4)
+    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_CAPACITY", 4)
     bandit = Bandit(conversion, 3, engine=hoarding, num_samples=8)
     run = bandit._learner.run
 
     def step():
-        bandit.warm_up()  # the compiler has had the time that a user's program takes between two steps
+        bandit.warm_up()  # the time that passes between two steps of a user's program
         bandit.update(bandit.select(), 1.0)
 
     step()
-    before = run.select.num_waits, run.learn.num_waits
+    before = run.select.num_waits, run.update.num_waits
     for _ in range(num_steps):
         step()
     assert bandit._learner.state.rewards.shape == (capacity,)
-    assert (run.select.num_waits, run.learn.num_waits) == before == (0, 0)
+    assert (run.select.num_waits, run.update.num_waits) == before == (0, 0)
 
 
 def swelling(model):
-    """An engine whose state has another shape after every reward, without a word."""
+    """An engine whose state has another shape after every reward, although it offers no `reserve`."""
 
     def update(key, state, rows):
         return jnp.append(state, rows.reward[0]), Trust(jnp.asarray(True))
@@ -83,7 +83,7 @@ def swelling(model):
     )
 
 
-def test_a_state_that_changes_its_shape_is_held_as_it_is(tmp_path):
+def test_a_state_may_change_its_shape(tmp_path):
     bandit = Bandit(conversion, 3, engine=swelling, num_samples=8)
     for num_seen in (1, 2):
         bandit.update(bandit.select(), 1.0)
@@ -97,8 +97,8 @@ def test_a_state_that_changes_its_shape_is_held_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     "num_rows, expected", [(1, [1]), (3, [1, 1, 1]), (30, [32]), (33, [32, 1]), (2000, [1024, 1024])]
 )
-def test_rows_are_cut_into_few_sizes_and_a_fifth_at_most_is_filled_up(num_rows, expected):
-    assert pieces(num_rows, (1024, 32, 1)) == expected
+def test_rows_are_split_into_few_sizes_with_little_padding(num_rows, expected):
+    assert batch_sizes(num_rows, (1024, 32, 1)) == expected
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def exact():
     return model, lambda _: engine
 
 
-def test_a_batch_in_pieces_is_the_batch(exact):
+def test_an_update_in_several_batches_is_one_update(exact):
     model, engine = exact
     rng = np.random.default_rng(0)
     arms, rewards = rng.integers(0, 3, 70), rng.integers(0, 2, 70)
@@ -127,7 +127,7 @@ def test_both_routes_decide_and_a_batch_decides_as_single_calls_do(exact):
     model, engine = exact
     for draws in (False, True):
         one, many = (Bandit(model, engine=engine, num_samples=50, seed=3, draws=draws) for _ in range(2))
-        batch = many.select_many(num_decisions=18)  # a piece of 16, and two single ones
+        batch = many.select_many(num_decisions=18)  # a batch of 16 and two single decisions
         for theirs in batch:
             ours = one.select()
             assert ours.arm == theirs.arm and ours.num_candidates == theirs.num_candidates

@@ -1,0 +1,109 @@
+"""The disk cache: what was stored is read, and nothing that somebody else may have written or changed."""
+
+import os
+import pickle
+
+import jax
+import pytest
+
+from ppl_bandit.runtime import disk_cache
+from ppl_bandit.runtime.archive import write_archive
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("PPL_BANDIT_CACHE")
+    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path / "warm_starts")
+    return tmp_path / "warm_starts"
+
+
+def entry(fingerprint="f" * 8, *inputs):
+    return disk_cache.cache_entry(lambda: fingerprint, "a test", *inputs)
+
+
+VALUES = {"numbers": [1, 2.5, None], "order": {"b": 1, "a": 2}}
+PARTS = [b"\x00binary\xff", b""]
+
+
+@pytest.fixture
+def stored(folder):
+    disk_cache.save(entry(), VALUES, PARTS)
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_what_is_stored_is_read_for_the_same_key_alone(stored):
+    found = disk_cache.load(entry())
+    assert found == (VALUES, PARTS) and list(found[0]["order"]) == ["b", "a"]
+    assert disk_cache.load(entry("other")) is None
+    assert disk_cache.load(entry("f" * 8, "other")) is None
+    assert disk_cache.load(entry(None)) is None
+    with jax.default_matmul_precision("highest"):
+        assert disk_cache.load(entry()) is None
+
+
+def test_the_fingerprint_is_computed_only_if_an_entry_with_these_inputs_exists(stored):
+    def fail():
+        raise AssertionError
+
+    assert disk_cache.load(disk_cache.cache_entry(fail, "another test")) is None
+
+
+def test_only_the_user_can_read_and_write_entries(stored):
+    assert stored.stat().st_mode & 0o777 == 0o600
+    assert stored.parent.stat().st_mode & 0o777 == 0o700
+
+
+class Planted:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def test_damaged_and_foreign_files_are_not_read(stored):
+    whole = stored.read_bytes()
+    middle = len(whole) // 2
+    changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    foreign = write_archive({"values": VALUES}, {"parts": []})
+    for contents in (b"", whole[:20], whole[:-1], changed, b"x" + whole, b"foreign", foreign, pickle.dumps(Planted())):
+        stored.write_bytes(contents)
+        assert disk_cache.load(entry()) is None
+    stored.write_bytes(whole)
+    assert disk_cache.load(entry()) is not None
+
+
+def test_a_renamed_entry_is_not_read(stored):
+    disk_cache.save(entry("g" * 8), "other", [])
+    stored.replace(stored.with_name(entry().prefix + "g" * 8))
+    assert disk_cache.load(entry("g" * 8)) is None
+    assert disk_cache.load(entry()) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners and modes of files")
+def test_entries_that_others_could_have_written_are_not_read(stored, tmp_path, monkeypatch):
+    stored.chmod(0o666)
+    assert disk_cache.load(entry()) is None
+    stored.chmod(0o600)
+    stored.parent.chmod(0o777)
+    assert disk_cache.load(entry()) is None
+    stored.parent.chmod(0o700)
+    elsewhere = tmp_path / "elsewhere"
+    stored.replace(elsewhere)
+    stored.symlink_to(elsewhere)
+    assert disk_cache.load(entry()) is None
+    stored.unlink()
+    elsewhere.replace(stored)
+    assert disk_cache.load(entry()) is not None
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert disk_cache.load(entry()) is None
+
+
+def test_the_oldest_entries_are_deleted(folder, monkeypatch):
+    monkeypatch.setattr(disk_cache, "_MAX_FILES", 3)
+    for index in range(5):
+        disk_cache.save(entry(f"name{index}"), index)
+        os.utime(folder / f"{entry().prefix}name{index}", (index, index))
+    found = [disk_cache.load(entry(f"name{index}")) for index in range(5)]
+    assert found == [None, None, (2, []), (3, []), (4, [])]
