@@ -1,4 +1,4 @@
-"""The bundled models keep the rules of a program, before any engine sees them."""
+"""The bundled models follow the rules for programs; no engine is involved."""
 
 import inspect
 
@@ -47,7 +47,7 @@ def trace(model, num_rows, latents=None):
 
 
 def abstract_trace(model, num_rows):
-    """The sites with their shapes and no numbers: nothing is compiled."""
+    """Trace a program abstractly: shapes without values."""
     sites = {}
     jax.eval_shape(lambda: sites.update(trace(model, num_rows)))
     return sites
@@ -96,7 +96,7 @@ def test_the_truth_makes_one_arm_best_where_there_is_no_context(name):
 
 
 @every_model
-def test_context_is_asked_for_given_as_an_example_and_drawn_alike(name):
+def test_the_example_context_and_drawn_contexts_have_the_same_shape(name):
     model = load_model(name)
     wants_context = list(inspect.signature(model.program).parameters) == ["arm", "context"]
     assert wants_context == (model.context is not None) == (model.contexts is not None)

@@ -14,6 +14,7 @@ from ppl_bandit.commands.names import check_names
 from ppl_bandit.paper import figures as paper_figures, runs as paper, settings
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON
+from ppl_bandit.runtime.devices import is_on_cpu
 
 if TYPE_CHECKING:
     import xarray
@@ -59,7 +60,7 @@ def reproduce(
     chosen = list(figures) or list(FIGURE_SETTINGS)
     check_names(chosen, FIGURE_SETTINGS, "FIGURE")
     sizes = settings.FULL if is_full else settings.QUICK
-    precision = "float32" if is_full and jax.default_backend() != "cpu" else "float64"
+    precision = "float32" if is_full and not is_on_cpu() else "float64"
     out.mkdir(parents=True, exist_ok=True)
     began = time.time()
     runs: dict[str, xarray.Dataset] = {}

@@ -1,4 +1,4 @@
-"""The simulated world: a program with its latents fixed to the truth, or drawn anew from the prior."""
+"""The simulated world: a program whose latents are fixed to a truth, or drawn from the prior for each realization."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,20 +17,19 @@ __all__ = ["Environment"]
 
 
 class Environment:
-    """A world that answers plays with rewards.
+    """A world that produces contexts and rewards.
 
-    The world may be another program than the one that a bandit believes in; it must have the same arms, and the same
-    outcomes and contexts as far as the bandit sees them.
+    Its program may differ from the bandit's reward model; it must have the same arms, outcomes and contexts.
 
     Attributes:
-        scales: how many times as wide as the prior the worlds are, where they are drawn.
-        engine: whose families say what a wider prior is, if any.
+        scales: factors by which worlds drawn from the prior are wider than it.
+        engine: exact engine whose conjugate families define a wider prior, if any.
 
     Args:
         reward_model: the program of the world.
         truth: {latent site: value}, all of its latents; None draws one from the prior for every realization (`from_prior`).
         contexts: key -> one context, for a program that takes one; None repeats the program's example context.
-        changes: {step: truth} of a world that changes: from that step on, counted from 1, the truth is another one.
+        changes: {step: truth}: from that step on, counted from 1, the world has this truth.
     """
 
     def __init__(
@@ -44,17 +43,15 @@ class Environment:
         changes = dict(sorted((changes or {}).items()))
         for step in changes:
             if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 2:
-                raise ValueError(
-                    f"changes has the step {step!r}, expected integers of at least 2: the first step has truth"
-                )
+                raise ValueError(f"changes has the step {step!r}, expected integers of at least 2: step 1 uses `truth`")
         if truth is not None:
             _check_truth(reward_model, truth, "truth")
         elif changes:
-            raise ValueError("changes was given without a truth to change: give truth, or leave changes out")
+            raise ValueError("changes was given without a truth: give truth, or leave changes out")
         for step, later in changes.items():
             _check_truth(reward_model, later, f"changes[{step}]")
         if contexts is not None and reward_model.context is None:
-            raise ValueError("contexts was given, but the program takes arm alone: leave it out")
+            raise ValueError("contexts was given, but the program takes only arm: leave contexts out")
         self.reward_model = reward_model
         self.truth = None if truth is None else dict(truth)
         self.changes = {int(step): dict(later) for step, later in changes.items()}
@@ -72,17 +69,17 @@ class Environment:
         scales: Sequence[float] = (1.0,),
         engine: Engine | None = None,
     ) -> "Environment":
-        """Return an environment whose truth is drawn from the program's prior, anew for every realization.
+        """Return an environment that draws a new truth from the program's prior for every realization.
 
-        Regret averaged over its realizations is Bayes regret. For a bandit whose prior is wrong, give `scales`, or the program
-        that the worlds shall come from here, and the bandit's own to `simulate`. Factors and constants that the program
-        observes are not counted (see `RewardModel.sample_prior`).
+        Regret averaged over its realizations is Bayes regret. To simulate a bandit with a wrong prior, give `scales`, or give
+        the program of the worlds here and the bandit's program to `simulate`. Factors and observed constants of the program
+        are ignored (see `RewardModel.sample_prior`).
 
         Args:
-            scales: how many times as wide as the program's prior the worlds are (`program.model.wider_prior`); with several,
-                each realization has one of them, at random.
-            engine: an exact engine of the program, to take wider priors from its conjugate families
-                (`ppl_bandit.engines.exact.families.wider_prior`): histories can then be judged in hindsight.
+            scales: factors by which the worlds are wider than the program's prior (`program.model.wider_prior`); with
+                several, each realization has one of them, at random.
+            engine: an exact engine of the program; wider priors then come from its conjugate families
+                (`ppl_bandit.engines.exact.families.wider_prior`), and posterior regret is available.
         """
         for scale in scales:
             if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0.0 < scale < np.inf:
@@ -100,7 +97,7 @@ class Environment:
         return found
 
     def world(self, key: Key) -> "Environment":
-        """Return the world of one realization: itself where the truth is given, else one drawn from the prior."""
+        """Return the world of one realization: itself if the truth is given, else one drawn from the prior."""
         if self.truth is not None:
             return self
         return Environment(self.reward_model, self._draw(key), self._contexts)
@@ -115,11 +112,11 @@ class Environment:
         return widen_latents(self.reward_model, latents, self._middle, self.scale(key)) if self._middle else latents
 
     def which_scale(self, key: Key) -> Int[Array, ""]:
-        """Return the place among `scales` of that of the world of a key."""
+        """Return the index into `scales` of the world of a key."""
         return jax.random.randint(jax.random.fold_in(key, 1), (), 0, len(self.scales))
 
     def scale(self, key: Key) -> Float[Array, ""]:
-        """Return how many times as wide as the prior the world of a key is."""
+        """Return the factor by which the world of a key is wider than the prior."""
         return jnp.asarray(self.scales, jnp.result_type(float))[self.which_scale(key)]
 
     def draw_context(self, key: Key) -> Any:
@@ -139,7 +136,9 @@ class Environment:
 
     def _latents(self, step: int | Int[Array, ""]) -> dict[str, Array]:
         if self.truth is None:
-            raise ValueError("the truth is not drawn yet: ask environment.world(key) for the world of one realization")
+            raise ValueError(
+                "the truth is not drawn yet: call environment.world(key) to draw the world of one realization"
+            )
         if not self.changes:
             return {name: jnp.asarray(value) for name, value in self.truth.items()}
         era = jnp.sum(jnp.asarray(step) >= np.array(list(self.changes)))
@@ -156,7 +155,7 @@ def _check_truth(reward_model: RewardModel, truth: Mapping[str, Any], argument: 
             f"{argument} has the sites {sorted(truth)}, expected {sorted(expected)}: all latents and no others"
         )
     for name, value in truth.items():
-        if is_tracer(value):  # what a trace holds has no value yet
+        if is_tracer(value):  # a traced value cannot be checked
             continue
         array = np.asarray(value)
         if array.shape != expected[name]:
@@ -167,7 +166,7 @@ def _check_truth(reward_model: RewardModel, truth: Mapping[str, Any], argument: 
 
 
 def _check_supports(reward_model: RewardModel, truth: Mapping[str, Any], argument: str) -> None:
-    """Check each value against its site's support, where that is fixed before the program runs."""
+    """Check each value against its site's support, if that does not depend on other sites."""
     supports: dict[str, Any] = {}
 
     def read(values: Mapping[str, Array]) -> None:
@@ -179,7 +178,7 @@ def _check_supports(reward_model: RewardModel, truth: Mapping[str, Any], argumen
         try:
             fits = bool(np.all(support(jnp.asarray(truth[name]))))
         except (jax.errors.UnexpectedTracerError, jax.errors.ConcretizationTypeError, NotImplementedError, TypeError):
-            continue  # its bounds depend on other sites
+            continue  # the support depends on other sites
         if not fits:
             raise ValueError(
                 f"{argument}[{name!r}] is {np.asarray(truth[name]).tolist()}, outside the support of the site ({support}): "

@@ -16,7 +16,6 @@ from ppl_bandit import engines, selectors as rules
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation.candidate_runs import CandidateSimulator, group_selectors
-from ppl_bandit.simulation.chunks import num_workers
 from ppl_bandit.simulation.elimination import (
     CandidateRegret,
     Tuned,
@@ -33,7 +32,6 @@ __all__ = ["PATIENCES", "candidates", "eliminate", "tune"]
 PATIENCES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # steps of about three: smaller steps change the regret little
 _FIRST_ROUND = 32
 _MIN_WORLDS = 128  # worlds that the chosen candidate plays at least
-_NUM_LEFT = 5  # candidates that remain after the first round, for the estimated duration
 
 
 def tune(
@@ -82,7 +80,7 @@ def tune(
         num_samples: posterior draws M behind a decision, where any are drawn.
         precision: "float64", or "float32", several times faster on a GPU.
         seed: random seed.
-        say: called with an estimate of the duration before the first round, and the remaining candidates after each.
+        say: called with a line of progress: the compilation, and the remaining candidates after each round.
 
     Returns:
         The chosen selector and the scores of all candidates.
@@ -122,8 +120,10 @@ def eliminate(
 ) -> dict[str, CandidateRegret]:
     """Play worlds in rounds, each twice as long as the last, and eliminate candidates that are clearly behind."""
     scale_of = simulator.world_scales(num_worlds)
-    _estimate_duration(simulator, named, num_worlds, say)
+    say(f"compiling {len(group_selectors(named))} functions for {len(named)} candidates ...")
+    begun = time.perf_counter()
     simulator.compile(named)
+    say(f"compiled in {time.perf_counter() - begun:.0f} s; simulating up to {num_worlds} worlds")
     regrets: dict[str, CandidateRegret] = {}
     remaining, num_done, size = list(named), 0, _first_round(simulator, num_worlds)
     while True:
@@ -135,34 +135,11 @@ def eliminate(
         if scale_of is not None:
             compared = relative_to_best(compared, scale_of)
         remaining = remaining_candidates(list(compared.values()), criterion)
-        say(f"after {num_done} worlds: {', '.join(remaining)}")
+        say(f"after {num_done} worlds and {time.perf_counter() - begun:.0f} s: {', '.join(remaining)}")
         is_known = are_differences_known([compared[name] for name in remaining], criterion, tolerance)
         if num_done >= num_worlds or num_done >= _MIN_WORLDS and is_known:
             return regrets
         size = min(2 * num_done, num_worlds)
-
-
-def _estimate_duration(
-    simulator: CandidateSimulator, named: Mapping[str, Selector], num_worlds: int, say: Callable[[str], None]
-) -> None:
-    """Compile and play a chunk of the last candidate, and estimate the duration of all of them."""
-    last = dict([list(named.items())[-1]])
-    begun = time.perf_counter()
-    simulator.compile(last)
-    compiled = time.perf_counter()
-    simulator.simulate(last, 0, simulator.chunk_size)
-    per_world = (time.perf_counter() - compiled) / simulator.chunk_size / num_workers()
-    num_functions = len(group_selectors(named))
-    compilation = (num_functions - 1) * (compiled - begun) / num_workers()
-    first = _first_round(simulator, num_worlds)
-    least = max(first, min(_MIN_WORLDS, num_worlds))
-    num_left = min(len(named), _NUM_LEFT)
-    shortest = per_world * (len(named) * first + num_left * (least - first))
-    longest = shortest + per_world * num_left * (num_worlds - least)
-    say(
-        f"roughly {compilation:.0f} s to compile {num_functions} functions for {len(named)} candidates, then {shortest:.0f} s "
-        f"of simulation, or up to {longest:.0f} s if they are close"
-    )
 
 
 def _first_round(simulator: CandidateSimulator, num_worlds: int) -> int:

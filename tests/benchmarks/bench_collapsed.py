@@ -71,7 +71,7 @@ def stream(engine_name, model, rows, num_seeds):
         state, info = engine.update(key, state, jax.tree.map(lambda leaf: leaf[None], row))
         return state, (getattr(info, "num_refreshes", jnp.zeros((), int)), info.is_trusted)
 
-    # As a bandit's programs are compiled: threads that look for work would count as much as the work itself.
+    # Compile as the bandit does: idle threads that look for work would distort the times.
     learn = jax.jit(
         lambda key: jax.lax.scan(step, engine.init(key), (jr.split(key, num_rows), rows))[1],
         compiler_options=in_order_options(),
@@ -134,7 +134,7 @@ def measure(name, engine_name, num_rows, loaded, num_seeds):
 
 
 def run_jobs(options):
-    """Run every model and engine as a process of its own, and print what each said."""
+    """Run every model and engine as a process of its own, and print their output."""
     cases = [(model, engine) for model in options.models.split(",") for engine in options.engines.split(",")]
     seeds = ["--seeds", str(options.seeds)]
 

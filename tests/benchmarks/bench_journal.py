@@ -1,4 +1,4 @@
-"""What full durability costs: decisions and rewards a second in batches, and the latency of a single one.
+"""Cost of full durability: decisions and rewards a second in batches, and the latency of a single one.
 
 Run by hand: python tests/benchmarks/bench_journal.py [--folder FOLDER] [--postgres URL] [--rounds 20]. Three Bernoulli arms,
 the exact engine, M = 1,000; every call returns when its events are on the disk. The time of a bare fsync of 4 kB is printed

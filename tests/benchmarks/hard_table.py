@@ -17,7 +17,7 @@ REFERENCE = "reference"
 
 
 def work(name, what, num_seeds):
-    """What an engine's draws are on each seed, with evidence; or the reference's means and standard deviations."""
+    """Draws and diagnostics of an engine on each seed; or the reference's means and standard deviations."""
     import test_engines_hard as hard
 
     return hard.CASES[name].reference() if what == REFERENCE else hard.draws_of(name, what, range(num_seeds))
@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, help="seconds after which parts that are not done are left out")
     arguments = parser.parse_args()
-    # The cases in many dimensions, which stand last, take the longest.
+    # The last cases have many dimensions and take the longest.
     parts = [
         (name, what, arguments.seeds) for name in arguments.cases[::-1] for what in (REFERENCE, *arguments.engines)
     ]

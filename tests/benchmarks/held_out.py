@@ -1,13 +1,13 @@
-"""Does what `tune` chooses hold up in worlds that it has not seen? Six programs, three horizons, and priors that are wrong.
+"""Is the selector that `tune` chooses good in new worlds? Six programs, three horizons, and priors that are wrong.
 
     python tests/benchmarks/held_out.py --programs poisson,gaussian --horizons 100,1000 --out results
-    python tests/benchmarks/held_out.py --rules information-directed --out results       # what is there gains a candidate
+    python tests/benchmarks/held_out.py --rules information-directed --out results       # adds a candidate
     python tests/benchmarks/held_out.py --report --out results
 
-Every candidate plays the worlds of a race, judged in hindsight as `tune` does, and worlds held out, judged by their truths; at
-1,000 decisions also worlds whose prior is three times as wide, and a third as wide, as the one that the bandit believes. All
-worlds of a case and all candidates that differ in numbers alone are one batch of one compiled function: on a GPU ten thousand
-steps take as long for one world as for thousands. The library's own race then looks at the worlds in its own rounds. Float32.
+Every candidate plays the worlds of an elimination, judged by posterior regret as in `tune`, and held-out worlds, judged by
+their truths; at 1,000 decisions also worlds whose prior is three times as wide, and a third as wide, as the bandit's. All
+worlds and all candidates of a group are one batch of one compiled function: on a GPU ten thousand steps take as long for one
+world as for thousands. The library's elimination then uses these worlds in its rounds. Float32.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WIDER = {  # a world of the program's own prior, and a factor -> one of a prior 
     "hurdle": lambda world, by: world | {"order_value": by * world["order_value"]},
     "hierarchical_gaussian": lambda world, by: {name: by * value for name, value in world.items()},
 }
-RACE, NUM_TRUTHS, WRONG_AT = 512, 32, 1000  # worlds of a race, truths of a history, decisions at which priors are wrong
+RACE, NUM_TRUTHS, WRONG_AT = 512, 32, 1000  # worlds of an elimination, truths of a history, horizon with wrong priors
 
 
 def sure(arm):
@@ -134,7 +134,7 @@ class Case:
             self._compiled = list(pool.map(lambda low: low.compile(), lowered))
 
     def play(self, wanted):
-        """Play {label: (worlds, seed, number)} and return {label: {name: (judged by its truth, judged in hindsight)}}."""
+        """Play {label: (worlds, seed, number)} and return {label: {name: (regret under its truth, posterior regret)}}."""
         keys = [self._keys(seed, num) for _, seed, num in wanted.values()]
         truths = [self._truths(worlds, own) for own, (worlds, _, _) in zip(keys, wanted.values(), strict=True)]
         total = sum(num for _, _, num in wanted.values())
@@ -184,7 +184,7 @@ def run_case(name, horizon, arguments):
 
 
 def report(out):
-    """Let the library choose after a race, and print how its choice fared on the worlds held out, and how all rules did."""
+    """Let the library choose, and print the regret of its choice and of all rules on the held-out worlds."""
     excess = {}
     for worlds in ("own", "narrow", "wide"):
         heads = "program | decisions | chosen | race | worlds | regret | best other | behind"
@@ -226,7 +226,7 @@ def report(out):
 
 
 def chosen(data, named, horizon, num_races=4):
-    """What the library's race chooses and after how many worlds, begun at four places of the worlds played for it."""
+    """Return the choices of the library's elimination, from four starting points, and the number of worlds of each."""
     choices = []
     for first in range(0, RACE, RACE // num_races):
         regret = {rule: np.roll(data[f"race/{rule}/hindsight"].astype(float), -first, axis=0) for rule in named}
@@ -250,10 +250,10 @@ def main():
     parser.add_argument("--programs", default=",".join(PROGRAMS))
     parser.add_argument("--horizons", default="1000,100,10000")
     parser.add_argument("--worlds", type=int, default=4096, help="worlds held out (%(default)s)")
-    parser.add_argument("--lanes", type=int, default=1 << 14, help="worlds that are played together (%(default)s)")
+    parser.add_argument("--lanes", type=int, default=1 << 14, help="worlds that are simulated at once (%(default)s)")
     parser.add_argument("--rules", default="", help="candidates to play, by name, separated by ';' (all)")
     parser.add_argument("--out", type=Path, default=Path("held-out"))
-    parser.add_argument("--report", action="store_true", help="print what is there")
+    parser.add_argument("--report", action="store_true", help="print the results")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.report:
@@ -261,7 +261,7 @@ def main():
         return
     for horizon in (int(word) for word in arguments.horizons.split(",")):
         for name in arguments.programs.split(","):
-            if name != "bernoulli_sure" or horizon == WRONG_AT:  # it is there for its wrong prior
+            if name != "bernoulli_sure" or horizon == WRONG_AT:  # used for its wrong prior only
                 run_case(name, horizon, arguments)
 
 

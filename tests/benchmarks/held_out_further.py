@@ -1,4 +1,4 @@
-"""Five further programs, which had no part in how `tune` came to choose: the checks of held_out.py, with the same arguments.
+"""Five further programs, which were not used to design `tune`: the checks of held_out.py, with the same arguments.
 
 python tests/benchmarks/held_out_further.py --horizons 1000,300 --out results-further
 python tests/benchmarks/held_out_further.py --report --out results-further

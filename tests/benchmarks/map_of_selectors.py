@@ -1,9 +1,9 @@
-"""Who wins where: selectors on the paper's grid and beyond it, on a GPU.
+"""Which selector has the least regret where: the paper's grid and more problems, on a GPU.
 
     python tests/benchmarks/map_of_selectors.py grid --seconds 3000 --out results       # 969 triples, 171 pairs, 1,500 steps
     python tests/benchmarks/map_of_selectors.py table --out results                     # M draws against exact marginals
     python tests/benchmarks/map_of_selectors.py change --out results                    # a world that changes
-    python tests/benchmarks/map_of_selectors.py report --out results                    # tables and figures of what is there
+    python tests/benchmarks/map_of_selectors.py report --out results                    # tables and figures
 
 Each part plays in rounds, the same random numbers for every policy, and stops at --runs realizations a problem (the paper's
 5,000) or when --seconds are over, whichever is first. What `tune` chooses is the matter of held_out.py. Float32.
@@ -152,7 +152,7 @@ def summary(rates, found):
 
 
 def rounds(grid, policies, seconds, most, path, begin=0):
-    """Play rounds of all policies until the time or the number of runs is reached, and write now and then what is done."""
+    """Play rounds of all policies until the time or the number of runs is reached, and write partial results."""
     found = {name: [] for name in policies}
     began, written, done, longest = time.time(), time.time(), 0, 0.0
     while done < most and time.time() - began + 1.2 * longest < seconds or done == 0:
@@ -284,7 +284,7 @@ def main():
     parser.add_argument("part", choices=["grid", "table", "change", "report"])
     parser.add_argument("--runs", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--begin", type=int, default=0, help="of `grid`: go on at this realization")
+    parser.add_argument("--begin", type=int, default=0, help="of `grid`: continue at this realization")
     parser.add_argument("--grids", default=",".join(GRIDS), help="of `grid`: which (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("map-of-selectors"))
     arguments = parser.parse_args()

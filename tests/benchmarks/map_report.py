@@ -1,4 +1,4 @@
-"""Tables and figures of what `map_of_selectors.py` found: Markdown on the screen, PNG files beside the data."""
+"""Tables (Markdown) and figures (PNG) of the results of `map_of_selectors.py`."""
 
 import json
 from math import erfc
@@ -83,16 +83,16 @@ def _worse(found) -> None:
         for other in (name for name in CLASSIC if name in names and own in names):
             i, j = names.index(own), names.index(other)
             worst = np.argsort(-z[i, j])[:4]
-            told = []
+            worst = []
             for k in worst:
                 rates = ", ".join(f"{rate:.2f}" for rate in found["rates"][k])
                 pair = f"{found['mean'][i, k]:.1f} against {found['mean'][j, k]:.1f}"
-                told.append(f"({rates}): {pair} (z {z[i, j, k]:.1f})")
-            print(f"\n{own} at its worst against {other}: " + "; ".join(told))
+                worst.append(f"({rates}): {pair} (z {z[i, j, k]:.1f})")
+            print(f"\n{own} at its worst against {other}: " + "; ".join(worst))
 
 
 def _map(found, path: Path) -> None:
-    """Draw, over the gap between the two best arms and the level of the best, who has the least regret, and by how much."""
+    """Draw which policy has the least regret, over the gap between the two best arms and the level of the best."""
     import matplotlib
 
     matplotlib.use("agg")

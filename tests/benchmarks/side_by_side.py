@@ -20,11 +20,11 @@ _ONE_CORE = {
 def run_parts(function, parts, num_jobs, limit=None):
     """Return {part: function(*part)}, each in a process of one core, the first parts first.
 
-    A part that fails, or is not done after `limit` seconds, is left out: a table with a hole says more than none.
+    A part that fails, or is not done after `limit` seconds, is left out of the table.
     """
     os.environ.update(_ONE_CORE)
     found = {}
-    # One part a process, and then a new one: compiled programs of other parts would only fill its memory.
+    # A new process for each part, so that compiled programs of other parts do not fill its memory.
     pool = ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     pending = {pool.submit(_timed, function, part): part for part in parts}
     try:

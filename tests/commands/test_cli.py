@@ -14,7 +14,7 @@ from ppl_bandit.commands.cli import main
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """Keep the command line's compilation cache, and jax's settings for it, inside a test."""
+    """Use a temporary compilation cache, and restore JAX's settings for it."""
     names = [
         "jax_compilation_cache_dir",
         "jax_persistent_cache_min_compile_time_secs",
@@ -49,7 +49,7 @@ def test_check_says_which_models_are_exact_and_why_the_others_are_not(capsys, tm
     assert "invalid" in missing and "bernoulli" in missing  # the bundled names are listed
 
 
-def test_check_prints_json_for_machines(capsys):
+def test_check_prints_json(capsys):
     assert main(["check", "bernoulli", "--json"]) == 0
     (finding,) = json.loads(capsys.readouterr().out)
     assert finding["verdict"] == "exact"
@@ -105,12 +105,12 @@ def test_run_writes_table_figures_and_data(tmp_path, capsys):
         (["--steps", "0"], "num_steps must be a positive integer, got 0"),
     ],
 )
-def test_run_refuses_what_it_does_not_know(arguments, message, tmp_path, capsys):
+def test_run_refuses_unknown_names_and_invalid_numbers(arguments, message, tmp_path, capsys):
     assert main(["run", "bernoulli", *arguments, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_check_says_what_the_bandit_does_where_particles_would_hold_most_of_a_program(tmp_path):
+def test_check_reports_not_exact_if_most_dimensions_would_be_particles(tmp_path):
     path = tmp_path / "rates.py"
     path.write_text(
         "import jax.numpy as jnp\nimport numpyro\nimport numpyro.distributions as dist\n\nnum_arms = 4\n\n\n"

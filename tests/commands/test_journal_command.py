@@ -47,7 +47,7 @@ def run(capsys, *words):
     return status, said.out, said.err
 
 
-def test_status_counts_and_tells_the_posterior_with_the_model(recorded, capsys):
+def test_status_counts_and_with_the_model_prints_the_posterior(recorded, capsys):
     folder, _ = recorded
     status, out, _ = run(capsys, folder / "j.db", "status", "--json")
     found = json.loads(out)
@@ -59,7 +59,7 @@ def test_status_counts_and_tells_the_posterior_with_the_model(recorded, capsys):
     assert status == 0 and "learnt from 4 rewards" in out and "decisions  pending" in out
 
 
-def test_show_tells_one_decisions_story(recorded, capsys):
+def test_show_prints_everything_about_one_decision(recorded, capsys):
     folder, decisions = recorded
     status, out, _ = run(capsys, folder / "j.db", "show", decisions[0].id, "--json")
     story = json.loads(out)
@@ -112,13 +112,13 @@ def test_export_and_pending_give_tables(recorded, capsys, tmp_path):
         (["mysql://u:pw@h/d", "status"], "scheme 'mysql'"),
     ],
 )
-def test_a_callers_mistake_is_one_line_and_status_two(recorded, capsys, words, said):
+def test_invalid_input_is_one_line_and_status_2(recorded, capsys, words, said):
     folder, _ = recorded
     status, out, err = run(capsys, *(folder / "j.db" if word == "JOURNAL" else word for word in words))
     assert status == 2 and said in err and "Traceback" not in err and "pw" not in err
 
 
-def test_numbers_of_the_command_line_are_checked_and_a_model_may_not_leave(tmp_path, capsys):
+def test_numbers_are_checked_and_a_model_that_exits_is_refused(tmp_path, capsys):
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
     assert main(["check", str(tmp_path / "leaves.py")]) == 2
     assert "leaves.py:2: SystemExit: 3" in capsys.readouterr().out

@@ -32,7 +32,7 @@ def test_a_bundled_model_is_named_without_a_path():
     assert set(model.truth) == {"rate"}
 
 
-def test_everything_that_a_file_says_is_read():
+def test_every_variable_of_a_file_is_read():
     model = load_model("poisson")
     assert set(model.context) == {"exposure"} and model.contexts is not None
     assert load_model("hurdle").outcomes == ("conversion", "spend")
@@ -53,7 +53,7 @@ def test_another_function_of_the_file_can_be_named(tmp_path):
     assert model.name == "mine:other"
 
 
-def test_a_relative_path_is_read_from_the_current_folder_and_wins_over_nothing_bundled(tmp_path, monkeypatch):
+def test_a_relative_path_is_read_from_the_current_folder(tmp_path, monkeypatch):
     write(tmp_path, PROGRAM, "bernoulli.py")
     monkeypatch.chdir(tmp_path)
     assert load_model("bernoulli.py").num_arms == 2
@@ -89,7 +89,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         (PROGRAM + "contexts = 3", r"contexts must be a function"),
     ],
 )
-def test_a_file_that_is_no_model_is_refused_with_the_remedy(tmp_path, text, message):
+def test_an_invalid_file_is_refused_with_the_remedy(tmp_path, text, message):
     path = write(tmp_path, text)
     with pytest.raises(ModelFileError, match=message) as caught:
         load_model(str(path))

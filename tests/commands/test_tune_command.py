@@ -1,4 +1,4 @@
-"""`ppl-bandit tune`: what it prints and writes, and what it refuses."""
+"""`ppl-bandit tune`: its output, and invalid arguments."""
 
 import json
 
@@ -14,7 +14,7 @@ def test_tune_prints_the_standings_and_writes_the_table_and_the_figure(tmp_path,
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert found["best"].startswith(("selectors.double_sampling(", "selectors.thompson("))
-    # So wide a tolerance ends the race at the fewest worlds that it reports on, not at the most that it may play.
+    # With so wide a tolerance it stops at the smallest number of worlds, not at the largest.
     assert found["standings"][0]["num_worlds"] == 128
     assert "after 128 worlds" in printed.err and "after 256 worlds" not in printed.err
     assert "selector=selectors." in (tmp_path / "tune.md").read_text() and (tmp_path / "tune.png").stat().st_size > 0
@@ -30,7 +30,7 @@ def test_tune_prints_the_standings_and_writes_the_table_and_the_figure(tmp_path,
         (["--selectors", "nosuch"], "nosuch"),
     ],
 )
-def test_tune_refuses_what_it_cannot_use(arguments, message, tmp_path, capsys):
+def test_tune_refuses_invalid_arguments(arguments, message, tmp_path, capsys):
     assert main(["tune", "bernoulli", "--horizon", "10", *arguments, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

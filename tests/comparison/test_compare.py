@@ -1,4 +1,4 @@
-"""Engines side by side: errors against formulas, decisions, files, ArviZ objects, a report that a browser opens."""
+"""Comparison of engines: errors against formulas, decisions, files, ArviZ objects, the HTML report."""
 
 import dataclasses
 import json
@@ -85,7 +85,7 @@ def test_the_exact_engine_stays_at_the_floor(result):
     assert exact.info["is_trusted"] == 1.0
 
 
-def test_laplace_is_off_by_what_its_formula_says(result):
+def test_the_errors_of_laplace_are_those_of_its_formula(result):
     # In logits a Beta(a, b) has density w^a (1 - w)^b: the mode is log(a / b), and the variance there 1 / a + 1 / b.
     a, b, levels = 1 + SUCCESSES, 13 - SUCCESSES, np.array(QUANTILES)[:, None]
     gaussian = stats.norm(np.log(a / b), np.sqrt(1 / a + 1 / b))
@@ -96,7 +96,7 @@ def test_laplace_is_off_by_what_its_formula_says(result):
     density = gaussian.pdf(logits) / (value * (1 - value))
     error = np.sqrt(levels * (1 - levels) / (NUM_RUNS * NUM_SAMPLES)) / density / exact_law().std()
     assert np.all(np.abs(result.engines["laplace"].latents.quantiles.value - expected) < 4 * error)
-    assert expected[-1, 0] > 5 * error[-1, 0]  # or nothing would be told
+    assert expected[-1, 0] > 5 * error[-1, 0]  # otherwise the test has no power
     assert result.engines["laplace"].latents.wasserstein.value.max() > result.reference.floor.wasserstein.value.max()
 
 
@@ -138,7 +138,7 @@ def test_the_answer_comes_first_and_agrees_with_the_closed_form(result):
 
 
 def test_an_engine_that_decides_differently_is_named_in_the_answer(result):
-    # As if laplace had played another arm half of the time, where chance gives a few in a hundred.
+    # As if laplace had played another arm half of the time; sampling error gives a few in a hundred.
     laplace = result.engines["laplace"]
     decisions = laplace.decisions._replace(other_arm_prob=Estimate(np.array(0.5), np.array(0.01)))
     other = dataclasses.replace(result, engines=result.engines | {"laplace": laplace._replace(decisions=decisions)})
@@ -146,7 +146,7 @@ def test_an_engine_that_decides_differently_is_named_in_the_answer(result):
     assert "laplace would have made a different decision" not in answer(result)
 
 
-def test_the_tables_and_the_record_hold_what_was_measured(result):
+def test_the_tables_and_the_json_records_have_the_measurements(result):
     text = str(result)
     assert "reference: the exact posterior" in text and "rate[new]" in text and "P(other arm)" in text
     record = json.loads(json.dumps(comparison_records(result), allow_nan=False))
@@ -230,7 +230,7 @@ def model(arm):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What the command line writes."""
+    """Files that the command line writes."""
     home = tmp_path_factory.mktemp("compare")
     (home / "one.py").write_text(MODEL_FILE.format(b="1.0"))
     (home / "two.py").write_text(MODEL_FILE.format(b="9.0"))
@@ -241,7 +241,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """Keep the command line's compilation cache out of the user's, and jax's settings for it inside a test."""
+    """Use a temporary compilation cache, and restore JAX's settings for it."""
     names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
     before = {name: getattr(jax.config, f"jax_{name}") for name in names}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -269,7 +269,7 @@ def report(folder, capsys):
 FIGURES = [f"{name}.png" for name in ("answer", "densities", "forest", "best_arms", "costs", "predictive", "stream")]
 
 
-def test_the_report_stands_alone(report):
+def test_the_report_is_self_contained(report):
     text = report.read_text()
     assert not re.search(r"https?:|<script|<iframe|@import|url\(", text)
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
@@ -289,7 +289,7 @@ def test_a_browser_opens_the_report_without_an_error(report, tmp_path):
     command = [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", report.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert shown.returncode == 0, shown.stderr
-    assert "CONSOLE" not in shown.stderr  # where Chromium reports what a page did wrong
+    assert "CONSOLE" not in shown.stderr  # Chromium reports errors of a page there
     assert shown.stdout.count("<img") == len(FIGURES)
     assert shown.stdout.count("<tr>") > 10 and "Versions and seed" in shown.stdout
 
@@ -343,7 +343,7 @@ def leave_one_out(rewards, a, b):
         (["one.py", "--data", "none.csv"], "give a CSV file"),
     ],
 )
-def test_mistakes_end_with_status_2_and_a_sentence(folder, capsys, monkeypatch, arguments, message):
+def test_invalid_input_ends_with_status_2_and_a_message(folder, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(folder)
     assert main(["compare", *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -356,12 +356,12 @@ def logistic(arm):
 
 
 def test_an_interrupted_comparison_keeps_finished_engines(model, monkeypatch):
-    lines, contest = [], engine_comparison._run_and_measure
+    lines, original = [], engine_comparison._run_and_measure
 
-    def interrupted(lab, key, runner, reference):
+    def interrupted(setup, key, runner, reference):
         if runner.engine.explanation.engine == "laplace":
             raise KeyboardInterrupt
-        return contest(lab, key, runner, reference)
+        return original(setup, key, runner, reference)
 
     monkeypatch.setattr(engine_comparison, "_run_and_measure", interrupted)
     options = {"num_samples": NUM_SAMPLES, "num_runs": 2, "checkpoints": (), "say": lines.append}
@@ -372,12 +372,12 @@ def test_an_interrupted_comparison_keeps_finished_engines(model, monkeypatch):
     assert lines[started + 1].startswith("exact: 2 runs") and lines[-1] == (
         "interrupted in laplace: the finished engines are kept"
     )
-    with pytest.raises(KeyboardInterrupt):  # nothing is done
+    with pytest.raises(KeyboardInterrupt):  # no engine is finished
         compare(model, ROWS, (engines.laplace,), **options)
 
 
 @pytest.mark.slow
-def test_a_long_run_stands_in_where_nothing_is_exact():
+def test_a_long_run_is_the_reference_of_a_program_that_is_not_conjugate():
     found = compare(RewardModel(logistic, 2), ROWS, (engines.conjugate, engines.nuts), num_runs=2, checkpoints=())
     assert not found.reference.is_exact and "long run of the nuts engine" in found.reference.description
     assert "not conjugate" in found.refused["exact"] and list(found.engines) == ["nuts"]
@@ -431,7 +431,7 @@ def test_a_live_bandit_exports_the_same_groups(result):
 
 
 @pytest.mark.slow
-def test_draws_that_are_not_finite_are_said_to_be_so(model, tmp_path):
+def test_draws_that_are_not_finite_are_reported(model, tmp_path):
     def broken(model):
         engine = engines.conjugate(model)
         none = engine._replace(sample=lambda key, state, num: {"rate": jnp.full((num, 2), jnp.nan)})

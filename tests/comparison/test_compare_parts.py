@@ -180,7 +180,7 @@ def sale(arm):
     numpyro.deterministic("expected_reward", 10.0 * rate[arm])
 
 
-def test_an_outcome_that_does_not_count_is_0_observed_and_drawn_again():
+def test_an_outcome_that_does_not_count_is_0_when_observed_and_when_replicated():
     model = RewardModel(sale, 2, outcomes=("sold", "spend"))
     rows = Interaction(np.array([0, 1, 1, 0]), {"sold": np.array([1.0, 0, 1, 0]), "spend": np.array([3.0, 7, 5, 9])})
     found = observed_outcomes(model, rows)

@@ -62,7 +62,7 @@ def test_an_unknown_figure_is_refused(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_regrets_of_the_bernoulli_bandit_are_those_of_the_authors():
-    # 4,000 realizations of 1,000 steps; verdicts allow three standard errors, which is derived where they are made.
+    # 4,000 realizations of 1,000 steps; `verdicts` allows three standard errors of the difference.
     runs = {"bernoulli": paper.run_setting("bernoulli", 4000, precision="float64", progress=False)}
     found = paper.verdicts(runs)
     assert {f.number.policy for f in found} >= {THOMPSON, LOWEST}

@@ -1,4 +1,4 @@
-"""Simulated realizations: the same whatever the chunks and devices, with the law of the live bandit's own steps."""
+"""Simulated realizations: results do not depend on chunks and devices, and have the law of the live bandit."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def two_arms(arm):
 
 
 def drifting(arm):
-    """Another program than the bandit's: rewards that are rarely 2."""
+    """A world whose program differs from the bandit's."""
     with numpyro.plate("arms", 2):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
     numpyro.sample("reward", dist.Bernoulli(0.5 * rate[arm] + 0.25))
@@ -57,7 +57,7 @@ def test_every_step_is_labelled_and_consistent(whole):
     assert int(whole.num_candidates.min()) >= 1 and whole.selector == "double_sampling"
 
 
-def test_the_result_says_what_was_run_and_can_be_kept(whole, tmp_path):
+def test_the_result_has_its_provenance_and_can_be_saved(whole, tmp_path):
     facts = whole.attrs
     assert facts["model"].endswith("two_arms") and facts["engine"] == "conjugate" and facts["is_complete"] == 1
     assert json.loads(facts["truth"]) == {"1": {"rate": pytest.approx([0.4, 0.8])}}
@@ -89,7 +89,7 @@ def test_summaries_are_those_of_the_steps(whole, monkeypatch):
     assert float(last) == pytest.approx(float(regret[:, -1].median()), rel=1e-6)
 
 
-def test_several_selectors_meet_the_same_realizations(whole):
+def test_several_selectors_see_the_same_realizations(whole):
     both = run({"ds": DOUBLE, "ts": THOMPSON})
     assert dict(both.sizes) == {"selector": 2, "realization": 12, "step": 20, "arm": 2}
     np.testing.assert_array_equal(both.sel(selector="ds").regret, whole.regret)
@@ -151,7 +151,7 @@ def test_several_outcomes_and_an_approximate_engine_with_capacity_for_all_steps(
     assert bool(np.isfinite(found.best_arm_probs).all()) and found.attrs["engine"] == "laplace"
 
 
-def test_an_interrupted_run_keeps_what_is_done(monkeypatch, capsys):
+def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
     monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 4)
     monkeypatch.setattr(chunks, "num_cores", lambda: 1)
 
@@ -276,7 +276,7 @@ def test_two_processes_give_the_same_results(whole):
 @pytest.mark.parametrize("factory, num_realizations", [(engines.reweight, 60), (engines.nuts, 30)])
 def test_approximate_engines_have_the_regret_of_the_exact_one(factory, num_realizations):
     # Both have the same law if the draws are right, so the standard error comes from the exact engine's many runs: a few
-    # runs of a skewed law, without one of the rare bad ones, would think themselves too precise.
+    # runs of a skewed law, without one of the rare bad ones, underestimate it.
     exact = run(THOMPSON, num_steps=40, num_realizations=100 * num_realizations, summary=True)
     found = run(
         THOMPSON, engine=factory(MODEL), num_steps=40, num_realizations=num_realizations, num_samples=200, summary=True

@@ -32,7 +32,7 @@ ENGINE = engines.conjugate(MODEL)
 
 
 @pytest.mark.slow
-def test_every_realization_has_a_world_of_its_own_and_all_selectors_meet_the_same():
+def test_every_realization_has_its_own_world_and_all_selectors_see_the_same_worlds():
     runs = simulate(
         0,
         MODEL,
@@ -53,7 +53,7 @@ def test_every_realization_has_a_world_of_its_own_and_all_selectors_meet_the_sam
 
 
 def test_a_world_that_is_not_drawn_has_no_truth():
-    with pytest.raises(ValueError, match=r"the truth is not drawn yet: ask environment\.world\(key\)"):
+    with pytest.raises(ValueError, match=r"the truth is not drawn yet: call environment\.world\(key\)"):
         Environment.from_prior(MODEL).expected_rewards(None)
 
 
@@ -78,7 +78,7 @@ def test_scales_of_a_prior_are_positive(scales, message):
 
 
 def test_only_a_truth_that_is_given_can_change():
-    with pytest.raises(ValueError, match="changes was given without a truth to change"):
+    with pytest.raises(ValueError, match="changes was given without a truth"):
         Environment(MODEL, None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
 
 
@@ -87,9 +87,9 @@ def regret_of(name, regret, selector=None):
     return CandidateRegret(name, selector or selectors.thompson(), regret, np.zeros(regret.shape, bool))
 
 
-def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
+def test_candidates_that_are_clearly_behind_on_the_same_worlds_are_eliminated():
     rng = np.random.default_rng(0)
-    hardness = rng.exponential(50.0, 200)  # shared: it says nothing about who is better
+    hardness = rng.exponential(50.0, 200)  # common to all candidates
     regrets = [
         regret_of("good", hardness + rng.normal(size=200)),
         regret_of("as good", hardness + rng.normal(size=200)),
@@ -103,13 +103,13 @@ def test_a_race_drops_those_that_are_clearly_behind_on_the_same_worlds():
     assert worse.hardest > 2 * worse.mean
 
 
-def test_a_candidate_whose_regret_is_beyond_all_numbers_does_not_lead():
+def test_a_candidate_with_a_regret_of_nan_does_not_lead():
     regrets = [regret_of("lost", [1.0, np.nan, 1.0]), regret_of("found", [5.0, 6.0, 7.0])]
     assert remaining_candidates(regrets, "mean") == ["found"]
     assert choose_candidate({one.name: one for one in regrets}, "mean", 10, 0.0).name == "found"
 
 
-def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for():
+def test_among_equals_the_lower_tail_is_chosen_and_the_criterion_may_be_a_quantile():
     rng = np.random.default_rng(1)
     calm = rng.uniform(9.0, 11.0, 400)
     rash = np.where(np.arange(400) < 8, 300.0, calm - 6.3)
@@ -120,7 +120,7 @@ def test_among_equals_the_lower_tail_is_chosen_and_a_quantile_can_be_asked_for()
     assert remaining_candidates(list(regrets.values()), 0.5) == ["rash"]
 
 
-def test_among_those_that_may_be_level_an_index_that_learns_is_chosen():
+def test_among_equals_an_index_with_learning_is_chosen():
     rng = np.random.default_rng(4)
     leader = rng.normal(10.0, 1.0, 400)
     # Differences of deviation 2 over 400 worlds have a standard error of .1: 1.5 of these behind, then 3.
@@ -144,7 +144,7 @@ def test_among_those_that_may_be_level_an_index_that_learns_is_chosen():
     assert found.name == "leader" and own.behind_error < own.behind < 2 * own.behind_error
 
 
-def test_a_race_is_settled_when_the_lead_over_every_rival_is_known():
+def test_elimination_stops_when_the_lead_over_every_rival_is_known():
     rng = np.random.default_rng(2)
     leader = regret_of("leader", np.full(400, 10.0))
     # The standard error of a difference of deviation 4 over 400 worlds is .2, 2% of the leader's regret.
@@ -152,19 +152,21 @@ def test_a_race_is_settled_when_the_lead_over_every_rival_is_known():
     assert are_differences_known([leader, rival], "mean", 0.03) and not are_differences_known(
         [leader, rival], "mean", 0.01
     )
-    assert are_differences_known([leader, rival, loser], "mean", 0.03)  # it will not be chosen, however little is known
+    assert are_differences_known(
+        [leader, rival, loser], "mean", 0.03
+    )  # a candidate that will not be chosen does not count
     assert are_differences_known([leader], "mean", 0.0)
 
 
-def test_with_a_prior_in_doubt_regret_counts_in_proportion_to_the_best_of_each_scale():
+def test_with_several_scales_regret_is_relative_to_the_best_candidate_of_each():
     rng = np.random.default_rng(5)
     which = np.arange(600) % 3
     hardness = np.array([1.0, 10.0, 1000.0])[which]
-    # Twice the best where worlds are dear, where they are cheap, and a tenth above it everywhere.
+    # Twice the best in expensive worlds, twice the best in cheap ones, and 1.1 times the best everywhere.
     dear, cheap, sound = (np.array(factors)[which] for factors in ([1, 1, 2.0], [2, 2, 1], [1.1, 1.1, 1.1]))
     named = {"dear": dear, "cheap": cheap, "sound": sound}
     regrets = {name: regret_of(name, factor * hardness * rng.uniform(0.9, 1.1, 600)) for name, factor in named.items()}
-    assert choose_candidate(regrets, "mean", 10, 0.0).name == "cheap"  # all that counts are the dear worlds
+    assert choose_candidate(regrets, "mean", 10, 0.0).name == "cheap"  # the worlds with a high regret dominate
     found = choose_candidate(regrets, "mean", 10, 0.0, (0.3, 1.0, 3.0), which)
     assert found.name == "sound" and remaining_candidates(list(relative_to_best(regrets, which).values()), "mean") == [
         "sound"
@@ -179,7 +181,7 @@ def test_with_a_prior_in_doubt_regret_counts_in_proportion_to_the_best_of_each_s
     "name", ["reals", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rates", "shares"))]
 )
 def test_worlds_of_a_wider_prior_lie_farther_from_its_middle(name):
-    """The same draws of the prior, moved: what moves no expected reward stays."""
+    """The same prior draws, moved; sites that no expected reward depends on stay."""
 
     def reals(arm):
         noise = numpyro.sample("noise", dist.Gamma(2.0, 1.0))
@@ -215,7 +217,7 @@ def sloped(arm, context):
     numpyro.sample("reward", dist.Normal(slope[arm] * context, 1.0))
 
 
-def test_hindsight_adds_up_the_gaps_of_the_plays_under_each_truth():
+def test_posterior_regret_sums_the_gaps_of_the_plays_under_each_truth():
     rng = np.random.default_rng(3)
     arms, contexts = rng.integers(0, 2, 12), rng.normal(size=12)
     rates, slopes = rng.uniform(size=(5, 2)), rng.normal(size=(5, 2))
@@ -232,8 +234,8 @@ def test_hindsight_adds_up_the_gaps_of_the_plays_under_each_truth():
 
 @pytest.mark.parametrize("scales", [(1.0,), (1 / 3, 1.0, 3.0)])
 @pytest.mark.slow
-def test_hindsight_has_the_mean_of_the_truth_and_less_noise(scales):
-    """Also where the prior is too narrow or too wide: the truth has the law of what a bandit with the right one would know."""
+def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise(scales):
+    """For wider and narrower priors too: the truth has the law of the posterior under the world's own prior."""
     rule, found = selectors.optimistic_gittins(30, 0.1), {}
     worlds = Environment.from_prior(MODEL, scales=scales, engine=ENGINE)
     for num_truths in (1, None):
@@ -247,14 +249,14 @@ def test_hindsight_has_the_mean_of_the_truth_and_less_noise(scales):
     for number in range(len(scales)):
         own = difference[which == number]
         assert abs(own.mean()) < 4 * own.std() / own.size**0.5
-    # Of a rash rule, most of the regret's variance is whether it was right.
+    # For a rule that explores little, most of the variance is whether its choice was right.
     assert judged.mean(axis=1).std() < 0.6 * truth.std()
     # A share of 512 has a standard error of .022 at most.
     assert abs(is_stuck.mean() - are_stuck.mean()) < 0.09
     assert abs(np.quantile(truth, 0.9) - np.quantile(judged, 0.9)) < 0.25 * np.quantile(truth, 0.9)
 
 
-def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
+def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
     own, other = Environment.from_prior(MODEL), Environment.from_prior(RewardModel(conversion, 2))
     assert has_posterior_regret(MODEL, ENGINE, own) and not has_posterior_regret(MODEL, ENGINE, other)
     doubted = Environment.from_prior(MODEL, scales=(3.0,), engine=ENGINE)
@@ -263,11 +265,9 @@ def test_hindsight_needs_an_exact_posterior_of_the_worlds_own_prior():
     assert not has_posterior_regret(MODEL, ENGINE, Environment(MODEL, {"rate": jnp.array([0.2, 0.3])}))
     forgetful = engines.conjugate(MODEL, discount=0.99)
     assert not has_posterior_regret(MODEL, forgetful, own)
-    assert (
-        forgetful.capabilities.with_wider_prior is None
-    )  # what was forgotten was given back to the prior that there was
+    assert forgetful.capabilities.with_wider_prior is None  # a discounted posterior moves towards its own prior
 
-    def believed(arm):  # worlds are drawn without the factor, and the posterior counts it
+    def believed(arm):  # worlds are drawn without the factor, the posterior includes it
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
         numpyro.factor("belief", jnp.log(rate).sum())
         numpyro.sample("reward", dist.Bernoulli(rate[arm]))
@@ -297,7 +297,7 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
     )
     assert tuned.name != "top-two" and tuned.code.startswith("selectors.optimistic_gittins(horizon=30")
     assert [s.num_worlds for s in tuned.standings if s.name != "top-two"] == [128, 128]
-    assert "s to compile 2 functions for 3 candidates" in heard[0] and heard[1].startswith("after 32 worlds: ")
+    assert heard[0] == "compiling 2 functions for 3 candidates ..." and heard[2].startswith("after 32 worlds and ")
     assert tuned.regret["patience 1"].shape == (128,)
     assert str(tuned).count("\n") == 4
     bandit = Bandit(MODEL, engine=lambda model: ENGINE, selector=selectors.optimistic_gittins(2))
@@ -309,7 +309,7 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
         bandit.select_many(num_decisions=2)
 
 
-def test_candidates_are_every_selector_and_a_ladder():
+def test_candidates_are_every_selector_and_several_patiences():
     named = candidates(MODEL, ENGINE, 100)
     assert {"Gittins, patience 2, learning 1", "Gittins, patience 1", "information-directed"} <= named.keys()
     fewer = candidates(MODEL, ENGINE._replace(capabilities=ENGINE.capabilities._replace(marginals=None)), 100)
@@ -329,7 +329,7 @@ def test_candidates_are_every_selector_and_a_ladder():
         (dict(doubt=0.3), "doubt must be a number of at least 1, got 0.3"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_explained(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         tune(MODEL, engine=ENGINE, **({"horizon": 10} | arguments))
 
@@ -363,8 +363,8 @@ def test_a_prior_is_worth_as_many_rewards_as_a_textbook_says(program, count):
 
 
 @pytest.mark.slow
-def test_the_tuned_selector_is_as_good_as_any_fixed_one_on_worlds_it_has_not_seen():
-    """Bernoulli arms, horizon 300: 256 worlds choose, 1,024 others judge, paired."""
+def test_the_tuned_selector_is_as_good_as_any_fixed_one_on_new_worlds():
+    """Bernoulli arms, horizon 300: tuned on 256 worlds, tested on 1,024 others, paired."""
     named = candidates(MODEL, ENGINE, 300)
     tuned = tune(MODEL, 300, named, engine=ENGINE, num_worlds=256)
     judged = simulate(

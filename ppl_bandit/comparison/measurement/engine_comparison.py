@@ -39,6 +39,7 @@ from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
@@ -151,7 +152,7 @@ def compare(
         num_samples,
         seed,
         selector.name,
-        all(getattr(jax.config, flag) for flag in ("jax_enable_compilation_cache", "jax_compilation_cache_dir")),
+        disk_cache.folder() is not None,
         overviews(reward_model, names.names, data, contexts, draws),
     )
     return dataclasses.replace(found, text=comparison_text(found))
