@@ -17,7 +17,7 @@ from ppl_bandit.inputs.numbers import as_numbers
 from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.types import Engine, Interaction, Selector
 
@@ -194,7 +194,7 @@ def _known_support(model: RewardModel, names: tuple[str, ...]) -> Callable[..., 
         found = zip(names, possible(unknown, arm, given, context), is_known, strict=True)
         return {name: fits for name, fits, known in found if known}
 
-    return jax.jit(check)
+    return quick_jit(check)
 
 
 def check_data(model: RewardModel, data: Interaction, arms: Arms) -> Interaction:
