@@ -1,4 +1,4 @@
-"""What a program computes, as a digest: equal for the same computation with the same numbers, in any process."""
+"""Fingerprints of programs: digests that are equal for the same computation with the same constants, in any process."""
 
 import contextlib
 import functools
@@ -14,16 +14,17 @@ import numpy as np
 from ppl_bandit.program.model.sites import abstract_trace, is_latent
 from ppl_bandit.program.model.tracing import log_prob, run_program
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, all_equations
-from ppl_bandit.runtime.numpyro_adapter import components
+from ppl_bandit.runtime.numpyro_adapter import components, patched_methods
 
 __all__ = ["program_fingerprint", "code_fingerprint", "jaxpr_fingerprint"]
 
-# Parameters that say how an operation is called or placed, not what it computes.
-_NAMES = {"name", "debug_info", "ctx_mesh", "in_shardings", "out_shardings", "in_layouts", "out_layouts"}
+# Parameters of primitives that do not change what is computed.
+_IGNORED = {"name", "debug_info", "ctx_mesh", "in_shardings", "out_shardings", "in_layouts", "out_layouts"}
+_OPAQUE = ("custom_vjp", "custom_lin")  # primitives whose derivatives are Python functions
 
 
 def jaxpr_fingerprint(*functions: ClosedJaxpr) -> str:
-    """Return a digest of computations with every number in them, also those that a jitted helper closes over."""
+    """Return a digest of jaxprs and of every constant in them, also of those that a jitted helper closes over."""
     digest = hashlib.sha256()
     for closed in functions:
         _digest_jaxpr(digest, closed.jaxpr, closed.consts)
@@ -31,51 +32,59 @@ def jaxpr_fingerprint(*functions: ClosedJaxpr) -> str:
 
 
 def program_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
-    """Return a digest of everything that this library can find in a program; None where that cannot be told.
+    """Return a digest of everything that this package computes from a program; None if the program cannot be identified.
 
-    Densities, what they are evaluated for, where every site lives, and how the densities bend (a rule of differentiation may
-    be the user's own), for one row and for as many as there are arms; the example context, which probes start from; and the
-    code itself. A distribution of the user's own may draw as it likes, and a callback return what it likes: they have no such
-    digest.
+    The digest covers log densities, supports, deterministic sites and means, with first and second derivatives by `jvp` (which
+    follows the rules of `custom_jvp`), for one row and for one row per arm; the example context; and the bytecode of the
+    program. There is no digest of a program with callbacks, with `custom_vjp` (its rules are Python functions that `jvp` does
+    not trace), with a distribution class that is not NumPyro's, or with a method replaced on a distribution.
     """
     trace = abstract_trace(program, context, 2)
     shapes = {name: jnp.shape(site["value"]) for name, site in trace.items() if is_latent(name, site, outcomes)}
     kinds = {name: trace[name]["value"].dtype.kind for name in outcomes}
     sites: list[Any] = []
 
-    def readings(latents: Any, arm: Any, rows: Any, values: Any) -> tuple[Any, Any]:
+    def compute(latents: Any, arm: Any, rows: Any, values: Any) -> tuple[Any, Any]:
         found = run_program(program, arm, rows, {**latents, **values})
         sampled = {name: site for name, site in found.items() if site["type"] == "sample"}
         sites[:] = [(name, site["fn"]) for name, site in sampled.items()]
-        said = [site["value"] for site in found.values() if site["type"] == "deterministic"]
-        homes = [site["fn"].support(site["value"]) for site in sampled.values()]
+        deterministic = [site["value"] for site in found.values() if site["type"] == "deterministic"]
+        supports = [site["fn"].support(site["value"]) for site in sampled.values()]
         means = [_mean(found[name]["fn"]) for name in outcomes]
-        return [log_prob(site) for site in sampled.values()], (said, homes, means)
+        return [log_prob(site) for site in sampled.values()], (deterministic, supports, means)
 
-    def bends(latents: Any, *rows: Any) -> Any:
+    def differentiate(latents: Any, *rows: Any) -> Any:
         ones = jax.tree.map(jnp.ones_like, latents)
 
         def slope(at: Any) -> tuple[Any, Any]:
-            terms, slopes, others = jax.jvp(lambda other: readings(other, *rows), (at,), (ones,), has_aux=True)
+            terms, slopes, others = jax.jvp(lambda other: compute(other, *rows), (at,), (ones,), has_aux=True)
             return slopes, (terms, others)
 
         return jax.jvp(slope, (latents,), (ones,), has_aux=True)
 
     def arguments(num_rows: int) -> tuple[Any, ...]:
-        # In NumPy: every operation of jax out of a trace would be compiled.
+        # NumPy arrays: JAX would compile every operation outside of a trace.
         rows = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_rows, *np.shape(leaf))), context)
         values = {name: np.zeros(num_rows, int if kind in "iub" else float) for name, kind in kinds.items()}
         return {name: np.zeros(shape) for name, shape in shapes.items()}, np.arange(num_rows), rows, values
 
     with jax.enable_x64(True):
-        computed = [jax.make_jaxpr(bends)(*arguments(1)), jax.make_jaxpr(readings)(*arguments(max(num_arms, 2)))]
-    classes = [type(part) for _, fn in sites for part in components(fn)]
-    is_own = any(not kind.__module__.startswith("numpyro.") for kind in classes)
-    if is_own or any("callback" in eqn.primitive.name for closed in computed for eqn in all_equations(closed.jaxpr)):
+        try:
+            computed = [
+                jax.make_jaxpr(compute)(*arguments(max(num_arms, 2))),
+                jax.make_jaxpr(differentiate)(*arguments(1)),
+            ]
+        except NotImplementedError:  # there is no second derivative, as of a function with custom_vjp
+            return None
+    parts = [part for _, fn in sites for part in components(fn)]
+    if any(not type(part).__module__.startswith("numpyro.") or patched_methods(part) for part in parts):
+        return None
+    names = {eqn.primitive.name for closed in computed for eqn in all_equations(closed.jaxpr)}
+    if any("callback" in name or name.startswith(_OPAQUE) for name in names):
         return None
     digest = hashlib.sha256(jaxpr_fingerprint(*computed).encode())
-    names = [name for name, _ in sites], [kind.__qualname__ for kind in classes], list(trace)
-    digest.update(repr([*names, num_arms, outcomes, kinds, str(jax.tree.structure(context))]).encode())
+    described = [name for name, _ in sites], [type(part).__qualname__ for part in parts], list(trace)
+    digest.update(repr([*described, num_arms, outcomes, kinds, str(jax.tree.structure(context))]).encode())
     for leaf in jax.tree.leaves(context):
         _digest_value(digest, leaf)
     digest.update(code_fingerprint(program).encode())
@@ -83,13 +92,13 @@ def program_fingerprint(program: Callable, num_arms: int, context: Any, outcomes
 
 
 def _mean(fn: Any) -> Any:
-    with contextlib.suppress(Exception):  # however it says that it has none written down
+    with contextlib.suppress(Exception):  # distributions without a mean raise different exceptions
         return jnp.asarray(fn.mean)
     return jnp.zeros(())
 
 
 def code_fingerprint(program: Callable) -> str:
-    """Return a digest of how a program is written, without running it; what it reads or calls elsewhere is not in it."""
+    """Return a digest of the bytecode of a program, without the functions that it calls and the variables that it reads."""
     digest = hashlib.sha256()
     _digest_code(digest, _code_of(program))
     return digest.hexdigest()
@@ -110,12 +119,12 @@ def _digest_code(digest: Any, code: Any) -> None:
     for const in code.co_consts:
         if hasattr(const, "co_code"):
             _digest_code(digest, const)
-        else:  # a set is written in another order in every process
+        else:  # the order of a set differs between processes
             digest.update(repr(sorted(map(repr, const)) if isinstance(const, frozenset) else const).encode())
 
 
 def _digest_jaxpr(digest: Any, jaxpr: Jaxpr, consts: Any) -> None:
-    """Add a jaxpr to a digest: its operations, their parameters, how they are wired, and its numbers."""
+    """Add a jaxpr to a digest: its primitives, their parameters and operands, and its constants."""
     names: dict[Any, int] = {}
 
     def name(atom: Any) -> None:
@@ -135,7 +144,7 @@ def _digest_jaxpr(digest: Any, jaxpr: Jaxpr, consts: Any) -> None:
         digest.update(f"{eqn.primitive.name}(".encode())
         for atom in eqn.invars:
             name(atom)
-        for key in sorted(set(eqn.params) - _NAMES):
+        for key in sorted(set(eqn.params) - _IGNORED):
             digest.update(f"{key}=".encode())
             _digest_parameter(digest, eqn.params[key])
         for atom in eqn.outvars:
