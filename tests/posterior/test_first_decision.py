@@ -11,7 +11,7 @@ import pytest
 from ppl_bandit import Interaction, RewardModel, engines
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.examination import measure
-from ppl_bandit.engines.exact.proof.gaussian_blocks import tie
+from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.runtime.jax_adapter import all_equations
 
 
@@ -40,7 +40,7 @@ def test_an_examination_and_an_update_are_small_programs(program, num_arms, cont
     """
     with jax.enable_x64(True):
         model = RewardModel(program, num_arms, context)
-        layout = tie(model, find_scales(model, read_supports(model)))
+        layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)))
         examined = jax.make_jaxpr(lambda: measure(model, layout, []))()
         engine = engines.conjugate(model)
         row = Interaction(jnp.zeros(1, int), jnp.ones(1), model.context_rows(1))

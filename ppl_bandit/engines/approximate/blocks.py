@@ -1,8 +1,8 @@
-"""Which latents the data and the prior tie to each other, proved on the program's jaxpr.
+"""Independent blocks of latents, proved on the program's jaxpr.
 
-A posterior is a product over blocks of latents where every term of the prior, and every row's likelihood given its arm, reads
-latents of one block only. Both are followed element by element through the traced program, for every context and reward at
-once (`program.entries`), so blocks may come out too large, never too small.
+A posterior is a product over blocks of latents if every term of the prior, and the likelihood of every row given its arm,
+depends on latents of one block only. The blocks come from element-level dependence analysis (`program.jaxpr.entry_reads`),
+which holds for all contexts and rewards; they may be too large, never too small.
 """
 
 from typing import Any, NamedTuple
@@ -19,16 +19,16 @@ from ppl_bandit.types import Interaction
 
 __all__ = ["Blocks", "independent_blocks", "one_block"]
 
-_MAX_SIZE = 2000  # latents beyond which a table of who reads whom is too large to be worth it
+_MAX_SIZE = 2000  # more latents would make the dependence table too large
 
 
 class Blocks(NamedTuple):
     """A partition of the K unconstrained latents into B blocks that are independent given any data.
 
     Attributes:
-        coordinates: (B, k), the latents of each block; k is the largest block's size, and smaller ones are filled up with K.
-        is_latent: (B, k), false where filled up.
-        of_arm: (A,), the block that an arm's rows speak of.
+        coordinates: (B, k), the latents of each block; k is the size of the largest block, and smaller ones are padded with K.
+        is_latent: (B, k), false for padding.
+        of_arm: (A,), the block that the likelihood of an arm's rows depends on.
         terms: (B, terms), the terms of the prior that belong to each block.
     """
 
@@ -50,7 +50,7 @@ def one_block(model: RewardModel, space: Space) -> Blocks:
 
 
 def independent_blocks(model: RewardModel, space: Space) -> Blocks:
-    """Return the finest partition that is proved; latents that no arm's rows speak of are a block of their own."""
+    """Return the finest partition that is proved; latents that no likelihood depends on are one block together."""
     if space.size > _MAX_SIZE:
         return one_block(model, space)
     terms = entries_read(space.log_prior, space.size, ())
@@ -70,7 +70,7 @@ def independent_blocks(model: RewardModel, space: Space) -> Blocks:
     label = connected_components(np.concatenate([terms, rows]))
     of_arm = np.array([label[np.argmax(row)] if row.any() else -1 for row in rows])
     is_read = np.isin(label, of_arm[of_arm >= 0])
-    label = np.where(is_read, label, space.size)  # what no row speaks of stays together
+    label = np.where(is_read, label, space.size)  # latents that no likelihood depends on stay together
     names = np.unique(label)
     members = [np.flatnonzero(label == name) for name in names]
     size = max(len(member) for member in members)

@@ -271,6 +271,7 @@ PRIMITIVES: dict[str, Primitive] = {
     },
     "rsqrt": Primitive(Kind.ELEMENTWISE, refusal=_ROOT),
     # Linear algebra.
+    **_rows(Kind.OTHER, "dot_general cholesky"),
     "triangular_solve": Primitive(Kind.OTHER, refusal="a triangular solve whose diagonal may be zero"),
     # Nowhere analytic, or not proved to be.
     **_rows(

@@ -1,7 +1,7 @@
-"""One program, read in several ways: as a prior, as a likelihood, as a table of expected rewards, as a world.
+"""The reward model: one NumPyro program as prior, likelihood, table of expected rewards and simulator.
 
-`RewardModel` wraps a NumPyro program with the few facts that it cannot state itself. Its methods are pure functions of
-arrays; they run under `jit`, `vmap` and `scan`, and follow jax's precision.
+`RewardModel` wraps a program with the few facts that it cannot state itself. Its methods are pure functions of arrays; they
+run under `jit`, `vmap` and `scan`, in the precision that JAX is set to.
 """
 
 import functools
@@ -40,10 +40,10 @@ class RewardModel:
     Attributes:
         latent_shapes: latent site -> shape.
         outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
-        expected_reward_method: in words, how the expected reward is computed.
+        expected_reward_method: a text that says how the expected reward is computed.
 
     Raises:
-        InvalidProgram: where the program cannot be read; the message says why and what to write instead.
+        InvalidProgram: if the program cannot be used; the message says why and what to write instead.
     """
 
     def __init__(self, program: Callable, num_arms: int, context: Any = None, outcomes: tuple[str, ...] = ("reward",)):
@@ -87,20 +87,20 @@ class RewardModel:
 
     @property
     def outcome_groups(self) -> tuple[tuple[str, ...], ...]:
-        """The outcomes, together where the density of one depends on the value of another."""
+        """The outcomes in groups: the density of an outcome depends on values of its own group only."""
         grouped = {name for group in self._outcome_groups for name in group}
         return (*self._outcome_groups, *((name,) for name in self.outcomes if name not in grouped))
 
     def log_prior(self, latents: Mapping[str, Array]) -> Float[Array, ""]:
         """Return the log prior density of the latents.
 
-        Sites that the program itself observes and `numpyro.factor` terms are part of the prior, counted once however many
-        rows of data follow.
+        Sites that the program itself observes and `numpyro.factor` terms are part of the prior: they count once, whatever the
+        number of rows.
         """
         return self.log_prior_of(self._trace_undrawn(latents, jnp.zeros(1, int), self.context_rows(1)))
 
     def log_prior_of(self, trace: Trace) -> Float[Array, ""]:
-        """Return the log prior density from the sites of a run; what it was run on besides latents does not matter."""
+        """Return the log prior density from the sites of a run with any arms, contexts and outcomes."""
         terms = [log_prob(site).sum() for name, site in trace.items() if is_prior_term(name, site, self.outcomes)]
         return jnp.asarray(sum(terms, start=0.0))
 
@@ -120,7 +120,9 @@ class RewardModel:
         arms = jnp.arange(self.num_arms)
 
         def row(latents: Mapping[str, Array]) -> Float[Array, " A"]:
-            if self._mean_method is means.MONTE_CARLO:  # one arm at a time: the same key is the same random numbers
+            if (
+                self._mean_method is means.MONTE_CARLO
+            ):  # one arm at a time, so that all arms use the same random numbers
                 return jax.vmap(lambda arm: self._expected(latents, arm[None], self.context_rows(1, context))[0])(arms)
             return self._expected(latents, arms, self.context_rows(self.num_arms, context))
 
@@ -130,8 +132,8 @@ class RewardModel:
         """Return the variance of one reward given each draw: one row per draw, one column per arm.
 
         Raises:
-            NotImplementedError: if the program names its own expected reward, or the outcome's distribution does not know
-                its variance.
+            NotImplementedError: if the program has an `expected_reward` site, or the outcome's distribution has no formula
+                for its variance.
         """
         arms, rows = jnp.arange(self.num_arms), self.context_rows(self.num_arms, context)
         return jax.vmap(
@@ -150,7 +152,7 @@ class RewardModel:
         return values if len(self.outcomes) > 1 else values[self.outcomes[0]]
 
     def sample_prior(self, key: Key, num_samples: int) -> Draws:
-        """Draw latents from the program's generative prior (factors and constants it observes are not counted)."""
+        """Draw latents from the program's generative prior, which ignores factors and observed constants."""
 
         def one(key: Key) -> Draws:
             trace = self.trace({}, jnp.zeros(1, int), self.context_rows(1), key=key)
@@ -159,32 +161,32 @@ class RewardModel:
         return jax.vmap(one)(jr.split(key, num_samples))
 
     def terms_beside_draws(self) -> tuple[str, ...]:
-        """Return the names of factors and observed constants, which are part of the prior density and not of its draws."""
+        """Return the names of factors and observed constants: they change the prior density but not `sample_prior`."""
         names: list[str] = []
 
-        def look() -> None:
+        def collect() -> None:
             trace = self.trace({}, jnp.zeros(1, int), self.context_rows(1))
             names.extend(name for name, site in trace.items() if is_prior_term(name, site, self.outcomes))
 
-        jax.eval_shape(look)
+        jax.eval_shape(collect)
         return tuple(name for name in names if name not in self.latent_shapes)
 
     def in_support(self, latents: Mapping[str, Array], interaction: Interaction) -> dict[str, Bool[Array, " N"]]:
-        """Tell, per outcome and row, whether the reward is a value that the program can produce.
+        """Return, for each outcome and row, whether the program can produce the reward.
 
-        Rows of an outcome that the program itself masks (no spend without a conversion) may hold any value. Where a support
-        moves with a latent, what some value of the latent can produce is possible.
+        Rows of an outcome that the program itself masks (no spend without a conversion) may hold any value. If a support
+        depends on a latent, a reward only has to be in the support at some value of that latent.
         """
         values, raw = self.outcome_values(interaction.reward), self._by_outcome(interaction.reward)
 
-        def fits(latents: Mapping[str, Array]) -> dict[str, Bool[Array, " N"]]:
+        def in_supports(latents: Mapping[str, Array]) -> dict[str, Bool[Array, " N"]]:
             trace = self.trace(latents, interaction.arm, interaction.context, values)
             return {name: can_produce(trace[name]["fn"], jnp.asarray(raw[name])) for name in self.outcomes}
 
         if not self._has_moving_support:
-            return fits(latents)
-        far = jax.vmap(fits)(extreme_latents(self.program, tuple(self.latent_shapes), self.context))
-        return {name: found | far[name].any(axis=0) for name, found in fits(latents).items()}
+            return in_supports(latents)
+        far = jax.vmap(in_supports)(extreme_latents(self.program, tuple(self.latent_shapes), self.context))
+        return {name: found | far[name].any(axis=0) for name, found in in_supports(latents).items()}
 
     def trace(
         self,
@@ -198,7 +200,7 @@ class RewardModel:
         return run_program(self.program, arm, context, {**latents, **(outcomes or {})}, key)
 
     def outcome_values(self, reward: Any) -> dict[str, Array]:
-        """Return {outcome: (N,)} in the outcomes' own kind of number."""
+        """Return rewards as {outcome: (N,)}, integer or real as the outcome."""
         raw = self._by_outcome(reward)
         return {name: jnp.asarray(raw[name]).astype(DTYPE_OF_KIND[self.outcome_kinds[name]]) for name in self.outcomes}
 
@@ -207,7 +209,7 @@ class RewardModel:
         return repeat_rows(self.context if context is None else context, num_rows)
 
     def varied_context_rows(self, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:
-        """Return contexts about the example: it in the rows that keep it, in the others nothing stays 0 that may be more."""
+        """Return variations of the example context, and the example itself in the rows that `is_kept` marks."""
         rows = self.context_rows(len(is_kept))
         return None if rows is None else vary_contexts(rows, self._largest_integers, rng, is_kept)
 
@@ -218,7 +220,7 @@ class RewardModel:
         return means.expected_reward(self._trace_undrawn(latents, arm, context), self.outcomes, self._mean_method)
 
     def _trace_undrawn(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Trace:
-        """Run the program for what does not depend on the outcomes: drawing them would be traced and thrown away."""
+        """Run the program with outcomes fixed to 0, for quantities that do not depend on them; sampling would be slower."""
         return self.trace(
             latents, arm, context, self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(arm.shape)))
         )

@@ -12,7 +12,7 @@ from scipy import stats
 from ppl_bandit import Bandit, Interaction, RewardModel, engines
 from ppl_bandit.engines.exact.families.posterior import coordinates_at, standard_posterior
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
-from ppl_bandit.engines.exact.proof.gaussian_blocks import tie
+from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 
 
 def weights_of(arms=3):
@@ -71,7 +71,7 @@ def scaled_by_one_noise(arm, context):
 def test_reals_are_apart_only_where_no_datum_and_no_prior_ties_them(program, blocks):
     with jax.enable_x64(True):
         model = RewardModel(program, 3, jnp.ones(2))
-        layout = tie(model, find_scales(model, read_supports(model)))
+        layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)))
     found = [own[mask].tolist() for own, mask in zip(layout.members, layout.is_member, strict=True)]
     assert found == blocks
     assert set(layout.owner.tolist()) == ({0} if program is scaled_by_one_noise else {-1})
@@ -202,7 +202,7 @@ def test_features_before_arms_are_blocks_all_the_same():
 
     with jax.enable_x64(True):
         model = RewardModel(program, 3, jnp.ones(2))
-        layout = tie(model, find_scales(model, read_supports(model)))
+        layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)))
         assert layout.members.tolist() == [[0, 3], [1, 4], [2, 5]]
         law = standard_posterior(layout)._replace(mean=jnp.arange(6.0).reshape(3, 2))
         for held in (law, jax.device_get(law)):

@@ -1,9 +1,8 @@
-"""State what must be analytic for a program to be conjugate, and check it on the program's jaxpr.
+"""Proof that the log densities of a program are real-analytic functions of its latents, on the program's jaxpr.
 
-The distributions of NumPyro's own library are mostly proved through their `log_prob`. Some of those formulas guard the
-boundary of their domain (a clip of probabilities, a stabilised logarithm), which an interval cannot tell from a kink; inside
-the domain they are textbook analytic functions, so for the classes in `_GUARDED` it is their parameters that are proved to be
-analytic and to lie inside the domain.
+Most distributions are proved through their `log_prob`. The formulas of the classes in `_GUARDED` protect the boundary of their
+domain (a clip of probabilities, a stabilised logarithm), which interval arithmetic cannot tell from a kink. Inside the domain
+they are textbook analytic functions, so for these classes the proof is that their parameters are analytic and stay inside.
 """
 
 from collections.abc import Mapping
@@ -50,10 +49,18 @@ _GUARDED: dict[type, dict[str, tuple[float, float]]] = {
 
 
 class _Claim(NamedTuple):
+    """A value that must be analytic in the latents.
+
+    Attributes:
+        name: of the value, for messages.
+        domain: an interval that it must stay inside; None if there is none.
+        is_fixed: whether it must not depend on latents at all.
+    """
+
     value: Any
-    words: str
+    name: str
     domain: tuple[float, float] | None = None
-    is_fixed: bool = False  # must not depend on latents at all
+    is_fixed: bool = False
 
 
 def analyticity(
@@ -65,10 +72,10 @@ def analyticity(
     *,
     is_prior: bool,
 ) -> list[Obstacle]:
-    """Return everything that could stand in the way of a proof, each with a flag that says whether it does.
+    """Return every obstacle to a proof, with a flag that says whether it is present.
 
-    Runs under `jit`: the flags are traced values. Data are the given rows, for which alone the proof holds: a program may
-    branch on them. Latents range over their supports.
+    Runs under `jit`: the flags may be tracers. The proof holds for the given rows, on which the program may branch, and for
+    all latents in their supports.
 
     Args:
         is_prior: whether to prove the terms of the prior or those of the likelihood.
@@ -80,7 +87,7 @@ def analyticity(
     ) -> list[Any]:
         trace = model.trace(latents, arm, context, outcomes, key)
         claims.clear()
-        with program_lock(), numpyro.validation_enabled(False):  # it compares values with their support
+        with program_lock(), numpyro.validation_enabled(False):  # validation compares values with their support
             for name, site in trace.items():
                 if is_prior_term(name, site, model.outcomes) if is_prior else name in model.outcomes:
                     claims.extend(_claims(name, site))
@@ -89,34 +96,34 @@ def analyticity(
     latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
     key = jr.key(0)
     closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
-    flows = {site.name: _support(number, site) for number, site in enumerate(layout.sites)}
-    args = jax.tree.leaves((key, flows, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Interval))
+    boxes = {site.name: _support(number, site) for number, site in enumerate(layout.sites)}
+    args = jax.tree.leaves((key, boxes, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Interval))
     outs, obstacles = analytic_intervals(closed, args)
-    # With every sample site fixed, nothing may still be drawn.
+    # Every sample site is fixed, so that no value may depend on the key.
     drawn = dependencies(closed, [frozenset(["key"]), *[frozenset()] * (len(args) - 1)])
     verdicts: list[Obstacle] = []
     for claim, out, sources in zip(claims, outs, drawn, strict=True):
         if sources:
-            words = f"a random draw hidden from NumPyro reaches {claim.words}"
-            verdicts.append(Obstacle(words, jnp.array(True), remedy="draw it by numpyro.sample"))
+            reason = f"a random draw hidden from NumPyro reaches {claim.name}"
+            verdicts.append(Obstacle(reason, jnp.array(True), remedy="draw it by numpyro.sample"))
         if not isinstance(out, Interval):
             continue
         if claim.is_fixed:
-            verdicts.append(Obstacle(f"{claim.words} depends on a latent", jnp.array(True), remedy=KEEP))
+            verdicts.append(Obstacle(f"{claim.name} depends on a latent", jnp.array(True), remedy=KEEP))
             continue
         lost = ~jnp.all(out.is_analytic)
-        # The first operation that lost analyticity is the reason; the claim itself is the last resort.
+        # The first operation that lost analyticity is reported; the claim itself only if there is none.
         verdicts.extend(
             obstacle._replace(
-                reason=f"{obstacle.reason}, which reaches {claim.words}", is_present=obstacle.is_present & lost
+                reason=f"{obstacle.reason}, which reaches {claim.name}", is_present=obstacle.is_present & lost
             )
             for obstacle in obstacles
         )
-        verdicts.append(Obstacle(f"{claim.words} is not proved analytic in the latents", lost, in_program=False))
+        verdicts.append(Obstacle(f"{claim.name} is not proved analytic in the latents", lost, in_program=False))
         if claim.domain is not None:
             low, high = claim.domain
             outside = ~jnp.all(is_inside(out, low, high))
-            verdicts.append(Obstacle(f"{claim.words} is not proved to stay inside ({low:g}, {high:g})", outside))
+            verdicts.append(Obstacle(f"{claim.name} is not proved to stay inside ({low:g}, {high:g})", outside))
     return verdicts
 
 
@@ -152,7 +159,7 @@ def _claims(name: str, site: Site) -> list[_Claim]:
         found.append(_Claim(jnp.asarray(site["value"]), f"the observed value of '{name}'", is_fixed=True))
     for field, parameter in parameters_of(fn).items():
         for leaf in jax.tree.leaves(parameter):
-            words, value = f"the {field} of '{name}' ({distribution_name(fn)})", jnp.asarray(leaf)
+            label, value = f"the {field} of '{name}' ({distribution_name(fn)})", jnp.asarray(leaf)
             is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
-            found.append(_Claim(value, words, domains.get(field), is_fixed))
+            found.append(_Claim(value, label, domains.get(field), is_fixed))
     return found

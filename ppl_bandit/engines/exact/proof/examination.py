@@ -32,7 +32,7 @@ from ppl_bandit.engines.exact.families.posterior import (
 from ppl_bandit.engines.exact.families.registry import family_of_group
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
-from ppl_bandit.engines.exact.proof.gaussian_blocks import tie
+from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.engines.exact.refusals import (
     density_refusal,
     obstacle_refusal,
@@ -83,7 +83,7 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
     """
     obstacles: list[Obstacle] = []
     try:
-        layout = tie(model, find_scales(model, read_supports(model)), around_cores=around_cores)
+        layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)), around_cores=around_cores)
         found = run_once(lambda: measure(model, layout, obstacles))
     except NotConjugate:
         raise
