@@ -134,7 +134,7 @@ def test_masked_rows_may_hold_anything_and_change_nothing(name):
 
 
 @every_engine
-def test_rows_that_do_not_fit_are_left_out_and_said_so(name):
+def test_rows_that_do_not_fit_are_reported_and_not_learnt(name):
     engine = compiled(name)
     if engine.capabilities.reserve is None:
         return  # it keeps sums, which any number of rows fit into
@@ -155,7 +155,7 @@ def test_rows_that_do_not_fit_are_left_out_and_said_so(name):
 @pytest.mark.parametrize(
     "name", ["laplace", *(pytest.param(name, marks=pytest.mark.slow) for name in ("collapsed", "reweight"))]
 )
-def test_a_discount_forgets_older_rows_at_its_rate(name):
+def test_a_discount_reduces_the_weight_of_older_rows(name):
     engine = compiled(name, discount=0.7)
     state = engine.init(jr.key(0))
     for row in range(8):
@@ -165,7 +165,7 @@ def test_a_discount_forgets_older_rows_at_its_rate(name):
     assert_posterior(engine, state, exact_posterior(ROWS, discount=0.7))
 
 
-def test_nuts_draws_follow_the_new_data_and_not_the_energies_of_the_old():
+def test_nuts_uses_the_energies_of_the_new_data():
     engine = compiled("nuts")
     state, _ = engine.update(jr.key(1), engine.init(jr.key(0)), ROWS._replace(mask=ALL))
     state, info = engine.update(jr.key(2), state, ROWS._replace(mask=ALL & (jnp.arange(8) == 2)))

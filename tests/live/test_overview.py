@@ -112,7 +112,7 @@ def test_the_figure_shows_both_panels_with_units_and_what_was_run(plain, tmp_pat
 
 
 def test_a_figure_says_what_its_posterior_is_however_the_engine_was_chosen():
-    given = "exact given noise, spread: mean integrated out, noise, spread held by 1000 particles"
+    given = "exact given noise, spread: mean integrated out, noise, spread represented by 1000 particles"
     for engine, is_exact, reason, words in (
         ("conjugate", True, "conjugate", "exact"),
         ("collapsed", False, given, "exact given noise, spread"),

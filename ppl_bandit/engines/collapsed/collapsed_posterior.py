@@ -111,15 +111,15 @@ class CollapsedPosterior(NamedTuple):
 
         return jax.vmap(one, out_axes=-1)(positions)
 
-    def total(self, outer: StatisticsAtOuterValues, kept: Any) -> Statistics:
+    def total(self, outer: StatisticsAtOuterValues, data: Any) -> Statistics:
         """Return the statistics of prior and data together, (..., C)."""
         if self.summary is None:
-            return add_statistics(outer.prior, kept)
-        return self.summary.total(outer.prior, kept, outer.at)
+            return add_statistics(outer.prior, data)
+        return self.summary.total(outer.prior, data, outer.at)
 
-    def log_targets(self, outer: StatisticsAtOuterValues, kept: Any) -> Float[Array, " C"]:
+    def log_targets(self, outer: StatisticsAtOuterValues, data: Any) -> Float[Array, " C"]:
         """Return the log marginal density at outer values."""
-        total = self.total(outer, kept)
+        total = self.total(outer, data)
         return log_normalizer(self.split.layout, total.natural) + total.constant + outer.log_jacobian
 
 
@@ -131,16 +131,16 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
     particles = jax.vmap(split.space.unconstrain)({name: prior[name] for name in split.space.names})
     if posterior.summary is None:
         nothing = zero_statistics(split.layout, centre)
-        kept = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, num_particles)), nothing)
+        data = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[..., None], (*leaf.shape, num_particles)), nothing)
     else:
-        kept = posterior.summary.empty(centre)
+        data = posterior.summary.empty(centre)
     outer = posterior.statistics_at(centre, particles)
-    targets = posterior.log_targets(outer, kept)
+    targets = posterior.log_targets(outer, data)
     generated = targets
     extra = model.terms_beside_draws()
     if extra:  # running the program ignores its factors and observed constants: weight the particles by those
         plain = posterior._replace(model=without(model, extra))
-        generated = plain.log_targets(plain.statistics_at(centre, particles), kept)
+        generated = plain.log_targets(plain.statistics_at(centre, particles), data)
     is_finite = jnp.isfinite(targets) & jnp.isfinite(generated)
     zero = jnp.zeros((), particles.dtype)
     # A density that this precision cannot represent has no weight.
@@ -148,7 +148,7 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
     is_cached = sum(leaf.size for leaf in jax.tree.leaves(outer)) <= _MAX_CACHED
     return CollapsedState(
         empty_buffer(model, capacity if posterior.summary is None else 0),
-        kept,
+        data,
         centre,
         particles,
         outer if is_cached else None,
@@ -205,9 +205,9 @@ def as_matrices(laws: Posterior) -> Posterior:
 
 def roundings_of(posterior: CollapsedPosterior, state: CollapsedState) -> Float[Array, " M"]:
     """Return a bound on the rounding of each particle's log density, in nats, by the size of the terms in its sum."""
-    outer, kept = statistics_at_particles(posterior, state), state.data_statistics
+    outer, data = statistics_at_particles(posterior, state), state.data_statistics
     magnitude = (
-        jnp.abs(kept.constant) if posterior.summary is None else posterior.summary.constant_magnitude(kept, outer.at)
+        jnp.abs(data.constant) if posterior.summary is None else posterior.summary.constant_magnitude(data, outer.at)
     )
     return jnp.finfo(state.particles.dtype).eps * (magnitude + jnp.abs(outer.prior.constant))
 

@@ -49,5 +49,5 @@ def explain_collapsed(
     ]
     if discount < 1.0:
         lines.append(f"  discount: the log likelihood of each row has {discount:g} times the weight of the next row's")
-    reason = f"exact given {outer}: {inner} integrated out, {outer} held by {num_particles} particles"
+    reason = f"exact given {outer}: {inner} integrated out, {outer} represented by {num_particles} particles"
     return Explanation("collapsed", False, reason, sites, "\n".join(lines))

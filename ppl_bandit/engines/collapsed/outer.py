@@ -156,8 +156,8 @@ def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[
         return latents, jnp.zeros(1, int), model.context_rows(1), outcomes
 
     closed = jax.make_jaxpr(densities)(*jax.eval_shape(arguments))
-    wanted = set(names)
-    labels = [frozenset({name} & wanted) for name in sorted(model.latent_shapes)]  # in the order of a flattened dict
+    selected = set(names)
+    labels = [frozenset({name} & selected) for name in sorted(model.latent_shapes)]  # in the order of a flattened dict
     labels += [frozenset()] * (len(closed.jaxpr.invars) - len(labels))
     reached = dependencies(closed, labels)
     return dict(zip(found, reached, strict=True))

@@ -4,7 +4,7 @@ Targets lie on a path with a position `part` in [0, 1], from the target that the
 If the weights for the whole path are too uneven, the path is cut where a quarter of the particles still count, and the
 particles are resampled and moved there first (Del Moral, Doucet and Jasra 2006). Every particle is its own Markov chain of
 Metropolis steps that propose, in turn, from a Student-t law with the mean and covariance of the particles, and by a random
-walk of that covariance. In few dimensions the first forgets the starting position at once; the second serves curved targets.
+walk of that covariance. In few dimensions the first needs few steps; the second serves curved targets.
 """
 
 import functools

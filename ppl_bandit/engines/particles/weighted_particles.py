@@ -206,13 +206,13 @@ def refresh_particles(
         # Chains from accepted importance draws need not become independent of them; in a funnel they cannot.
         is_finite = jnp.all(jnp.isfinite(moved.log_prior + moved.log_likelihood))
         is_sound_start = proposal.is_accepted & (moved.evidence.drift <= 1.0) & is_finite
-        kept = moved.evidence.autocorrelation**2
+        squared_correlation = moved.evidence.autocorrelation**2
         return renewed._replace(
             positions=moved.positions,
             log_prior=moved.log_prior,
             log_likelihood=moved.log_likelihood,
             step_size=moved.step_size,
-            variance=kept * variance + (1.0 - kept) / num,
+            variance=squared_correlation * variance + (1.0 - squared_correlation) / num,
             evidence=moved.evidence._replace(is_sound=moved.evidence.is_sound | is_sound_start),
             num_moves=particles.num_moves + 1,
         )

@@ -1,4 +1,4 @@
-"""Rewards that no one expects: draws are right, or come without trust."""
+"""Unexpected rewards: draws are correct, or not trusted."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def learn():
 
 
 @pytest.mark.slow
-def test_one_outlier_far_beyond_the_prior_takes_the_particles_along(learn):
+def test_particles_follow_one_outlier_far_beyond_the_prior(learn):
     """Rewards of 2 and one of 3,000: a noise of some 50 prior standard deviations, to within 1%.
 
     Given the noise, the sum of an arm's rewards is Gaussian and the rest tells of the noise alone. 300 particles: a mean is off
@@ -65,8 +65,8 @@ def test_rewards_that_leave_no_noise_at_all_are_not_trusted(learn):
     assert not bool(info.is_trusted) and not bool(info.may_recover)  # and no later reward makes it right
 
 
-def test_a_path_that_stages_do_not_suffice_for_is_not_trusted(learn):
-    """An outlier of 10^5: the particles are still on their way, and their weights say so."""
+def test_a_path_that_needs_too_many_stages_is_not_trusted(learn):
+    """An outlier of 10^5: the particles have not reached the posterior, and their effective sample size is small."""
     rewards = np.full(12, 2.0)
     rewards[-1] = 1e5
     _, info = learn(rewards)
@@ -74,7 +74,7 @@ def test_a_path_that_stages_do_not_suffice_for_is_not_trusted(learn):
     assert bool(info.may_recover)
 
 
-def test_particles_that_remember_where_they_started_are_moved_again_with_the_next_rows(learn):
+def test_particles_with_a_large_autocorrelation_are_moved_again_with_the_next_rows(learn):
     rewards = np.random.default_rng(4).normal(2.0, 1.0, size=12)
     state, _ = learn(rewards)
     while True:

@@ -22,11 +22,7 @@ from ppl_bandit.engines.collapsed.statistics import (
 )
 from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
 from ppl_bandit.engines.exact.families.posterior import generic_point
-from ppl_bandit.engines.particles import tempering
-from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, pareto_k_hat
-from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path, max_autocorrelation
 from ppl_bandit.numerics.arrow_matrices import as_arrow
-from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 from ppl_bandit.program.model.reward_model import RewardModel
 
 
@@ -138,11 +134,11 @@ def test_a_normalizer_that_is_made_of_rounding_is_not_a_number():
         )
 
 
-def test_particles_that_stand_for_all_are_representative_particles_in_every_coordinate():
+def test_representative_particles_are_stratified_over_every_coordinate():
     """64 cells of equal weight, 8 x 8 in two dimensions, one particle of each.
 
     A particle picked at random from an eighth of a Normal law is off its mean by .2 to .5 standard deviations, so that 64 of
-    them leave about .04 in a mean; spread out along one coordinate alone, the other's mean is off by 1 / sqrt(64) = .125. Over
+    them leave about .04 in a mean; stratified along one coordinate alone, the other's mean is off by 1 / sqrt(64) = .125. Over
     20 means the largest of these is about .08, and .25.
     """
     pick = jax.jit(representative_particles)
@@ -153,106 +149,6 @@ def test_particles_that_stand_for_all_are_representative_particles_in_every_coor
         mean = weights @ np.asarray(positions)
         errors.append(np.abs(np.asarray(positions)[pick(positions, log_weights)].mean(axis=0) - mean))
     assert np.max(errors) < 0.15
-
-
-def test_of_many_clouds_those_that_are_wanted_are_moved_as_each_would_be_alone():
-    """40 clouds of 50 particles, of which 7 are wanted: fewer than are moved at once, in an order of their own."""
-    positions = jr.normal(jr.key(0), (40, 50, 1))
-    centres = jnp.linspace(-1.0, 2.0, 40)
-    is_wanted = jnp.isin(jnp.arange(40), jnp.array([3, 4, 11, 17, 25, 26, 39]))
-
-    def targets(centre, x, part):
-        return -0.5 * (x[:, 0] - part * centre) ** 2
-
-    def move(key, x, centre, wanted):
-        return follow_path(key, targets, centre, start_of(x, targets(centre, x, 0.0)), wanted)
-
-    keys = jr.split(jr.key(1), 40)
-    together = jax.jit(jax.vmap(move))(keys, positions, centres, is_wanted)
-    alone = jax.jit(lambda *rows: jax.lax.map(lambda row: move(*row), rows))(keys, positions, centres, is_wanted)
-    np.testing.assert_array_equal(together.num_stages > 0, is_wanted)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), together, alone)
-
-
-def start_of(positions, log_targets):
-    zero = jnp.zeros((), positions.dtype)
-    return TemperingResult(
-        positions, log_targets, jnp.zeros_like(log_targets), zero, zero, zero, zero, jnp.zeros((), int)
-    )
-
-
-def test_particles_follow_a_target_that_is_far_away_and_know_the_ratio_of_integrals():
-    """From N(0, 1) to N(8, .1^2) in two dimensions, unnormalised: exact moments, and the ratio of integrals .01.
-
-    2,000 particles: a mean is off by 1 / sqrt(2,000) = .022 standard deviations and a standard deviation by .016; four of
-    these. The log ratio has the standard error that is reported.
-    """
-    positions = jr.normal(jr.key(0), (2000, 2))
-
-    def targets(_, x, part):
-        near, far = -0.5 * jnp.sum(x**2, axis=1), -0.5 * jnp.sum(((x - 8.0) / 0.1) ** 2, axis=1)
-        return near + part * (far - near)
-
-    moved = jax.jit(lambda key, x: follow_path(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True)))(
-        jr.key(1), positions
-    )
-    drawn = (np.asarray(moved.positions) - 8.0) / 0.1
-    assert np.max(np.abs(drawn.mean(axis=0))) < 4 * 0.022 and np.max(np.abs(drawn.std(axis=0) - 1)) < 4 * 0.016
-    assert int(moved.num_stages) > 1 and float(moved.autocorrelation) <= max_autocorrelation(2000)
-    assert abs(float(moved.log_ratio) - np.log(0.01)) < 4 * np.sqrt(float(moved.squared_error)) + 0.02
-
-
-def test_particles_that_cannot_move_do_not_pass_for_fresh():
-    """A target of spikes at the particles themselves: nothing proposed is ever accepted."""
-    positions = jr.normal(jr.key(0), (100, 1))
-
-    def targets(_, x, part):
-        distance = jnp.min(jnp.abs(x - positions[:, 0]), axis=1)
-        return jnp.where(distance < 1e-12, 0.0, -jnp.inf) + part * jnp.where(x[:, 0] > 0, 0.0, -2.0)
-
-    moved = follow_path(jr.key(1), targets, (), start_of(positions, jnp.zeros(100)), jnp.array(True))
-    assert float(moved.autocorrelation) > max_autocorrelation(100) and float(moved.acceptance) == 0.0
-
-
-def test_particles_that_a_path_is_too_long_for_are_weighted_to_its_end(monkeypatch):
-    """Stopped on the way from N(0, 1) to N(8, .1^2), they are no sample of it: their weights say so, and make them one."""
-    monkeypatch.setattr(tempering, "_MAX_STAGES", 3)
-    positions = jr.normal(jr.key(0), (500, 1))
-
-    def targets(_, x, part):
-        return -0.5 * (1.0 - part) * x[:, 0] ** 2 - 0.5 * part * ((x[:, 0] - 8.0) / 0.1) ** 2
-
-    moved = follow_path(jr.key(1), targets, (), start_of(positions, targets((), positions, 0.0)), jnp.array(True))
-    assert int(moved.num_stages) == 3
-    np.testing.assert_allclose(moved.log_targets + moved.log_weights, targets((), moved.positions, 1.0), rtol=1e-4)
-    assert float(jnp.std(moved.log_weights)) > 10.0
-
-
-def test_the_k_hat_of_weights_whose_tail_is_found_in_single_precision_is_that_of_a_sort():
-    """Tails that raise the flag and tails that do not, a level far from 0, and weights that single precision cannot tell apart.
-
-    They are the same numbers but for the rounding of exponentials, 1e-16: of exceedances of 1e-10, in the last case, a
-    millionth, and so much of their logarithms, of which k-hat is a mean.
-    """
-    noise = np.random.default_rng(0).standard_normal(1000)
-    uniform = np.random.default_rng(1).uniform(size=1000)
-    cases = [
-        *(-shape * np.log(uniform) for shape in (0.2, 0.6, 0.8, 1.5)),
-        0.05 * noise,
-        -1e5 - 0.9 * np.log(uniform),
-        np.where(uniform > 0.95, 3.0 * uniform, 1e-9 * noise),
-    ]
-    with jax.enable_x64(True):
-        find = jax.jit(pareto_k_hat)
-        fires = []
-        for log_weights in cases:
-            ordered = np.sort(log_weights)[::-1][:96]
-            weights = np.exp(ordered - ordered[0])
-            shape, _ = fit_generalized_pareto(jnp.asarray(weights[:-1] - weights[-1]))
-            expected = (95 * float(shape) + 5.0) / 105.0
-            assert abs(float(find(jnp.asarray(log_weights))) - expected) < 1e-6
-            fires.append(expected > MAX_K_HAT)
-        assert any(fires) and not all(fires)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Frames of latents in hierarchies: other coordinates of the same posterior."""
+"""Partially non-centred coordinates of hierarchies have the same posterior."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ from ppl_bandit.types import Interaction
 
 
 def hierarchies(arm):
-    """Frames of every kind: in a plate, with an event, of a positive latent, about another framed latent; and two without."""
+    """Latent scales in a plate, with an event, of a positive latent, of a nested location; and two sites without."""
     common = numpyro.sample("common", dist.Normal(1.0, 2.0))
     spread = numpyro.sample("spread", dist.HalfNormal(1.0))
     with numpyro.plate("arms", 2):
@@ -32,7 +32,7 @@ def hierarchies(arm):
 
 
 @pytest.mark.slow
-def test_a_frame_has_the_density_of_the_latents_with_its_jacobian():
+def test_partially_centred_coordinates_have_the_density_of_the_latents_with_the_jacobian():
     """The Jacobian is that of the whole map, by forward differentiation, in double precision."""
     with jax.enable_x64(True):
         space = unconstrained_space(RewardModel(hierarchies, 2))
@@ -43,8 +43,8 @@ def test_a_frame_has_the_density_of_the_latents_with_its_jacobian():
         centredness = jnp.where(centring.has_latent_scale, centredness, 1.0)
         latents = centring.to_latents(coordinates, centredness)
         jacobian = jnp.linalg.slogdet(jax.jacfwd(centring.to_latents)(coordinates, centredness))[1]
-        framed, plain = jnp.sum(centring.log_prior(coordinates, centredness)), jnp.sum(space.log_prior(latents))
-        np.testing.assert_allclose(framed, plain + jacobian, rtol=1e-12)
+        partial, plain = jnp.sum(centring.log_prior(coordinates, centredness)), jnp.sum(space.log_prior(latents))
+        np.testing.assert_allclose(partial, plain + jacobian, rtol=1e-12)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12),
             centring.constrain(coordinates, centredness),
@@ -53,7 +53,7 @@ def test_a_frame_has_the_density_of_the_latents_with_its_jacobian():
         np.testing.assert_allclose(centring.to_latents(latents, jnp.ones(space.size)), latents, rtol=1e-12)
 
 
-def test_every_block_has_the_jacobian_of_its_own_frames():
+def test_every_block_has_the_jacobian_of_its_own_coordinates():
     """Two arms that share nothing: the scale of an arm's mean is its own."""
 
     def program(arm):
@@ -71,16 +71,16 @@ def test_every_block_has_the_jacobian_of_its_own_frames():
         for number, coordinates in enumerate(blocks.coordinates):
             centredness = jnp.ones(4).at[coordinates].set(jnp.array([1.0, 0.25]))
             latents = space.partial_centring.to_latents(reference.at[coordinates].set(own), centredness)[coordinates]
-            framed = block_posterior(
+            partial = block_posterior(
                 _space_at(space, space.partial_centring, centredness), blocks, number, buffer, reference, 1.0
             )
             plain = block_posterior(space, blocks, number, buffer, reference, 1.0)
             # mean = 1 + spread^.75 (v - .25), and the log of the spread is the first coordinate.
             np.testing.assert_allclose(latents[1], 1.0 + np.exp(0.75 * own[0]) * (own[1] - 0.25), rtol=1e-12)
-            np.testing.assert_allclose(framed.log_prior(own), plain.log_prior(latents) + 0.75 * own[0], rtol=1e-12)
+            np.testing.assert_allclose(partial.log_prior(own), plain.log_prior(latents) + 0.75 * own[0], rtol=1e-12)
 
 
-def test_a_frame_without_a_share_is_the_distance_in_units_of_the_scale():
+def test_a_centredness_of_0_is_the_distance_in_units_of_the_scale():
     with jax.enable_x64(True):
         space = unconstrained_space(RewardModel(hierarchies, 2))
         latents = jr.normal(jr.key(2), (space.size,))
@@ -94,7 +94,7 @@ def test_a_frame_without_a_share_is_the_distance_in_units_of_the_scale():
         )
 
 
-def test_a_program_without_such_a_scale_has_no_frames():
+def test_a_program_without_a_latent_scale_has_no_partial_centring():
     def program(arm):
         common = numpyro.sample("common", dist.Normal(1.0, 2.0))
         mean = numpyro.sample("mean", dist.Normal(common, 0.5).expand([2]).to_event(1))
@@ -103,7 +103,7 @@ def test_a_program_without_such_a_scale_has_no_frames():
     assert unconstrained_space(RewardModel(program, 2)).partial_centring is None
 
 
-def test_a_share_is_what_the_data_say_of_a_latent():
+def test_the_centredness_is_1_minus_the_relative_posterior_variance():
     """Standard deviations of 1, .1 and 3 about a scale of 1; of 4,000 draws a variance has an error of 2%: .1 is five."""
     positions = jr.normal(jr.key(0), (4000, 3)) * jnp.array([1.0, 0.1, 3.0])
     particles = SimpleNamespace(positions=positions, log_weights=jnp.zeros(4000))
@@ -127,7 +127,7 @@ def logits(is_centred):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [4, 40, 1500])
-def test_a_hierarchy_gives_the_same_however_it_is_written(num_rows):
+def test_centred_and_non_centred_hierarchies_have_the_same_posterior(num_rows):
     """Half of the rows are of one arm. Draws of either way are worth 400 at least, so that the difference of means has a
     standard error of .07 posterior standard deviations at most, and of standard deviations 5%; six arms, four errors each.
     """

@@ -1,6 +1,6 @@
-"""Moves of one latent at a time, and of others stretched along: they keep a law, and they reach the end of a neck.
+"""Coordinate moves keep the law of particles and reach the end of a funnel.
 
-The neck is that of n rewards, 0 each, of n arms with Laplace noise of one scale: with u the log of the scale and g = level /
+The funnel is that of n rewards, 0 each, of n arms with Laplace noise of one scale: with u the log of the scale and g = level /
 scale, the density of (u, g) is exp(u) exp(-exp(2 u) / 2) prod exp(-|g|) but for the prior of the levels, which is flat here:
 u and g are independent, and the scale is half-normal.
 """
@@ -33,7 +33,7 @@ def exact_draws(seed):
 
 
 @jax.jit
-def swept(key, positions):
+def after_moves(key, positions):
     return coordinate_moves(key, TARGET, positions, jnp.std(positions, axis=0), 16)[0]
 
 
@@ -47,8 +47,8 @@ EXACT = np.array([0.0797, 0.2611, 0.6827])  # 2 Phi(s) - 1
 ALLOWED = 4 * np.sqrt(EXACT * (1 - EXACT) / NUM)
 
 
-def test_sweeps_keep_the_law_of_particles():
-    end = swept(jr.key(0), exact_draws(0))
+def test_coordinate_moves_keep_the_law_of_particles():
+    end = after_moves(jr.key(0), exact_draws(0))
     assert np.all(np.abs(shares(end.positions) - EXACT) < ALLOWED)
     gaps = np.asarray(end.positions[:, 1:] * np.exp(-end.positions[:, :1]))
     # Of a Laplace law, whose mean absolute value is 1 with a standard deviation of 1.
@@ -58,18 +58,18 @@ def test_sweeps_keep_the_law_of_particles():
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_sweeps_reach_the_end_of_a_neck(seed):
+def test_coordinate_moves_reach_the_end_of_a_funnel(seed):
     positions = exact_draws(seed)
     # As chains leave them: nothing below a scale of 0.15, where 12% of the mass is.
     wide = positions[positions[:, 0] > np.log(0.15)]
-    found = shares(swept(jr.key(seed), jnp.resize(wide, positions.shape)).positions)
-    # Particles repeat, and 64 moves leave some of a memory: half as much again.
+    found = shares(after_moves(jr.key(seed), jnp.resize(wide, positions.shape)).positions)
+    # Particles repeat, and 64 moves leave some autocorrelation: half as much again.
     assert np.all(np.abs(found - EXACT) < 1.5 * ALLOWED)
 
 
-def test_slopes_tell_what_narrows_with_what():
+def test_slopes_show_which_coordinates_narrow_together():
     positions = exact_draws(3)
-    still = jr.normal(jr.key(3), (NUM, 1))  # a latent that has nothing to do with the others
+    still = jr.normal(jr.key(3), (NUM, 1))  # a latent that is independent of the others
     positions = jnp.concatenate([positions, still], axis=1)
     found = funnel_shape(positions, jax.vmap(log_density)(positions[:, :-1]), jnp.std(positions, axis=0))
     np.testing.assert_allclose(found.slopes[0, 1:-1], 1.0, atol=0.1)
@@ -77,7 +77,7 @@ def test_slopes_tell_what_narrows_with_what():
     assert float(found.slopes[0, -1]) == 0.0 and float(found.cumulative_probs[0]) > 0.4
 
 
-def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing():
+def test_a_density_without_finite_values_or_equal_particles_give_finite_results():
     nowhere = TARGET._replace(parts=lambda x: (jnp.nan * x[0], x[0]))
     start = jnp.ones((20, 2))
     end = jax.jit(lambda: coordinate_moves(jr.key(0), nowhere, start, jnp.ones(2), 2)[0])()
@@ -87,18 +87,18 @@ def test_a_density_that_is_nowhere_finite_or_a_cloud_at_one_point_breaks_nothing
     assert np.all(np.isfinite(found.cumulative_probs))
 
 
-def test_a_particle_without_a_density_stops_no_other():
+def test_a_particle_with_a_nan_density_does_not_affect_the_others():
     start = exact_draws(4).at[0].set(0.5)
     parts = TARGET._replace(parts=lambda x: (jnp.where(x[1] == 0.5, jnp.nan, log_density(x)), jnp.zeros(())))
     end = jax.jit(lambda: coordinate_moves(jr.key(0), parts, start, jnp.ones(SIZE + 1), 4)[0])()
     assert np.mean(np.any(end.positions != start, axis=1)) > 0.9
 
 
-def test_a_cloud_that_does_not_narrow_is_left_alone():
+def test_particles_without_a_funnel_are_not_moved():
     start = jr.normal(jr.key(0), (1000, 3))
     gaussian = TARGET._replace(parts=lambda x: (-0.5 * jnp.sum(x**2), jnp.ones(())))
-    end, is_swept = jax.jit(lambda: coordinate_moves(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5))()
-    assert not bool(is_swept)
+    end, has_moves = jax.jit(lambda: coordinate_moves(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5))()
+    assert not bool(has_moves)
     np.testing.assert_array_equal(end.positions, start)
     np.testing.assert_allclose(end.log_prior, -0.5 * jnp.sum(start**2, axis=1), rtol=1e-5)
     np.testing.assert_array_equal(end.log_likelihood, 1.0)

@@ -1,0 +1,59 @@
+"""Refreshes and quick updates of `reweight`."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import engines
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.types import Interaction
+
+
+@pytest.mark.slow
+def test_particles_whose_moves_failed_a_check_are_renewed_with_the_next_row_of_their_arm():
+    def program(arm):
+        with numpyro.plate("arms", 2):
+            score = numpyro.sample("score", dist.Normal(0.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(logits=score[arm]))
+
+    engine = engines.reweight(RewardModel(program, 2), num_particles=64)
+    update = quick_jit(engine.update)
+    state = engine.init(jr.key(0))
+    doubted = state.particles.evidence._replace(is_sound=jnp.array([False, True]))
+    state = state._replace(particles=state.particles._replace(evidence=doubted))
+    other, info = update(jr.key(1), state, Interaction(jnp.array([1]), jnp.array([1.0])))
+    assert int(info.num_refreshes) == 0 and not bool(info.is_trusted)
+    own, info = update(jr.key(1), other, Interaction(jnp.array([0]), jnp.array([1.0])))
+    # Of these weights 85% count, (E s)^2 / E s^2 for a logistic s of a standard normal: nothing else would have renewed them.
+    assert int(info.num_refreshes) == 1 and bool(info.is_trusted)
+    _, info = update(jr.key(2), own, Interaction(jnp.array([0]), jnp.array([1.0])))
+    assert int(info.num_refreshes) == 1
+
+
+def click(arm):
+    weight = numpyro.sample("weight", dist.Normal(0.0, 1.5).expand([2]).to_event(1))
+    numpyro.sample("reward", dist.Bernoulli(logits=2.0 * weight[arm]))
+
+
+@pytest.mark.slow
+def test_a_quick_update_equals_the_update_unless_particles_are_renewed():
+    engine = engines.reweight(RewardModel(click, 2), num_particles=200)
+    update, quickly = quick_jit(engine.update), quick_jit(engine.capabilities.quick_update)
+    rng = np.random.default_rng(0)
+    state, num_quick, num_rows = engine.init(jr.key(0)), 0, 40
+    for row in range(num_rows):
+        rows = Interaction(jnp.array([row % 2]), jnp.array([float(rng.random() < 0.8)]))
+        known, is_enough = quickly(jr.key(row), state, rows)[0::2]
+        before, (state, info) = state, update(jr.key(row), state, rows)
+        num_renewed = int(info.num_refreshes) - int(jnp.sum(before.particles.num_refreshes))
+        assert bool(is_enough) == (num_renewed == 0)
+        num_quick += int(is_enough)
+        if is_enough:
+            # The same operations in two programs: differences are roundings, of weights that are of the size of 1.
+            jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4), known, state)
+    assert 0 < num_quick < num_rows

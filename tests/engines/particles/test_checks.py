@@ -1,0 +1,77 @@
+"""A failed check is named with its value and its bound, and passed checks are not."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, RewardModel, engines
+from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks, worst_values
+from ppl_bandit.types import Interaction
+
+CHECKS = (
+    Check("k-hat", 0.7),
+    Check("the acceptance rate", 0.5, is_minimum=True),
+    Check("energies", failure="an energy is not finite"),
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "failures"),
+    [
+        ([0.7, 0.5, 1.0], []),
+        ([0.93, 0.8, 1.0], ["k-hat is 0.93 and must be at most 0.7"]),
+        ([0.1, 0.25, 0.0], ["the acceptance rate is 0.25 and must be at least 0.5", "an energy is not finite"]),
+        ([np.nan, 0.8, 1.0], ["k-hat is nan and must be at most 0.7"]),
+    ],
+)
+def test_a_failed_check_is_named_with_its_value_and_bound(values, failures):
+    values = jnp.asarray(values)
+    assert describe_failures(CHECKS, values) == failures
+    assert bool(jnp.all(passed_checks(CHECKS, values))) == (not failures)
+
+
+def test_the_worst_value_of_several_blocks_is_the_largest_or_the_smallest_by_the_kind_of_bound():
+    values = jnp.array([[0.2, 0.9, 1.0], [0.5, 0.6, 0.0]])
+    np.testing.assert_allclose(worst_values(CHECKS, values), [0.5, 0.6, 0.0])
+
+
+def clicks(arm):
+    with numpyro.plate("arms", 2):
+        score = numpyro.sample("score", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(logits=score[arm]))
+
+
+def test_the_warning_of_a_live_bandit_names_the_failed_check_and_no_other():
+    """`laplace` with its k-hat replaced by 2; the other checks pass or fail as measured."""
+
+    def skewed(model):
+        engine = engines.laplace(model)
+
+        def update(key, state, rows):
+            state, info = engine.update(key, state, rows)
+            values = info.check_values.at[0].set(2.0)
+            return state, info._replace(is_trusted=jnp.array(False), check_values=values)
+
+        explanation = engine.explanation._replace(engine="skewed")  # the ladder has no engine above it
+        return engine._replace(update=update, explanation=explanation)
+
+    bandit = Bandit(clicks, 2, engine=skewed)
+    with pytest.warns(UserWarning) as warned:
+        bandit.update(arm=0, reward=1)
+    text = str(warned[0].message)
+    assert (
+        "the draws of the skewed engine are not trusted: Pareto k-hat of the posterior relative to the fit is 2" in text
+    )
+    assert "must be at most 0.7" in text and "ess" not in text
+    assert "NOT TRUSTED" in bandit.explain()
+
+
+def test_rows_that_do_not_fit_are_named():
+    engine = engines.laplace(RewardModel(clicks, 2), capacity=2)
+    state = jax.jit(engine.init)(jr.key(0))
+    _, info = jax.jit(engine.update)(jr.key(1), state, Interaction(jnp.zeros(3, int), jnp.array([0.0, 1.0, 1.0])))
+    assert info.failed_checks() == ["the rows did not fit into the buffer and were not learnt"]

@@ -1,0 +1,99 @@
+"""Moves keep the law of particles, and moves that do not mix fail their checks."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from ppl_bandit.engines.particles.kernels import hamiltonian
+from ppl_bandit.engines.particles.log_density import LogDensity
+from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, move
+
+
+def density_of(log_density):
+    """A target from its log density; all of it counts as prior."""
+
+    def curvature(x):
+        return log_density(x), jax.grad(log_density)(x), jax.hessian(log_density)(x)
+
+    return LogDensity(
+        lambda x: (log_density(x), jnp.zeros(())), log_density, jax.value_and_grad(log_density), curvature
+    )
+
+
+GAUSSIAN = density_of(lambda x: -0.5 * jnp.sum(x**2))
+
+
+# Two modes, 12 standard deviations apart, along a direction that is no coordinate.
+TWO_MODES = density_of(
+    lambda x: jnp.logaddexp(*(-0.5 * jnp.sum((x - s * jnp.array([4.0, 3.0, -3.0])) ** 2) for s in (1, -1)))
+)
+
+
+def moved(target, starts, kernel=hamiltonian, step_size=0.5):
+    """Move by the kernel alone: coordinate moves would compensate for a kernel that does not move."""
+    ess, unit = jnp.asarray(1.0 * len(starts)), jnp.eye(starts.shape[1])
+    moves = jax.jit(
+        lambda key: move(key, target, starts, ess, unit, jnp.array(step_size), kernel, first_coordinate_moves=0)
+    )
+    return moves(jr.key(1))
+
+
+def test_moved_particles_keep_their_law_and_have_a_small_autocorrelation():
+    end = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), step_size=30.0)  # far too large at first
+    assert bool(end.evidence.is_sound) and 0.05 < float(end.step_size) < 2.0
+    assert float(end.evidence.autocorrelation) < 0.25
+    # Four errors of a mean, 1 / sqrt(1,000), and of a standard deviation, 1 / sqrt(2,000).
+    np.testing.assert_allclose(end.positions.mean(axis=0), 0.0, atol=0.13)
+    np.testing.assert_allclose(end.positions.std(axis=0), 1.0, atol=0.09)
+    np.testing.assert_allclose(end.log_prior, -0.5 * jnp.sum(end.positions**2, axis=1), rtol=1e-4, atol=1e-5)
+
+
+def test_particles_that_never_move_fail_a_check():
+    def frozen(key, target, positions, step_size):
+        steps = hamiltonian(key, target, positions, step_size)
+        return steps._replace(positions=positions, accept_prob=jnp.ones_like(steps.accept_prob))
+
+    evidence = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), frozen).evidence
+    assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > 0.9
+
+
+def test_particles_that_hardly_move_fail_a_check():
+    def slow(key, target, positions, step_size):
+        return hamiltonian(key, target, positions, jnp.array(1e-3))  # 64 leaps go a fifteenth of a standard deviation
+
+    evidence = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), slow).evidence
+    assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > MAX_AUTOCORRELATION
+
+
+def test_particles_that_cannot_leave_their_mode_fail_a_check():
+    signs = jnp.where(jnp.arange(1000) < 300, 1.0, -1.0)[:, None]
+    starts = signs * jnp.array([4.0, 3.0, -3.0]) + jr.normal(jr.key(0), (1000, 3))
+    evidence = moved(TWO_MODES, starts).evidence
+    assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > MAX_AUTOCORRELATION
+
+
+def test_particles_far_from_the_target_fail_a_check():
+    # All start at one point 30 standard deviations away, and their means drift.
+    def slow(key, target, positions, step_size):
+        return hamiltonian(key, target, positions, jnp.array(2e-3))
+
+    assert not bool(moved(GAUSSIAN, 30.0 + 1e-3 * jr.normal(jr.key(0), (1000, 3)), slow).evidence.is_sound)
+
+
+def test_moves_that_keep_diverging_end_early_and_are_flagged():
+    """A funnel: where the log of the scale is low, no single step size suits; all windows would take 124 transitions."""
+    rng = np.random.default_rng(0)
+    log_scale = rng.standard_normal(400)
+    starts = jnp.asarray(np.column_stack([log_scale, np.exp(log_scale) * rng.standard_normal(400)]))
+    lengths = []
+
+    def counting(key, target, positions, step_size):
+        jax.debug.callback(lambda: lengths.append(1))
+        return hamiltonian(key, target, positions, step_size)
+
+    target = density_of(lambda x: -0.5 * x[0] ** 2 - 0.5 * (x[1] * jnp.exp(-x[0])) ** 2 - x[0])
+    end = moved(target, starts, counting)
+    jax.effects_barrier()
+    assert not bool(end.evidence.is_sound) and float(end.evidence.autocorrelation) < MAX_AUTOCORRELATION
+    assert len(lengths) == 4 + 8 + 16 + 32
