@@ -23,7 +23,7 @@ from ppl_bandit.engines.collapsed.collapsed_posterior import (
 )
 from ppl_bandit.engines.collapsed.data_summaries import WeightedRows, separable_summary, shared_summary
 from ppl_bandit.engines.collapsed.explanation import explain_collapsed
-from ppl_bandit.engines.collapsed.learning import learn_by_rows, learn_by_sums, read_new
+from ppl_bandit.engines.collapsed.learning import add_to_buffer, add_to_sums, certify_and_summarize
 from ppl_bandit.engines.collapsed.mixture import mixture_of, representative_particles
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.exact.families.drawing import sample_each
@@ -178,12 +178,12 @@ def _update(
     num_new = jnp.sum(mask)
     age = jnp.where(mask, num_new - jnp.cumsum(mask), 0)
     data = WeightedRows(rows, jnp.where(mask, jnp.asarray(discount, dtype) ** age, 0.0))
-    fresh, excess = read_new(posterior, state, *laws_of(posterior, state, picks), data)
+    fresh, excess = certify_and_summarize(posterior, state, *laws_of(posterior, state, picks), data)
     is_certified = excess <= 1.0
-    learn = learn_by_rows if summary is None else learn_by_sums
-    learnt = learn(posterior, state, data, fresh, jnp.asarray(discount, dtype) ** num_new)
+    add_rows = add_to_buffer if summary is None else add_to_sums
+    added = add_rows(posterior, state, data, fresh, jnp.asarray(discount, dtype) ** num_new)
 
-    log_weights = finite_log_weights(learnt.ends - state.log_targets)
+    log_weights = finite_log_weights(added.log_targets - state.log_targets)
     normalized = normalize_weights(log_weights)
     k_hat = notable_k_hat(log_weights, normalized)
     # Particles with a large autocorrelation are moved again with the next row.
@@ -200,7 +200,7 @@ def _update(
         jnp.zeros_like(state.num_refreshes),
     )
     are_certified = jnp.all(is_certified)
-    moved = follow_path(key, learnt.path, learnt.data, start, are_certified & is_stale)
+    moved = follow_path(key, added.path, added.data, start, are_certified & is_stale)
     has_moved = moved.num_stages > 0
     log_weights = jnp.where(has_moved, moved.log_weights, log_weights)
     weights, ess, log_mean = jax.lax.cond(
@@ -209,10 +209,10 @@ def _update(
     k_hat = jnp.where(
         has_moved, 0.0, k_hat
     )  # weights that remain after too few stages fail by their effective sample size
-    after = learnt.settle(moved, has_moved)._replace(
+    after = added.state_after(moved, has_moved)._replace(
         log_weights=log_weights,
         log_mean=log_mean,
-        log_evidence=state.log_evidence + moved.log_ratio + log_mean - learnt.before + learnt.common,
+        log_evidence=state.log_evidence + moved.log_ratio + log_mean - added.log_mean_before + added.common_change,
         squared_error=moved.squared_error,
         autocorrelation=moved.autocorrelation,
         acceptance=moved.acceptance,

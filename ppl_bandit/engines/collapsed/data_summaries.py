@@ -16,7 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.collapsed.inspection import Split, trial_rows
+from ppl_bandit.engines.collapsed.inspection import Split, masked_trial_rows
 from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.collapsed.statistics import Statistics, recentre_statistics, statistics_of, zero_statistics
 from ppl_bandit.engines.exact.families.posterior import Coordinates, latents_at
@@ -120,7 +120,7 @@ def separable_summary(model: RewardModel, split: Split, examples: Interaction | 
     def measure() -> tuple[Array, Interaction]:
         outer, centre = jax.tree.map(jnp.asarray, (values, split.centre))
         latents = {**latents_at(split.layout, centre), **{name: value[0] for name, value in outer.items()}}
-        rows = trial_rows(model, latents, per_arm, seed=29, examples=examples)
+        rows = masked_trial_rows(model, latents, per_arm, seed=29, examples=examples)
         found = jax.lax.map(lambda own: _statistics_of_each(model, split, centre, own, rows), outer)
         return found, rows
 

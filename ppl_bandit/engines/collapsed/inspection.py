@@ -33,17 +33,17 @@ from ppl_bandit.engines.exact.families.posterior import (
 )
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.exact.proof.trial_rows import trial_rows
 from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY
 from ppl_bandit.engines.row_buffer import row_mask
 from ppl_bandit.numerics.arrow_matrices import as_arrow
 from ppl_bandit.program.jaxpr.analytic import Obstacle
-from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction
 
-__all__ = ["Split", "certificate_excess", "inspect", "trial_rows"]
+__all__ = ["Split", "certificate_excess", "inspect", "masked_trial_rows"]
 
 _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 12, 6  # random points of a certificate
 
@@ -139,23 +139,12 @@ def _try_values(model: RewardModel, space: OuterSpace, num_values: int) -> dict[
     return run_once(draw)
 
 
-def trial_rows(
+def masked_trial_rows(
     model: RewardModel, values: Mapping[str, Array], per_arm: int, seed: int, examples: Interaction | None = None
 ) -> Interaction:
-    """Return rows with different rewards on every arm, in contexts near the example; impossible ones are masked.
-
-    Args:
-        examples: rows to append.
-    """
-    rng = np.random.default_rng(seed)
-    arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
-    picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
-
-    context = model.varied_context_rows(rng, np.zeros(arm.size, bool))
-    reward, is_possible = feasible_rewards(
-        model.program, dict(values), arm, context, model.outcome_kinds, jnp.asarray(picks)
-    )
-    rows = Interaction(arm, reward, context, is_possible)
+    """Return trial rows, of which impossible ones are masked, followed by example rows."""
+    rows, is_feasible = trial_rows(model, values, per_arm, seed)
+    rows = rows._replace(mask=is_feasible)
     if examples is None:
         return rows
     more = jax.tree.map(jnp.asarray, examples._replace(mask=jnp.ones(len(examples.arm), bool)))
@@ -186,7 +175,7 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
     def measure() -> tuple[list[Array], Residual, Residual]:
         outer = jax.tree.map(jnp.asarray, split.values)
         latents = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
-        rows = trial_rows(model, latents, per_arm=2, seed=23, examples=examples)
+        rows = masked_trial_rows(model, latents, per_arm=2, seed=23, examples=examples)
         prior = jax.tree.map(jnp.asarray, split.prior)
         regions = regions_for(layout, prior, prior, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
         in_prior, in_rows, flags = jax.lax.map(lambda values: certify(values, rows, regions), outer)

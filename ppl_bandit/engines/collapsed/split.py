@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import biject_to
 
-from ppl_bandit.engines.collapsed.inspection import Split, inspect, trial_rows
+from ppl_bandit.engines.collapsed.inspection import Split, inspect, masked_trial_rows
 from ppl_bandit.engines.collapsed.outer import dependence
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL
 from ppl_bandit.engines.exact.families.numeric import misfit
@@ -180,7 +180,7 @@ def _screen(model: RewardModel, supports: Mapping[str, Any], examples: Interacti
 
     def measure() -> tuple[Array, dict[str, Array]]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 5)
-        rows = trial_rows(model, latents, per_arm=2, seed=37, examples=examples)
+        rows = masked_trial_rows(model, latents, per_arm=2, seed=37, examples=examples)
         is_possible = jnp.asarray(rows.mask)
 
         def log_densities(values: Mapping[str, Array]) -> Array:

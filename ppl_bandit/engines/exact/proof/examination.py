@@ -1,6 +1,5 @@
 """Examine a program for conjugacy, once, in float64: supports, scales, proof, prior, and the likelihood of varied rewards."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +32,7 @@ from ppl_bandit.engines.exact.families.registry import family_of_group
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
+from ppl_bandit.engines.exact.proof.trial_rows import trial_rows
 from ppl_bandit.engines.exact.refusals import (
     density_refusal,
     obstacle_refusal,
@@ -42,7 +42,6 @@ from ppl_bandit.engines.exact.refusals import (
 )
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle
-from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
@@ -143,7 +142,8 @@ def measure(model: RewardModel, layout: Layout, obstacles: list[Obstacle]) -> Me
     """Prove, derive and certify, in one traced function; fills `obstacles` with the possible ones."""
     prior, prior_residual = _read_prior(model, layout)
     centre = coordinates_at(layout, prior)
-    rows, is_feasible = _trial_rows(model, latents_at(layout, centre))
+    per_arm = int(np.clip(_MAX_TRIAL_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
+    rows, is_feasible = trial_rows(model, latents_at(layout, centre), per_arm, seed=11, is_systematic=True)
     num_rows = rows.arm.shape[0]
     in_likelihood: list[Obstacle] = []
 
@@ -210,22 +210,6 @@ def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual
     regions = regions_for(layout, prior, prior, _NUM_AROUND_CENTRE + 4 * len(layout.sites), _NUM_IN_POSTERIOR)
     centre = coordinates_at(layout, prior)
     return prior, worst_of(residual_of(layout, lambda point: log_prior(point)[None], natural, centre, regions))
-
-
-def _trial_rows(model: RewardModel, latents: Mapping[str, Array]) -> tuple[Interaction, Array]:
-    """Return rows with many different rewards on every arm, in the example context and in others like it."""
-    per_arm = int(np.clip(_MAX_TRIAL_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
-    rng = np.random.default_rng(11)
-    arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
-    repeat = np.repeat(np.arange(per_arm), model.num_arms)
-    picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
-    picks[:, 0] = repeat + np.tile(np.arange(model.num_arms), per_arm)
-
-    context = model.varied_context_rows(rng, repeat % 3 == 0)
-    reward, is_feasible = feasible_rewards(
-        model.program, latents, arm, context, model.outcome_kinds, jnp.asarray(picks)
-    )
-    return Interaction(arm, reward, context), is_feasible
 
 
 def _improper_kinds(prior: Posterior) -> list[str]:
