@@ -68,8 +68,9 @@ def _law(values: Mapping[str, Any], state: Any, bounds: tuple[Any, Any]) -> Clos
     spread = np.asarray(values.get("covariance", values.get("covariance_times_precision")))
     variance, degrees = np.diagonal(spread).reshape(mean.shape), np.full(mean.shape, np.inf)
     if is_scaled.any():
-        degrees = np.where(is_scaled, 2.0 * state.shape[owner], np.inf)
-        variance = variance * np.where(is_scaled, state.rate[owner] / state.shape[owner], 1.0)
+        shape, rate = np.moveaxis(state.elements["positive"][owner], -1, 0)
+        degrees = np.where(is_scaled, 2.0 * shape, np.inf)
+        variance = variance * np.where(is_scaled, rate / shape, 1.0)
     law = stats.t(degrees, loc=mean, scale=np.sqrt(variance))
     with np.errstate(all="ignore"):
         ratio = np.where(np.isinf(degrees), 1.0, np.where(degrees > 2, degrees / (degrees - 2.0), np.inf))
@@ -108,11 +109,9 @@ def exact_log_evidence(
 
 
 class _FamilyCoordinates(NamedTuple):
-    """Latents in the coordinates of the families: unit elements, simplexes, u, reals by block, and the u of each block."""
+    """Latents in the coordinates of the families: by group of elements, reals by block, and the u of each block."""
 
-    unit: np.ndarray
-    simplex: list[np.ndarray]
-    u: np.ndarray
+    elements: dict[str, np.ndarray]
     reals: np.ndarray
     u_of_block: np.ndarray
 
@@ -120,32 +119,39 @@ class _FamilyCoordinates(NamedTuple):
 def _to_family_coordinates(
     point: Mapping[str, Any], known: Any, entries: Any, bounds: Any, state: Any
 ) -> _FamilyCoordinates:
-    unit, u = np.zeros(len(state.beta)), np.zeros(state.shape.size)
-    simplex = [np.zeros(rows.shape) for rows in state.dirichlet]
+    elements = {
+        group: np.zeros(rows.shape if group.startswith("simplex") else len(rows))
+        for group, rows in state.elements.items()
+    }
     reals, owner = np.zeros(state.mean.size), np.full(state.mean.shape[0], -1)
     for name, entry in entries.items():
         value, (low, high), kind = np.asarray(point[name], float), bounds[name], _kind(known[name])
         if kind == "unit":
-            unit[entry] = (value - low) / (high - low)
+            elements[kind][entry] = (value - low) / (high - low)
         elif kind == "positive":
-            u[entry] = (value - low) ** known[name]["power"]
+            elements[kind][entry] = (value - low) ** known[name]["power"]
         elif kind == "simplex":
-            number = int(entry.flat[0])
-            simplex[number] = value.reshape(simplex[number].shape)
+            elements[f"simplex {value.shape[-1]}"][entry[..., 0]] = value
         else:
             reals[entry] = value
             owner[entry // state.mean.shape[1]] = known[name].get("scaled_by", -1)
-    return _FamilyCoordinates(unit, simplex, u, reals.reshape(state.mean.shape), np.append(u, 1.0)[owner])
+    u_of_block = np.append(elements.get("positive", np.zeros(0)), 1.0)[owner]
+    return _FamilyCoordinates(elements, reals.reshape(state.mean.shape), u_of_block)
 
 
 def _log_density(state: Any, coordinates: _FamilyCoordinates) -> float:
     from scipy import stats
 
-    total = stats.beta.logpdf(coordinates.unit, state.beta[:, 0], state.beta[:, 1]).sum()
-    for rows, shares in zip(state.dirichlet, coordinates.simplex, strict=True):
-        flat = rows.reshape(-1, rows.shape[-1]), shares.reshape(-1, rows.shape[-1])
-        total += sum(stats.dirichlet.logpdf(p / p.sum(), c) for c, p in zip(*flat, strict=True))
-    total += stats.gamma.logpdf(coordinates.u, state.shape, scale=1.0 / state.rate).sum()
+    total = 0.0
+    for group, values in coordinates.elements.items():
+        parameters = state.elements[group]
+        if group == "unit":
+            total += stats.beta.logpdf(values, *parameters.T).sum()
+        elif group == "positive":
+            total += stats.gamma.logpdf(values, parameters[:, 0], scale=1.0 / parameters[:, 1]).sum()
+        else:
+            rows = zip(parameters, values, strict=True)
+            total += sum(stats.dirichlet.logpdf(p / p.sum(), concentration) for concentration, p in rows)
     for x, u, mean, precision in zip(
         coordinates.reals, coordinates.u_of_block, state.mean, state.precision, strict=True
     ):
@@ -176,12 +182,10 @@ def _kind(values: Mapping[str, Any]) -> str:
 def _entries(engine: Engine, state: Any) -> dict[str, np.ndarray]:
     """Return, arranged by site, the number of each element's entry in the state; reals are counted along (R, S)."""
     host = jax.device_get(state)
-    numbers = host._replace(
-        beta=np.stack([np.arange(len(host.beta)), np.ones(len(host.beta))], axis=-1),
-        dirichlet=tuple(np.full(rows.shape, number) for number, rows in enumerate(host.dirichlet)),
-        shape=np.arange(host.shape.size),
-        mean=np.arange(host.mean.size).reshape(host.mean.shape),
-    )
+    elements = {
+        group: np.broadcast_to(np.arange(len(rows))[:, None], rows.shape) for group, rows in host.elements.items()
+    }
+    numbers = host._replace(elements=elements, mean=np.arange(host.mean.size).reshape(host.mean.shape))
     name_of = {"unit": "concentration1", "simplex": "concentration", "positive": "concentration", "real": "mean"}
     return {
         site: np.asarray(values[name_of[_kind(values)]]).astype(int)

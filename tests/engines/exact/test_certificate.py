@@ -76,7 +76,7 @@ def test_a_count_that_stops_growing_is_not_trusted():
     update, state = quick_jit(engine.update), engine.init(KEY)
     # In float32 the next number after 2^25 is 4 larger.
     for count, is_trusted in ((2.0**20, True), (2.0**25, False)):
-        state = state._replace(beta=jnp.full((1, 2), count))
+        state = state._replace(elements={"unit": jnp.full((1, 2), count)})
         _, info = update(KEY, state, Interaction(jnp.array([0]), jnp.array([1]), jnp.array([1])))
         assert bool(info.is_trusted) == is_trusted
 
