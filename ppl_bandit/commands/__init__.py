@@ -1,1 +1,1 @@
-"""The command line: words become objects."""
+"""The command line."""

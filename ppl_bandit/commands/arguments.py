@@ -25,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
         "run": (_run, "simulate selectors on a model: table, figures, data"),
         "tune": (_tune, "find the selector with the least regret in worlds drawn from the model's prior"),
         "reproduce": (_reproduce, "run the paper's evaluation: its figures, and a verdict on each number"),
-        "bench": (_bench, "measure live steps, batches and start-up, beside NumPy loops written by hand"),
+        "bench": (_bench, "measure live steps, batches and start-up, and compare with NumPy loops"),
         "compare": (_compare, "measure engines against the exact posterior, or rank several models"),
         "journal": (_journal, "inspect, replay or export a recorded experiment"),
     }.items():

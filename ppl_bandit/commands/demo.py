@@ -196,7 +196,7 @@ def _draw_curves(axis: Any, results: Sequence[DemoResult]) -> None:
 
 
 def _label_curves(axis: Any, ends: list[tuple[float, str, str]], num_steps: int) -> None:
-    """Write each curve's name beside its end, moved apart where labels would overlap."""
+    """Label each curve at its end; shift labels that would overlap."""
     gap, ceiling = 5.2, 101.0
     for share, title, colour in sorted(ends, reverse=True):
         place = min(share, ceiling)

@@ -1,4 +1,4 @@
-"""The paper's figures, with its own curves and points beside ours."""
+"""The paper's figures, with its curves and points and ours."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -57,8 +57,8 @@ def tune(
     2.5 standard errors of the difference is eliminated. It stops when the remaining differences are known to `tolerance`,
     or after `num_worlds`. If several candidates are equal to the leader within sampling error, it takes one whose index has
     `learning`, which is least sensitive to a wrong prior; else the one with the lowest 99th percentile
-    (`ppl_bandit.simulation.elimination.choose_candidate`). The result depends on the prior: `doubt` says how wrong its scale
-    may be.
+    (`ppl_bandit.simulation.elimination.choose_candidate`). The result depends on the prior: `doubt` allows for a
+    wrong scale.
 
     If the engine is exact and worlds come from its own prior, each history is judged by 32 draws from its posterior instead of
     its truth (`ppl_bandit.simulation.posterior_regret`): the same law, and at most a tenth of the worlds for the same errors.
@@ -90,9 +90,9 @@ def tune(
     """
     _check(horizon, criterion, num_worlds, tolerance, num_samples, precision, doubt)
     if environment is not None and contexts is not None:
-        raise ValueError("contexts was given beside environment, which draws its own: leave one of them out")
+        raise ValueError("contexts was given together with environment, which draws its own: leave one of them out")
     if environment is not None and doubt != 1.0:
-        raise ValueError("doubt was given beside environment, which has its own scales: leave one of them out")
+        raise ValueError("doubt was given together with environment, which has its own scales: leave one of them out")
     say = say or (lambda line: None)
     with jax.enable_x64(precision == "float64"):
         built = engine if isinstance(engine, Engine) else (engine or engines.choose)(reward_model)

@@ -324,8 +324,8 @@ def test_candidates_are_every_selector_and_several_patiences():
         (dict(selectors={}), "selectors is empty"),
         (dict(num_worlds=1.5), "num_worlds must be a positive integer, got 1.5"),
         (dict(tolerance=-0.1), r"tolerance must be a number in \[0, 1\), got -0.1; 0 plays all num_worlds"),
-        (dict(environment=Environment.from_prior(MODEL), contexts=lambda key: 0), "contexts was given beside"),
-        (dict(environment=Environment.from_prior(MODEL), doubt=3.0), "doubt was given beside environment"),
+        (dict(environment=Environment.from_prior(MODEL), contexts=lambda key: 0), "contexts was given together"),
+        (dict(environment=Environment.from_prior(MODEL), doubt=3.0), "doubt was given together with environment"),
         (dict(doubt=0.3), "doubt must be a number of at least 1, got 0.3"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`ppl-bandit bench`: measure live steps, batches and start-up, beside NumPy loops written by hand."""
+"""`ppl-bandit bench`: measure live steps, batches and start-up, and compare with NumPy loops."""
 
 import argparse
 from collections.abc import Callable

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.commands.bench.players import CASES, Case, Player, case_players, case_program
-from ppl_bandit.commands.bench.report import Measurements, draw_live, markdown
+from ppl_bandit.commands.bench.report import BenchResult, draw_live, markdown
 from ppl_bandit.commands.names import check_names
 
 __all__ = ["BenchOptions", "measure_live", "run_bench"]
@@ -47,7 +47,7 @@ class BenchOptions(NamedTuple):
     parts: Sequence[str] = ("live", "batches", "start")
 
 
-def run_bench(options: BenchOptions, out: Path | None, progress: Callable[[str], None]) -> Measurements:
+def run_bench(options: BenchOptions, out: Path | None, progress: Callable[[str], None]) -> BenchResult:
     """Measure, and write `bench.json`, `bench.md` and `bench.png` to `out` if it is given."""
     check_names(options.cases, CASES, "--cases")
     check_names(options.parts, ("live", "batches", "growth", "start"), "--parts")
@@ -66,7 +66,7 @@ def run_bench(options: BenchOptions, out: Path | None, progress: Callable[[str],
         for name in options.cases:
             progress(f"{name}: from the start of a process to its first decision and update, cold and cached")
             start[name] = _starts(name)
-    found = Measurements(_facts(options), live, batches, growth, start, _memory())
+    found = BenchResult(_facts(options), live, batches, growth, start, _memory())
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "bench.json").write_text(json.dumps(found._asdict(), indent=2) + "\n")

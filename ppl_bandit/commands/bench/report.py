@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from ppl_bandit.numerics.figure_style import figure_tools, save_figure
 
-__all__ = ["Measurements", "draw_live", "live_table", "markdown"]
+__all__ = ["BenchResult", "draw_live", "live_table", "markdown"]
 
 
-class Measurements(NamedTuple):
+class BenchResult(NamedTuple):
     """What was measured, in plain values.
 
     Attributes:
@@ -28,7 +28,7 @@ class Measurements(NamedTuple):
     memory: float
 
 
-def markdown(found: Measurements) -> str:
+def markdown(found: BenchResult) -> str:
     """Return the results as Markdown."""
     facts = found.facts
     lines = [
@@ -66,7 +66,7 @@ def live_table(name: str, rows: list[dict[str, Any]], num_steps: int, num_sample
     return lines
 
 
-def draw_live(found: Measurements, path: Path) -> None:
+def draw_live(found: BenchResult, path: Path) -> None:
     """Draw the median time of a live step of every implementation, one panel per case."""
     figure, axes = figure_tools().subplots(
         1, len(found.live), figsize=(5.0 * len(found.live), 3.6), squeeze=False, layout="constrained"

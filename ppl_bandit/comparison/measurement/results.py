@@ -205,7 +205,7 @@ class ModelScore(NamedTuple):
     Attributes:
         name: name of the program.
         log_evidence: log p(rows), natural logarithm.
-        log_evidence_error: its Monte Carlo standard error; 0 where it is exact.
+        log_evidence_error: its Monte Carlo standard error; 0 if it is exact.
         evidence_way: "exact", or "reweight" if runs of that engine estimate it.
         probability: posterior probability of the program under equal prior probabilities.
         elpd: expected log predictive density by leave-one-out (PSIS-LOO); nan without ArviZ.

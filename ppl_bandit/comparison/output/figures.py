@@ -147,12 +147,12 @@ def draw_costs(result: Comparison) -> Any:
 
 
 def draw_predictive(result: Comparison) -> Any:
-    """Draw what each engine's posterior predicts for the rows again, beside what was observed, arm by arm."""
+    """Draw the posterior predictive distribution of each engine and the observed rows, for every arm."""
     rewards = observed_outcomes(result.model, result.data)
     panels: list[tuple[str, str, Any]] = []
     for name in result.model.outcomes:
         panels.append((name, "mean", np.mean))
-        if not set(np.unique(rewards[name])) <= {0.0, 1.0}:  # of 0 and 1 the mean tells all
+        if not set(np.unique(rewards[name])) <= {0.0, 1.0}:  # for outcomes 0 and 1 the mean determines the sd
             panels.append((name, "sd", np.std))
     columns, rows = min(2, len(panels)), -(-len(panels) // 2)
     num_arms, drawn_engines = len(result.arms), list(each_engine(result, has_exact=True))
