@@ -1,4 +1,4 @@
-"""Data and contracts: what crosses from one layer to the next.
+"""Data types and contracts that several layers share.
 
 One letter per axis, for the whole project: `M` posterior draws, `A` arms, `N` rows of data, `D` context features,
 `T` steps, `R` realizations.
@@ -39,7 +39,7 @@ class Interaction(NamedTuple):
         arm: index of the arm played in each row.
         reward: (N,), or {outcome: (N,)} for a program with several outcomes.
         context: a pytree whose leaves have a leading axis N, or None for a program without context.
-        mask: rows to count; None counts all. A masked row is padding: it may hold anything and changes nothing.
+        mask: True for the rows that count; None counts all. The other rows are padding and have no effect.
     """
 
     arm: Int[Array, " N"]
@@ -49,13 +49,13 @@ class Interaction(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What each arm's upper tail is worth, tabulated.
+    """The expected excess of each arm's expected reward theta_a over a grid of thresholds.
 
     Attributes:
         mean: (A,), the posterior mean of each arm's expected reward.
-        nodes: (A, G), numbers that rise from about the mean, or below, to where nothing is left; G is at least 2.
+        nodes: (A, G), increasing thresholds, from at most about the mean to where the excess vanishes; G is at least 2.
         excess: (A, G), E max(theta_a - node, 0).
-        above: (A, G), P(theta_a > node): how fast the excess falls.
+        above: (A, G), P(theta_a > node), the negative slope of the excess.
     """
 
     mean: Float[Array, " A"]
@@ -65,11 +65,11 @@ class Tail(NamedTuple):
 
 
 class BestArmMoments(NamedTuple):
-    """What the identity of the best arm says about all arms.
+    """Moments of the expected rewards theta, restricted to the event that arm b is best.
 
     Attributes:
         probs: (A,), P(b is best).
-        centred_values: (A,), E[theta_b - level; b is best], the level being the same for all.
+        centred_values: (A,), E[theta_b - level; b is best], with one level for all arms.
         gaps: (A, A), E[theta_b - theta_a; b is best], for b by row; 0 on the diagonal.
     """
 
@@ -79,22 +79,20 @@ class BestArmMoments(NamedTuple):
 
 
 class Marginals(NamedTuple):
-    """The posterior law of each arm's expected reward in closed form.
+    """The posterior law of each arm's expected reward in closed form; an optional field is None if it is not offered.
 
     Attributes:
         cdf: x (A,) -> (A,), the posterior probability that arm a's expected reward is at most x_a.
         quantile: q (scalar) -> (A,), the posterior q-quantile of each arm's expected reward.
-        best_arm_probs: mask of allowed arms (A,), or None -> (A,), the posterior probability that each arm is best; None
-            where arms are not independent.
-        tail: () -> `Tail`; None where it is not offered.
-        pseudo_counts: () -> (A,), how many rewards each arm's posterior is worth: E Var(reward | theta) / Var
-            E(reward | theta), a + b for Beta(a, b) and Bernoulli rewards; None, before it is called or after, where that has
-            no closed form.
-        table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law, without drawing the latents
-            behind them; None where that is no shorter.
-        best_arm_moments: mask of allowed arms (A,), or None -> `BestArmMoments`; None where it is not offered.
-        is_mixture: whether they are averages over particles: `best_arm_probs` then takes longer than M draws, and is for those
-            who want the probabilities themselves.
+        best_arm_probs: mask of allowed arms (A,), or None -> (A,), the posterior probability that each arm is best; offered
+            if the arms are independent.
+        tail: () -> `Tail`.
+        pseudo_counts: () -> (A,), the number of rewards that each arm's posterior is worth: E Var(reward | theta) / Var
+            E(reward | theta), which is a + b for Beta(a, b) and Bernoulli rewards; it returns None if there is no closed form.
+        table: (key, M) -> (M, A), draws of all arms' expected rewards from their joint law; offered if that takes less time
+            than drawing the latents.
+        best_arm_moments: mask of allowed arms (A,), or None -> `BestArmMoments`.
+        is_mixture: whether the laws are averages over particles; `best_arm_probs` then takes longer than M draws.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
@@ -108,12 +106,12 @@ class Marginals(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a selector decided, and the probabilities it decided by.
+    """A decision and its probabilities.
 
     Attributes:
-        arm: index of the arm to play; -1 where the table is not finite or no arm is allowed (raised at the edge).
+        arm: index of the arm to play; -1 if the table is not finite or no arm is allowed (the caller raises an error).
         best_arm_probs: p-hat, the share of draws that each arm wins; ties are shared equally.
-        num_candidates: how many candidate arms were drawn (N_{t+1}); 0 for selectors that draw none.
+        num_candidates: number of candidate arms that were drawn (N_{t+1}); 0 for selectors that draw none.
         propensities: probability that this selector plays each arm, given this table.
     """
 
@@ -125,21 +123,21 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """A rule that turns a table of sampled expected rewards into a decision: a value that can be called.
+    """A callable rule that makes a decision from a table of sampled expected rewards.
 
     `selector(key, table, step, *, allowed=None, marginals=None) -> Selection`; `table` is (M, A), `step` counts from 1.
 
     Attributes:
-        name: the factory that made it.
-        settings: what the factory was given, by argument; a selector inside another is itself a setting.
-        decide: what a call runs.
+        name: name of the factory.
+        settings: the factory's arguments by name; a selector inside another one is a setting of it.
+        decide: the function that a call runs.
         select_from_probs: `(key, shares, step, *, allowed=None, marginals=None) -> Selection`, the same decision from p-hat
-            in place of a table; None if the rule reads the table itself.
-        uses_marginals: whether marginals change what it does.
-        required_marginals: the fields of `Marginals` that `select_from_probs` reads, beside the probabilities themselves.
-        is_exact: whether p-hat is the exact probability that each arm is best, wherever the marginals offer it.
-        horizon: the last step that it is made for; None if it does not ask. A step beyond it is an error where it can be
-            raised, and counts as the last step inside a trace.
+            instead of a table; None if the rule reads the table itself.
+        uses_marginals: whether marginals change the decision.
+        required_marginals: the fields of `Marginals` that `select_from_probs` reads besides the probabilities.
+        is_exact: whether p-hat is the exact probability that each arm is best, if the marginals offer it.
+        horizon: the last step that the rule is made for; None if there is no last step. A later step raises an error; inside
+            a trace, which cannot raise, it counts as the last step.
     """
 
     name: str
@@ -152,16 +150,16 @@ class Selector:
     horizon: int | None = field(default=None, repr=False)
 
     def __call__(self, key: Key, table: Any, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:
-        """Decide; see the class."""
+        """Make a decision."""
         return self.decide(key, table, step, allowed=allowed, marginals=marginals)
 
     def can_skip_table(self, marginals: Marginals) -> bool:
-        """Tell whether `select_from_probs` can decide with what these marginals offer."""
+        """Return whether `select_from_probs` can decide with these marginals."""
         has_all = all(getattr(marginals, name) is not None for name in ("best_arm_probs", *self.required_marginals))
         return self.select_from_probs is not None and has_all
 
     def __str__(self) -> str:
-        """Write the call that made it, such as `with_floor(selector=thompson(), floor=0.1)`."""
+        """Return the call of the factory, such as `with_floor(selector=thompson(), floor=0.1)`."""
         given = (
             f"{name}={value if isinstance(value, Selector) else repr(value)}" for name, value in self.settings.items()
         )
@@ -169,14 +167,14 @@ class Selector:
 
 
 class Explanation(NamedTuple):
-    """Why an engine may be trusted with a program, in words.
+    """Why an engine fits a program, as text.
 
     Attributes:
         engine: the engine's name, such as "conjugate".
         is_exact: whether draws come from the exact posterior.
-        reason: one sentence: why this engine, or what was refused.
-        sites: latent site -> its posterior family, in words.
-        report: the whole account, ready to print.
+        reason: one sentence: why this engine was chosen, or why the program was refused.
+        sites: latent site -> name of its posterior family.
+        report: the full text for the user.
     """
 
     engine: str
@@ -235,11 +233,11 @@ class Engine(NamedTuple):
 
 
 class InvalidProgram(ValueError):
-    """The program cannot be read as a reward model; the message says what is wrong and what to write instead."""
+    """The program is not a valid reward model; the message says what is wrong and what to write instead."""
 
 
 class NotConjugate(ValueError):
-    """The program is not conjugate, or not provably so; `explanation` carries the evidence."""
+    """The program is not conjugate, or the proof failed; `explanation` contains the evidence."""
 
     def __init__(self, message: str, explanation: Explanation | None = None):
         super().__init__(message)

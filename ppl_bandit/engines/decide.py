@@ -1,12 +1,10 @@
-"""One decision, by the shortest way that has its law: the same function in the live bandit and in simulations.
+"""One decision from the state of an engine, by the fastest of three ways with the same law; live and in simulations.
 
-What a selector needs is the law of its decision, not the draws themselves. In order of cost:
-
-1. The engine knows the probability P that each arm is best, and the selector looks at p-hat alone, or at what else the engine
-   knows in closed form: the share of M draws that each arm wins is Multinomial(M, P) / M, and is drawn as such. (A P that is
-   an average over particles takes longer than M draws, and is left to selectors that want P itself.)
-2. The engine knows the joint law of the A expected rewards: the table is drawn from it, A numbers a row, not all the latents.
-3. Otherwise the latents are drawn, and the program turns each draw into a row of the table.
+1. The engine offers the probability P that each arm is best, and the selector reads p-hat alone, or closed forms that the
+   engine offers. Then p-hat is drawn as Multinomial(M, P) / M. (If P is an average over particles, computing it takes
+   longer than M draws, so only selectors that use P itself take this way.)
+2. The engine offers the joint law of the A expected rewards: the table is drawn from it, without the latents.
+3. Otherwise the latents are drawn, and the program computes a row of the table from each draw.
 """
 
 from collections.abc import Callable
@@ -34,16 +32,16 @@ def decide(
     allowed: Bool[Array, " A"] | None = None,
     draws: bool = False,
 ) -> Selection:
-    """Choose an arm from what an engine knows.
+    """Choose an arm.
 
     Args:
-        key_draw: of the posterior draws.
-        key_select: of the selector.
-        expected_rewards: (draws, context) -> the table, the reward model's own.
+        key_draw: random key of the posterior draws.
+        key_select: random key of the selector.
+        expected_rewards: (draws, context) -> the table, from the reward model.
         step: counts from 1.
         num_samples: M.
         allowed: arms that may be played; None allows all.
-        draws: whether to draw the latents and fill the table also where there is a shorter way; the law is the same.
+        draws: whether to draw the latents and compute the table in any case.
     """
     marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
     if marginals is not None and not draws:

@@ -1,4 +1,4 @@
-"""The ladder from engine to engine: where a live bandit goes when an engine's draws come without evidence."""
+"""Learn rows, and replace the engine by a fallback if its evidence is insufficient."""
 
 import contextlib
 import functools
@@ -20,38 +20,36 @@ from ppl_bandit.types import Engine, Interaction, NotConjugate
 
 __all__ = ["LADDER", "NotCertified", "learn"]
 
-# From the exact engine it depends on what was refused: see `_next_to_exact`.
+# The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`).
 LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
     "collapsed": engines.reweight,
     "reweight": engines.nuts,
     "laplace": engines.nuts,
     "svi": engines.nuts,
 }
-_MAX_EXAMPLES = 8  # refused rows for which another engine is sought
-_RENEWED = ("collapsed", "reweight")  # engines whose draws are renewed as rewards come
-_PATIENCE = 10  # times in a row that draws may be renewed and lack evidence
+_MAX_EXAMPLES = 8  # refused rows that the fallback is tested with
+_RENEWED = ("collapsed", "reweight")  # engines that renew their draws as rewards arrive
+_MAX_DOUBTED = 10  # times in a row that draws may be renewed and still lack evidence
 
 _LOGGER = logging.getLogger("ppl_bandit")
 
 
 class NotCertified(ValueError):
-    """A datum turned out not to be conjugate at run time; the bandit's state is as it was before."""
+    """A row that an exact engine cannot certify; the state of the bandit has not changed."""
 
 
 def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[Learner, Any, list[str]]:
-    """Learn rows on top of a history, moving up the ladder with all of it where the evidence is missing.
+    """Learn rows; if the evidence is insufficient, learn the whole history with the fallback engine.
 
-    On the last rung the draws are kept, with one warning; and on those of `collapsed` and `reweight` until they were renewed
-    some times more, which mostly brings the evidence: a posterior is hardest while there are few rewards, and the engine above
-    takes many times as long for each.
-    Nothing is changed; what is returned takes over, or nothing does.
+    Without a fallback the draws are used with one warning. `collapsed` and `reweight` are kept until their draws were renewed a
+    few more times: a posterior is hardest while there are few rewards, and the fallback takes many times as long for each row.
 
     Returns:
         The learner after these rows, the engine's evidence, and warnings for the user.
 
     Raises:
         ValueError: for a reward that the program cannot produce.
-        NotCertified: for a datum that is not conjugate, where the user insists on an exact engine.
+        NotCertified: for a row that is not conjugate, if the user chose the exact engine.
     """
     explanation = learner.engine.explanation
     stored, info = fold(task, learner, len(history), rows)
@@ -68,12 +66,12 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     factory, refused = LADDER.get(explanation.engine), None
     if explanation.engine == "conjugate":
         refused = _refused(rows, info)
-        factory = functools.partial(_next_to_exact, refused)
+        factory = functools.partial(_exact_fallback, refused)
     num_refreshes = int(getattr(info, "num_refreshes", 0))
     num_doubted = learner.num_doubted + (num_refreshes > learner.num_refreshes)
-    is_patient = num_doubted < _PATIENCE and _may_recover(learner, rows, info)
-    if factory is None or is_patient:
-        rest = "they are renewed as rewards come" if is_patient else "no engine is left to move to"
+    is_kept = num_doubted < _MAX_DOUBTED and _may_recover(learner, rows, info)
+    if factory is None or is_kept:
+        rest = "they are renewed as rewards come" if is_kept else "no engine is left to move to"
         after = learner._replace(
             stored=stored, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
         )
@@ -96,7 +94,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
 
 
 def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:
-    """Tell whether draws without evidence may be kept for now: enough of them count, and more rewards renew them."""
+    """Return whether draws without evidence can be used for now: enough have weight, and more rewards renew them."""
     engine = learner.engine
     if engine.explanation.engine not in _RENEWED or rows.arms.size > 1:
         return False
@@ -104,8 +102,8 @@ def _may_recover(learner: Learner, rows: Rows, info: Any) -> bool:
     return is_sound and bool(info.ess >= MIN_ESS_SHARE * engine.settings["num_particles"])
 
 
-def _next_to_exact(refused: Interaction | None, model: RewardModel) -> Engine:
-    """Return the engine that is exact given a few sites, if those are why rows were refused; else draws of everything."""
+def _exact_fallback(refused: Interaction | None, model: RewardModel) -> Engine:
+    """Return `collapsed` if it is exact for the refused rows given a few sites, else `reweight`."""
     if refused is not None:
         with contextlib.suppress(NotConjugate):
             return engines.collapsed(model, examples=refused)
@@ -113,7 +111,7 @@ def _next_to_exact(refused: Interaction | None, model: RewardModel) -> Engine:
 
 
 def _refused(rows: Rows, info: Any) -> Interaction | None:
-    """Return the first of the rows that are not certified, or None if it is not a row that failed."""
+    """Return the first rows that are not certified; None if another check failed."""
     failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])[:_MAX_EXAMPLES]
     if not failed.size:
         return None
@@ -147,7 +145,7 @@ def _uncertified(task: Task, rows: Rows, info: Any) -> str:
 
 
 def _rounded(nats: Any) -> str:
-    """Say that rounding is in the way, and what makes it less."""
+    """Describe the rounding that hides a deviation, and how to reduce it."""
     return (
         f"the rewards are so far from what the program expects, in units of its noise, that rounding could hide "
         f"{float(nats):.1e} nats of a deviation; a prior whose middle and width fit the rewards, or rewards less a constant, "

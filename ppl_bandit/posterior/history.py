@@ -1,4 +1,4 @@
-"""All rows that a live bandit has learnt from, in order."""
+"""All rows that a live bandit has learnt, in order, as an immutable value."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,18 +8,19 @@ import numpy as np
 
 __all__ = ["History"]
 
-_BLOCK = 256  # pieces that are joined into one
+_BLOCK = 256  # number of parts that are joined into one
 
 
 class History:
-    """Rows of (arms, {outcome: rewards}, contexts), kept in pieces as they came and joined when read; a value.
+    """Rows of (arms, {outcome: rewards}, contexts), each with the position of its event in the journal.
 
-    Each row also has the position of the event that brought it, by which it can be found again.
+    Rows are stored in parts as they were added, and joined when they are read.
     """
 
     def __init__(self, outcomes: tuple[str, ...]):
         self._outcomes = outcomes
-        # Joined pieces, and a list of single ones of which so many are this history's: longer ones share it.
+        # Joined blocks, a list of later parts, and the number of these parts that belong to this history: histories that
+        # extend it share the list.
         self._parts: tuple[tuple[Any, ...], list[Any], int] = ((), [], 0)
         self._num_rows = 0
 
@@ -29,9 +30,9 @@ class History:
     def extended(
         self, arms: np.ndarray, rewards: dict[str, np.ndarray], contexts: Any, positions: np.ndarray | None = None
     ) -> "History":
-        """Return a history with more rows; without positions they cannot be found again."""
+        """Return a history with more rows; rows without positions cannot be edited."""
         blocks, pieces, num_pieces = self._parts
-        if len(pieces) > num_pieces:  # another history goes on from here, or would have if nothing had interrupted it
+        if len(pieces) > num_pieces:  # another history extends this one
             pieces = pieces[:num_pieces]
         positions = np.zeros(arms.size, np.int64) if positions is None else positions
         pieces.append((arms, rewards, contexts, positions))
@@ -44,15 +45,15 @@ class History:
         return longer
 
     def rows(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any]:
-        """Return all rows, joined; contexts are None where there are no rows."""
+        """Return all rows; contexts are None if there are no rows."""
         return self._whole()[:3]
 
     def positions(self) -> np.ndarray:
-        """Return the position of the event that brought each row."""
+        """Return the position of each row's event."""
         return self._whole()[3]
 
     def edited(self, rewards: Mapping[int, Mapping[str, float] | None]) -> "History":
-        """Return another history, with the rows at some positions given other rewards, or, for None, left out."""
+        """Return a history with other rewards at some positions; None removes a row."""
         arms, values, contexts, positions = self._whole()
         values = {name: column.copy() for name, column in values.items()}
         is_kept = np.ones(arms.size, bool)
@@ -74,7 +75,7 @@ class History:
             return np.zeros(0, int), {name: np.zeros(0) for name in self._outcomes}, None, np.zeros(0, np.int64)
         if len(parts) > 1:
             parts = [_joined(parts)]
-            self._parts = (parts[0],), [], 0  # the same rows, joined once
+            self._parts = (parts[0],), [], 0  # the same rows
         return parts[0]
 
 
