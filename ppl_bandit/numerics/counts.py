@@ -6,12 +6,12 @@ Every function takes a key first and spends it, and runs under `jit`, `vmap` and
 import math
 from typing import TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_bandit.numerics.random_bits import as_float, uniform
+from ppl_bandit.runtime.devices import is_on_cpu
 from ppl_bandit.runtime.unrolled_reductions import running_sums, sum_of
 from ppl_bandit.types import Key
 
@@ -90,7 +90,7 @@ def _binomial(quantile: Array, num: Array, prob: Array) -> Array:
     start = (jnp.ones_like(prob), quantile - at_mode, at_mode, at_mode, first)
 
     # A small loop is one piece of machine code on a CPU.
-    num_widenings = 1 if jax.default_backend() == "cpu" else _WIDENINGS
+    num_widenings = 1 if is_on_cpu() else _WIDENINGS
 
     def widen_often(state: _Search) -> _Search:
         for _ in range(num_widenings):

@@ -4,11 +4,11 @@ import functools
 import math
 import operator
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from ppl_bandit.runtime.devices import is_on_cpu
 from ppl_bandit.runtime.unrolled_reductions import FEW, cut, sum_along
 
 __all__ = ["computed_once", "log_product"]
@@ -51,7 +51,7 @@ def computed_once(values: Float[Array, "n k"]) -> Float[Array, "n k"]:
     Args:
         values: finite, the first of them at most 2.
     """
-    if jax.default_backend() != "cpu":
+    if not is_on_cpu():
         return values
     if values.shape[1] <= _FEW_COLUMNS:
         # A matrix that is known beforehand would be the same for all of a batch, which would be made one: in another shape

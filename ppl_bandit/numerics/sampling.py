@@ -21,6 +21,7 @@ from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
 from ppl_bandit.numerics.random_bits import Shape, Words, as_float, key_words, threefry, to_normal, to_unit_interval
+from ppl_bandit.runtime.devices import is_on_cpu
 from ppl_bandit.types import Key
 
 __all__ = [
@@ -204,7 +205,7 @@ def _log_gamma_ratio(key: Key, concentration: Array, sample_shape: Shape) -> Arr
     words, shape = key_words(key), (flat.size, math.prod(sample_shape))
     if not math.prod(shape):
         return jnp.zeros(sample_shape + concentration.shape, concentration.dtype)
-    if jax.default_backend() == "cpu":
+    if is_on_cpu():
         draw = _draw_in_groups
     else:
         draw = _draw_with_spares if shape[1] >= _FEWEST_WITH_SPARES else _draw_in_lockstep
@@ -294,7 +295,7 @@ def _apart(compute: Callable[[Array], Array], shape: Shape, dtype: DTypeLike) ->
     A CPU's would fuse the draws with what is done with them otherwise: inside the caller's own loop over (M, A), whose last
     axis is too short for vector units, or once more for every use.
     """
-    if jax.default_backend() != "cpu":
+    if not is_on_cpu():
         return compute(jnp.uint32(0))
 
     def is_first(carry: tuple[Array, Array]) -> Array:

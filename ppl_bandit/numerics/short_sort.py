@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from ppl_bandit.runtime.devices import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import vmap_rule
 
 __all__ = ["sort_short"]
@@ -14,7 +15,7 @@ __all__ = ["sort_short"]
 @vmap_rule(lambda *args: _sort_many(*args))
 def sort_short(values: Float[Array, " n"]) -> Float[Array, " n"]:
     """Return a few hundred numbers, at most, in ascending order; of a batch (`vmap`) in a third of the time of `jnp.sort`."""
-    if jax.default_backend() != "cpu":
+    if not is_on_cpu():
         return jnp.sort(values)
     # As whole numbers, two of which are compared by one operation, and not by seventeen.
     whole = jnp.int64 if values.dtype.itemsize == 8 else jnp.int32
@@ -31,7 +32,7 @@ def _sort_many(size: int, is_batched: Any, values: Float[Array, "B n"]) -> tuple
     """Sort by a network: the same comparisons in every row, side by side over the batch."""
     del size
     assert is_batched[0]
-    if jax.default_backend() != "cpu":
+    if not is_on_cpu():
         return jnp.sort(values, axis=1), True
     num = values.shape[1]
     full = 1 << max(num - 1, 0).bit_length()

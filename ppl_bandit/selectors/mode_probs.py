@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float, Int
 
+from ppl_bandit.runtime.devices import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import sequential_vmap
 from ppl_bandit.runtime.unrolled_reductions import argmax_of, log_sum_exp, max_of, sum_of
 from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
@@ -38,7 +39,7 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
         is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
     """
     by_loops = functools.partial(_by_loops, is_lowest_first=is_lowest_first)
-    if jax.default_backend() != "cpu":
+    if not is_on_cpu():
         return by_loops(probs, num)
 
     def by_number(probs: Float[Array, " A"], num: Int[Array, ""]) -> Float[Array, " A"]:
@@ -64,7 +65,7 @@ def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first
     rates = total * probs
     # Neglected tails, in nats: below 1e-13 in float64 and 1e-7 in float32, with room for a sum over arms and the
     # division by P(Poisson(N) = N), at least 1 / 80 for N <= 1000.
-    chunk_size = 8 if jax.default_backend() == "cpu" and num_arms <= _FEW_ARMS else _CHUNK
+    chunk_size = 8 if is_on_cpu() and num_arms <= _FEW_ARMS else _CHUNK
     is_single = num <= _largest_single(is_lowest_first)
     margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
     is_settled = _log_upset(probs, total) < -margin

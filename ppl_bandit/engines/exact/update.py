@@ -24,7 +24,6 @@ from ppl_bandit.engines.exact.families.posterior import (
     total_of,
 )
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.unrolled_reductions import is_all, max_of
 from ppl_bandit.types import Interaction
 
 __all__ = ["Certificates", "absorb_rows"]
@@ -165,8 +164,8 @@ def absorb_rows(
     after, evidence = scan_chunks(absorb_sum if is_long else absorb_each, state, chunks)
     residuals = join_chunks(evidence.rows, num_rows)
     is_certified = is_affine(residuals)
-    is_prior_certified, is_held = is_all(is_affine(evidence.prior)), is_all(evidence.is_resolved)
-    is_trusted = is_all(is_certified) & is_prior_certified & is_held
+    is_prior_certified, is_held = jnp.all(is_affine(evidence.prior)), jnp.all(evidence.is_resolved)
+    is_trusted = jnp.all(is_certified) & is_prior_certified & is_held
     kept = jax.tree.map(lambda new, old: jnp.where(is_trusted, new, old), after, state)
     return kept, Certificates(
         is_trusted,
@@ -175,6 +174,6 @@ def absorb_rows(
         residuals.tolerance,
         residuals.rounding,
         is_prior_certified,
-        max_of(evidence.prior.rounding),
+        jnp.max(evidence.prior.rounding),
         is_held,
     )

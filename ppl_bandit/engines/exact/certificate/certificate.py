@@ -22,7 +22,6 @@ from ppl_bandit.engines.exact.certificate.affine import (
 )
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, relative_to
-from ppl_bandit.runtime.unrolled_reductions import argmax_of
 
 __all__ = ["Evidence", "Residual", "excess_of", "is_affine", "residual_of", "resolution", "worst_of"]
 
@@ -121,7 +120,7 @@ def residual_of(
         nats, tolerances = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
         # A point where rounding is large counts only if it contradicts the affine form.
         is_informative = (tolerances <= resolution(tolerances.dtype)) | ~(nats <= tolerances)
-        worst = argmax_of(jnp.where(is_informative, nats / tolerances, -1.0))
+        worst = jnp.argmax(jnp.where(is_informative, nats / tolerances, -1.0))
         return Residual(nats[worst], tolerances[worst], rounding)
 
     return jax.vmap(residual, in_axes=(0, 1))(naturals, values)

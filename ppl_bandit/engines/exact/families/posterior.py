@@ -26,7 +26,6 @@ from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout, Sit
 from ppl_bandit.engines.exact.families.registry import FAMILIES, family_of_group, groups_of
 from ppl_bandit.numerics import arrow_matrices
 from ppl_bandit.numerics.arrow_matrices import Arrow
-from ppl_bandit.runtime.unrolled_reductions import is_all
 
 __all__ = [
     "Coordinates",
@@ -246,9 +245,9 @@ def is_proper(posterior: Posterior) -> Bool[Array, ""]:
     """Return whether all parameters are finite and inside their domains."""
     reals = jax.tree.leaves((posterior.mean, posterior.precision))
     # The comparison with infinity is false for nan too.
-    checks = [posterior.num_rows >= 0, *(is_all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size)]
-    checks += [is_all((own > 0) & (own < jnp.inf)) for own in posterior.elements.values()]
-    return is_all(jnp.stack(checks))
+    checks = [posterior.num_rows >= 0, *(jnp.all(jnp.abs(leaf) < jnp.inf) for leaf in reals if leaf.size)]
+    checks += [jnp.all((own > 0) & (own < jnp.inf)) for own in posterior.elements.values()]
+    return jnp.all(jnp.stack(checks))
 
 
 def is_resolved(
@@ -270,13 +269,13 @@ def is_resolved(
         columns = family_of_group(group).counts
         added = natural.elements[group][:, columns]
         missing = new[:, columns] - before.elements[group][:, columns] - added
-        checks.append(is_all(jnp.abs(missing) - 0.1 * jnp.abs(added) <= 1e-6))
+        checks.append(jnp.all(jnp.abs(missing) - 0.1 * jnp.abs(added) <= 1e-6))
     if layout.members.size:
         x = jnp.abs(blocks_of(layout, steps))
         span = jnp.einsum("prs,rst,prt->r", x, jnp.abs(after.precision), x)
         if layout.is_scaled:
             span = span * by_block(layout, after.elements[POSITIVE][:, 0] / after.elements[POSITIVE][:, 1], 1.0)
-        checks.append(is_all(roundings * span <= 0.2 * len(steps) * (1.0 + layout.is_member.sum(axis=1))))
+        checks.append(jnp.all(roundings * span <= 0.2 * len(steps) * (1.0 + layout.is_member.sum(axis=1))))
         missing, added, typical = (
             jnp.diagonal(matrix, axis1=-2, axis2=-1)
             for matrix in (
@@ -285,8 +284,8 @@ def is_resolved(
                 after.precision / (1.0 + after.num_rows),
             )
         )
-        checks.append(is_all(jnp.abs(missing) <= 0.1 * (jnp.abs(added) + typical)))
-    return is_all(jnp.stack(checks))
+        checks.append(jnp.all(jnp.abs(missing) <= 0.1 * (jnp.abs(added) + typical)))
+    return jnp.all(jnp.stack(checks))
 
 
 def where_finite(chosen: Any, otherwise: Any) -> Any:
