@@ -31,23 +31,21 @@ from ppl_bandit.engines.approximate.block_posterior import block_posterior
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.explanation import explain_approximate
 from ppl_bandit.engines.approximate.noncentred_refresh import refresh_block
+from ppl_bandit.engines.approximate.reweight_state import REWEIGHT_CHECKS, ReweightInfo, ReweightState
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
-from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
+from ppl_bandit.engines.particles.checks import passed_checks
 from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.importance import PriorProbes
 from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION
 from ppl_bandit.engines.particles.weighted_particles import (
     MIN_ESS_SHARE,
-    PARTICLE_CHECKS,
     RefreshSettings,
     WeightedParticles,
     sample_size,
 )
-from ppl_bandit.engines.particles.weights import normalize_weights, variance_of_mean, weight_ess
+from ppl_bandit.engines.particles.weights import normalize_weights, weight_ess
 from ppl_bandit.engines.row_buffer import (
-    ROOM_CHECK,
-    Buffer,
     append_row,
     as_rows,
     empty_buffer,
@@ -60,78 +58,13 @@ from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
-__all__ = ["ReweightInfo", "ReweightState", "reweight"]
+__all__ = ["reweight"]
 
-_CHECKS = (*PARTICLE_CHECKS, Check("Pareto k-hat of the weights", MAX_K_HAT), ROOM_CHECK)
 _MIN_ESS = 0.5  # effective sample size after an update, as a share of the particles
 _MIN_ESS_IN_BATCH = 0.2  # inside a batch, where no decision is made
 _MIN_ESS_UNSOUND = 0.9  # of particles whose moves failed their checks: above it the posterior is still the same
 _PROBE_SHARE = 0.125  # probes, as a share of the particles
 _MAX_UNSEEN_MASS = 0.005  # posterior mass of a probe that the particles may miss
-
-
-class ReweightState(NamedTuple):
-    """The data, and weighted draws of the posterior of every block.
-
-    Attributes:
-        buffer: all rows so far.
-        particles: of all blocks, with a leading axis B.
-        reference: possible latents, for the blocks that are not evaluated.
-        probes: draws of the prior of all blocks.
-        log_probe_mass: log posterior mass of each probe in units of a particle's; at most 0 at the last refresh.
-    """
-
-    buffer: Buffer
-    particles: WeightedParticles
-    reference: Float[Array, " K"]
-    probes: Float[Array, "B S k"]
-    log_probe_mass: Float[Array, "B S"]
-
-    @property
-    def log_evidence(self) -> Float[Array, ""]:
-        """Log of p(data), the sum of the rows' log predictive densities; with a discount, a predictive score."""
-        return jnp.sum(self.particles.log_evidence)
-
-    @property
-    def log_evidence_error(self) -> Float[Array, ""]:
-        """Standard error of the log evidence, as if the draws of each refresh were independent and exact."""
-        ess = jax.vmap(weight_ess)(self.particles.log_weights)
-        num_particles = self.particles.log_weights.shape[-1]
-        return jnp.sqrt(jnp.sum(self.particles.squared_error + variance_of_mean(ess, num_particles)))
-
-
-class ReweightInfo(NamedTuple):
-    """Measures of an update; the worst over all blocks.
-
-    Attributes:
-        is_trusted: whether all checks passed.
-        ess: number of independent draws with the same Monte Carlo error as the weighted particles.
-        k_hat: Pareto k-hat of the weights; 0 if no weight is large.
-        autocorrelation: of the particles with the starting positions of the last moves; 0 without moves.
-        num_divergences: divergent transitions of these moves.
-        num_refreshes: refreshes so far, over all blocks.
-        num_moves: refreshes by moves, because importance sampling failed its checks.
-        log_evidence: log p(data) so far.
-        log_evidence_error: its standard error, as if the draws of each refresh were independent and exact.
-        is_full: the rows did not fit into the buffer and were not learnt; reserve capacity and update again.
-        check_values: the values of all checks.
-    """
-
-    is_trusted: Bool[Array, ""]
-    ess: Float[Array, ""]
-    k_hat: Float[Array, ""]
-    autocorrelation: Float[Array, ""]
-    num_divergences: Int[Array, ""]
-    num_refreshes: Int[Array, ""]
-    num_moves: Int[Array, ""]
-    log_evidence: Float[Array, ""]
-    log_evidence_error: Float[Array, ""]
-    is_full: Bool[Array, ""]
-    check_values: Float[Array, " checks"]
-
-    def failed_checks(self) -> list[str]:
-        """Name each failed check with its value and its bound."""
-        return describe_failures(_CHECKS, self.check_values)
 
 
 class _BatchProgress(NamedTuple):
@@ -261,7 +194,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         values = block_check_values(particles, ess)
         values = jnp.concatenate([values, jnp.stack([k_hat, has_room.astype(values.dtype)])])
         return ReweightInfo(
-            is_trusted=jnp.all(passed_checks(_CHECKS, values)) & jnp.all(particles.evidence.is_sound),
+            is_trusted=jnp.all(passed_checks(REWEIGHT_CHECKS, values)) & jnp.all(particles.evidence.is_sound),
             ess=jnp.min(jax.vmap(sample_size)(particles, ess)),
             k_hat=k_hat,
             autocorrelation=jnp.max(particles.evidence.autocorrelation),

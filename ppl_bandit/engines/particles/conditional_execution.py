@@ -14,12 +14,12 @@ from jaxtyping import Array, Bool
 
 from ppl_bandit.runtime.jax_adapter import vmap_rule
 
-__all__ = ["Task", "apply_where", "compute_where_needed", "run_where_needed"]
+__all__ = ["ConditionalTask", "apply_where", "compute_where_needed", "run_where_needed"]
 
 _MIN_ROUNDS = 32  # of a batch in which all elements need the computation
 
 
-class Task(NamedTuple):
+class ConditionalTask(NamedTuple):
     """The arguments of a conditional computation.
 
     Attributes:
@@ -50,13 +50,13 @@ def compute_where_needed(compute: Callable[[Any], Any], data: Any, otherwise: An
         compute: a function that closes over no traced value.
     """
 
-    def run(task: Task) -> Any:
+    def run(task: ConditionalTask) -> Any:
         return jax.lax.cond(task.is_needed, compute, lambda _: task.otherwise, task.data)
 
-    return run_where_needed(run, Task(data, otherwise, is_needed))
+    return run_where_needed(run, ConditionalTask(data, otherwise, is_needed))
 
 
-def run_where_needed(run: Callable[[Task], Any], task: Task) -> Any:
+def run_where_needed(run: Callable[[ConditionalTask], Any], task: ConditionalTask) -> Any:
     """Run a function of a task that handles both cases; under `vmap`, run it in small batches of the tasks that need it.
 
     Args:
@@ -65,7 +65,9 @@ def run_where_needed(run: Callable[[Task], Any], task: Task) -> Any:
     return vmap_rule(functools.partial(_run_in_rounds, run))(run)(task)
 
 
-def _run_in_rounds(run: Callable[[Task], Any], num_tasks: int, is_batched: Any, task: Task) -> tuple[Any, Any]:
+def _run_in_rounds(
+    run: Callable[[ConditionalTask], Any], num_tasks: int, is_batched: Any, task: ConditionalTask
+) -> tuple[Any, Any]:
     """Run the tasks that need it, a 32nd of all tasks at a time."""
     task = jax.tree.map(
         lambda leaf, own: leaf if own else jnp.broadcast_to(leaf, (num_tasks, *jnp.shape(leaf))), task, is_batched[0]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.particles.conditional_execution import Task, run_where_needed
+from ppl_bandit.engines.particles.conditional_execution import ConditionalTask, run_where_needed
 from ppl_bandit.engines.particles.covariance import jittered_root, mean_and_covariance, standardize
 from ppl_bandit.engines.particles.diagnostics import coordinate_autocorrelation
 from ppl_bandit.engines.particles.student_t import log_kernel, student_t_draws
@@ -108,11 +108,11 @@ def follow_path(
         start: the particles, with the density of which they are an equally weighted sample and their weights at part 0.
     """
     return run_where_needed(
-        functools.partial(_follow_path, log_targets), Task((jr.key_data(key), data), start, is_needed)
+        functools.partial(_follow_path, log_targets), ConditionalTask((jr.key_data(key), data), start, is_needed)
     )
 
 
-def _follow_path(log_targets: Callable[[Any, Array, Array], Array], task: Task) -> TemperingResult:
+def _follow_path(log_targets: Callable[[Any, Array, Array], Array], task: ConditionalTask) -> TemperingResult:
     """Run all phases of all stages in one loop, which evaluates the target once: it is large, and compiled once."""
     (key, data), start, is_needed = task
     num_particles, num_dims = start.positions.shape
