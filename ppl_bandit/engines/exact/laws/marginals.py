@@ -1,4 +1,4 @@
-"""The law of each arm's expected reward, where the exact engine knows it in closed form.
+"""The law of each arm's expected reward under the exact engine, if it has a closed form.
 
 An expected reward that is affine in the latents inherits their family: one Beta or Gamma element scaled and shifted, or a
 linear form of a Gaussian block. `proof.affine_reads` finds the elements on which it depends; other expected rewards have no

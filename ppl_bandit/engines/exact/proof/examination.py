@@ -46,15 +46,15 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["Measurements", "examine", "first_fault", "measure"]
+__all__ = ["Examination", "examine", "first_fault", "measure"]
 
 _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 16, 8  # random points of a certificate
 _MAX_TRIAL_ROWS = 2048
 _MAX_ROWS_AT_ONCE = 128
 
 
-class Measurements(NamedTuple):
-    """What was measured about a program.
+class Examination(NamedTuple):
+    """What was measured when a program was examined.
 
     Attributes:
         obstacles: whether each obstacle to the proof is present.
@@ -120,7 +120,7 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
     return layout, found.prior, evidence
 
 
-def first_fault(found: Measurements, num_arms: int) -> tuple[str, np.ndarray]:
+def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:
     """Return the first reason against an exact engine, "" for none, and which trial rows were certified.
 
     The reasons: "obstacle", "prior", "improper", "likelihood", "untested".
@@ -138,7 +138,7 @@ def first_fault(found: Measurements, num_arms: int) -> tuple[str, np.ndarray]:
     return next((fault for fault, is_present in faults.items() if is_present), ""), is_tested
 
 
-def measure(model: RewardModel, layout: Layout, obstacles: list[Obstacle]) -> Measurements:
+def measure(model: RewardModel, layout: Layout, obstacles: list[Obstacle]) -> Examination:
     """Prove, derive and certify, in one traced function; fills `obstacles` with the possible ones."""
     prior, prior_residual = _read_prior(model, layout)
     centre = coordinates_at(layout, prior)
@@ -172,7 +172,7 @@ def measure(model: RewardModel, layout: Layout, obstacles: list[Obstacle]) -> Me
     naturals, residuals, is_possible, flags = join_chunks(found, num_rows)
     obstacles[:] = in_prior + in_likelihood
     is_present = [obstacle.is_present for obstacle in in_prior] + [jnp.any(flag & is_feasible) for flag in flags]
-    return Measurements(is_present, prior, prior_residual, rows, naturals, residuals, is_feasible & is_possible)
+    return Examination(is_present, prior, prior_residual, rows, naturals, residuals, is_feasible & is_possible)
 
 
 def _failure(model: RewardModel, error: Exception) -> NotConjugate:
@@ -229,7 +229,7 @@ def _is_singular(prior: Posterior) -> bool:
     return bool(np.any(eigen[:, 0] <= np.finfo(precision.dtype).eps * precision.shape[-1] * eigen[:, -1]))
 
 
-def _density_refusal(model: RewardModel, layout: Layout, found: Measurements, *, is_prior: bool) -> NotConjugate:
+def _density_refusal(model: RewardModel, layout: Layout, found: Examination, *, is_prior: bool) -> NotConjugate:
     """Return the refusal of a density that is not affine, with the sites that break the form by themselves."""
     residual, row = _worst_residual(found, is_prior=is_prior)
     if is_prior and (residual.nats <= residual.tolerance or _is_singular(found.prior)):
@@ -257,7 +257,7 @@ def _density_refusal(model: RewardModel, layout: Layout, found: Measurements, *,
     return density_refusal(model, layout, alone, residual, row, is_prior)
 
 
-def _worst_residual(found: Measurements, *, is_prior: bool) -> tuple[Residual, Any]:
+def _worst_residual(found: Examination, *, is_prior: bool) -> tuple[Residual, Any]:
     """Return the residual that fails the most, and its row of data; None for the prior."""
     if is_prior:
         return found.prior_residual, None
@@ -280,7 +280,7 @@ def _move_site_alone(layout: Layout, region: Region, site: SiteBlock) -> Region:
 
 
 def _examples(
-    model: RewardModel, found: Measurements, is_tested: np.ndarray
+    model: RewardModel, found: Examination, is_tested: np.ndarray
 ) -> tuple[tuple[dict[str, float], Natural], ...]:
     """Return the certified rows of arm 0, those with small whole rewards first."""
     given = found.rows.reward
