@@ -1,13 +1,14 @@
-"""Laws of one real number per arm - Beta, Gamma, Student-t, Normal: densities, distribution functions and quantiles.
+"""Distributions of one real number per arm (Beta, Gamma, Student-t, Normal): densities, cdfs and quantiles.
 
-All integrals are sums over evenly spaced nodes of one variable v, in which every one of these laws is smooth and has fallen
-to nothing at both ends: with s the logit of a Beta variable, the log of a Gamma variable, or the variable itself,
+Each distribution is tabulated at evenly spaced nodes of a variable v. With s the logit of a Beta variable, the log of a Gamma
+variable, or the variable itself,
 
     s = centre + width sinh(v),
 
-width the curvature of the log density at its mode. Near the mode nodes are a fraction of a standard deviation apart; in the
-tails, which may be a thousand times as long (a Beta of shape 0.01, a Student-t of 2 degrees of freedom), they spread out in
-proportion. The plain sum of such a function converges exponentially; running sums are corrected to fourth order.
+where centre is the mode of the density of s and 1 / width^2 is minus the second derivative of its log there. Near the mode the
+nodes are a fraction of a standard deviation apart. In the tails, which can be a thousand times as long (a Beta of shape 0.01, a
+Student-t with 2 degrees of freedom), they spread out in proportion. The density of v is smooth and vanishes at both ends, so
+that the trapezoidal rule converges exponentially; running integrals are of sixth order.
 """
 
 import functools
@@ -18,53 +19,50 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.log_densities import LOG, LOGIT, PLAIN, log_density_in_single, shape_of
-from ppl_bandit.numerics.log_products import computed_once
 from ppl_bandit.runtime.jax_adapter import is_tracer
 
 __all__ = [
+    "IDENTITY",
     "LOG",
     "LOGIT",
-    "LOST",
-    "PLAIN",
+    "CdfTable",
     "MarginalLaw",
-    "Nodes",
-    "all_below",
     "average",
+    "average_nodes",
     "beta_law",
     "cdf",
-    "comparable",
+    "cdf_and_density",
     "gamma_law",
     "log_density",
     "node_values",
-    "nodes_of",
     "quantile",
-    "reach",
     "student_t_law",
-    "value_of",
-    "without_points",
+    "tabulate",
+    "to_common_scale",
+    "to_v",
+    "widen_points",
 ]
 
-_NUM_NODES = 128
-_AVERAGE_NODES = 20  # whole sums converge exponentially
-_QUANTILE_NODES = 192
-LOST = 23.0  # nats by which a density has fallen where it is cut off: 1e-10
+LOGIT, LOG, IDENTITY = range(3)  # the map from x to s
+_NUM_CDF_NODES = 128
+_NUM_AVERAGE_NODES = 20  # enough for integrals over the whole range, which converge exponentially
+_NUM_QUANTILE_NODES = 192
+_CUTOFF = 23.0  # nats below the largest log density at which a distribution is truncated: 1e-10
 _NUM_NEWTON = 3
-_WIDEST = 30.0  # of v: beyond it sinh(v) tells nothing more
-_STRIDE = 8
-_HIGHEST = jax.lax.Precision.HIGHEST  # accelerators round to 10 bits
+_LARGEST_V = 30.0  # sinh(30) = 5e12
+_HIGHEST = jax.lax.Precision.HIGHEST  # the default precision of a matrix product is 10 bits on some devices
 
 
 class MarginalLaw(NamedTuple):
-    """The law of x = offset + slope h(s), one per arm, with h the logistic function, exp(power s), or s itself.
+    """The distribution of x = offset + slope h(s), one per arm; h is the logistic function, exp(power s), or the identity.
 
     Attributes:
-        kind: which h, for all arms: 0 logistic, 1 exponential, 2 identity.
-        is_common: whether all arms have the same increasing map from s to x, so that comparing s will do.
+        kind: which h, the same for all arms: LOGIT, LOG or IDENTITY.
+        is_common: whether all arms have the same increasing map from s to x, so that arms can be compared by s.
         first, second: (A,), shapes a and b of a Beta; the shape of a Gamma; degrees of freedom, infinite for a Normal.
-        centre, width: (A,), of the coordinate s.
+        centre, width: (A,), of s.
         offset, slope, power: (A,), of the map from s to x.
-        reach: (A,), v runs from -reach to reach.
+        low, high: (A,), v runs from -low to high.
     """
 
     kind: int
@@ -76,245 +74,205 @@ class MarginalLaw(NamedTuple):
     offset: Float[Array, " A"]
     slope: Float[Array, " A"]
     power: Float[Array, " A"]
-    reach: Float[Array, " A"]
+    low: Float[Array, " A"]
+    high: Float[Array, " A"]
 
 
-class Nodes(NamedTuple):
-    """A law at its nodes: spacing, v, density times spacing, the probability below and above each node, and the cubics in
-    between: coefficients of the probability below, by powers of the part of the interval that is passed.
+class CdfTable(NamedTuple):
+    """Distributions of v at evenly spaced nodes.
+
+    Attributes:
+        step: (A,), the distance between two nodes.
+        mass: (A, G), density of v times step.
+        below: (A, G), probability below each node.
     """
 
     step: Float[Array, " A"]
-    v: Float[Array, "A G"]
     mass: Float[Array, "A G"]
     below: Float[Array, "A G"]
-    above: Float[Array, "A G"]
-    cubics: Float[Array, "A G-1 4"]
 
 
 def beta_law(a: Float[Array, " A"], b: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0) -> MarginalLaw:
-    """Return the law of offset + slope w, w ~ Beta(a, b)."""
-    information = a * b / (a + b)
-    return _law(LOGIT, a, b, jnp.log(a / b), information, offset, slope, 1.0)
+    """Return the distribution of offset + slope w, w ~ Beta(a, b)."""
+    width = jnp.sqrt((a + b) / (a * b))
+    low, high = (_logit_reach(width, *shapes) for shapes in ((a, b), (b, a)))
+    return _law(LOGIT, a, b, jnp.log(a / b), width, low, high, offset, slope, 1.0)
 
 
 def gamma_law(
     shape: Float[Array, " A"], rate: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0, power: Any = 1.0
 ) -> MarginalLaw:
-    """Return the law of offset + slope u^power, u ~ Gamma(shape, rate)."""
-    return _law(LOG, shape, shape, jnp.log(shape / rate), shape, offset, slope, power)
+    """Return the distribution of offset + slope u^power, u ~ Gamma(shape, rate)."""
+    # At a distance d from the mode of log u the log density has fallen by shape (exp(d) - 1 - d), for d of either sign.
+    width = 1.0 / jnp.sqrt(shape)
+    furthest = _furthest(width)
+    low, high = jnp.arcsinh(furthest / width), jnp.arcsinh(jnp.log1p(furthest) / width)
+    return _law(LOG, shape, shape, jnp.log(shape / rate), width, low, high, offset, slope, power)
 
 
 def student_t_law(df: Float[Array, " A"], loc: Float[Array, " A"], scale: Float[Array, " A"]) -> MarginalLaw:
-    """Return the law of a Student-t variable; with infinite degrees of freedom, of a Normal one."""
-    one, is_normal = jnp.ones_like(loc), jnp.isinf(df)
+    """Return the distribution of a Student-t variable; with infinite degrees of freedom, of a Normal one."""
+    is_normal = jnp.isinf(df)
     finite = jnp.where(is_normal, 1.0, df)
-    exponent = jnp.minimum(LOST / finite, _WIDEST)
-    furthest = jnp.where(is_normal, jnp.sqrt(2.0 * LOST), jnp.sqrt(finite * jnp.expm1(2.0 * exponent)))
-    reach = jnp.minimum(jnp.arcsinh(furthest), _WIDEST)
-    return MarginalLaw(PLAIN, True, jnp.broadcast_to(df, loc.shape), one, loc, scale, 0.0 * one, one, one, reach)
+    exponent = jnp.minimum(_CUTOFF / finite, _LARGEST_V)
+    furthest = jnp.where(is_normal, jnp.sqrt(2.0 * _CUTOFF), jnp.sqrt(finite * jnp.expm1(2.0 * exponent)))
+    reach = jnp.broadcast_to(jnp.minimum(jnp.arcsinh(furthest), _LARGEST_V), loc.shape)
+    df = jnp.broadcast_to(df, loc.shape)
+    return _law(IDENTITY, df, df, loc, scale, reach, reach, 0.0, 1.0, 1.0)
 
 
-def _law(
-    kind: int, first: Any, second: Any, centre: Any, information: Any, offset: Any, slope: Any, power: Any
-) -> MarginalLaw:
-    # Both log densities are concave with a third derivative no larger than the second, so that they fall at a distance d
-    # by at least information (exp(-d) - 1 + d): by d^2 / 3 of it up to d = 1, and by d - 1 of it beyond.
-    near = jnp.sqrt(3.0 * LOST / information)
-    furthest = jnp.where(near <= 1.0, near, 1.0 + LOST / information)
-    width = 1.0 / jnp.sqrt(information)
-    is_common = all(_is_same(value) for value in (offset, slope, power)) and bool(np.all(np.multiply(slope, power) > 0))
-    offset, slope, power = (jnp.broadcast_to(value, first.shape) for value in (offset, slope, power))
-    return MarginalLaw(
-        kind, is_common, first, second, centre, width, offset, slope, power, jnp.arcsinh(furthest / width)
-    )
+def _law(kind: int, first: Any, second: Any, centre: Any, width: Any, low: Any, high: Any, *maps: Any) -> MarginalLaw:
+    is_common = all(_is_one_number(value) for value in maps) and bool(np.all(np.multiply(maps[1], maps[2]) > 0))
+    maps = tuple(jnp.broadcast_to(jnp.asarray(value, centre.dtype), centre.shape) for value in maps)
+    return MarginalLaw(kind, is_common, first, second, centre, width, *maps, low, high)
 
 
-def _is_same(value: Any) -> bool:
-    """Tell whether a number is the same for all arms, as far as is known before running."""
+def _is_one_number(value: Any) -> bool:
+    """Return whether a parameter is known to be the same for all arms while tracing."""
     return not is_tracer(value) and bool(np.all(np.asarray(value) == np.ravel(value)[0]))
 
 
-def without_points(law: MarginalLaw) -> MarginalLaw:
-    """Return the law with a little width for arms that have none: a linear form of a context of zeros, a price of zero.
+def _furthest(width: Float[Array, " A"]) -> Float[Array, " A"]:
+    """Bound the distance at which (exp(-d) - 1 + d) / width^2 exceeds the cutoff."""
+    lost = _CUTOFF * width**2
+    return lost + jnp.sqrt(2.0 * lost)
 
-    As little as floats can tell from the point itself; next to 0, nothing to speak of in the units of the other arms.
+
+def _logit_reach(width: Array, own: Array, other: Array) -> Float[Array, " A"]:
+    """Return how far v extends towards the side on which the log density of a Beta falls like -own |s|."""
+    total, distance = own + other, _furthest(width)
+    for _ in range(_NUM_NEWTON):  # from beyond the root of a convex function: the iterates stay beyond it
+        bend = jnp.expm1(-distance)
+        slope = own * (-bend * (other / total)) / (1.0 + (own / total) * bend)
+        fallen = own * distance + total * jnp.log1p((own / total) * bend)
+        distance = distance - jnp.where(slope > 0, (fallen - _CUTOFF) / slope, 0.0)
+    return jnp.arcsinh(distance / width)
+
+
+def widen_points(law: MarginalLaw) -> MarginalLaw:
+    """Return the law with a small positive width for arms without one, such as an arm whose price is zero.
+
+    The width is the smallest that floats resolve next to the point; next to 0, negligible in the units of the other arms.
     """
     facts = jnp.finfo(law.centre.dtype)
-    share, nothing = float(facts.eps) ** 0.6, float(facts.tiny) ** 0.8
-    if law.kind == PLAIN:
-        least = share * jnp.abs(law.centre) + nothing * (jnp.max(law.width) + jnp.ptp(law.centre))
+    share, tiny = float(facts.eps) ** 0.6, float(facts.tiny) ** 0.8
+    if law.kind == IDENTITY:
+        least = share * jnp.abs(law.centre) + tiny * (jnp.max(law.width) + jnp.ptp(law.centre))
         return law._replace(width=jnp.where(law.width == 0, jnp.where(least > 0, least, 1.0), law.width))
-    sizes = jnp.abs(_to_x(law, jnp.zeros((law.centre.size, 1)))[:, 0] - law.offset)
-    least = share * jnp.abs(law.offset) + nothing * (jnp.max(sizes) + jnp.ptp(law.offset))
+    sizes = jnp.abs(law.slope * _image(law, law.centre, law.power))
+    least = share * jnp.abs(law.offset) + tiny * (jnp.max(sizes) + jnp.ptp(law.offset))
     return law._replace(slope=jnp.where(law.slope == 0, jnp.where(least > 0, least, 1.0), law.slope))
 
 
 def cdf(law: MarginalLaw, x: Float[Array, " A"]) -> Float[Array, " A"]:
     """Return the probability that each arm's variable is at most x."""
-    inside = without_points(law)
-    found = _below(inside, nodes_of(inside, _NUM_NODES), x, is_x=True)
-    is_point, point = (law.width == 0, law.centre) if law.kind == PLAIN else (law.slope == 0, law.offset)
+    inside = widen_points(law)
+    found = cdf_and_density(inside._replace(is_common=False), tabulate(inside, _NUM_CDF_NODES), x[:, None])[0][:, 0]
+    is_point, point = (law.width == 0, law.centre) if law.kind == IDENTITY else (law.slope == 0, law.offset)
     return jnp.where(is_point, (x >= point).astype(found.dtype), found)
 
 
 def quantile(law: MarginalLaw, order: Float[Array, ""]) -> Float[Array, " A"]:
-    """Return the quantile of each arm's variable; at order 0 or 1, the end of where its probability is above 1e-10."""
-    nodes = nodes_of(law, _QUANTILE_NODES)
-    rises = law.slope * law.power > 0
+    """Return the quantile of each arm's variable; at order 0 or 1, the end of the truncated range."""
+    table = tabulate(law, _NUM_QUANTILE_NODES)
+    last = table.below.shape[1] - 2
+    # Integrated from the upper end, so that small probabilities keep their digits there too.
+    weights = jnp.asarray(_running_weights(_NUM_QUANTILE_NODES)[:, : last + 2], table.mass.dtype)
+    above = jnp.matmul(table.mass[:, ::-1], weights, precision=_HIGHEST)[:, ::-1]
 
     def solve(below: Array, above: Array, mass: Array, is_rising: Array) -> Array:
-        """Return v in nodes, by Newton's method on the cubic between two of them, from the tail that is thinner."""
+        """Return the position between nodes, by Newton's method on the cubic between two of them, from the thinner tail."""
         low = jnp.where(is_rising, order, 1.0 - order)
         is_upper = low > 0.5
         target = jnp.where(is_upper, 1.0 - low, low)
         running, sign = jnp.where(is_upper, above, below), jnp.where(is_upper, -1.0, 1.0)
-        index = jnp.clip(jnp.sum(below < low) - 1, 0, below.size - 2)
-        index = jnp.where(is_upper, jnp.clip(jnp.sum(above > target) - 1, 0, below.size - 2), index)
+        num_passed = jnp.where(is_upper, jnp.sum(above > target), jnp.sum(below < low))
+        index = jnp.clip(num_passed - 1, 0, last)
         ends = running[index], running[index + 1], sign * mass[index], sign * mass[index + 1]
         part = jnp.clip((target - ends[0]) / jnp.where(ends[1] == ends[0], 1.0, ends[1] - ends[0]), 0.0, 1.0)
         for _ in range(6):
-            value, slope = jax.jvp(lambda part: _cubic(part, *ends), (part,), (jnp.ones_like(part),))
+            value, slope = _hermite(part, *ends)
             part = jnp.clip(part - (value - target) / jnp.where(slope == 0, 1.0, slope), 0.0, 1.0)
         return index + part
 
-    position = jax.vmap(solve)(nodes.below, nodes.above, nodes.mass, rises)
-    return _to_x(law, (position * nodes.step - law.reach)[:, None])[:, 0]
+    position = jax.vmap(solve)(table.below, above, table.mass, law.slope * law.power > 0)
+    return _from_v(law, (position * table.step - law.low)[:, None], to_x=True)[:, 0]
 
 
 def average(law: MarginalLaw, values: Float[Array, "G A"]) -> Float[Array, " A"]:
-    """Average a function of each arm's variable, given at its nodes (`node_values`), over its law."""
-    return _weighted(nodes_of(law, _AVERAGE_NODES).mass, values.T)
+    """Average a function of each arm's variable, given at `average_nodes`, over its distribution."""
+    mass = tabulate(law, _NUM_AVERAGE_NODES).mass
+    return jnp.sum(jnp.where(mass > 0, mass * values.T, 0.0), axis=1)
 
 
-def _weighted(mass: Float[Array, "A G"], values: Float[Array, "A G"]) -> Float[Array, " A"]:
-    return jnp.sum(jnp.where(mass > 0, mass * values, 0.0), axis=1)
+def node_values(law: MarginalLaw, num_nodes: int) -> Float[Array, "A G"]:
+    """Return the nodes of `tabulate` on the common scale."""
+    return to_common_scale(law, _nodes(law, num_nodes))
 
 
-def node_values(law: MarginalLaw) -> Float[Array, "G A"]:
+def average_nodes(law: MarginalLaw) -> Float[Array, "G A"]:
     """Return each arm's variable at the nodes over which `average` averages."""
-    return _to_x(law, nodes_of(law, _AVERAGE_NODES).v).T
+    return _from_v(law, _nodes(law, _NUM_AVERAGE_NODES), to_x=True).T
 
 
-def nodes_of(law: MarginalLaw, num_nodes: int, *, in_single: bool = False) -> Nodes:
-    """Return each arm's law at evenly spaced values of v.
+def tabulate(law: MarginalLaw, num_nodes: int) -> CdfTable:
+    """Tabulate each arm's distribution at evenly spaced nodes of v."""
+    rise = jnp.exp(_nodes(law, num_nodes))
+    fall = 1.0 / rise
+    density = jnp.exp(log_density(law, 0.5 * (rise - fall))) * (rise + fall)
+    # One matrix product returns the running integrals and the density itself, which XLA would compute twice otherwise.
+    sums = jnp.matmul(density, jnp.asarray(_running_weights(num_nodes), density.dtype), precision=_HIGHEST)
+    below, density = sums[:, :num_nodes], sums[:, num_nodes:]
+    total = below[:, -1:]
+    return CdfTable((law.low + law.high) / (num_nodes - 1), density / total, below / total)
 
-    Args:
-        in_single: whether densities are computed in single precision, which is wrong by at most 1e-5 of their largest.
-    """
-    step = 2.0 * law.reach / (num_nodes - 1)
-    v = step[:, None] * jnp.arange(num_nodes) - law.reach[:, None]
-    density = _density_in_single(law, v) if in_single else _density(law, step, num_nodes)
-    # Sums and running sums as products of matrices: of many laws at once, a third of the time.
-    upwards, downwards = _running_weights(num_nodes)
-    sums = jnp.matmul(density, upwards.astype(density.dtype), precision=_HIGHEST)
-    total, none = sums[:, -2:-1], jnp.zeros_like(sums[:, :1])
-    below = jnp.concatenate([none, sums[:, :-1] / total], axis=1)
-    above = jnp.matmul(density, downwards.astype(density.dtype), precision=_HIGHEST) / total
-    above = jnp.concatenate([above, none], axis=1)
-    padded = jnp.pad(density, ((0, 0), (1, 1)))
-    pieces = (13.0 * (density[:, :-1] + density[:, 1:]) - padded[:, :-3] - padded[:, 3:]) / (24.0 * total)
-    mass = density / sums[:, -1:]
-    left, right, rise = mass[:, :-1], mass[:, 1:], pieces
-    cubics = jnp.stack([below[:, :-1], left, 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise], axis=-1)
-    return Nodes(step, v, mass, below, above, cubics)
+
+def _nodes(law: MarginalLaw, num_nodes: int) -> Float[Array, "A G"]:
+    step = (law.low + law.high) / (num_nodes - 1)
+    return step[:, None] * np.arange(num_nodes, dtype=step.dtype) - law.low[:, None]
 
 
 @functools.cache
-def _running_weights(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return what makes of the densities at nodes the integrals from the first to each later one, in steps, and their sum.
+def _running_weights(num_nodes: int) -> np.ndarray:
+    """Return the matrix that maps densities at nodes to integrals, in steps, from the first node to each, and to themselves.
 
-    And those from each to the last. On an interval by the cubic through the four nodes about it; beyond the ends is nothing.
+    Each interval is integrated by the polynomial through the six nodes around it; the density is 0 beyond the ends.
     """
-    pieces = np.zeros((num_nodes + 2, num_nodes - 1))
+    pieces = np.zeros((num_nodes + 4, num_nodes - 1))
     for interval in range(num_nodes - 1):
-        pieces[interval : interval + 4, interval] = np.array([-1.0, 13.0, 13.0, -1.0]) / 24.0
-    pieces = pieces[1:-1]
-    upwards = pieces @ np.triu(np.ones((num_nodes - 1, num_nodes - 1)))
-    downwards = pieces @ np.tril(np.ones((num_nodes - 1, num_nodes - 1)))
-    return np.concatenate([upwards, np.ones((num_nodes, 1))], axis=1), downwards
-
-
-def _density(law: MarginalLaw, step: Float[Array, " A"], num_nodes: int) -> Float[Array, "A G"]:
-    """Return the density of v at nodes, up to a factor."""
-    rise = _exponentials(step, law.reach, num_nodes)
-    fall = 1.0 / rise
-    return jnp.exp(log_density(law, 0.5 * (rise - fall))) * 0.5 * (rise + fall)
-
-
-def _density_in_single(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
-    rise = jnp.exp(v.astype(jnp.float32))
-    fall = 1.0 / rise
-    shape = shape_of(*(field[:, None] for field in (law.first, law.second, law.width)))
-    height = jnp.exp(log_density_in_single(law.kind, shape, 0.5 * (rise - fall)))
-    return (height * (0.5 * (rise + fall))).astype(v.dtype)
-
-
-def _exponentials(step: Float[Array, " A"], reach: Float[Array, " A"], num_nodes: int) -> Float[Array, "A G"]:
-    """Return exp(step i - reach) for i = 0, 1, ...: products of a few exponentials, which cost several times as much."""
-    coarse = jnp.exp(_STRIDE * step[:, None] * jnp.arange(-(-num_nodes // _STRIDE)) - reach[:, None])
-    fine = jnp.exp(step[:, None] * jnp.arange(_STRIDE))
-    return (coarse[:, :, None] * fine[:, None, :]).reshape(step.size, -1)[:, :num_nodes]
-
-
-def reach(law: MarginalLaw, side: Float[Array, " A"]) -> Float[Array, " A"]:
-    """Return how far v goes to one side of the centre, up or down in s, until the density has fallen by `LOST` nats."""
-    if law.kind == PLAIN:
-        return law.reach
-    # A Gamma's falls by shape (exp(d) - 1 - d) upwards and by shape (exp(-d) - 1 + d) downwards. The second is a bound for a
-    # Beta's too, whose log density has a third derivative no larger than the second.
-    lost = LOST * law.width**2
-    distance = lost + jnp.sqrt(2.0 * lost)
-    if law.kind == LOG:
-        distance = jnp.where(side > 0, jnp.log1p(distance), distance)
-    else:
-        own, other = jnp.where(side > 0, law.second, law.first), jnp.where(side > 0, law.first, law.second)
-        total = own + other
-        for _ in range(_NUM_NEWTON):  # from beyond the root of a convex function: it never falls short
-            bend = jnp.expm1(-distance)
-            below = 1.0 + (own / total) * bend
-            slope = own * (-bend * (other / total)) / below
-            fallen = own * distance + total * jnp.log1p((own / total) * bend)
-            distance = distance - jnp.where(slope > 0, (fallen - LOST) / slope, 0.0)
-    return jnp.arcsinh(distance / law.width)
+        pieces[interval : interval + 6, interval] = np.array([11.0, -93.0, 802.0, 802.0, -93.0, 11.0]) / 1440.0
+    below = pieces[2:-2] @ np.triu(np.ones((num_nodes - 1, num_nodes)), 1)
+    return np.concatenate([below, np.eye(num_nodes)], axis=1)
 
 
 def log_density(law: MarginalLaw, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
     """Return the log density of s = centre + width z, less its largest value."""
     d = law.width[:, None] * z
     first, second = law.first[:, None], law.second[:, None]
+    is_double = (
+        d.dtype == jnp.float64
+    )  # then these are accurate to 1e-16 nats per unit of shape, and take half the time
+    expm1 = (lambda d: jnp.exp(d) - 1.0) if is_double else jnp.expm1
+    log1p = (lambda x: jnp.log(1.0 + x)) if is_double else jnp.log1p
     if law.kind == LOGIT:
-        # Towards either side the larger term is taken out of the logarithm, so that nothing overflows.
+        # The larger of two exponentials is factored out of the logarithm on either side, so that neither overflows.
         total, towards = first + second, jnp.where(d > 0, second, first)
-        return -towards * jnp.abs(d) - total * jnp.log1p((towards / total) * jnp.expm1(-jnp.abs(d)))
+        return -towards * jnp.abs(d) - total * log1p((towards / total) * expm1(-jnp.abs(d)))
     if law.kind == LOG:
-        return first * (d - jnp.expm1(jnp.minimum(d, 700.0)))
+        return first * (d - expm1(jnp.minimum(d, 700.0)))
     finite = jnp.where(jnp.isinf(first), 1.0, first)
     return jnp.where(jnp.isinf(first), -0.5 * z**2, -0.5 * (finite + 1.0) * jnp.log1p(z**2 / finite))
 
 
-def comparable(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
-    """Return a number by which arms can be compared: s where it will do, else x."""
-    return _to_s(law, v) if law.is_common else _to_x(law, v)
+def to_common_scale(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
+    """Return numbers by which arms can be compared: s where all arms have the same map from s to x, else x."""
+    return _from_v(law, v, to_x=not law.is_common)
 
 
-def value_of(law: MarginalLaw, comparable: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Return x at numbers by which arms are compared."""
-    return law.offset[0] + law.slope[0] * _image(law, comparable, law.power[0]) if law.is_common else comparable
-
-
-def _to_s(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
-    return law.centre[:, None] + law.width[:, None] * _sinh(v)
-
-
-def _sinh(v: Array) -> Array:
-    return 0.5 * (
-        jnp.exp(v) - jnp.exp(-v)
-    )  # errors of one rounding are harmless, and the library's costs twice as much
-
-
-def _to_x(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
-    return law.offset[:, None] + law.slope[:, None] * _image(law, _to_s(law, v), law.power[:, None])
+def _from_v(law: MarginalLaw, v: Float[Array, "A G"], *, to_x: bool) -> Float[Array, "A G"]:
+    rise = jnp.exp(v)
+    s = law.centre[:, None] + law.width[:, None] * (0.5 * (rise - 1.0 / rise))
+    return law.offset[:, None] + law.slope[:, None] * _image(law, s, law.power[:, None]) if to_x else s
 
 
 def _image(law: MarginalLaw, s: Array, power: Array) -> Array:
@@ -322,55 +280,55 @@ def _image(law: MarginalLaw, s: Array, power: Array) -> Array:
     return (jax.nn.sigmoid, lambda s: jnp.exp(power * s), lambda s: s)[law.kind](s)
 
 
-def _from_x(law: MarginalLaw, x: Array) -> Array:
-    """Return s at x; the last axis runs over arms."""
-    inner = (x - law.offset) / law.slope
+def _to_s(law: MarginalLaw, x: Float[Array, "#A n"]) -> tuple[Array, Array]:
+    """Return s at x, and the absolute value of ds/dx, 0 outside of the support."""
+    slope, power = law.slope[:, None], law.power[:, None]
+    inner = (x - law.offset[:, None]) / slope
+    if law.kind == IDENTITY:
+        return inner, 1.0 / jnp.abs(slope)
+    is_inside = (inner > 0) & (inner < 1) if law.kind == LOGIT else inner > 0
+    safe = jnp.where(is_inside, inner, 0.5)
     if law.kind == LOGIT:
-        s = jnp.log(inner) - jnp.log1p(-inner)
-        return jnp.where(inner <= 0, -jnp.inf, jnp.where(inner >= 1, jnp.inf, s))
-    if law.kind == LOG:
-        return jnp.where(inner > 0, jnp.log(jnp.where(inner > 0, inner, 1.0)), -jnp.inf) / law.power
-    return inner
+        s = jnp.where(is_inside, jnp.log(safe) - jnp.log1p(-safe), jnp.where(inner <= 0, -jnp.inf, jnp.inf))
+        speed = 1.0 / jnp.abs(safe * (1.0 - safe) * slope)
+    else:
+        s = jnp.where(is_inside, jnp.log(safe), -jnp.inf) / power
+        speed = 1.0 / jnp.abs(safe * slope * power)
+    return s, jnp.where(is_inside, speed, 0.0)
 
 
-def all_below(law: MarginalLaw, nodes: Nodes, values: Float[Array, " n"]) -> Float[Array, "n A"]:
-    """Interpolate all arms' distribution functions at the same values, with one gather of rows."""
-    num_arms, num_pieces, _ = nodes.cubics.shape
-    index, part = _position(law, nodes, values[:, None])
-    rows = computed_once(nodes.cubics.reshape(-1, 4))
-    cubic = rows.at[index + num_pieces * jnp.arange(num_arms, dtype=index.dtype)].get(mode="promise_in_bounds")
-    return _interpolated(law, cubic, part)
-
-
-def _below(law: MarginalLaw, nodes: Nodes, value: Float[Array, " A"], *, is_x: bool = False) -> Float[Array, " A"]:
-    """Interpolate the probability that each arm's variable is at most a comparable value, or at most x."""
-    index, part = _position(law, nodes, value, is_x=is_x)
-    cubic = jnp.take_along_axis(nodes.cubics, index[:, None, None], axis=1, mode="promise_in_bounds")[:, 0]
-    return _interpolated(law, cubic, part)
-
-
-def _position(law: MarginalLaw, nodes: Nodes, value: Array, *, is_x: bool = False) -> tuple[Array, Array]:
-    """Return the interval between nodes that a value falls into, and the part of it that is passed."""
-    s = value if law.is_common and not is_x else _from_x(law, value)
-    last = nodes.v.shape[1] - 1
-    # From here on in single precision, which is wrong by less than 1e-4 of an interval and costs a third.
-    z = ((s - law.centre) * (1.0 / law.width)).astype(jnp.float32)
+def to_v(law: MarginalLaw, values: Float[Array, "#A n"]) -> tuple[Float[Array, "A n"], Float[Array, "A n"]]:
+    """Return v at values on the common scale, and the absolute value of its derivative."""
+    s, speed = (values, 1.0) if law.is_common else _to_s(law, values)
+    z = (s - law.centre[:, None]) * (1.0 / law.width[:, None])
     size = jnp.abs(z)
-    v = jnp.copysign(jnp.log(size + jnp.sqrt(size * size + 1.0)), z)
-    position = jnp.clip(v * (1.0 / nodes.step).astype(jnp.float32) + 0.5 * last, 0.0, float(last))
-    index = jnp.clip(position.astype(jnp.int32), 0, last - 1)
-    return index, (position - index).astype(value.dtype)
+    stretch = jnp.sqrt(size * size + 1.0)
+    return jnp.copysign(jnp.log(size + stretch), z), speed / (law.width[:, None] * stretch)
 
 
-def _interpolated(law: MarginalLaw, cubic: Float[Array, "... 4"], part: Float[Array, "..."]) -> Float[Array, "..."]:
-    lower = cubic[..., 0] + part * (cubic[..., 1] + part * (cubic[..., 2] + part * cubic[..., 3]))
-    lower = jnp.clip(lower, 0.0, 1.0)
-    return jnp.where(law.slope * law.power > 0, lower, 1.0 - lower)
+def cdf_and_density(
+    law: MarginalLaw, table: CdfTable, values: Float[Array, "#A n"]
+) -> tuple[Float[Array, "A n"], Float[Array, "A n"]]:
+    """Interpolate each arm's cdf, and its derivative, at values on the common scale."""
+    num_arms, num_nodes = table.below.shape
+    v, speed = to_v(law, values)
+    per_step = 1.0 / table.step[:, None]
+    position = jnp.clip((v + law.low[:, None]) * per_step, 0.0, num_nodes - 1.0)
+    index = jnp.minimum(position.astype(jnp.int32), num_nodes - 2)
+    ends = [table.below[:, :-1], table.below[:, 1:], table.mass[:, :-1], table.mass[:, 1:]]
+    rows = jnp.stack(ends, axis=-1).reshape(-1, 4)
+    first_row = (num_nodes - 1) * np.arange(num_arms, dtype=np.int32)[:, None]
+    rows = rows.at[index + first_row].get(mode="promise_in_bounds")
+    below, mass = _hermite(position - index, *(rows[..., i] for i in range(4)))
+    below = jnp.clip(below, 0.0, 1.0)
+    is_inside = (v > -law.low[:, None]) & (v < law.high[:, None])
+    density = jnp.where(is_inside, jnp.maximum(mass, 0.0) * speed * per_step, 0.0)
+    return jnp.where((law.slope * law.power > 0)[:, None], below, 1.0 - below), density
 
 
-def _cubic(part: Array, start: Array, end: Array, slope: Array, end_slope: Array) -> Array:
-    """Interpolate between two values with given slopes; `part` runs from 0 to 1."""
-    rest = 1.0 - part
-    return rest**2 * ((1.0 + 2.0 * part) * start + part * slope) + part**2 * (
-        (1.0 + 2.0 * rest) * end - rest * end_slope
-    )
+def _hermite(part: Array, start: Array, end: Array, slope: Array, end_slope: Array) -> tuple[Array, Array]:
+    """Interpolate between two values with given slopes, and return the derivative too; `part` runs from 0 to 1."""
+    rise = end - start
+    square, cube = 3.0 * rise - 2.0 * slope - end_slope, slope + end_slope - 2.0 * rise
+    value = start + part * (slope + part * (square + part * cube))
+    return value, slope + part * (2.0 * square + 3.0 * part * cube)

@@ -1,8 +1,8 @@
-"""The mean excess E max(x - at, 0) of a law of one real number per arm, tabulated from its mean upwards.
+"""The mean excess E max(theta - x, 0) of each arm's expected reward, tabulated from its mean upwards.
 
-All nodes are those of one variable, s = centre + width sinh(v) (`marginal_laws`), from where nothing is left of the
-lower tail to where nothing is left of the upper one. Below the mean a Gauss rule adds up the probability; above it nodes are
-evenly spaced, and running sums of sixth order give at each of them the probability above, and from that the mean excess.
+The nodes are spaced in v, with s = centre + width sinh(v) as in `marginal_laws`. Below the centre a Gauss rule integrates the
+density. Above it the nodes are evenly spaced, and running integrals of sixth order give the probability above each node and,
+from that, the mean excess.
 """
 
 import jax
@@ -10,26 +10,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.marginal_laws import LOGIT, PLAIN, MarginalLaw, log_density, reach
+from ppl_bandit.numerics.marginal_laws import IDENTITY, LOGIT, MarginalLaw, log_density
 from ppl_bandit.types import Tail
 
 __all__ = ["tail"]
 
-_NUM_NODES = 48  # from the mean upwards: an index is off by 4e-5 posterior deviations at 2,000 decisions left
+_NUM_NODES = 48  # from the mean upwards: a Gittins index is off by 4e-5 posterior deviations at 2,000 decisions left
 _NUM_LOWER = 16
-_NUM_BEFORE = 3  # nodes below the centre, which a mean may lie below
+_NUM_BEFORE = 3  # nodes below the centre, because a mean may lie below it
 
 
 def tail(law: MarginalLaw) -> Tail:
     """Tabulate the mean of each arm's variable, and its mean excess over nodes from there upwards.
 
-    The excess is the integral of the probability above, so that its sums have hardly a term of the wrong sign and keep their
-    digits far out. A law without a mean gets the finite one of where its density is above 1e-10 of the largest.
+    The excess is the integral of the probability above. Nearly all terms of that integral are positive, so that it keeps its
+    relative precision far out. A distribution without a mean gets the mean of its truncated range, which is finite.
     """
     dtype = law.centre.dtype
-    upwards = jnp.where(law.slope * law.power > 0, 1.0, -1.0).astype(dtype)  # of s, where x rises
-    step = reach(law, upwards) / (_NUM_NODES - 1 - _NUM_BEFORE)
-    lower = reach(law, -upwards) - _NUM_BEFORE * step
+    is_rising = law.slope * law.power > 0
+    upwards = jnp.where(is_rising, 1.0, -1.0).astype(dtype)  # direction of s in which x increases
+    above_centre, below_centre = jnp.where(is_rising, law.high, law.low), jnp.where(is_rising, law.low, law.high)
+    step = above_centre / (_NUM_NODES - 1 - _NUM_BEFORE)
+    lower = below_centre - _NUM_BEFORE * step
     v = step[:, None] * _STEPS.astype(dtype) + lower[:, None] * _LOWER.astype(dtype)
     rise = jnp.exp(v)
     fall = 1.0 / rise
@@ -38,15 +40,15 @@ def tail(law: MarginalLaw) -> Tail:
     image, speed = _image(law, z)
     nodes = law.offset[:, None] + law.slope[:, None] * image
     masses = lower[:, None] * _WEIGHTS.astype(dtype) * density[:, :_NUM_LOWER]
-    sums = step[:, None] * _run(density[:, _NUM_LOWER:])
+    sums = step[:, None] * _running_integrals(density[:, _NUM_LOWER:])
     total = jnp.sum(masses, axis=1) + sums[:, 0]
     above = sums / total[:, None]
     pace = jnp.abs(law.slope * law.width) * step
-    excess = _run(above * (pace[:, None] * speed[:, _NUM_LOWER:] * stretch[:, _NUM_LOWER:]))
+    excess = _running_integrals(above * (pace[:, None] * speed[:, _NUM_LOWER:] * stretch[:, _NUM_LOWER:]))
     first = nodes[:, _NUM_LOWER]
     if law.kind == LOGIT:
         mean = law.offset + law.slope * jax.nn.sigmoid(law.centre)
-    elif law.kind == PLAIN:
+    elif law.kind == IDENTITY:
         mean = law.offset + law.slope * law.centre
     else:
         mean = first + excess[:, 0] - jnp.sum(masses * (first[:, None] - nodes[:, :_NUM_LOWER]), axis=1) / total
@@ -54,29 +56,32 @@ def tail(law: MarginalLaw) -> Tail:
 
 
 def _image(law: MarginalLaw, z: Float[Array, "A G"]) -> tuple[Float[Array, "A G"], Float[Array, "A G"]]:
-    """Return h(s) of x = offset + slope h(s), and the size of its derivative."""
+    """Return h(s) of x = offset + slope h(s), and the absolute value of its derivative."""
     shift = law.width[:, None] * z
-    if law.kind == PLAIN:
+    if law.kind == IDENTITY:
         return law.centre[:, None] + shift, jnp.ones_like(z)
     if law.kind == LOGIT:
         s = law.centre[:, None] + shift
         far = jnp.exp(-jnp.abs(s))
         near = 1.0 / (1.0 + far)
         return jnp.where(s > 0, near, far * near), far * near * near
-    # Where nothing is left the variable itself may overflow.
+    # Beyond the truncated range the variable itself may overflow.
     most = float(np.log(jnp.finfo(z.dtype).max)) / 4.0
     power = law.power[:, None]
     image = jnp.exp(power * law.centre[:, None]) * jnp.exp(jnp.minimum(power * shift, most))
     return image, jnp.abs(power) * image
 
 
-def _run(values: Float[Array, "A G"]) -> Float[Array, "A G"]:
-    """Integrate from each node to the last, in steps."""
+def _running_integrals(values: Float[Array, "A G"]) -> Float[Array, "A G"]:
+    """Integrate from each node to the last, in units of the distance between nodes."""
     return jnp.matmul(values, _RUNNING.astype(values.dtype), precision=jax.lax.Precision.HIGHEST)
 
 
-def _running_sums(num_nodes: int) -> np.ndarray:
-    """Return the matrix of running integrals of sixth order: nothing is beyond the last node, a polynomial before the first."""
+def _running_weights(num_nodes: int) -> np.ndarray:
+    """Return the matrix of running integrals of sixth order.
+
+    The integrand is 0 beyond the last node, and extrapolated by a polynomial before the first.
+    """
     before = np.array([5.0, -10.0, 10.0, -5.0, 1.0])
     padded = np.zeros((num_nodes + 4, num_nodes))
     padded[2:-2] = np.eye(num_nodes)
@@ -91,4 +96,4 @@ _GAUSS, _WEIGHTS = np.polynomial.legendre.leggauss(_NUM_LOWER)
 _WEIGHTS = 0.5 * _WEIGHTS
 _STEPS = np.concatenate([np.full(_NUM_LOWER, -_NUM_BEFORE), np.arange(_NUM_NODES) - _NUM_BEFORE]).astype(float)
 _LOWER = np.concatenate([0.5 * (_GAUSS - 1.0), np.zeros(_NUM_NODES)])
-_RUNNING = _running_sums(_NUM_NODES)
+_RUNNING = _running_weights(_NUM_NODES)

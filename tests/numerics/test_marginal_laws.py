@@ -108,8 +108,8 @@ def test_distribution_functions_and_quantiles_match_scipy(make, case):
     "family, least, most, tolerance",
     [("beta", 2.0, 1e7, 2e-5), ("gamma", 0.1, 1e7, 5e-5), ("student", 2.0, 1e7, 2e-5), ("student", 1.0, 2.0, 2e-3)],
 )
-def test_random_duels_match_many_nodes(family, least, most, tolerance):
-    """Against the general integral with eight times its nodes, for pairs about a deviation apart."""
+def test_two_random_arms_match_many_nodes(monkeypatch, family, least, most, tolerance):
+    """Compare with the general integral on ten times as many nodes, for pairs about a deviation apart."""
     rng = np.random.default_rng(5)
     size, apart = np.exp(rng.uniform(np.log(least), np.log(most), (400, 2))), rng.normal(size=400)
     width = np.sqrt((1.0 / size).sum(axis=1))
@@ -125,13 +125,16 @@ def test_random_duels_match_many_nodes(family, least, most, tolerance):
             (size, rng.normal(size=(400, 2)), np.exp(rng.normal(size=(400, 2)))),
         )
 
-    def both(*values):
-        law = make(*values)
-        three = jax.tree.map(lambda leaf: jnp.append(leaf, leaf[0]) if jnp.ndim(leaf) else leaf, law)
-        general = best_arm_probs._tournament(three, marginal_laws.nodes_of(three, 384), jnp.array([True, True, False]))
-        return best_arm_probs.best_arm_probs(law), general[:2] / general[:2].sum()
+    def probs(*values):
+        return best_arm_probs.best_arm_probs(make(*values))
 
-    found, expected = jax.jit(jax.vmap(both))(*map(jnp.asarray, arguments))
+    def general(*values):
+        return jnp.sum(best_arm_probs._integrate(make(*values), jnp.ones(2, bool))[0], axis=1)
+
+    found = jax.jit(jax.vmap(probs))(*map(jnp.asarray, arguments))
+    monkeypatch.setattr(best_arm_probs, "_NUM_TABLE_NODES", dict.fromkeys(range(3), 400))
+    monkeypatch.setattr(best_arm_probs, "_NUM_NODES", dict.fromkeys(range(3), 150))
+    expected = jax.jit(jax.vmap(general))(*map(jnp.asarray, arguments))
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 

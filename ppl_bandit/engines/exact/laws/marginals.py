@@ -139,7 +139,7 @@ def _element_marginals(
             noise = find_noise()
             if noise is None:
                 return None
-            x = marginal_laws.node_values(law)
+            x = marginal_laws.average_nodes(law)
             variances = noise(((x - offset) / slope) ** exponent, context)
             return marginal_laws.average(law, variances) / marginal_laws.average(
                 law, (x - marginal_laws.average(law, x)) ** 2
