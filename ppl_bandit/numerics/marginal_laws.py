@@ -121,10 +121,25 @@ def student_t_law(df: Float[Array, " A"], loc: Float[Array, " A"], scale: Float[
     return _law(IDENTITY, df, df, loc, scale, reach, reach, 0.0, 1.0, 1.0)
 
 
-def _law(kind: int, first: Any, second: Any, centre: Any, width: Any, low: Any, high: Any, *maps: Any) -> MarginalLaw:
-    is_common = all(_is_one_number(value) for value in maps) and bool(np.all(np.multiply(maps[1], maps[2]) > 0))
-    maps = tuple(jnp.broadcast_to(jnp.asarray(value, centre.dtype), centre.shape) for value in maps)
-    return MarginalLaw(kind, is_common, first, second, centre, width, *maps, low, high)
+def _law(
+    kind: int,
+    first: Array,
+    second: Array,
+    centre: Array,
+    width: Array,
+    low: Array,
+    high: Array,
+    offset: Any,
+    slope: Any,
+    power: Any,
+) -> MarginalLaw:
+    is_common = all(_is_one_number(value) for value in (offset, slope, power)) and bool(
+        np.all(np.multiply(slope, power) > 0)
+    )
+    offset, slope, power = (
+        jnp.broadcast_to(jnp.asarray(value, centre.dtype), centre.shape) for value in (offset, slope, power)
+    )
+    return MarginalLaw(kind, is_common, first, second, centre, width, offset, slope, power, low, high)
 
 
 def _is_one_number(value: Any) -> bool:
