@@ -121,4 +121,4 @@ def test_check_reports_not_exact_if_most_dimensions_would_be_particles(tmp_path)
         "    numpyro.sample('reward', dist.Poisson(jnp.exp(log_rate[arm])))\n"
     )
     found = check_model(str(path))
-    assert found.verdict == "not exact" and "5 of 6 dimensions are left" in found.report
+    assert found.verdict == "not exact" and "5 of 6 dimensions would be outer" in found.report
