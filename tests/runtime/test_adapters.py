@@ -130,10 +130,10 @@ def test_a_function_is_exported_and_imported():
     def double(x):
         return 2 * x
 
-    serialized = jax_adapter.export_function(double, [jax.ShapeDtypeStruct((2,), float)])
+    serialized = jax_adapter.export_function(double, [jax.ShapeDtypeStruct((2,), jnp.float32)])
     imported = jax_adapter.import_function(serialized)
     assert imported.__name__ == "double", "Exported.fun_name changed"
-    np.testing.assert_array_equal(imported(jnp.arange(2.0)), [0.0, 2.0])
+    np.testing.assert_array_equal(imported(jnp.arange(2.0, dtype=jnp.float32)), [0.0, 2.0])
 
 
 def test_a_function_that_cannot_be_exported_is_none():

@@ -10,7 +10,6 @@ the flag and adds an `Obstacle` that names the operation. Data may branch: what 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
@@ -133,30 +132,30 @@ def _identity(eqn: Any, values: list[Any]) -> Step:
     return [as_interval(value) for value in values], ""
 
 
-def _move(eqn: Any, values: list[Any]) -> Step:
-    """Apply a primitive that moves elements to each bound."""
+def _linear(eqn: Any, values: list[Any]) -> Step:
+    """Move or add elements: apply the primitive to each bound, and count the terms that are not analytic."""
     fixed = index_operands(eqn)
     if any(isinstance(values[i], Interval) for i in fixed):
         return None, describe(eqn).refusal
     operands = [value if i in fixed else as_interval(value) for i, value in enumerate(values)]
 
-    def moved(field: str) -> list[Array]:
-        arrays = [v if i in fixed else getattr(v, field).astype(float) for i, v in enumerate(operands)]
-        return apply_primitive(eqn, arrays)
+    def applied(read: Callable[[Interval], Array]) -> list[Array]:
+        return apply_primitive(eqn, [v if i in fixed else read(v).astype(float) for i, v in enumerate(operands)])
 
-    proved, reason = [array > 0.5 for array in moved("is_analytic")], ""
+    lows, highs = applied(lambda x: x.low), applied(lambda x: x.high)
+    proved, reason = [count < 0.5 for count in applied(lambda x: ~x.is_analytic)], ""
     if eqn.primitive.name in ("gather", "dynamic_slice"):  # out of range, JAX would silently read the nearest element
         is_valid = jnp.array(True)
         for first, last in starts(eqn, values):
             is_valid &= jnp.all((first >= 0) & (first <= last))
         proved, reason = [flags & is_valid for flags in proved], "an index out of range"
-    return [Interval(*parts) for parts in zip(moved("low"), moved("high"), proved, strict=True)], reason
+    return [intervals.with_bounds(*parts) for parts in zip(lows, highs, proved, strict=True)], reason
 
 
 def _choice(eqn: Any, values: list[Any]) -> Step:
     which, *cases = values
     if not isinstance(which, Interval):
-        return _move(eqn, values)
+        return _linear(eqn, values)
     if len(cases) != 2:
         return None, describe(eqn).refusal
     first, second = (as_interval(case) for case in cases)
@@ -164,20 +163,6 @@ def _choice(eqn: Any, values: list[Any]) -> Step:
     is_decided = which.is_analytic & (which.low == which.high)
     out = Interval(jnp.where(is_decided, low, -jnp.inf), jnp.where(is_decided, high, jnp.inf), proved & is_decided)
     return [out], describe(eqn).refusal
-
-
-def _sum(eqn: Any, values: list[Any]) -> Step:
-    fixed = index_operands(eqn)
-    if any(isinstance(values[i], Interval) for i in fixed):
-        return None, describe(eqn).refusal
-    operands = [value if i in fixed else as_interval(value) for i, value in enumerate(values)]
-
-    def added(read: Callable[[Interval], Array]) -> Array:
-        arrays = [v if i in fixed else read(v).astype(float) for i, v in enumerate(operands)]
-        return apply_primitive(eqn, arrays)[0]
-
-    low, high = added(lambda x: x.low), added(lambda x: x.high)
-    return [intervals.with_bounds(low, high, added(lambda x: ~x.is_analytic) < 0.5)], ""
 
 
 def _compare(eqn: Any, values: list[Any]) -> Step:
@@ -236,22 +221,16 @@ def _logic(combine: Callable[[Any, list[Array]], Array]) -> Callable[[Any, list[
     return rule
 
 
-def _reduce_prod(eqn: Any, values: list[Any]) -> Step:
-    x, axes = values[0], eqn.params["axes"]
-    positive, proved = jnp.all(is_positive(x), axis=axes), jnp.all(x.is_analytic, axis=axes)
-    low = jnp.where(positive, jnp.prod(x.low, axis=axes), -jnp.inf)
-    return [Interval(low, jnp.where(positive, jnp.prod(x.high, axis=axes), jnp.inf), proved)], ""
-
-
-def _cumprod(eqn: Any, values: list[Any]) -> Step:
+def _product(eqn: Any, values: list[Any]) -> Step:
+    """Multiply along axes; there are bounds where all factors are positive."""
     x = values[0]
 
-    def along(array: Array) -> Array:
-        return jax.lax.cumprod(array.astype(float), axis=eqn.params["axis"], reverse=eqn.params["reverse"])
+    def multiplied(array: Array) -> Array:
+        return apply_primitive(eqn, [array.astype(float)])[0]
 
-    positive, proved = along(is_positive(x)) > 0.5, along(x.is_analytic) > 0.5
+    positive, proved = multiplied(is_positive(x)) > 0.5, multiplied(x.is_analytic) > 0.5
     low, high = (
-        jnp.where(positive, along(jnp.where(is_positive(x), end, 1.0)), bound)
+        jnp.where(positive, multiplied(jnp.where(is_positive(x), end, 1.0)), bound)
         for end, bound in ((x.low, -jnp.inf), (x.high, jnp.inf))
     )
     return [Interval(low, high, proved)], ""
@@ -309,9 +288,9 @@ def _convert(eqn: Any, values: list[Any]) -> Step:
 
 _RULES_OF_KINDS: dict[Kind, Callable[[Any, list[Any]], Step]] = {
     Kind.IDENTITY: _identity,
-    Kind.MOVE: _move,
+    Kind.MOVE: _linear,
     Kind.CHOICE: _choice,
-    Kind.SUM: _sum,
+    Kind.SUM: _linear,
     Kind.COMPARISON: _compare,
 }
 _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
@@ -335,8 +314,8 @@ _RULES: dict[str, Callable[[Any, list[Any]], Step]] = {
     "not": _logic(lambda eqn, ends: 1.0 - ends[0]),
     "reduce_and": _logic(lambda eqn, ends: jnp.min(ends[0], axis=eqn.params["axes"])),
     "reduce_or": _logic(lambda eqn, ends: jnp.max(ends[0], axis=eqn.params["axes"])),
-    "reduce_prod": _reduce_prod,
-    "cumprod": _cumprod,
+    "reduce_prod": _product,
+    "cumprod": _product,
     "dot_general": _dot_general,
     "cholesky": _cholesky,
     "triangular_solve": _triangular_solve,

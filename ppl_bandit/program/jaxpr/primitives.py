@@ -124,11 +124,7 @@ def _slice(eqn: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [arrays[0][tuple(map(slice, start, limit, strides or (1,) * len(start)))]]
 
 
-def _ufunc(function: Callable) -> Callable:
-    return lambda params, *arrays: function(*arrays)
-
-
-def _divide(params: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.divide(x, y) if np.issubdtype(np.result_type(x), np.floating) else np.trunc(np.divide(x, y))
 
 
@@ -137,12 +133,34 @@ def _iota(params: Any) -> np.ndarray:
     return np.broadcast_to(along.reshape(-1, *[1] * (len(params["shape"]) - params["dimension"] - 1)), params["shape"])
 
 
-def _saturates(function: str) -> str:
-    return f"{function} of an unbounded quantity that depends on latents, which floating point flattens far out"
-
-
 def _rows(kind: Kind, names: str, **fields: Any) -> dict[str, Primitive]:
     return {name: Primitive(kind, **fields) for name in names.split()}
+
+
+def _move(function: Callable[[Any, Sequence[np.ndarray]], list[np.ndarray]]) -> Primitive:
+    return Primitive(Kind.MOVE, move=lambda eqn, arrays: function(eqn.params, arrays))
+
+
+def _index(name: str, operands: slice, reason: str = "") -> dict[str, Primitive]:
+    reason = reason or f"`{name}` at a position that depends on a latent"
+    return {name: Primitive(Kind.MOVE, indices=operands, refusal=reason)}
+
+
+def _elementwise(function: Callable | None, refusal: str = "", kind: Kind = Kind.ELEMENTWISE) -> Primitive:
+    return Primitive(kind, numpy=function and (lambda params, *arrays: function(*arrays)), refusal=refusal)
+
+
+def _comparison(function: Callable) -> Primitive:
+    return _elementwise(function, _COMPARED, Kind.COMPARISON)
+
+
+def _function(where: AnalyticWhere, function: Callable | None, increasing: Callable | None, refusal: str) -> Primitive:
+    return _elementwise(function, refusal)._replace(analytic_where=where, increasing=increasing)
+
+
+def _saturating(name: str, function: Callable | None, increasing: Callable | None = None) -> Primitive:
+    refusal = f"{name} of an unbounded quantity that depends on latents, which floating point flattens far out"
+    return _function(AnalyticWhere.MODERATE, function, increasing, refusal)
 
 
 _UNLISTED = Primitive(Kind.OTHER)
@@ -151,143 +169,98 @@ _COMPARED = "a comparison with a latent"
 _UNROLL = "write a Python loop over a fixed number of turns, which the proof reads turn by turn, or a matrix product"
 
 PRIMITIVES: dict[str, Primitive] = {
-    **_rows(
-        Kind.CALL,
-        "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr checkpoint remat "
-        "remat2 composite",
-    ),
+    **_rows(Kind.CALL, "jit pjit closed_call core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr"),
+    **_rows(Kind.CALL, "checkpoint remat remat2 composite"),
     **_rows(Kind.IDENTITY, "copy copy_p device_put optimization_barrier"),
     # Elements move.
     "broadcast_in_dim": Primitive(Kind.MOVE, move=_broadcast_in_dim),
-    "concatenate": Primitive(Kind.MOVE, move=lambda eqn, xs: [np.concatenate(xs, axis=eqn.params["dimension"])]),
     **_rows(Kind.MOVE, "expand_dims reshape squeeze", move=_reshape),
-    "rev": Primitive(Kind.MOVE, move=lambda eqn, xs: [np.flip(xs[0], eqn.params["dimensions"])]),
     "slice": Primitive(Kind.MOVE, move=_slice),
-    "split": Primitive(
-        Kind.MOVE,
-        move=lambda eqn, xs: np.split(xs[0], np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"]),
-    ),
-    "stack": Primitive(Kind.MOVE, move=lambda eqn, xs: [np.stack(xs, axis=eqn.params["axis"])]),
-    "tile": Primitive(Kind.MOVE, move=lambda eqn, xs: [np.tile(xs[0], (*eqn.params["reps"], 1))]),
-    "transpose": Primitive(
-        Kind.MOVE, move=lambda eqn, xs: [xs[0].transpose(*eqn.params["permutation"], xs[0].ndim - 1)]
-    ),
-    "unstack": Primitive(Kind.MOVE, move=lambda eqn, xs: list(np.moveaxis(xs[0], eqn.params["axis"], 0))),
+    "concatenate": _move(lambda params, xs: [np.concatenate(xs, axis=params["dimension"])]),
+    "rev": _move(lambda params, xs: [np.flip(xs[0], params["dimensions"])]),
+    "split": _move(lambda params, xs: np.split(xs[0], np.cumsum(params["sizes"])[:-1], axis=params["axis"])),
+    "stack": _move(lambda params, xs: [np.stack(xs, axis=params["axis"])]),
+    "tile": _move(lambda params, xs: [np.tile(xs[0], (*params["reps"], 1))]),
+    "transpose": _move(lambda params, xs: [xs[0].transpose(*params["permutation"], xs[0].ndim - 1)]),
+    "unstack": _move(lambda params, xs: list(np.moveaxis(xs[0], params["axis"], 0))),
     "pad": Primitive(Kind.MOVE),
     "iota": Primitive(Kind.OTHER, numpy=_iota),
-    "gather": Primitive(Kind.MOVE, indices=slice(1, None), refusal="indexing at a position that depends on a latent"),
-    "dynamic_slice": Primitive(
-        Kind.MOVE, indices=slice(1, None), refusal="`dynamic_slice` at a position that depends on a latent"
-    ),
-    "dynamic_update_slice": Primitive(
-        Kind.MOVE, indices=slice(2, None), refusal="`dynamic_update_slice` at a position that depends on a latent"
-    ),
-    "scatter": Primitive(Kind.MOVE, indices=slice(1, 2), refusal="`scatter` at a position that depends on a latent"),
+    **_index("gather", slice(1, None), "indexing at a position that depends on a latent"),
+    **_index("dynamic_slice", slice(1, None)),
+    **_index("dynamic_update_slice", slice(2, None)),
+    **_index("scatter", slice(1, 2)),
     "select_n": Primitive(Kind.CHOICE, indices=slice(0, 1), refusal="a choice (`where`) made by a latent"),
     # Sums.
-    "reduce_sum": Primitive(Kind.SUM),
-    "cumsum": Primitive(Kind.SUM),
+    **_rows(Kind.SUM, "reduce_sum cumsum"),
     "scatter-add": Primitive(Kind.SUM, indices=slice(1, 2), refusal="an index that depends on a latent"),
-    "add": Primitive(Kind.LINEAR, numpy=_ufunc(np.add)),
-    "add_any": Primitive(Kind.LINEAR, numpy=_ufunc(np.add)),
-    "sub": Primitive(Kind.LINEAR, numpy=_ufunc(np.subtract)),
-    "neg": Primitive(Kind.LINEAR, numpy=_ufunc(np.negative)),
+    "add": _elementwise(np.add, kind=Kind.LINEAR),
+    "add_any": _elementwise(np.add, kind=Kind.LINEAR),
+    "sub": _elementwise(np.subtract, kind=Kind.LINEAR),
+    "neg": _elementwise(np.negative, kind=Kind.LINEAR),
     # Comparisons and logic.
-    "lt": Primitive(Kind.COMPARISON, numpy=_ufunc(np.less), refusal=_COMPARED),
-    "le": Primitive(Kind.COMPARISON, numpy=_ufunc(np.less_equal), refusal=_COMPARED),
-    "gt": Primitive(Kind.COMPARISON, numpy=_ufunc(np.greater), refusal=_COMPARED),
-    "ge": Primitive(Kind.COMPARISON, numpy=_ufunc(np.greater_equal), refusal=_COMPARED),
-    "eq": Primitive(Kind.COMPARISON, numpy=_ufunc(np.equal), refusal=_COMPARED),
-    "ne": Primitive(Kind.COMPARISON, numpy=_ufunc(np.not_equal), refusal=_COMPARED),
-    "and": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.bitwise_and), refusal=_COMPARED),
-    "or": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.bitwise_or), refusal=_COMPARED),
-    "xor": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.bitwise_xor)),
-    "not": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.invert), refusal=_COMPARED),
-    "reduce_and": Primitive(Kind.REDUCTION, refusal=_COMPARED),
-    "reduce_or": Primitive(Kind.REDUCTION, refusal=_COMPARED),
-    "is_finite": Primitive(
-        Kind.ELEMENTWISE, numpy=_ufunc(np.isfinite), refusal="a test whether a latent's image is finite"
-    ),
+    "lt": _comparison(np.less),
+    "le": _comparison(np.less_equal),
+    "gt": _comparison(np.greater),
+    "ge": _comparison(np.greater_equal),
+    "eq": _comparison(np.equal),
+    "ne": _comparison(np.not_equal),
+    "and": _elementwise(np.bitwise_and, _COMPARED),
+    "or": _elementwise(np.bitwise_or, _COMPARED),
+    "not": _elementwise(np.invert, _COMPARED),
+    "xor": _elementwise(np.bitwise_xor),
+    **_rows(Kind.REDUCTION, "reduce_and reduce_or", refusal=_COMPARED),
+    "is_finite": _elementwise(np.isfinite, "a test whether a latent's image is finite"),
     # Arithmetic.
-    "mul": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.multiply)),
-    "div": Primitive(
-        Kind.ELEMENTWISE,
-        numpy=_divide,
-        refusal="division by a quantity that depends on latents and may be zero",
-    ),
-    "rem": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.fmod)),
+    "mul": _elementwise(np.multiply),
+    "div": _elementwise(_divide, "division by a quantity that depends on latents and may be zero"),
+    "rem": _elementwise(np.fmod),
+    "square": _elementwise(np.square),
     "integer_pow": Primitive(Kind.ELEMENTWISE, numpy=lambda params, x: np.asarray(x, float) ** params["y"]),
-    "pow": Primitive(
-        Kind.ELEMENTWISE,
-        refusal="a real power of a quantity that may be zero or negative, or a power that can overflow",
+    "pow": _elementwise(None, "a real power of a quantity that may be zero or negative, or a power that can overflow"),
+    "rsqrt": _elementwise(None, _ROOT),
+    "abs": _elementwise(np.abs, "`abs` of a quantity that depends on latents has a kink"),
+    "max": _elementwise(np.maximum, "a maximum with a quantity that depends on latents"),
+    "min": _elementwise(np.minimum, "a minimum with a quantity that depends on latents"),
+    "clamp": _elementwise(
+        lambda low, x, high: np.minimum(np.maximum(x, low), high), "a clip of a quantity that depends on latents"
     ),
-    "square": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.square)),
-    "abs": Primitive(
-        Kind.ELEMENTWISE,
-        numpy=_ufunc(np.abs),
-        refusal="`abs` of a quantity that depends on latents has a kink",
-    ),
-    "max": Primitive(
-        Kind.ELEMENTWISE, numpy=_ufunc(np.maximum), refusal="a maximum with a quantity that depends on latents"
-    ),
-    "min": Primitive(
-        Kind.ELEMENTWISE, numpy=_ufunc(np.minimum), refusal="a minimum with a quantity that depends on latents"
-    ),
-    "clamp": Primitive(
-        Kind.ELEMENTWISE,
-        numpy=lambda params, low, x, high: np.minimum(np.maximum(x, low), high),
-        refusal="a clip of a quantity that depends on latents",
-    ),
-    "convert_element_type": Primitive(Kind.ELEMENTWISE, numpy=lambda params, x: x),
+    "convert_element_type": _elementwise(np.asarray),
     "reduce_prod": Primitive(Kind.REDUCTION),
     "cumprod": Primitive(Kind.CUMULATIVE),
     # Analytic functions of one number.
-    **{
-        name: Primitive(
-            Kind.ELEMENTWISE,
-            numpy=_ufunc(getattr(np, name)) if hasattr(np, name) else None,
-            analytic_where=where,
-            increasing=increasing,
-            refusal=refusal,
-        )
-        for name, where, increasing, refusal in (
-            ("exp", AnalyticWhere.MODERATE, jnp.exp, _saturates("an exponential")),
-            ("exp2", AnalyticWhere.MODERATE, jnp.exp2, _saturates("an exponential")),
-            ("expm1", AnalyticWhere.MODERATE, jnp.expm1, _saturates("an exponential")),
-            ("tanh", AnalyticWhere.MODERATE, jnp.tanh, _saturates("`tanh`")),
-            ("sinh", AnalyticWhere.MODERATE, jnp.sinh, _saturates("`sinh`")),
-            ("logistic", AnalyticWhere.MODERATE, lambda x: 1.0 / (1.0 + jnp.exp(-x)), _saturates("a sigmoid")),
-            ("erf", AnalyticWhere.MODERATE, None, _saturates("`erf`")),
-            ("erfc", AnalyticWhere.MODERATE, None, _saturates("`erfc`")),
-            ("cosh", AnalyticWhere.MODERATE, None, _saturates("`cosh`")),
-            ("sin", AnalyticWhere.EVERYWHERE, None, ""),
-            ("cos", AnalyticWhere.EVERYWHERE, None, ""),
-            ("log", AnalyticWhere.POSITIVE, jnp.log, "the logarithm of a quantity that may be zero or negative"),
-            ("log1p", AnalyticWhere.ABOVE_MINUS_ONE, jnp.log1p, "log1p of a quantity that may be -1 or less"),
-            ("sqrt", AnalyticWhere.POSITIVE, jnp.sqrt, _ROOT),
-            ("lgamma", AnalyticWhere.POSITIVE, None, "lgamma of a quantity that may be zero or negative"),
-            ("digamma", AnalyticWhere.POSITIVE, None, "digamma of a quantity that may be zero or negative"),
-        )
-    },
-    "rsqrt": Primitive(Kind.ELEMENTWISE, refusal=_ROOT),
+    "exp": _saturating("an exponential", np.exp, jnp.exp),
+    "exp2": _saturating("an exponential", np.exp2, jnp.exp2),
+    "expm1": _saturating("an exponential", np.expm1, jnp.expm1),
+    "tanh": _saturating("`tanh`", np.tanh, jnp.tanh),
+    "sinh": _saturating("`sinh`", np.sinh, jnp.sinh),
+    "cosh": _saturating("`cosh`", np.cosh),
+    "logistic": _saturating("a sigmoid", None, lambda x: 1.0 / (1.0 + jnp.exp(-x))),
+    "erf": _saturating("`erf`", None),
+    "erfc": _saturating("`erfc`", None),
+    "sin": _function(AnalyticWhere.EVERYWHERE, np.sin, None, ""),
+    "cos": _function(AnalyticWhere.EVERYWHERE, np.cos, None, ""),
+    "log": _function(
+        AnalyticWhere.POSITIVE, np.log, jnp.log, "the logarithm of a quantity that may be zero or negative"
+    ),
+    "log1p": _function(
+        AnalyticWhere.ABOVE_MINUS_ONE, np.log1p, jnp.log1p, "log1p of a quantity that may be -1 or less"
+    ),
+    "sqrt": _function(AnalyticWhere.POSITIVE, np.sqrt, jnp.sqrt, _ROOT),
+    "lgamma": _function(AnalyticWhere.POSITIVE, None, None, "lgamma of a quantity that may be zero or negative"),
+    "digamma": _function(AnalyticWhere.POSITIVE, None, None, "digamma of a quantity that may be zero or negative"),
     # Linear algebra.
     **_rows(Kind.OTHER, "dot_general cholesky"),
     "triangular_solve": Primitive(Kind.OTHER, refusal="a triangular solve whose diagonal may be zero"),
-    # Nowhere analytic, or not proved to be.
+    # Nowhere analytic, or without a rule.
     **_rows(
-        Kind.ELEMENTWISE,
-        "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt erf_inv igamma igammac nextafter polygamma "
-        "reduce_precision regularized_incomplete_beta tan zeta",
+        Kind.ELEMENTWISE, "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt erf_inv igamma igammac"
     ),
-    "floor": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.floor), refusal="rounding of a latent"),
-    "ceil": Primitive(Kind.ELEMENTWISE, numpy=_ufunc(np.ceil), refusal="rounding of a latent"),
-    "round": Primitive(Kind.ELEMENTWISE, refusal="rounding of a latent"),
-    "sign": Primitive(
-        Kind.ELEMENTWISE, numpy=_ufunc(np.sign), refusal="the sign of a quantity that depends on latents"
-    ),
-    "stop_gradient": Primitive(
-        Kind.ELEMENTWISE, refusal="`stop_gradient` hides how the likelihood depends on a latent"
-    ),
+    **_rows(Kind.ELEMENTWISE, "nextafter polygamma reduce_precision regularized_incomplete_beta tan zeta"),
+    "floor": _elementwise(np.floor, "rounding of a latent"),
+    "ceil": _elementwise(np.ceil, "rounding of a latent"),
+    "round": _elementwise(None, "rounding of a latent"),
+    "sign": _elementwise(np.sign, "the sign of a quantity that depends on latents"),
+    "stop_gradient": _elementwise(None, "`stop_gradient` hides how the likelihood depends on a latent"),
     "reduce_max": Primitive(Kind.REDUCTION, refusal="the largest of quantities that depend on latents"),
     "reduce_min": Primitive(Kind.REDUCTION, refusal="the smallest of quantities that depend on latents"),
     "reduce_xor": Primitive(Kind.REDUCTION),

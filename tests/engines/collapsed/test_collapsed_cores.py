@@ -81,7 +81,9 @@ def test_what_only_a_core_ties_is_a_leaf(name):
     outer = "scale" if "scale" in model.latent_shapes else "spread"
     with jax.enable_x64(True):
         inner = given(model, {outer: jnp.array(0.7)})
-        layout = gaussian_blocks.tie(inner, find_scales(inner, read_supports(inner)), around_cores=True)
+        layout = gaussian_blocks.split_gaussian_blocks(
+            inner, find_scales(inner, read_supports(inner)), around_cores=True
+        )
     assert layout.leaves == leaves
     assert layout.members.shape == (1, leaves[0] * leaves[1] + num_core)
     assert sorted(layout.members[layout.is_member]) == list(range(layout.count("real")))
