@@ -99,7 +99,7 @@ def test_a_tie_that_was_overlooked_is_found_by_the_certificate(monkeypatch):
             mean = numpyro.sample("mean", dist.Normal(common, spread))
         numpyro.sample("reward", dist.Normal(mean[arm] + 0.3 * mean[0], 1.0))
 
-    read = gaussian_blocks._read_together
+    read = gaussian_blocks._terms_of_reals
 
     def overlooking(model, layout):
         groups = read(model, layout)
@@ -107,7 +107,7 @@ def test_a_tie_that_was_overlooked_is_found_by_the_certificate(monkeypatch):
         groups[groups[:, first : first + 4].sum(axis=1) > 1, first] = False
         return groups
 
-    monkeypatch.setattr(gaussian_blocks, "_read_together", overlooking)
+    monkeypatch.setattr(gaussian_blocks, "_terms_of_reals", overlooking)
     with pytest.raises(NotConjugate, match="not conjugate given spread|log likelihood"):
         engines.collapsed(RewardModel(program, 4), ("spread",))
 
