@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.log_products import log_product
-from ppl_bandit.runtime.unrolled_reductions import FEW, sum_along
+from ppl_bandit.runtime.unrolled_reductions import sum_along
 
 __all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "steps_along", "times"]
 
@@ -109,9 +108,7 @@ def gaussian_integral(
             known = jnp.where(factor.pivots > smallest * diagonal, factor.pivots, jnp.nan)
             gains.append(0.5 * sum_along(_flat(side * side * factor.inverses, axis), 1))
             pivots.append(_flat(known, axis))
-    if sum(known.shape[1] for known in pivots) <= FEW:  # one logarithm for all, and no copy of them
-        pivots = [jnp.concatenate(pivots, axis=1)]
-    log_dets = [log_product(known, 1) for known in pivots]
+    log_dets = [sum_along(jnp.log(known), 1) for known in pivots]
     return sum(gains[1:], start=gains[0]), sum(log_dets[1:], start=log_dets[0])
 
 

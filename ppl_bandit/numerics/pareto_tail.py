@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_bandit.numerics.log_products import log_product
-
 __all__ = ["fit_generalized_pareto", "tail_excess", "tail_quantile"]
 
 _HEAVIEST = 0.9  # shape of a tail that still has a mean
@@ -57,16 +55,8 @@ def fit_generalized_pareto(
 
 
 def _mean_logs(slopes: Float[Array, " G"], values: Float[Array, " N"]) -> Float[Array, " G"]:
-    """Return the mean of log(1 + slope value) over values between 0 and 1.
-
-    In double precision as the logarithm of one product, which takes a quarter of the time, but for small slopes, whose digits
-    the sum with 1 would lose; single precision would lose them of all.
-    """
-    terms = slopes * values[:, None]
-    if terms.dtype != jnp.float64:
-        return jnp.mean(jnp.log1p(terms), axis=0)
-    series = slopes * (jnp.mean(values) - 0.5 * slopes * jnp.mean(values * values))
-    return jnp.where(jnp.abs(slopes) < 1e-6, series, log_product(1.0 + terms, 0) / len(values))
+    """Return the mean of log(1 + slope value) over values between 0 and 1."""
+    return jnp.mean(jnp.log1p(slopes * values[:, None]), axis=0)
 
 
 def tail_quantile(draws: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array, ""]:
