@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Their blocks build many engines, which takes a third of the time of all pages: run them with -m slow after editing them.
+SLOW_PAGES = ("docs/comparing.md", "docs/engines.md", "docs/tutorials/not-conjugate.md")
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>.*)$")
 
 
@@ -87,7 +89,13 @@ def run_block(name: str, block: Block, namespace: dict) -> str:
     return output.getvalue()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name, marks=[pytest.mark.slow] if name in SLOW_PAGES else [])
+        for page, name in ((page, str(page.relative_to(ROOT))) for page in PAGES)
+    ],
+)
 def test_every_python_block_of_the_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(str(page), page.read_text())

@@ -1,5 +1,6 @@
 """Ctrl-C at any line of a step: nothing is lost, doubled or stuck, in memory and with a journal."""
 
+import itertools
 import linecache
 import sys
 from pathlib import Path
@@ -32,32 +33,28 @@ def parts():
     return model, lambda _: engine
 
 
-def interrupted(call, number):
-    """Call, with an interruption at a line of the live bandit's code; return whether it came to that."""
-    left = number
+def interrupted(call, is_wanted):
+    """Call, and interrupt at the first line of the library where `is_wanted(file, line)`; return whether there was one."""
 
-    def look(frame, event, _):
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(FOLDERS):
+    def trace(frame, event, _):
+        file = frame.f_code.co_filename
+        if not file.startswith(FOLDERS):
             return None
-        # Not where a `with` ends: no signal is looked at between its last line and what it does at its end.
-        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
-            "with "
-        ):
-            left -= 1
-            if left == 0:
+        # Not where a `with` ends: Python handles no signal between its last line and its __exit__.
+        if event == "line" and not linecache.getline(file, frame.f_lineno).lstrip().startswith("with "):
+            if is_wanted(file, frame.f_lineno):
                 raise Interruption
-        return look
+        return trace
 
     before = sys.gettrace()
-    sys.settrace(look)
+    sys.settrace(trace)
     try:
         call()
     except Interruption:
         return True
     finally:
         sys.settrace(before)
-    return left <= 0
+    return False
 
 
 def check(bandit):
@@ -74,15 +71,12 @@ def check(bandit):
     assert len(set(numbers)) == len(numbers)
 
 
-@pytest.mark.parametrize("is_durable", [False, True])
-@pytest.mark.parametrize("kind", ["update", "correct", "select", "batch"])
-def test_an_interruption_at_any_line_loses_and_doubles_nothing(parts, tmp_path, kind, is_durable):
+def interrupt_repeatedly(parts, journal, kind, wanted_lines):
+    """Interrupt calls of one kind until a call ends; `wanted_lines(n)` says where to interrupt call n. Return how many were."""
     model, engine = parts
-    bandit = Bandit(model, engine=engine, num_samples=50, journal=tmp_path / "j.db" if is_durable else None)
-    stride = 3 if is_durable or kind == "correct" else 1  # what takes long is interrupted at every third line
-    number, num_interrupted = 1, 0
-    while True:
-        decisions, value = [bandit.select() for _ in range(2)], (number // stride) % 2
+    bandit = Bandit(model, engine=engine, num_samples=50, journal=journal)
+    for number in itertools.count():
+        decisions, value = [bandit.select() for _ in range(2)], number % 2
         if kind == "correct":
             bandit.update(decisions[0], 1 - value)
         before = bandit.num_rewards
@@ -92,17 +86,44 @@ def test_an_interruption_at_any_line_loses_and_doubles_nothing(parts, tmp_path, 
             "select": bandit.select,
             "batch": lambda: bandit.update_many(decisions=decisions, rewards=[1, 0]),  # noqa: B023
         }
-        if not interrupted(calls[kind], number):
+        if not interrupted(calls[kind], wanted_lines(number)):
             break
-        num_interrupted += 1
         calls[kind]()  # reported again, it counts once
         assert bandit.num_rewards == before + {"update": 1, "batch": 2}.get(kind, 0)
-        if num_interrupted % 10 == 0:
+        if number % 10 == 9:
             check(bandit)
-        number += stride
     check(bandit)
-    assert num_interrupted > 20
-    if is_durable:
-        again = Bandit(model, engine=engine, num_samples=50, journal=tmp_path / "j.db")
+    if journal is not None:
+        again = Bandit(model, engine=engine, num_samples=50, journal=journal)
         assert again.num_rewards == bandit.num_rewards
         assert bandit._experiment.store.first_broken("default") is None
+    return number
+
+
+KINDS = ["update", "correct", "select", "batch"]
+
+
+def test_an_interruption_at_any_line_loses_and_doubles_nothing(parts, tmp_path):
+    """Every line that one of the calls runs is interrupted once: by the first call that runs it."""
+    covered = set()
+
+    def is_new(file, line):
+        is_covered = (file, line) in covered
+        covered.add((file, line))
+        return not is_covered
+
+    for journal in (None, tmp_path / "j.db"):
+        for kind in KINDS:
+            interrupt_repeatedly(parts, journal, kind, lambda _: is_new)
+    assert len(covered) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_durable", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interruption_each_time_that_a_line_runs_loses_and_doubles_nothing(parts, tmp_path, kind, is_durable):
+    def nth_line(number):
+        events = itertools.count()
+        return lambda file, line: next(events) == number
+
+    assert interrupt_repeatedly(parts, tmp_path / "j.db" if is_durable else None, kind, nth_line) > 20

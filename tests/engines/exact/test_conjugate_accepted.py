@@ -50,6 +50,7 @@ CASES: list[Any] = []
 
 
 def case(make: Callable[[], Case]) -> Callable[[], Case]:
+    """Register a case of the default run: one for every family and structure of latents; other spellings are slow."""
     CASES.append(pytest.param(make, id=make.__name__))
     return make
 
@@ -136,7 +137,7 @@ def bernoulli_in_a_plate():
     return Case(program, CLICKS, {"rate": beta(CLICKED, NOT_CLICKED, (1.5, 2.0))})
 
 
-@case
+@slow_case
 def bernoulli_by_logits():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]).to_event(1))
@@ -146,7 +147,7 @@ def bernoulli_by_logits():
     return Case(program, CLICKS, {"rate": beta(CLICKED, NOT_CLICKED)})
 
 
-@case
+@slow_case
 def bernoulli_by_one_hot_product():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(jnp.ones(A), 2.0))
@@ -195,7 +196,7 @@ def bernoulli_of_the_complement_under_a_uniform_prior():
     return Case(program, CLICKS, {"miss": beta(NOT_CLICKED, CLICKED)})
 
 
-@case
+@slow_case
 def bernoulli_of_twice_a_uniform_on_the_lower_half():
     def program(arm):
         half = numpyro.sample("half", dist.Uniform(0.0, 0.5).expand([A]))
@@ -285,7 +286,7 @@ def poisson_of_a_power_of_a_weibull():
     return Case(program, COUNTS, {"z": gamma(1.0 + per_arm(COUNTS), 1.0 / 8.0 + per_arm(1.0), 3.0)})
 
 
-@case
+@slow_case
 def exponential_waiting_time():
     def program(arm):
         with numpyro.plate("arms", A):
@@ -373,7 +374,7 @@ def rayleigh_with_its_scale_a_root_of_an_inverse_gamma():
     return Case(program, AMOUNTS, {"scale": gamma(3.0 + per_arm(1.0), 2.0 + per_arm(AMOUNTS**2) / 2, -2.0)})
 
 
-@case
+@slow_case
 def normal_with_known_noise():
     def program(arm):
         with numpyro.plate("arms", A):
@@ -716,7 +717,7 @@ def an_outcome_that_regresses_on_an_earlier_one():
     return Case(program, {"click": CLICKS, "value": REALS}, expected, outcomes=("click", "value"))
 
 
-@case
+@slow_case
 def a_factor_in_the_prior_counts_once():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]))
@@ -766,7 +767,7 @@ def outcomes_masked_by_context():
     return Case(program, COUNTS, expected, EXPOSURE)
 
 
-@case
+@slow_case
 def a_branch_on_the_context():
     def program(arm, context):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([A]))

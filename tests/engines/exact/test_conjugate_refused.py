@@ -24,7 +24,10 @@ CASES: list[Any] = []
 def near_miss(
     reason: str, *, is_slow: bool = False, error: type[ValueError] = NotConjugate, **settings: Any
 ) -> Callable:
-    """Register a program with a word of the reason for which it must be refused."""
+    """Register a program with a word of the reason for which it must be refused.
+
+    The default run has at least one program for every reason; further programs of a reason are slow.
+    """
 
     def register(program: Callable) -> Callable:
         marks = [pytest.mark.slow] if is_slow else []
@@ -76,7 +79,7 @@ def square_root_link(arm):
     bernoulli(jnp.sqrt(rates())[arm])
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def link_with_a_power_close_to_one(arm):
     bernoulli(rates()[arm] ** 1.0001)
 
@@ -93,7 +96,7 @@ def logistic_regression(arm, context):
     numpyro.sample("reward", dist.Bernoulli(logits=(weight[arm] * context).sum(-1)))
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def logits_that_are_gaussian(arm):
     numpyro.sample("reward", dist.Bernoulli(logits=reals()[arm]))
 
@@ -126,7 +129,7 @@ def odds_that_are_gamma(arm):
     bernoulli(odds / (1.0 + odds))
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def noisy_channel(arm):
     bernoulli(0.9 * rates()[arm] + 0.05)
 
@@ -136,7 +139,7 @@ def probability_that_exceeds_one(arm):
     bernoulli(2.0 * rates()[arm])
 
 
-@near_miss("not affine|couples")
+@near_miss("not affine|couples", is_slow=True)
 def product_of_gaussians(arm):
     normal(reals("first")[arm] * reals("second")[arm])
 
@@ -229,7 +232,7 @@ def branch_on_a_latent(arm):
     normal(jax.lax.cond(mean > 5.0, lambda z: z**2, lambda z: z, mean) + 0.0 * arm)
 
 
-@near_miss("logarithm|comparison")
+@near_miss("logarithm|comparison", is_slow=True)
 def branch_by_a_test_for_nan(arm):
     rate = rates()[arm]
     bernoulli(jnp.where(jnp.isnan(jnp.log(0.999 - rate)), rate**2, rate))
@@ -298,7 +301,7 @@ def flat(x):
 flat.defvjp(lambda x: (flat(x), None), lambda _, g: (jnp.zeros_like(g),))
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def conjugate_value_with_a_wrong_slope(arm):
     normal(scaled_slope(reals()[arm]))
 
@@ -377,7 +380,7 @@ def zero_inflated_poisson(arm):
     numpyro.sample("reward", dist.ZeroInflatedPoisson(0.3, gammas()[arm]))
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def student_noise_with_many_degrees_of_freedom(arm):
     numpyro.sample("reward", dist.StudentT(1e6, reals()[arm], 1.0))
 
@@ -447,7 +450,7 @@ def standard_deviation_under_an_inverse_gamma(arm):
     normal(0.0, sd[arm])
 
 
-@near_miss("not affine|inside")
+@near_miss("not affine|inside", is_slow=True)
 def merged_categories(arm):
     probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones((A, 3))).to_event(1))[arm]
     merged = jnp.stack([probs[:, 0] + probs[:, 1], probs[:, 2]], axis=-1)
@@ -470,7 +473,7 @@ def outcome_masked_by_a_latent(arm):
 # Priors of another family
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def truncated_normal_prior(arm):
     mean = numpyro.sample("mean", dist.TruncatedNormal(0.0, 1.0, low=-9.0).expand([A]))
     normal(mean[arm])
@@ -568,7 +571,7 @@ def mean_scaled_by_the_variance(arm):
     normal(mean[arm], jnp.sqrt(variance[arm]))
 
 
-@near_miss("couples")
+@near_miss("couples", is_slow=True)
 def variance_of_the_next_arm(arm):
     variance = numpyro.sample("variance", dist.InverseGamma(2.0, 1.0).expand([A]))
     mean = numpyro.sample("mean", dist.Normal(0.0, jnp.sqrt(variance)))
@@ -641,7 +644,7 @@ def conjugate_for_one_reward_alone(arm):
     numpyro.sample("reward", OneSided(rates()[arm]))
 
 
-@near_miss("comparison|where")
+@near_miss("comparison|where", is_slow=True)
 def not_analytic_for_one_reward(arm):
     numpyro.sample("reward", Kinked(rates()[arm]))
 
@@ -671,7 +674,7 @@ def bent_beyond_a_narrow_prior(arm):
     normal(jnp.sin(mean[arm]), 1e-9)
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def student_above_a_tight_hierarchy(arm):
     parent = numpyro.sample("parent", dist.StudentT(3.0, 0.0, 1.0))
     normal(numpyro.sample("mean", dist.Normal(parent, 1e-5).expand([A]))[arm])
@@ -696,7 +699,7 @@ def a_hierarchy_tighter_than_float64(arm):
     normal(numpyro.sample("mean", dist.Normal(parent, 1e-8).expand([A]))[arm])
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def a_bend_at_a_distant_place(arm):
     normal(jnp.sqrt((reals()[arm] - 500.0) ** 2 + 1e-6), 0.7)
 
@@ -760,7 +763,7 @@ def an_exponential_that_the_example_multiplies_by_zero(arm, context):
     normal(reals("a")[arm] * context[:, 0] + jnp.exp(reals("b")[arm]) * context[:, 1])
 
 
-@near_miss("sigmoid|not affine|prove", context=np.array(0))
+@near_miss("sigmoid|not affine|prove", context=np.array(0), is_slow=True)
 def a_logistic_slope_at_an_integer_zero(arm, context):
     numpyro.sample("reward", dist.Bernoulli(logits=reals("slope")[arm] * context))
 
@@ -793,7 +796,7 @@ def chain(arm: Any, share: Callable[[Any], Any], is_second_kept: bool = True) ->
     numpyro.sample("n2", dist.Binomial(left, share(p)))
 
 
-@near_miss("not affine", outcomes=("n1", "n2"))
+@near_miss("not affine", outcomes=("n1", "n2"), is_slow=True)
 def a_chain_that_forgets_what_is_gone(arm):
     chain(arm, lambda p: p[:, 1])
 
