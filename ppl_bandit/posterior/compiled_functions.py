@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.engines.decide import decide
-from ppl_bandit.numerics.random_bits import fold_key
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -219,4 +218,4 @@ def _unpacked(stored: Any) -> Any:
 
 def _key(seed: Any, purpose: int, number: Any) -> Array:
     """Return the random key of a purpose for the number of a decision or of the rows seen."""
-    return fold_key(seed, 4 * number + purpose)
+    return jr.fold_in(jr.key(seed, impl="threefry2x32"), 4 * number + purpose)

@@ -81,7 +81,11 @@ def explain_conjugate(
         infinite: which expected rewards have an infinite expectation, in words; "" for none.
     """
     sites = {site.name: family_name(layout, site) for site in layout.sites}
-    lines = [f"{program_name(model)}: EXACT. Every posterior is in closed form; draws are exact and independent.", ""]
+    lines = [
+        f"{program_name(model)}: EXACT. Every posterior is in closed form; draws are independent.",
+        "Rounding changes the distribution function of a draw by less than 1e-5.",  # see `numerics.sampling`
+        "",
+    ]
     for site in layout.sites:
         count = f", {site.size} elements" if site.size > 1 else ""
         lines.append(f"  {site.name}: {sites[site.name]}{count}")

@@ -18,7 +18,7 @@ _KEY_ORDER += [kind for kind in FAMILIES if kind not in _KEY_ORDER]
 
 
 def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> Draws:
-    """Draw from a posterior: {site: (M, ...)}, exact and independent."""
+    """Draw from a posterior: {site: (M, ...)}; the draws are independent."""
     return _draw(layout, key, posterior, num_samples, (num_samples,))
 
 

@@ -1,26 +1,15 @@
-"""The random bits are the documented hash."""
+"""Normal numbers are the quantiles of their bits."""
 
 import jax
-import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import erfcinv
+from scipy.special import erfcinv, ndtr
 
-from ppl_bandit.numerics.random_bits import threefry, to_normal
-
-
-def test_the_random_bits_are_those_of_jax():
-    words = jnp.uint32(7), jnp.uint32(11)
-    index, attempt = jnp.arange(50, dtype=jnp.uint32), jnp.uint32(3)
-    operands = (jnp.broadcast_to(operand, index.shape) for operand in (*words, index, attempt))
-    for ours, theirs in zip(
-        threefry(words, index, attempt), jax.extend.random.threefry2x32_p.bind(*operands), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
+from ppl_bandit.numerics.random_bits import to_normal
 
 
 def test_normal_draws_are_the_quantiles_of_their_bits():
-    """To a millionth, and beyond eight standard deviations: as far as double precision tells 1 - p from 1."""
+    """Within a relative error of 2e-6, up to more than eight standard deviations."""
     rng = np.random.default_rng(0)
     high = rng.integers(0, 1 << 32, size=100_000, dtype=np.uint32)
     low = rng.integers(0, 1 << 32, size=100_000, dtype=np.uint32)
@@ -38,3 +27,4 @@ def test_normal_draws_are_the_quantiles_of_their_bits():
         found = to_normal(jnp.asarray(high), jnp.asarray(low), jnp.float64)
     assert np.abs(exact).max() > 8.1
     np.testing.assert_allclose(found, exact, rtol=2e-6)
+    assert np.abs(ndtr(found) - ndtr(exact)).max() < 1e-7
