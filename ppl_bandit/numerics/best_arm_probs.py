@@ -32,9 +32,11 @@ from ppl_bandit.types import BestArmMoments
 __all__ = ["best_arm_moments", "best_arm_probs"]
 
 _NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 96}  # of each arm's cdf; Student-t laws have the longest tails
-_GRID_SIZE = 1024  # nodes of all arms together, at most, but for the least number of an arm
-_NUM_NODES = {LOGIT: 14, LOG: 20, IDENTITY: 40}  # of an arm, in the grid
-_FEWEST_NODES = 8
+_GRID_SIZE = 192  # nodes of all arms together, at most
+_NUM_NODES = {LOGIT: 14, LOG: 20, IDENTITY: 28}  # of an arm, in the grid
+_NUM_COARSE_NODES = 64  # that tell roughly how often each of many arms wins
+_NEGLIGIBLE = 1e-12  # probability of a range of values that the grid may leave out
+_MAX_COUNTED = 200  # values that are ranked by counting, which takes less time than sorting them
 _GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread
 _HIGHEST = jax.lax.Precision.HIGHEST  # the default precision of a matrix product is 10 bits on some devices
 
@@ -114,8 +116,9 @@ def _integrate(law: MarginalLaw, allowed: Bool[Array, " A"], *, is_whole: bool =
         The probability that each arm is best with a value in each interval, (A, n - 1); the grid, (n,); and on it, (A, n), each
         arm's cdf, its density, and the density of its being best.
     """
-    points = _grid(law, allowed, is_whole=is_whole)
-    below, density = cdf_and_density(law, tabulate(law, _NUM_TABLE_NODES[law.kind]), points[None])
+    table = tabulate(law, _NUM_TABLE_NODES[law.kind])
+    points = _grid(law, table, allowed, is_whole=is_whole)
+    below, density = cdf_and_density(law, table, points[None])
     below, density = jnp.where(allowed[:, None], below, 1.0), jnp.where(allowed[:, None], density, 0.0)
     # The values are computed before sorting, and sorted with their points: XLA would compute them again for every slice.
     rows = jnp.concatenate([points[None], below, density]).T
@@ -148,10 +151,9 @@ def _limited_slopes(
     return jnp.minimum(slopes[:, :-1] * length, 3.0 * rise), jnp.minimum(slopes[:, 1:] * length, 3.0 * rise)
 
 
-def _grid(law: MarginalLaw, allowed: Bool[Array, " A"], *, is_whole: bool) -> Float[Array, " n"]:
-    """Return nodes of all arms, in any order."""
-    num_arms = law.centre.size
-    num = max(_FEWEST_NODES, min(_NUM_NODES[law.kind], _GRID_SIZE // num_arms))
+def _grid(law: MarginalLaw, table: Any, allowed: Bool[Array, " A"], *, is_whole: bool) -> Float[Array, " n"]:
+    """Return nodes of all arms, in any order; where there are many arms, those nodes at which the best arm is decided."""
+    num_arms, num = law.centre.size, _NUM_NODES[law.kind]
     is_rising = law.slope * law.power > 0
     first, last = jnp.where(is_rising, -law.low, law.high), jnp.where(is_rising, law.high, -law.low)
     ends = to_common_scale(law, jnp.stack([first, last], axis=1))
@@ -166,12 +168,41 @@ def _grid(law: MarginalLaw, allowed: Bool[Array, " A"], *, is_whole: bool) -> Fl
     parts = jnp.asarray((np.arange(num) + shifts[:, None]) / num, law.centre.dtype)
     nodes = to_common_scale(law, first[:, None] + (last - first)[:, None] * parts)
     nodes = jnp.where(allowed[:, None], jnp.clip(nodes, start, stop), stop)
+    if nodes.size > _GRID_SIZE:
+        nodes = _decisive_nodes(law, table, allowed, nodes, start if is_whole else None)
     return jnp.concatenate([jnp.stack([start, stop]), nodes.ravel()])
 
 
+def _decisive_nodes(
+    law: MarginalLaw, table: Any, allowed: Bool[Array, " A"], nodes: Float[Array, "A k"], start: Array | None
+) -> Float[Array, " n"]:
+    """Choose nodes that the largest variable can reach, more of them from arms that are likely to be best.
+
+    A few nodes give roughly the probability of each arm to be best. Two well-known arms among a hundred others have few of all
+    nodes and may decide alone; a hundred well-known arms have nearly all nodes and may lie below two others.
+
+    Args:
+        start: keep the nodes from here on; None leaves out those below which the largest variable certainly is not.
+    """
+    values = nodes.ravel()
+    coarse = jnp.sort(values[np.linspace(0, values.size - 1, _NUM_COARSE_NODES).round().astype(int)])
+    below = jnp.where(allowed[:, None], cdf_and_density(law, table, coarse[None])[0], 1.0)
+    positive = jnp.maximum(below, float(jnp.finfo(below.dtype).tiny) ** 0.8)
+    product = jnp.prod(positive, axis=0)
+    others = product / positive
+    wins = jnp.sum(jnp.diff(below) * 0.5 * (others[:, 1:] + others[:, :-1]), axis=1)
+    if start is None:
+        start = jnp.max(jnp.where(product < _NEGLIGIBLE, coarse, coarse[0]))
+    # The square root: an arm that wins once in a hundred times gets a tenth of the nodes of one that always wins.
+    weights = jnp.where(nodes >= start, jnp.sqrt(jnp.maximum(wins, 0.0) + _NEGLIGIBLE)[:, None], 0.0)
+    passed = jnp.cumsum(weights.ravel())
+    index = jnp.searchsorted(passed, passed[-1] * np.linspace(0.0, 1.0, _GRID_SIZE))
+    return values[jnp.minimum(index, values.size - 1)]
+
+
 def _ranks(values: Float[Array, " n"]) -> Int[Array, " n"]:
-    """Return the rank of each number; of a hundred or fewer by counting, in a quarter of the time of sorting them."""
-    if values.size > 100:
+    """Return the rank of each number; of few numbers by counting, in a quarter of the time of sorting them."""
+    if values.size > _MAX_COUNTED:
         return jnp.argsort(jnp.argsort(values))
     is_earlier = np.tri(values.size, k=-1, dtype=bool)
     is_less = (values < values[:, None]) | ((values == values[:, None]) & is_earlier)
