@@ -1,13 +1,12 @@
-"""Gaussian precisions of an arrow's shape: many small groups of rows that meet in a few common ones, and nowhere else.
+"""Gaussian precision matrices with block-arrow sparsity: many small groups of rows that are coupled to a few common rows only.
 
 A hierarchy over a hundred arms has a precision matrix of 101 rows, of which all but 301 entries are 0, whatever is observed.
-Eliminating the arms first leaves them 0 (no fill-in), so that the integral, the mean and draws take as many operations as there
-are arms. A matrix without such a shape is all core.
+Eliminating the arms first creates no other entries (no fill-in), so that the integral, the mean and draws take time linear in
+the number of arms. A matrix without this structure is all core.
 
-Axes after those that are named go over a batch. They come last, so that loops over a thousand particles are the innermost ones.
+Axes after the named ones are batch axes. They come last, so that loops over a thousand particles are the innermost ones.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,24 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.runtime.unrolled_reductions import sum_along
-
 __all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "steps_along", "times"]
 
-_ROUNDINGS = 32.0  # a pivot that is this many roundings of what it was left over from is known to 3%
-_IN_PANELS = (
-    24  # rows up to which no library is called: it is faster below, and the program short enough to be compiled
+_MIN_PIVOT = (
+    32.0  # in roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%
 )
-_UNROLLED = 8  # rows whose factor is written out at a time: no call per matrix, and one fused loop over a batch
+_MAX_UNROLLED = (
+    24  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK one by one
+)
 
 
 class Arrow(NamedTuple):
-    """Symmetric matrices, (R, S, S), S = L s + c, of which L groups of s rows have entries with themselves and the last c rows.
+    """Symmetric matrices, (R, S, S), S = L s + c: L groups of s rows are coupled within themselves and with the last c rows.
 
     Attributes:
-        leaves: of each group with itself.
-        cross: of each group with the core.
-        core: of the last rows with themselves.
+        leaves: entries of each group with itself.
+        cross: entries of each group with the core.
+        core: entries of the last rows with themselves.
     """
 
     leaves: Float[Array, "R L s s ..."]
@@ -40,26 +38,30 @@ class Arrow(NamedTuple):
     core: Float[Array, "R c c ..."]
 
 
-class _Eliminated(NamedTuple):
-    """Factors of leaves and core, and what elimination makes of the cross entries and a right-hand side."""
-
-    leaf: "_Factor"
-    cross: Array
-    leaf_side: Array
-    core: "_Factor"
-    core_side: Array
-
-
 class _Factor(NamedTuple):
-    """Matrices as K diag(pivots) K', K with ones on its diagonal: rows of what is left of it, three parts, or one array."""
+    """A factorization K diag(pivots) K' with unit lower triangular K.
 
-    lower: Any
+    Attributes:
+        upper: the rows of K' right of the diagonal; one array of all K if LAPACK computed it.
+        pivots: positive for a positive definite matrix.
+    """
+
+    upper: list[Array] | Array
     pivots: Array
-    inverses: Array
+
+
+class _Eliminated(NamedTuple):
+    """Factors of leaves and core, with the cross entries and a right-hand side multiplied by inverse(K)."""
+
+    leaf: _Factor
+    cross: Array
+    leaf_rhs: Array
+    core: _Factor
+    core_rhs: Array
 
 
 def as_arrow(matrix: Any, num_leaves: int, leaf_size: int) -> Arrow:
-    """Return the entries of matrices, (R, S, S), that an arrow has; the others are taken to be 0."""
+    """Return the entries that an arrow holds of matrices, (R, S, S); the others are taken to be 0."""
     (num, size, _), first_core = matrix.shape, num_leaves * leaf_size
     by_leaf = matrix[:, :first_core].reshape(num, num_leaves, leaf_size, size)
     own = by_leaf[..., :first_core].reshape(num, num_leaves, leaf_size, num_leaves, leaf_size)
@@ -69,7 +71,7 @@ def as_arrow(matrix: Any, num_leaves: int, leaf_size: int) -> Arrow:
 
 
 def as_matrix(arrow: Arrow) -> Float[Array, "R S S"]:
-    """Return arrows, without a batch, with their zeros."""
+    """Return arrows without batch axes as dense matrices."""
     num, num_leaves, size, num_core = arrow.cross.shape
     each, first_core = np.arange(num_leaves), num_leaves * size
     corner = jnp.zeros((num, num_leaves, size, num_leaves, size), arrow.core.dtype)
@@ -80,11 +82,10 @@ def as_matrix(arrow: Arrow) -> Float[Array, "R S S"]:
 
 def times(arrow: Arrow, vectors: Float[Array, "R S ..."]) -> Float[Array, "R S ..."]:
     """Return the product of each matrix with its vector."""
-    leaf, core = _parted(arrow, vectors)
-    by_leaf = sum_along(arrow.leaves * leaf[:, :, None], 3) + sum_along(arrow.cross * core[:, None, None], 3)
-    from_leaves = sum_along(_flat(arrow.cross * leaf[:, :, :, None], 2), 1)
-    by_core = from_leaves + sum_along(arrow.core * core[:, None], 2)
-    return _joined(by_leaf, by_core)
+    leaf, core = _split(arrow, vectors)
+    by_leaf = jnp.sum(arrow.leaves * leaf[:, :, None], axis=3) + jnp.sum(arrow.cross * core[:, None, None], axis=3)
+    by_core = jnp.sum(arrow.cross * leaf[:, :, :, None], axis=(1, 2)) + jnp.sum(arrow.core * core[:, None], axis=2)
+    return _join(by_leaf, by_core)
 
 
 def gaussian_integral(
@@ -92,47 +93,45 @@ def gaussian_integral(
 ) -> tuple[Float[Array, "R ..."], Float[Array, "R ..."]]:
     """Return linear' inverse(matrix) linear / 2 and the log determinant of each matrix.
 
-    They are nan where a matrix is not positive, and where its conditioning leaves a pivot no more than rounding: in single
-    precision a hierarchy whose spread is a thousandth of its scale. A number made of rounding would draw particles there.
+    Both matter only where the matrix is positive definite. The log determinant is nan where it is not, and where a pivot is
+    of the size of its rounding error: in single precision, for a hierarchy whose spread is a thousandth of its scale. Particles
+    would otherwise be attracted by a value that consists of rounding.
     """
     parts = _eliminate(arrow, linear)
-    smallest = _ROUNDINGS * jnp.finfo(linear.dtype).eps
-    gains, pivots = [], []
-    for factor, side, matrix, axis in (
-        (parts.leaf, parts.leaf_side, arrow.leaves, 2),
-        (parts.core, parts.core_side, arrow.core, 1),
+    smallest = _MIN_PIVOT * jnp.finfo(linear.dtype).eps
+    gain = log_det = jnp.zeros((), linear.dtype)
+    for factor, rhs, matrix, axis in (
+        (parts.leaf, parts.leaf_rhs, arrow.leaves, 2),
+        (parts.core, parts.core_rhs, arrow.core, 1),
     ):
-        if side.size:
-            at = (slice(None),) * axis
-            diagonal = _stacked([matrix[(*at, i, i)] for i in range(matrix.shape[axis])], axis)
-            known = jnp.where(factor.pivots > smallest * diagonal, factor.pivots, jnp.nan)
-            gains.append(0.5 * sum_along(_flat(side * side * factor.inverses, axis), 1))
-            pivots.append(_flat(known, axis))
-    log_dets = [sum_along(jnp.log(known), 1) for known in pivots]
-    return sum(gains[1:], start=gains[0]), sum(log_dets[1:], start=log_dets[0])
+        if rhs.size:
+            known = jnp.where(factor.pivots > smallest * _diagonal(matrix, axis), factor.pivots, jnp.nan)
+            gain += 0.5 * jnp.sum(rhs * rhs / factor.pivots, axis=tuple(range(1, axis + 1)))
+            log_det += jnp.sum(jnp.log(known), axis=tuple(range(1, axis + 1)))
+    return gain, log_det
 
 
 def solve(arrow: Arrow, rhs: Float[Array, "R S ..."]) -> Float[Array, "R S ..."]:
     """Return inverse(matrix) rhs of each matrix."""
     parts = _eliminate(arrow, rhs)
-    return _substitute(parts, parts.leaf_side * parts.leaf.inverses, parts.core_side * parts.core.inverses)
+    return _substitute(parts, parts.leaf_rhs / parts.leaf.pivots, parts.core_rhs / parts.core.pivots)
 
 
 def steps_along(arrow: Arrow, noise: Float[Array, "R S ..."]) -> Float[Array, "R S ..."]:
-    """Turn standard normal numbers into draws whose precision each matrix is."""
+    """Transform standard normal numbers to draws with mean 0 whose precision matrices are the given ones."""
     parts = _eliminate(arrow, jnp.zeros_like(noise))
-    leaf, core = _parted(arrow, noise)
-    return _substitute(parts, leaf * jnp.sqrt(parts.leaf.inverses), core * jnp.sqrt(parts.core.inverses))
+    leaf, core = _split(arrow, noise)
+    return _substitute(parts, leaf / jnp.sqrt(parts.leaf.pivots), core / jnp.sqrt(parts.core.pivots))
 
 
-def _parted(arrow: Arrow, vectors: Array) -> tuple[Float[Array, "R L s ..."], Float[Array, "R c ..."]]:
+def _split(arrow: Arrow, vectors: Array) -> tuple[Float[Array, "R L s ..."], Float[Array, "R c ..."]]:
     num, num_leaves, size, _ = arrow.cross.shape[:4]
     first_core = num_leaves * size
     leaf = vectors[:, :first_core].reshape(num, num_leaves, size, *vectors.shape[2:])
     return leaf, vectors[:, first_core:]
 
 
-def _joined(leaf: Float[Array, "R L s ..."], core: Float[Array, "R c ..."]) -> Float[Array, "R S ..."]:
+def _join(leaf: Float[Array, "R L s ..."], core: Float[Array, "R c ..."]) -> Float[Array, "R S ..."]:
     if not leaf.size:
         return core
     num, num_leaves, size = leaf.shape[:3]
@@ -140,136 +139,110 @@ def _joined(leaf: Float[Array, "R L s ..."], core: Float[Array, "R c ..."]) -> F
 
 
 def _eliminate(arrow: Arrow, rhs: Float[Array, "R S ..."]) -> _Eliminated:
-    """Eliminate the leaves, all at once, and then the core."""
-    leaf, core_side = _parted(arrow, rhs)
-    cross, core, by_leaf = arrow.cross, arrow.core, _Factor([], leaf, leaf)
-    if leaf.size:
-        by_leaf, (cross, leaf) = _factorize(arrow.leaves, 2, cross, leaf)
-        scaled = cross * by_leaf.inverses[:, :, :, None]
-        # Products and sums, not matrix products: a batch of small ones is a call each.
-        core = core - sum_along(_flat(scaled[:, :, :, :, None] * cross[:, :, :, None], 2), 1)
-        core_side = core_side - sum_along(_flat(scaled * leaf[:, :, :, None], 2), 1)
-    by_core, (core_side,) = _factorize(core, 1, core_side)
-    return _Eliminated(by_leaf, cross, leaf, by_core, core_side)
+    """Eliminate all leaves at once, and then the core."""
+    leaf_rhs, core_rhs = _split(arrow, rhs)
+    cross, core, by_leaf = arrow.cross, arrow.core, _Factor([], leaf_rhs)
+    if leaf_rhs.size:
+        by_leaf, (cross, leaf_rhs) = _factorize(arrow.leaves, 2, cross, leaf_rhs[:, :, :, None])
+        leaf_rhs = leaf_rhs[:, :, :, 0]
+        # Sums of products: XLA runs a batch of small matrix products as one library call each.
+        scaled = cross / by_leaf.pivots[:, :, :, None]
+        core = core - jnp.sum(scaled[:, :, :, :, None] * cross[:, :, :, None], axis=(1, 2))
+        core_rhs = core_rhs - jnp.sum(scaled * leaf_rhs[:, :, :, None], axis=(1, 2))
+    by_core, (core_rhs,) = _factorize(core, 1, core_rhs[:, :, None])
+    return _Eliminated(by_leaf, cross, leaf_rhs, by_core, core_rhs[:, :, 0])
 
 
 def _substitute(parts: _Eliminated, leaf: Array, core: Array) -> Float[Array, "R S ..."]:
-    """Go back from the core to the leaves."""
-    core = _solve_back(parts.core.lower, 1, core)
+    """Solve back from the core to the leaves."""
+    core = _solve_back(parts.core.upper, core, 1)
     if leaf.size:
-        pull = sum_along(parts.cross * core[:, None, None], 3) * parts.leaf.inverses
-        leaf = _solve_back(parts.leaf.lower, 2, leaf - pull)
-    return _joined(leaf, core)
+        from_core = jnp.sum(parts.cross * core[:, None, None], axis=3) / parts.leaf.pivots
+        leaf = _solve_back(parts.leaf.upper, leaf - from_core, 2)
+    return _join(leaf, core)
 
 
 def _factorize(matrix: Array, axis: int, *sides: Array) -> tuple[_Factor, list[Array]]:
-    """Return the factor of matrices, and inverse(K) sides.
+    """Factorize matrices by Gaussian elimination.
 
     Args:
-        axis: of the matrix's rows; its columns come next. Sides have it too, and may have one more after it.
+        matrix: its rows lie along `axis`, its columns along the next.
+        sides: columns to multiply by inverse(K), in the same layout.
+
+    Returns:
+        The factor, and inverse(K) side for each side.
     """
     size = matrix.shape[axis]
-    if size > _UNROLLED:
-        way = _factorize_in_panels if size <= _IN_PANELS else _factorize_one_by_one
-        return way(matrix, axis, *sides)
-    at = (slice(None),) * axis
-    lower: list[list[Array]] = []
-    pivots: list[Array] = []
-    inverses: list[Array] = []
-    found: list[list[Array]] = [[] for _ in sides]
-    for i in range(size):
-        row: list[Array] = []
-        for j in range(i):
-            row.append(sum((-row[k] * lower[j][k] for k in range(j)), start=matrix[(*at, i, j)]))
-        own = [entry * inverse for entry, inverse in zip(row, inverses, strict=True)]
-        pivots.append(sum((-entry * unit for entry, unit in zip(row, own, strict=True)), start=matrix[(*at, i, i)]))
-        inverses.append(1.0 / pivots[i])
-        lower.append(own)
-        for solved, side in zip(found, sides, strict=True):
-            more = side.ndim == matrix.ndim
-            units = [jnp.expand_dims(unit, axis) if more else unit for unit in own]
-            solved.append(sum((-unit * solved[k] for k, unit in enumerate(units)), start=side[(*at, i)]))
-    if not size:  # no core: arrays without elements, of the right shape
-        return _Factor(lower, sides[0], sides[0]), list(sides)
-    factor = _Factor(lower, _stacked(pivots, axis), _stacked(inverses, axis))
-    return factor, [_stacked(solved, axis) for solved in found]
-
-
-def _factorize_in_panels(matrix: Array, axis: int, *sides: Array) -> tuple[_Factor, list[Array]]:
-    """Factorize a few rows, and what is left of the others."""
-    at, few, others = (slice(None),) * axis, slice(None, _UNROLLED), slice(_UNROLLED, None)
-    heads, tails = ([side[(*at, part)] for side in sides] for part in (few, others))
-    first, (cross, *heads) = _factorize(matrix[(*at, few, few)], axis, matrix[(*at, few, others)], *heads)
-    scaled = cross * jnp.expand_dims(first.inverses, axis + 1)
-    rest = matrix[(*at, others, others)] - sum_along(
-        jnp.expand_dims(scaled, axis + 2) * jnp.expand_dims(cross, axis + 1), axis
-    )
-    for number, (head, tail) in enumerate(zip(heads, tails, strict=True)):
-        weights = jnp.expand_dims(scaled, axis + 2) if tail.ndim == matrix.ndim else scaled
-        tails[number] = tail - sum_along(weights * jnp.expand_dims(head, axis + 1), axis)
-    second, tails = _factorize(rest, axis, *tails)
-    both = (
-        jnp.concatenate(parts, axis=axis)
-        for parts in ((first.pivots, second.pivots), (first.inverses, second.inverses))
-    )
-    found = [jnp.concatenate(parts, axis=axis) for parts in zip(heads, tails, strict=True)]
-    return _Factor((first.lower, scaled, second.lower), *both), found
+    if not size:
+        return _Factor([], sides[-1][_at(axis + 1, 0)]), list(sides)
+    if size > _MAX_UNROLLED:
+        return _factorize_one_by_one(matrix, axis, *sides)
+    upper, pivots, solved = [], [], []
+    parts = [matrix, *sides]
+    for _ in range(size):
+        column, parts[0] = parts[0][_at(axis + 1, slice(0, 1))], parts[0][_at(axis + 1, slice(1, None))]
+        pivot, multipliers = column[_at(axis, slice(0, 1))], column[_at(axis, slice(1, None))]
+        multipliers = multipliers / pivot
+        rows, below = ([part[_at(axis, rows)] for part in parts] for rows in (slice(0, 1), slice(1, None)))
+        parts = [part - multipliers * row for part, row in zip(below, rows, strict=True)]
+        pivots.append(pivot)
+        upper.append((rows[0] / pivot)[_at(axis, 0)])
+        solved.append(rows[1:])
+    factor = _Factor(upper, jnp.concatenate(pivots, axis)[_at(axis + 1, 0)])
+    return factor, [jnp.concatenate(rows, axis) for rows in zip(*solved, strict=True)]
 
 
 def _factorize_one_by_one(matrix: Array, axis: int, *sides: Array) -> tuple[_Factor, list[Array]]:
-    """Factorize with a library, matrix by matrix: two calls for a batch, in one program, can wait for each other (`turns`)."""
-    count = math.prod(matrix.shape[:axis] + matrix.shape[axis + 2 :])
-    first = jnp.moveaxis(matrix, (axis, axis + 1), (-2, -1))
-    columns = [jnp.moveaxis(side, axis, -1) for side in sides]
+    """Factorize by LAPACK, one matrix after another.
 
-    def one(given: tuple[Array, list[Array]]) -> tuple[Array, Array, list[Array]]:
+    Two batched calls in one program can wait for each other for ever (`runtime.cpu_threads`).
+    """
+
+    def factorize(given: list[Array]) -> tuple[Array, Array, list[Array]]:
         root = jnp.linalg.cholesky(given[0])
-        diagonal = jnp.diagonal(root)
-        solved = jax.lax.linalg.triangular_solve(root, jnp.stack(given[1], axis=1), left_side=True, lower=True)
-        return root / diagonal, diagonal**2, list((diagonal[:, None] * solved).T)
+        diagonal = jnp.diagonal(root)[:, None]
+        solved = [jax.lax.linalg.triangular_solve(root, side, left_side=True, lower=True) for side in given[1:]]
+        return root / diagonal[:, 0], diagonal**2, [diagonal * side for side in solved]
 
-    flat = first.reshape(count, *first.shape[-2:]), [side.reshape(count, side.shape[-1]) for side in columns]
-    lower, pivots, found = jax.lax.map(one, flat)
-    pivots, *found = (
-        jnp.moveaxis(each.reshape(side.shape), -1, axis)
-        for each, side in zip([pivots, *found], [columns[0], *columns], strict=True)
-    )
-    return _Factor(lower, pivots, 1.0 / pivots), found
+    lower, pivots, solved = jax.lax.map(factorize, [_batch_first(part, axis) for part in (matrix, *sides)])
+    factor = _Factor(lower, _batch_last(pivots, matrix, axis)[_at(axis + 1, 0)])
+    return factor, [_batch_last(side, matrix, axis) for side in solved]
 
 
-def _solve_back(lower: Any, axis: int, rhs: Array) -> Array:
+def _solve_back(upper: list[Array] | Array, rhs: Array, axis: int) -> Array:
     """Return inverse(K') rhs."""
-    size = rhs.shape[axis]
-    if not size:
-        return rhs
-    at = (slice(None),) * axis
-    if isinstance(lower, jax.Array):
-        columns = jnp.moveaxis(rhs, axis, -1)
-        solved = jax.lax.map(_solve_transposed, (lower, columns.reshape(len(lower), size)))
-        return jnp.moveaxis(solved.reshape(columns.shape), -1, axis)
-    if isinstance(lower, tuple):
-        first, scaled, second = lower
-        tail = _solve_back(second, axis, rhs[(*at, slice(_UNROLLED, None))])
-        pull = sum_along(scaled * jnp.expand_dims(tail, axis), axis + 1)
-        head = _solve_back(first, axis, rhs[(*at, slice(None, _UNROLLED))] - pull)
-        return jnp.concatenate([head, tail], axis=axis)
-    found: dict[int, Array] = {}
-    for i in reversed(range(size)):
-        found[i] = sum((-lower[k][i] * found[k] for k in range(i + 1, size)), start=rhs[(*at, i)])
-    return _stacked([found[i] for i in range(size)], axis)
+    if isinstance(upper, jax.Array):
+        columns = jnp.expand_dims(rhs, axis + 1)
+        solved = jax.lax.map(_solve_transposed, (upper, _batch_first(columns, axis)))
+        return _batch_last(solved, columns, axis)[_at(axis + 1, 0)]
+    found = rhs[_at(axis, slice(len(upper), None))]  # empty
+    for i in reversed(range(len(upper))):
+        own = rhs[_at(axis, i)] - jnp.sum(upper[i] * found, axis=axis)
+        found = jnp.concatenate([jnp.expand_dims(own, axis), found], axis=axis)
+    return found
 
 
 def _solve_transposed(given: tuple[Array, Array]) -> Array:
     lower, rhs = given
-    return jax.lax.linalg.triangular_solve(
-        lower, rhs[:, None], left_side=True, lower=True, transpose_a=True, unit_diagonal=True
-    )[:, 0]
+    return jax.lax.linalg.triangular_solve(lower, rhs, left_side=True, lower=True, transpose_a=True, unit_diagonal=True)
 
 
-def _flat(terms: Array, last: int) -> Array:
-    """Return terms with the axes from 1 to `last` as one."""
-    return terms.reshape(terms.shape[0], math.prod(terms.shape[1 : last + 1]), *terms.shape[last + 1 :])
+def _batch_first(matrix: Array, axis: int) -> Float[Array, "B rows columns"]:
+    """Move rows and columns to the end and flatten all other axes."""
+    moved = jnp.moveaxis(matrix, (axis, axis + 1), (-2, -1))
+    return moved.reshape(-1, *moved.shape[-2:])
 
 
-def _stacked(parts: list[Array], axis: int) -> Array:
-    return jnp.expand_dims(parts[0], axis) if len(parts) == 1 else jnp.stack(parts, axis=axis)
+def _batch_last(flat: Float[Array, "B rows columns"], like: Array, axis: int) -> Array:
+    """Undo `_batch_first` for a matrix whose other axes are those of `like`."""
+    others = like.shape[:axis] + like.shape[axis + 2 :]
+    return jnp.moveaxis(flat.reshape(*others, *flat.shape[1:]), (-2, -1), (axis, axis + 1))
+
+
+def _diagonal(matrix: Array, axis: int) -> Array:
+    return jnp.stack([matrix[(*_at(axis, i), i)] for i in range(matrix.shape[axis])], axis)
+
+
+def _at(axis: int, part: int | slice) -> tuple[int | slice, ...]:
+    """Return the index that takes a part along an axis."""
+    return (*(slice(None),) * axis, part)

@@ -1,4 +1,4 @@
-"""Random counts, by inversion: binomial and multinomial draws.
+"""Binomial and multinomial draws, by inversion of the distribution function.
 
 Every function takes a key first and spends it, and runs under `jit`, `vmap` and `scan`.
 """
@@ -11,17 +11,14 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_bandit.numerics.random_bits import as_float, uniform
-from ppl_bandit.runtime.devices import is_on_cpu
-from ppl_bandit.runtime.unrolled_reductions import running_sums, sum_of
 from ppl_bandit.types import Key
 
 __all__ = ["binomial", "multinomial"]
 
-_WIDENINGS = 8  # of a binomial's search, between two looks at whether it is over: looking costs an accelerator dearly
-_TABLED = 16
+_NUM_TABULATED = 16
 _STIRLING_ERRORS = tuple(
     0.0 if n == 0 else math.lgamma(n + 1) - (n + 0.5) * math.log(n) + n - 0.5 * math.log(2 * math.pi)
-    for n in range(_TABLED)
+    for n in range(_NUM_TABULATED)
 )
 
 _Search: TypeAlias = tuple[Array, Array, Array, Array, Array]
@@ -30,7 +27,7 @@ _Search: TypeAlias = tuple[Array, Array, Array, Array, Array]
 def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> Float[Array, "..."]:
     """Draw Binomial(num, prob) variables, as floats.
 
-    By inversion from the mode outwards: a handful of standard deviations of additions, all elements in lockstep.
+    The search starts at the mode and adds probabilities outwards, for all elements together.
 
     Args:
         num: whole numbers of at least 0; broadcasts against `prob`.
@@ -42,19 +39,21 @@ def binomial(key: Key, num: Float[Array, "..."], prob: Float[Array, "..."]) -> F
 
 
 def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, " K"]:
-    """Draw the counts of `num` independent draws from Cat(probs), as floats: one binomial after another.
+    """Draw the counts of `num` independent draws from Cat(probs), as floats.
+
+    Each count is binomial given the counts before it.
 
     Args:
-        probs: nonnegative, and sum to 1; what is not a number leaves none of the counts one.
+        probs: nonnegative, and sum to 1; if one of them is nan, all counts are.
     """
     probs = as_float(probs)
-    later = running_sums(probs[::-1])[::-1]  # of this category and those after it
+    later = jnp.cumsum(probs[::-1])[::-1]  # probability of this category and those after it
     shares = jnp.where(later > 0, probs / jnp.where(later > 0, later, 1.0), 0.0)
-    unknown = 0.0 * sum_of(probs)
+    zero_or_nan = 0.0 * jnp.sum(probs)
     left = jnp.asarray(num, probs.dtype)
     uniforms = uniform(key, (probs.size - 1,), probs.dtype)
     if probs.size == 2:
-        first = _binomial(uniforms[0], left, jnp.clip(shares[0], 0.0, 1.0)) + unknown
+        first = _binomial(uniforms[0], left, jnp.clip(shares[0], 0.0, 1.0)) + zero_or_nan
         return jnp.stack([first, num - first])
 
     def take(left: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -62,7 +61,7 @@ def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, "
         return left - count, count
 
     left, counts = lax.scan(take, left, (uniforms, shares[:-1]))
-    return jnp.append(counts, left) + unknown
+    return jnp.append(counts, left) + zero_or_nan
 
 
 def _binomial(quantile: Array, num: Array, prob: Array) -> Array:
@@ -81,47 +80,39 @@ def _binomial(quantile: Array, num: Array, prob: Array) -> Array:
         found = jnp.where(is_open & (rest < above), up, found)
         found = jnp.where((found < 0) & (rest < above + below), down, found)
         rest = jnp.where(is_open, rest - above - below, rest)
-        # At most num values are left, none of them likelier than these two. What all of them cannot use up is a rounding
-        # error, and belongs to the mode: one element that ran to the ends of its range would hold up all others.
+        # At most num values are left, none of them likelier than these two. A rest that exceeds their sum is a rounding error
+        # and goes to the mode; otherwise one element would search to the ends of its range while all others wait.
         found = jnp.where((found < 0) & (rest >= num * (above + below)), mode, found)
         return distance + 1.0, rest, above, below, found
 
     first = jnp.where(quantile < at_mode, mode, -1.0)
     start = (jnp.ones_like(prob), quantile - at_mode, at_mode, at_mode, first)
 
-    # A small loop is one piece of machine code on a CPU.
-    num_widenings = 1 if is_on_cpu() else _WIDENINGS
-
-    def widen_often(state: _Search) -> _Search:
-        for _ in range(num_widenings):
-            state = widen(state)
-        return state
-
-    found = lax.while_loop(lambda state: jnp.any(state[-1] < 0), widen_often, start)[-1]
+    found = lax.while_loop(lambda state: jnp.any(state[-1] < 0), widen, start)[-1]
     return jnp.where(prob <= 0, 0.0, jnp.where(prob >= 1, num, found))
 
 
 def _binomial_mass_near_mean(count: Array, num: Array, prob: Array) -> Array:
     """Return the probability of `count`, within one of its mean, under Binomial(num, prob), to full relative precision.
 
-    By Loader (2000, "Fast and accurate computation of binomial probabilities"): what Stirling's formula lacks of each
-    factorial, and the deviance. Log factorials themselves are thousands, and their difference keeps few digits.
+    Follows Loader (2000, "Fast and accurate computation of binomial probabilities"): the error of Stirling's formula for each
+    factorial, and the deviance. The difference of log factorials, which are thousands, would keep few digits.
     """
     others = num - count
-    lacking = _stirling_error(num) - _stirling_error(count) - _stirling_error(others)
+    correction = _stirling_error(num) - _stirling_error(count) - _stirling_error(others)
     deviance = _deviance(count, num * prob) + _deviance(others, num * (1.0 - prob))
-    inner = jnp.sqrt(num / (2.0 * jnp.pi * jnp.maximum(count * others, 1.0))) * jnp.exp(lacking - deviance)
+    inner = jnp.sqrt(num / (2.0 * jnp.pi * jnp.maximum(count * others, 1.0))) * jnp.exp(correction - deviance)
     edge = jnp.exp(num * jnp.where(count == 0, jnp.log1p(-prob), jnp.log(prob)))
     return jnp.where((count == 0) | (others == 0), edge, inner)
 
 
 def _stirling_error(num: Array) -> Array:
-    """Return log(n!) less Stirling's formula for it, for whole n."""
-    inverse = 1.0 / jnp.maximum(num, float(_TABLED))
+    """Return log(n!) minus Stirling's formula, for whole n."""
+    inverse = 1.0 / jnp.maximum(num, float(_NUM_TABULATED))
     square = inverse * inverse
     series = inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188))))
-    tabled = jnp.asarray(_STIRLING_ERRORS, num.dtype)[jnp.clip(num, 0, _TABLED - 1).astype(jnp.int32)]
-    return jnp.where(num < _TABLED, tabled, series)
+    tabulated = jnp.asarray(_STIRLING_ERRORS, num.dtype)[jnp.clip(num, 0, _NUM_TABULATED - 1).astype(jnp.int32)]
+    return jnp.where(num < _NUM_TABULATED, tabulated, series)
 
 
 def _deviance(count: Array, mean: Array) -> Array:

@@ -8,11 +8,10 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import log_ndtr, ndtr
+from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.random_bits import uniform
-from ppl_bandit.runtime.unrolled_reductions import argmax_of, log_sum_exp, max_of, sum_of
 from ppl_bandit.selectors.winner_frequencies import pick_arm, share_equally
 from ppl_bandit.types import Key
 
@@ -43,7 +42,7 @@ def log_false_alarm(probs: Float[Array, " A"], allowed: Bool[Array, " A"]) -> Fl
     Returns:
         The log, -inf when one arm wins every draw or only one is allowed.
     """
-    leader = argmax_of(probs)
+    leader = jnp.argmax(probs)
     is_rival = allowed & (jnp.arange(probs.size) != leader)
     is_favoured = is_rival & (probs > 0)
     mean = jnp.where(is_favoured, probs, 0.5)
@@ -53,8 +52,8 @@ def log_false_alarm(probs: Float[Array, " A"], allowed: Bool[Array, " A"]) -> Fl
     log_outside = jnp.log1p(-ndtr(-mean / scale) - jnp.exp(log_beyond_one))
     # p* <= 1 - p_a keeps the two tails at least a constant factor apart: the difference loses no digits.
     log_tail = log_beyond_leader + jnp.log1p(-jnp.exp(log_beyond_one - log_beyond_leader)) - log_outside
-    num_rivals = jnp.maximum(sum_of(is_rival), 1).astype(probs.dtype)
-    return log_sum_exp(jnp.where(is_favoured, log_tail, -jnp.inf)) - jnp.log(num_rivals)
+    num_rivals = jnp.maximum(jnp.sum(is_rival), 1).astype(probs.dtype)
+    return logsumexp(jnp.where(is_favoured, log_tail, -jnp.inf)) - jnp.log(num_rivals)
 
 
 def draw_mode(
@@ -72,9 +71,9 @@ def draw_mode(
         is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
     """
     arms = jnp.arange(probs.size)
-    leader = argmax_of(probs)
+    leader = jnp.argmax(probs)
     other_probs = jnp.where(arms == leader, 0.0, probs)
-    other_prob = jnp.minimum(sum_of(other_probs), 1.0)
+    other_prob = jnp.minimum(jnp.sum(other_probs), 1.0)
     is_contested = other_prob > 0
     mean_run = -1.0 / jnp.log1p(-jnp.where(is_contested, other_prob, 0.5))
 
@@ -92,8 +91,8 @@ def draw_mode(
 
     start = (jnp.uint32(0), jnp.where(is_contested, 0, num), jnp.zeros(probs.size, num.dtype))
     _, _, counts = jax.lax.while_loop(is_unfinished, draw_next_other, start)
-    counts = jnp.where(arms == leader, num - sum_of(counts), counts)
+    counts = jnp.where(arms == leader, num - jnp.sum(counts), counts)
     if is_lowest_first:
-        return argmax_of(counts)
+        return jnp.argmax(counts)
     uniform_tie = uniform(key, (3,), probs.dtype)[2]  # the loop takes the first two of every turn
-    return pick_arm(uniform_tie, share_equally(counts == max_of(counts), probs.dtype))
+    return pick_arm(uniform_tie, share_equally(counts == jnp.max(counts), probs.dtype))

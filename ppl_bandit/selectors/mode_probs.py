@@ -4,7 +4,7 @@ Let X_b be the number of candidates that fall on arm b. If their total were Pois
 Poisson(N p_b), and arm a would win at level c with probability P(X_a = c) times, for every other arm, P(X_b < c) + s
 P(X_b = c): a tie of t arms is won with probability 1 / (t + 1), the integral of s^t over [0, 1]. Conditioning on the
 total being N reads one coefficient off the generating function in z, by the discrete Fourier transform; all terms stay
-bounded by 1, so nothing overflows or cancels. Where arms and candidates are few, they are counted (`mode_counts`).
+bounded by 1, so nothing overflows or cancels. Few candidates on few arms are enumerated instead (`mode_counts`).
 """
 
 import functools
@@ -13,11 +13,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 from jaxtyping import Array, Complex, Float, Int
 
 from ppl_bandit.runtime.devices import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import sequential_vmap
-from ppl_bandit.runtime.unrolled_reductions import argmax_of, log_sum_exp, max_of, sum_of
 from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
 
 __all__ = ["mode_probs"]
@@ -46,7 +46,7 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
         largest, nodes, weights = _tie_rule(probs.size, is_lowest_first)
         ways = lambda probs, _: probs, functools.partial(mode_probs_of_few, nodes[largest], weights[largest]), by_loops
         bounds = np.array([_largest_single(is_lowest_first), few_candidates(probs.size)])
-        return jax.lax.switch(sum_of(num > bounds), ways, probs, num)
+        return jax.lax.switch(jnp.sum(num > bounds), ways, probs, num)
 
     # Vectorised rows would walk in step: each would pay for the longest of all others' loops.
     way = by_number if probs.size <= _FEW_ARMS else by_loops
@@ -69,7 +69,7 @@ def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first
     is_single = num <= _largest_single(is_lowest_first)
     margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
     is_settled = _log_upset(probs, total) < -margin
-    first, last = _levels(max_of(rates), total, num_arms, margin)
+    first, last = _levels(jnp.max(rates), total, num_arms, margin)
     last = jnp.where(is_settled | is_single, 0, last)
     num_chunks = jnp.ceil(_spread(total, margin) / (2 * chunk_size)).astype(int)
     orders, *rule = _tie_rule(num_arms, is_lowest_first)
@@ -106,17 +106,17 @@ def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first
 
     won = jax.lax.fori_loop(0, jnp.where(last > 0, num_chunks, 0), add_chunk, jnp.zeros_like(probs))
     won = jnp.maximum(won, 0.0)
-    settled = jnp.where(is_single, probs, (jnp.arange(num_arms) == argmax_of(probs)).astype(dtype))
+    settled = jnp.where(is_single, probs, (jnp.arange(num_arms) == jnp.argmax(probs)).astype(dtype))
     # The normaliser is K P(Poisson(N) = N) / 2; dividing by the sum instead also cancels rounding common to all arms.
-    return jnp.where(last > 0, won / jnp.where(last > 0, sum_of(won), 1.0), settled)
+    return jnp.where(last > 0, won / jnp.where(last > 0, jnp.sum(won), 1.0), settled)
 
 
 def _log_upset(probs: Float[Array, " A"], total: Float[Array, ""]) -> Float[Array, ""]:
     """Bound the log probability that any arm is drawn as often as the leader: Chernoff's, summed over arms."""
-    leader = argmax_of(probs)
+    leader = jnp.argmax(probs)
     gaps = jnp.sqrt(probs[leader]) - jnp.sqrt(probs)
     log_upset = total * jnp.log1p(-jnp.minimum(gaps**2, 1.0))
-    return log_sum_exp(jnp.where(jnp.arange(probs.size) == leader, -jnp.inf, log_upset))
+    return logsumexp(jnp.where(jnp.arange(probs.size) == leader, -jnp.inf, log_upset))
 
 
 def _levels(

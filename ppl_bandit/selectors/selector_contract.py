@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.runtime.jax_adapter import is_tracer
-from ppl_bandit.runtime.unrolled_reductions import is_all, is_any, sum_of
 from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
@@ -80,11 +79,11 @@ def make_selector(
 
     @jax.jit
     def decide(key, table, shares, allowed, scores, step) -> Selection:
-        is_usable = is_any(allowed)
+        is_usable = jnp.any(allowed)
         # Where scores decide, shares are only passed on: looking at them would cost a simulation their computation.
         for part in (table, shares if scores is None else None, scores):
             if part is not None:
-                is_usable &= is_all(jnp.isfinite(part) | ~allowed)
+                is_usable &= jnp.all(jnp.isfinite(part) | ~allowed)
         # A clean stand-in keeps loops finite; its result is thrown away below.
         safe_allowed = allowed | ~is_usable
         safe_table = None if table is None else jnp.where(is_usable & allowed, table, 0.0)
@@ -93,7 +92,7 @@ def make_selector(
             assert safe_table is not None  # one of the two is given
             probs = winner_frequencies(safe_table, safe_allowed, is_lowest_first=is_lowest_first)
         else:
-            even = safe_allowed / sum_of(safe_allowed).astype(shares.dtype)
+            even = safe_allowed / jnp.sum(safe_allowed).astype(shares.dtype)
             probs = jnp.where(is_usable, jnp.where(allowed, shares, 0.0), even)
         arm, num_candidates, propensities = rule(key, RuleInputs(safe_table, safe_allowed, probs, safe_scores, step))
         return Selection(

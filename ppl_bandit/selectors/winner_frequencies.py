@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.random_bits import uniform
-from ppl_bandit.runtime.unrolled_reductions import argmax_of, max_of, running_sums, sum_of
 from ppl_bandit.types import Key
 
 __all__ = ["draw_arm", "is_largest", "pick_arm", "share_equally", "winner_frequencies", "winner_weights"]
@@ -46,13 +45,13 @@ def winner_weights(
 
 def is_largest(values: Float[Array, " A"], allowed: Bool[Array, " A"], *, rounding: float) -> Bool[Array, " A"]:
     """Mark the allowed arms whose value is the largest, or short of it by at most `rounding` relative epsilons."""
-    largest = max_of(jnp.where(allowed, values, -jnp.inf))
+    largest = jnp.max(jnp.where(allowed, values, -jnp.inf))
     return allowed & (values >= largest - rounding * jnp.finfo(values.dtype).eps * jnp.abs(largest))
 
 
 def share_equally(is_member: Bool[Array, " A"], dtype: jnp.dtype) -> Float[Array, " A"]:
     """Spread probability 1 evenly over the marked arms; with none marked there is nothing to spread: all 0."""
-    return is_member.astype(dtype) / jnp.maximum(sum_of(is_member), 1).astype(dtype)
+    return is_member.astype(dtype) / jnp.maximum(jnp.sum(is_member), 1).astype(dtype)
 
 
 def draw_arm(key: Key, probs: Float[Array, " A"]) -> Int[Array, ""]:
@@ -67,7 +66,7 @@ def pick_arm(uniform: Float[Array, ""], probs: Float[Array, " A"]) -> Int[Array,
         uniform: in [0, 1).
         probs: nonnegative, at least one positive; need not sum to exactly 1.
     """
-    cumulative = running_sums(probs)
+    cumulative = jnp.cumsum(probs)
     # A parallel cumulative sum may rise by a rounding error at an arm of probability 0: hence the two guards.
-    total = max_of(jnp.where(probs > 0, cumulative, 0.0))
-    return argmax_of((probs > 0) & (cumulative > uniform * total))
+    total = jnp.max(jnp.where(probs > 0, cumulative, 0.0))
+    return jnp.argmax((probs > 0) & (cumulative > uniform * total))
