@@ -33,6 +33,7 @@ def test_numpy_loops_use_the_same_posterior_as_the_library(name):
     assert np.ptp(decision.best_arm_probs) > 0.1  # unlike the prior, under which all arms are equally likely
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_times_of_every_implementation(tmp_path):
     said = []
     found = run_bench(BenchOptions(("bernoulli",), 20, 100, ("live",)), tmp_path, said.append)

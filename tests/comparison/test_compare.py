@@ -156,6 +156,7 @@ def test_the_tables_and_the_json_records_have_the_measurements(result):
     assert record["reference"]["is_exact"] is True and record["seed"] == 3
 
 
+@pytest.mark.slow
 def test_arviz_reads_every_engine(result, monkeypatch):
     az = pytest.importorskip("arviz")
     monkeypatch.setenv("MPLBACKEND", "agg")
@@ -355,6 +356,7 @@ def logistic(arm):
     numpyro.sample("reward", dist.Bernoulli(logits=logit[arm]))
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_keeps_finished_engines(model, monkeypatch):
     lines, original = [], engine_comparison._run_and_measure
 

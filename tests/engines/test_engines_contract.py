@@ -226,7 +226,9 @@ def count_compilations(name, first_capacity, num_steps, monkeypatch, caplog):
     return sum("Finished XLA compilation" in record.getMessage() for record in caplog.records)
 
 
-@every_engine
+@pytest.mark.parametrize(
+    "name", [n if n in ("reweight", "laplace") else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS]
+)
 def test_an_update_compiles_once_for_each_capacity(name):
     # What jit looks up a compiled program by - shapes, kinds of number, weak types - is the same after an update as before.
     engine = small_engine(name, 4)
@@ -252,9 +254,7 @@ def test_ten_thousand_updates_compile_nine_times(name, monkeypatch, caplog):
     assert num_compilations <= 2 + math.log2(num_steps / first_capacity)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("reweight", "laplace") else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS]
-)
+@pytest.mark.parametrize("name", [n if n == "laplace" else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
 def test_functions_run_under_vmap_and_scan_in_double_precision_where_jax_is(name):
     engine = MAKERS[name](capacity=CAPACITY)
 

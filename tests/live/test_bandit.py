@@ -518,6 +518,7 @@ def test_a_program_without_forward_mode_is_played():
     assert bandit.select().best_arm_probs[1] > 0.5
 
 
+@pytest.mark.slow
 def test_a_reward_that_only_rounding_keeps_from_being_certified_is_told_so():
     def level(arm):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([2]))

@@ -80,6 +80,7 @@ def test_contexts_of_another_shape_are_refused(contextual, plain):
         plain.summary(np.ones(2))
 
 
+@pytest.mark.slow
 def test_the_account_of_a_contextual_bandit_shows_where_its_arms_stand(contextual):
     assert "P(best) are at the example context" in contextual.explain()
     assert "at one context" in contextual._repr_html_()

@@ -8,7 +8,7 @@ import pytest
 from ppl_bandit.numerics.arrow_matrices import Arrow, as_arrow, as_matrix, gaussian_integral, solve, steps_along, times
 
 # Blocks, leaves, rows of a leaf, rows of the core: a hierarchy, random slopes, a core in panels, and one by one, no core.
-SHAPES = [(1, 20, 1, 1), (2, 3, 2, 2), (1, 4, 1, 12), (2, 0, 0, 30), (2, 3, 2, 0)]
+SHAPES = [(1, 20, 1, 1), (2, 3, 2, 2), pytest.param((1, 4, 1, 12), marks=pytest.mark.slow), (2, 0, 0, 30), (2, 3, 2, 0)]
 BATCH = 3
 
 

@@ -62,8 +62,12 @@ def student(case):
     return law, [stats.t(n, m, s) if np.isfinite(n) else stats.norm(m, s) for n, m, s in rows]
 
 
+COMPILED_APART = ("three", "three_scales")  # three arms; the other Betas have two and share what is compiled
 CASES = (
-    [pytest.param(beta, case, id=f"beta-{case}") for case in BETAS]
+    [
+        pytest.param(beta, case, id=f"beta-{case}", marks=[pytest.mark.slow] if case in COMPILED_APART else [])
+        for case in BETAS
+    ]
     + [pytest.param(gamma, case, id=f"gamma-{case}") for case in GAMMAS]
     + [pytest.param(student, case, id=f"student-{case}") for case in STUDENTS]
 )
@@ -179,6 +183,7 @@ def test_arms_without_spread_compete_as_points():
             np.testing.assert_allclose(won(law), [0.5, 0.5, 0.0], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_constants_in_single_precision_do_not_shorten_the_law():
     with jax.enable_x64(False):
         weights = jnp.array([0.3, 0.7])  # as a program's module makes them, before anybody asked for more
@@ -196,6 +201,7 @@ def test_constants_in_single_precision_do_not_shorten_the_law():
     np.testing.assert_allclose(middle, 1000.0 + 0.5 * np.asarray(weights, float), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_hundreds_of_arms_match_draws():
     rng = np.random.default_rng(1)
     a, b = rng.integers(1, 400, (2, 150)).astype(float)
@@ -293,7 +299,7 @@ def same_element(arm):
     numpyro.sample("reward", dist.Bernoulli(jnp.broadcast_to(rate, arm.shape)))
 
 
-@pytest.mark.parametrize("program", [pytest.param(squared, marks=pytest.mark.slow), shared, clipped])
+@pytest.mark.parametrize("program", [clipped, *(pytest.param(p, marks=pytest.mark.slow) for p in (squared, shared))])
 def test_what_is_not_affine_in_one_element_has_no_closed_form(program):
     engine = engines.conjugate(RewardModel(program, 2))
     assert engine.capabilities.marginals(engine.init(jr.key(0)), None) is None
@@ -306,6 +312,7 @@ def test_arms_that_share_an_element_are_not_independent():
     np.testing.assert_allclose(marginals.quantile(jnp.array(0.3)), [0.3, 0.6], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_exact_double_sampling_decides_by_the_exact_probabilities():
     file = load_model("bernoulli")
     engine = engines.conjugate(RewardModel(file.program, 3))

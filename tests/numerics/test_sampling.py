@@ -22,7 +22,9 @@ LEVEL = 1e-3
 CONCENTRATIONS = np.array([1e-3, 1e-2, 0.1, 0.3, 1 / 3, 0.7, 1.0, 1.5, 2.0, 5.0, 30.0, 300.0, 1e4, 1e6, 1e8])
 NUM_TESTS = 200  # at least as many as there are comparisons with a law in this file
 
-precision = pytest.mark.parametrize("dtype", ["float32", "float64"])
+# In the default run log gammas, of which the others are made, and normals are drawn in both precisions.
+both_precisions = pytest.mark.parametrize("dtype", ["float32", "float64"])
+precision = pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 
 
 @contextlib.contextmanager
@@ -50,7 +52,7 @@ def log_gamma_cdf(concentration):
     return cdf
 
 
-@precision
+@both_precisions
 def test_log_gamma_draws_of_all_shapes_in_one_call_follow_their_laws(dtype):
     with in_precision(dtype):
         draws = sampling.log_gamma(jr.key(1), jnp.asarray(CONCENTRATIONS, dtype), (NUM_DRAWS,))
@@ -75,7 +77,9 @@ def test_a_million_log_gamma_draws_have_their_exact_mean_and_variance():
     assert np.all(np.abs(draws.var(0) - variance) < z * variance_error)
 
 
-@pytest.mark.parametrize("concentration", [1e-3, 0.1, 1.0, 30.0, 1e5])
+@pytest.mark.parametrize(
+    "concentration", [1e-3, 1.0, 1e5, *(pytest.param(c, marks=pytest.mark.slow) for c in (0.1, 30.0))]
+)
 def test_rounding_changes_the_distribution_function_of_a_gamma_draw_by_less_than_1e_5(concentration):
     """Proposals in float32 logarithms against the same proposals with SciPy's quantiles and float64 logarithms."""
     key, index = threefry_key(jr.key(8)), jnp.arange(200_000, dtype=jnp.uint32)
@@ -101,7 +105,7 @@ def test_rounding_changes_the_distribution_function_of_a_gamma_draw_by_less_than
     assert errors.max() < 1e-5 and errors.mean() < 1e-7
 
 
-@pytest.mark.parametrize("rejected", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize("rejected", [0.5, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.0, 0.02))])
 def test_rejected_elements_get_independent_draws(rejected):
     key = threefry_key(jr.key(6))
 
@@ -166,7 +170,10 @@ jitted_beta = jax.jit(lambda key, a, b: sampling.beta(key, a, b, (64,)))
 
 
 @precision
-@pytest.mark.parametrize("concentrations", [(0.2, 0.5, 3.0), (1.0, 1.0, 1.0, 1.0), (1e4, 3e4, 2.0)])
+@pytest.mark.parametrize(
+    "concentrations",
+    [(0.2, 0.5, 3.0), *(pytest.param(c, marks=pytest.mark.slow) for c in ((1.0, 1.0, 1.0, 1.0), (1e4, 3e4, 2.0)))],
+)
 def test_dirichlet_draws_sum_to_one_and_have_beta_marginals(concentrations, dtype):
     with in_precision(dtype):
         draws = sampling.dirichlet(jr.key(5), jnp.asarray(concentrations, dtype), (NUM_DRAWS,))
@@ -186,7 +193,7 @@ def test_dirichlet_draws_of_tiny_concentrations_pick_one_category_in_proportion(
     assert np.all(np.abs(draws.mean(0) - probs) < two_sided_z(3) * np.sqrt(probs * (1 - probs) / NUM_DRAWS))
 
 
-@precision
+@both_precisions
 def test_normal_draws_follow_their_law_far_into_the_tails(dtype):
     with in_precision(dtype):
         mean, scale = np.array([0.0, -3.0, 1e4], dtype), np.array([1.0, 0.1, 50.0], dtype)
@@ -276,8 +283,12 @@ DRAW = {
 FACTOR = jnp.array([[1.5, 0.0], [0.5, 1.0]])
 
 
-@pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
-def test_vmap_scan_and_jit_draw_what_a_loop_draws(draw):
+# The others are made of draws of log gammas and normals.
+@pytest.mark.parametrize(
+    "name", [n if n in ("log_gamma", "gaussian") else pytest.param(n, marks=pytest.mark.slow) for n in DRAW]
+)
+def test_vmap_scan_and_jit_draw_what_a_loop_draws(name):
+    draw = DRAW[name]
     keys = jr.split(jr.key(12), 20)
     looped = np.stack([draw(key) for key in keys])
     scanned = jax.jit(lambda keys: jax.lax.scan(lambda _, key: (None, draw(key)), None, keys)[1])(keys)

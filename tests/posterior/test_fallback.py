@@ -137,7 +137,7 @@ def plain(arm):
     numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
 
 
-@pytest.fixture(params=["reweight", "collapsed"])
+@pytest.fixture(params=["reweight", pytest.param("collapsed", marks=pytest.mark.slow)])
 def doubter(request, monkeypatch):
     monkeypatch.setattr(fallback, "LADDER", {request.param: fake("nuts")})
     monkeypatch.setattr(engines, "reweight", fake(request.param))

@@ -91,6 +91,7 @@ def test_the_index_is_the_root_of_its_equation(case):
 
 
 @pytest.mark.parametrize("case", ["few", "many", "counts", "normal", "student"])
+@pytest.mark.slow
 def test_single_precision_keeps_a_thousandth_of_a_deviation_at_a_thousand_decisions_left(case):
     make, arguments, _, _ = INDICES[case]
     with jax.enable_x64(True):

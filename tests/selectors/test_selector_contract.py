@@ -38,7 +38,7 @@ FAIR = {
 ALL = FAIR | {"double_sampling_lowest": double_sampling(ties="lowest")}
 MASK = np.array([True, True, False, True, True])
 
-over_all = pytest.mark.parametrize("name", ALL)
+over_all = pytest.mark.parametrize("name", [*FAIR, pytest.param("double_sampling_lowest", marks=pytest.mark.slow)])
 
 
 @functools.cache
@@ -138,7 +138,10 @@ def test_draws_that_all_agree_give_all_weight_to_their_best_arm(name):
     np.testing.assert_allclose(selection.propensities, expected.get(name, [0.0, 1.0, 0.0, 0.0, 0.0]), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", FAIR)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("double_sampling", "optimistic_gittins") else pytest.param(n, marks=pytest.mark.slow) for n in FAIR],
+)
 def test_a_scan_over_a_batch_agrees_with_single_calls(name):
     keys = jr.split(jr.key(5), (3, 2))
     batch = jnp.stack(list(tables().values())[:6]).reshape(3, 2, NUM_DRAWS, NUM_ARMS)
@@ -158,7 +161,13 @@ def test_a_scan_over_a_batch_agrees_with_single_calls(name):
         np.testing.assert_allclose(scanned.propensities[step, row], single.propensities, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["double_sampling", "bayes_ucb", "information_directed", "with_floor"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bayes_ucb",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("double_sampling", "information_directed", "with_floor")),
+    ],
+)
 def test_float64_tables_give_float64_probabilities(name):
     table = tables()["tied rows"]
     single = jitted(name)(jr.key(0), table, 7, MASK)
@@ -170,7 +179,7 @@ def test_float64_tables_give_float64_probabilities(name):
     np.testing.assert_allclose(double.propensities, single.propensities, atol=1e-5)
 
 
-@pytest.mark.parametrize("build", [thompson, bayes_ucb, lambda: with_floor(greedy(), 0.05)])
+@pytest.mark.parametrize("build", [pytest.param(thompson, marks=pytest.mark.slow), bayes_ucb])
 def test_a_loop_of_steps_compiles_once(build, caplog):
     table = tables()["in doubt"]
     selector = build()

@@ -176,6 +176,7 @@ def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
     assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 0
 
 
+@pytest.mark.slow
 def test_steps_compile_once_whatever_the_number_of_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 2)
     with pytest.MonkeyPatch.context() as patch:

@@ -58,7 +58,14 @@ def test_a_world_that_is_not_drawn_has_no_truth():
 
 
 @pytest.mark.parametrize(
-    "prior", [dist.Gamma(2.0, 1.0), dist.Beta(2.0, 3.0), dist.Normal(5.0, 0.1), dist.Uniform(3.0, 4.0)]
+    "prior",
+    [
+        dist.Gamma(2.0, 1.0),
+        *(
+            pytest.param(d, marks=pytest.mark.slow)
+            for d in (dist.Beta(2.0, 3.0), dist.Normal(5.0, 0.1), dist.Uniform(3.0, 4.0))
+        ),
+    ],
 )
 def test_worlds_are_drawn_inside_any_support(prior):
     def program(arm):
@@ -351,7 +358,7 @@ def own_noise(arm):
     ("program", "count"),
     [
         (conversion, 2.0),
-        (known_noise, 9.0 / 4.0),
+        pytest.param(known_noise, 9.0 / 4.0, marks=pytest.mark.slow),
         pytest.param(own_noise, 4.0, marks=pytest.mark.slow),
     ],  # a + b; 3^2 / 2^2; sigma^2 / (sigma / 2)^2
 )

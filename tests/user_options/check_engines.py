@@ -50,7 +50,10 @@ def test_no_compiler_flag_is_set():
     assert os.environ["XLA_FLAGS"] == ""
 
 
-@pytest.mark.parametrize("name", ENGINES)
+# The collapsed engine runs the particles, moves and tempering of `reweight`; the slow ones take five times as long together.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("reweight", "nuts", "svi") else []) for n in ENGINES]
+)
 def test_an_engine_reaches_the_closed_form_posterior(name):
     counts, sums = np.bincount(ARMS), np.bincount(ARMS, REWARDS)
     precision = 1 / 2.0**2 + counts / 1.5**2

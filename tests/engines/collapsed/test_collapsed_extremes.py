@@ -12,6 +12,7 @@ from ppl_bandit import engines
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
+pytestmark = pytest.mark.slow
 ARMS = np.arange(12) % 2
 
 
@@ -34,7 +35,6 @@ def learn():
         yield one
 
 
-@pytest.mark.slow
 def test_particles_follow_one_outlier_far_beyond_the_prior(learn):
     """Rewards of 2 and one of 3,000: a noise of some 50 prior standard deviations, to within 1%.
 

@@ -33,7 +33,10 @@ def prior_bends_far_away(arm):
     numpyro.sample("reward", dist.Normal(mean + 0.0 * arm, 0.1))
 
 
-@pytest.mark.parametrize(("program", "near", "far"), [(bends_far_away, 30.0, 4e5), (prior_bends_far_away, 30.0, 7e4)])
+@pytest.mark.parametrize(
+    ("program", "near", "far"),
+    [(bends_far_away, 30.0, 4e5), pytest.param(prior_bends_far_away, 30.0, 7e4, marks=pytest.mark.slow)],
+)
 def test_a_bend_is_seen_where_the_data_take_the_posterior(program, near, far):
     with jax.enable_x64(True):
         engine = conjugate(RewardModel(program, 1))

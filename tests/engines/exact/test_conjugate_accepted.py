@@ -673,7 +673,7 @@ def bernoulli_from_a_dirichlet_of_two():
     return Case(program, CLICKS, expected)
 
 
-@case
+@slow_case
 def hurdle_of_conversion_and_amount():
     def program(arm):
         with numpyro.plate("arms", A):

@@ -273,7 +273,9 @@ def kinked_in_rare_contexts(arm, context):
     numpyro.sample("reward", dist.Bernoulli(jnp.where(context > 100.0, kinked, rate)))
 
 
-@pytest.mark.parametrize("program", [bent_in_rare_contexts, kinked_in_rare_contexts])
+@pytest.mark.parametrize(
+    "program", [bent_in_rare_contexts, pytest.param(kinked_in_rare_contexts, marks=pytest.mark.slow)]
+)
 def test_a_datum_that_is_not_conjugate_changes_nothing_and_says_so(program):
     with jax.enable_x64(True):
         engine = conjugate(RewardModel(program, A, 1.0))
@@ -404,8 +406,13 @@ def vague_regression(arm, context):
 @pytest.mark.parametrize(
     ("program", "reward", "context"),
     [
-        (gamma_poisson, np.array([0, 1, 10**3, 10**6, 10**9]), np.array([1e-6, 1.0, 1e3, 1e6, 1e9])),
-        (normal_inverse_gamma, np.array([1e-8, 1.0, -1e4, 1e8, 1e8 + 1]), None),
+        pytest.param(
+            gamma_poisson,
+            np.array([0, 1, 10**3, 10**6, 10**9]),
+            np.array([1e-6, 1.0, 1e3, 1e6, 1e9]),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(normal_inverse_gamma, np.array([1e-8, 1.0, -1e4, 1e8, 1e8 + 1]), None, marks=pytest.mark.slow),
         # Up to 1e5 times the noise: rounding could hide more than is certified beyond 1e6 times it.
         (regression, np.array([1e-8, 1.0, -1e3, 1e5, 1e5 + 1]), np.outer([1e-6, 1.0, 1e2, 1e3, -1e3], [1.0, 3.0])),
     ],

@@ -117,7 +117,16 @@ def shuffled(values):
     return jnp.eye(3)[::-1] @ values
 
 
-@pytest.mark.parametrize("prior", [dist.Beta(1.0, 1.0), dist.Normal(0.0, 1.0)], ids=["beta", "normal"])
+over_priors = pytest.mark.parametrize(
+    "prior",
+    [
+        pytest.param(dist.Beta(1.0, 1.0), id="beta"),
+        pytest.param(dist.Normal(0.0, 1.0), id="normal", marks=pytest.mark.slow),
+    ],
+)
+
+
+@over_priors
 def test_arms_that_are_moved_about_are_still_apart(prior):
     def program(arm):
         with numpyro.plate("arms", 3):
@@ -147,6 +156,7 @@ def test_arms_that_are_moved_about_are_still_apart(prior):
     )
 
 
+@pytest.mark.slow
 def test_parts_of_unequal_size_have_the_variances_of_the_whole_block():
     """One arm has a level of its own, one a mean that its weights share: each part is solved by itself."""
 
@@ -209,7 +219,7 @@ def test_features_before_arms_are_blocks_all_the_same():
             np.testing.assert_array_equal(coordinates_at(layout, held).real, [0, 2, 4, 1, 3, 5])
 
 
-@pytest.mark.parametrize("prior", [dist.Beta(1.0, 1.0), dist.Normal(0.0, 1.0)], ids=["beta", "normal"])
+@over_priors
 def test_an_arm_that_is_given_away_is_sure_and_independent(prior):
     def program(arm):
         value = numpyro.sample("value", prior.expand([3]).to_event(1))

@@ -76,6 +76,7 @@ def test_beta_draws_on_another_interval():
         assert_follows(draws["z"][:, a], law)
 
 
+@pytest.mark.slow
 def test_gamma_draws():
     def program(arm):
         rate = numpyro.sample("rate", dist.Gamma(0.3, 1.5).expand([A]))
@@ -125,6 +126,7 @@ def test_standard_deviation_draws_are_roots_of_an_inverse_gamma():
         assert_follows(draws["sd"][:, a] ** 2, law)
 
 
+@pytest.mark.slow
 def test_dirichlet_draws():
     def program(arm):
         probs = numpyro.sample("probs", dist.Dirichlet(jnp.array([0.5, 2.0, 1.0])).expand([A]))

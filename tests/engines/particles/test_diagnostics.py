@@ -97,6 +97,7 @@ def test_chains_that_disagree_or_do_not_move_have_a_small_ess():
     assert float(ess[1]) < 20.0
 
 
+@pytest.mark.slow
 def test_the_k_hat_of_weights_whose_tail_is_found_in_single_precision_is_that_of_a_sort():
     """Tails that raise the flag and tails that do not, a level far from 0, and weights that single precision cannot tell apart.
 
