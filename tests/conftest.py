@@ -4,8 +4,11 @@ import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from importlib.metadata import version
+
+import pytest
 
 # One cache for all processes of a run, which compile the same programs again and again; empty at first, so nothing is stale.
 if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -25,3 +28,19 @@ if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
 os.environ.setdefault("XLA_FLAGS", flags)
 # A process holds millions of objects of compiled programs: looking through all of them for garbage takes a tenth of the time.
 gc.set_threshold(100_000, 20, 100)
+CACHING_MODULES = ("ppl_bandit.posterior", "ppl_bandit.live")  # their caches hold compiled programs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_are_freed():
+    """Drop the compiled programs of a test file after it: kept to the end, they take gigabytes."""
+    yield
+    if "jax" not in sys.modules:
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith(CACHING_MODULES):
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+    sys.modules["jax"].clear_caches()
+    gc.collect()
