@@ -1,7 +1,7 @@
 """Linear regression on a context, with unknown weights and unknown noise for each arm.
 
-Use it when a reward is a number that depends linearly on features known before the decision. The posterior is exact, Normal-
-InverseGamma for each arm. Prior, contexts and truth are those of Urteaga and Wiggins (2017): weights around 1 with
+Use it when a reward is a number that depends linearly on features known before the decision. The posterior is exact,
+Normal-InverseGamma for each arm. Prior, contexts and truth are those of Urteaga and Wiggins (2017): weights around 1 with
 covariance variance * I, variance InverseGamma(1, 1), two features uniform on (0, 1).
 """
 

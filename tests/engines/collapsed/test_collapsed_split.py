@@ -142,6 +142,6 @@ def test_sites_that_are_most_of_a_program_are_outer_only_where_that_is_asked_for
         numpyro.sample("reward", dist.Poisson(jnp.exp(log_rate[arm])))
 
     model = RewardModel(program, 4)
-    with pytest.raises(NotConjugate, match="spread, log_rate: 5 of 6 dimensions are left"):
+    with pytest.raises(NotConjugate, match="spread, log_rate: 5 of 6 dimensions would be outer"):
         engines.collapsed(model, is_selective=True)
     assert engines.choose(model).explanation.engine == "reweight"
