@@ -1,4 +1,4 @@
-"""What all figures share: colours and dashes, a title above, what was run below, and a backend without a screen."""
+"""Style of all figures: colours and dashes, title, caption, and a matplotlib backend that needs no screen."""
 
 import itertools
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["figure_tools", "save_figure", "styles"]
 
-# Told apart in black and white by their dashes, in colour by hues that colour-blind readers can separate.
+# Dashes differ in black and white; the hues are distinguishable for colour-blind readers.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 
@@ -26,14 +26,14 @@ def figure_tools() -> Any:
 
 
 def styles() -> Iterator[tuple[str, Any]]:
-    """Yield colours and dashes without end: seven of which no two agree in either, and 49 of which none is another."""
+    """Yield pairs of colour and dash without end; the first 7 differ in both, the first 49 in at least one."""
     for number in itertools.count():
-        turn, place = divmod(number, len(_COLOURS))
-        yield _COLOURS[place], _DASHES[(place + turn) % len(_DASHES)]
+        cycle, index = divmod(number, len(_COLOURS))
+        yield _COLOURS[index], _DASHES[(index + cycle) % len(_DASHES)]
 
 
 def save_figure(figure: Any, title: str, caption: str, path: str | PathLike) -> None:
-    """Say above a figure what it shows and below it what was run, write it, and let it go."""
+    """Add a title above and a caption below, write the figure to a file, and close it."""
     figure.suptitle(title)
     figure.supxlabel(caption, fontsize=8)
     figure.savefig(path, dpi=110)

@@ -1,8 +1,8 @@
-"""The tail beyond the draws: a generalised Pareto fit to the largest of them.
+"""Extrapolation of the upper tail of a sample by a generalised Pareto distribution, fitted to the largest draws.
 
-M draws say nothing by themselves about quantiles beyond 1 - 1/M. The largest draws, less a high threshold, follow a
-generalised Pareto law for almost any distribution (Pickands, Balkema and de Haan), and its two parameters carry the
-quantile function beyond the sample. The shape is also the k-hat that tells whether importance weights can be trusted.
+M draws have no quantile beyond 1 - 1/M. For almost any distribution, the excesses of the largest draws over a high threshold
+follow approximately a generalised Pareto distribution (Pickands, Balkema and de Haan), which extends the quantile function
+beyond the sample. Its shape is also k-hat, the diagnostic of importance weights.
 """
 
 import math
@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 __all__ = ["fit_generalized_pareto", "tail_excess", "tail_quantile"]
 
-_HEAVIEST = 0.9  # shape of a tail that still has a mean
-_MIN_TAIL = 5  # fewer exceedances say less about a shape than the largest draw itself
+_MAX_SHAPE = 0.9  # a tail of shape 1 has no mean
+_MIN_TAIL = 5  # with fewer exceedances the shape is not estimated
 
 
 def fit_generalized_pareto(
@@ -23,13 +23,13 @@ def fit_generalized_pareto(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Fit a generalised Pareto law, P(X > x) = (1 + k x / sigma)^(-1/k), by the estimator of Zhang and Stephens (2009).
 
-    The likelihood, profiled over one parameter b = k / sigma, is averaged over a grid of b drawn from a prior that the
-    data scale: nearly as efficient as maximum likelihood, and without its failures, because nothing is iterated.
+    The profile likelihood of b = k / sigma is averaged over a grid of b, quantiles of a prior that is scaled to the data. The
+    estimator is nearly as efficient as maximum likelihood and cannot fail to converge, because it does not iterate.
 
     Args:
-        exceedances: draws less their threshold, nonnegative, in any order. One that underflowed to 0 next to the
-            largest counts as the smallest number there is, so that a draw that dwarfs the others shows as a large k.
-        is_sorted: whether they ascend, as nearly as matters to their quartile.
+        exceedances: draws minus their threshold, nonnegative, in any order. One that is 0 after division by the largest
+            counts as the smallest positive number, so that one dominating draw gives a large k.
+        is_sorted: whether they ascend, at least approximately; their quartile is then read by position.
 
     Returns:
         The shape k (positive: heavy tail; 0: exponential; negative: bounded) and the scale sigma. Where no exceedance
@@ -93,15 +93,16 @@ def tail_excess(
 ) -> Callable[[Float[Array, ""]], tuple[Float[Array, ""], Float[Array, ""]]]:
     """Estimate x -> E max(theta - x, 0) from draws, extrapolating the upper tail as `tail_quantile` does.
 
-    Up to the threshold it is the mean over the draws; beyond, the generalised Pareto law's mean excess falls off from
-    there, by the power 1 - 1/k of its probability. With fewer than 25 draws, or a tail of repeated values, it is the mean
+    Up to the threshold it is the mean over the draws; beyond, the generalised Pareto law's mean excess decreases from
+    there, as the power 1 - k of its tail probability. With fewer than 25 draws, or a tail of repeated values, it is the mean
     over the draws throughout: 0 beyond the largest.
 
     Args:
         draws: in any order.
 
     Returns:
-        A function of one x, convex and falling; and how fast it falls there: P(theta > x), as far as it is known.
+        A function of x that returns the mean excess, which is convex and decreasing, and minus its derivative, an estimate of
+        P(theta > x).
     """
     num_draws = draws.shape[0]
     num_tail = _tail_size(num_draws)
@@ -116,22 +117,22 @@ def tail_excess(
     exceedances = ascending[-num_tail:] - threshold
     shape, scale = fit_generalized_pareto(exceedances, is_sorted=True)
     has_tail = ascending[_quartile(num_tail) - num_tail] > threshold
-    # A shape of 1 has no mean: what is heavier is taken for the heaviest that has one.
-    shape, scale = _away_from_zero(jnp.minimum(shape, _HEAVIEST)), jnp.where(has_tail, scale, 1.0)
+    # A heavier tail would have no mean: its shape is limited.
+    shape, scale = _away_from_zero(jnp.minimum(shape, _MAX_SHAPE)), jnp.where(has_tail, scale, 1.0)
     share, mean_exceedance, eps = num_tail / num_draws, jnp.mean(exceedances), jnp.finfo(draws.dtype).eps
 
     def excess(at: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         near = jnp.minimum(at, threshold)
         inside = jnp.sum(jnp.maximum(body - near, 0.0)) / num_draws + share * (threshold - near + mean_exceedance)
         above = share + jnp.mean(body > at, dtype=draws.dtype) * (body.size / num_draws)
-        # Of a bounded law nothing is left beyond its end.
+        # A bounded distribution has no excess beyond its end.
         growth = jnp.maximum(shape * (jnp.maximum(at, threshold) - threshold) / scale, -1.0 + eps)
-        fallen = jnp.exp(-jnp.log1p(growth) / shape)
+        survival = jnp.exp(-jnp.log1p(growth) / shape)
         is_beyond = at > threshold
-        value = jnp.where(is_beyond, share * mean_exceedance * fallen * (1.0 + growth), inside)
-        speed = jnp.where(is_beyond, share * mean_exceedance * (1.0 - shape) / scale * fallen, above)
+        value = jnp.where(is_beyond, share * mean_exceedance * survival * (1.0 + growth), inside)
+        decrease = jnp.where(is_beyond, share * mean_exceedance * (1.0 - shape) / scale * survival, above)
         plain = empirical(at)
-        return jnp.where(has_tail, value, plain[0]), jnp.where(has_tail, speed, plain[1])
+        return jnp.where(has_tail, value, plain[0]), jnp.where(has_tail, decrease, plain[1])
 
     return excess
 

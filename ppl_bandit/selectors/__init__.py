@@ -1,7 +1,7 @@
-"""Selectors: functions of a table of sampled expected rewards, and of nothing else.
+"""Selectors: functions of a table of sampled expected rewards.
 
 Each factory returns `select(key, table, step, *, allowed=None, marginals=None) -> Selection`, where `table` has one row
-per posterior draw and one column per arm. No model is in sight: any engine that fills the table can use any selector.
+per posterior draw and one column per arm. Selectors do not depend on the model: any engine can be combined with any selector.
 """
 
 from ppl_bandit.selectors.bayes_ucb import bayes_ucb

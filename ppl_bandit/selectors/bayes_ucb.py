@@ -19,7 +19,7 @@ def bayes_ucb() -> Selector:
     draws have no quantile beyond 1 - 1/M: from there on (and somewhat before) a generalised Pareto law fitted to the
     largest draws of each column extrapolates it (`ppl_bandit.numerics.pareto_tail`).
 
-    At the edges: at step 1 the order is 0, the lower end of the support, which tells nothing about an arm, so every
+    At the edges: at step 1 the order is 0, the lower end of the support, which does not depend on the data, so every
     allowed arm is equally likely. Arms whose quantiles are equal to rounding share the play. With fewer than 25 draws
     nothing can be extrapolated and the largest draw stands for every higher quantile. num_candidates is 0.
     """

@@ -1,4 +1,4 @@
-"""The two samplings of double sampling: how many candidate arms to draw, and the mode of that many.
+"""The two steps of double sampling: the number of candidate arms, and the mode of that many draws.
 
 Section "Sampling-based policy" of the paper. `num_candidates` is N_{t+1}, from the probability p_FA of not picking the
 optimal arm; `draw_mode` draws N_{t+1} arms from Cat(p-hat) and returns the most frequent one.
@@ -27,7 +27,7 @@ def num_candidates(probs: Float[Array, " A"], allowed: Bool[Array, " A"], max_ca
         max_candidates: the most to draw; also the answer when one arm wins every draw, or only one is allowed.
     """
     digits = -log_false_alarm(probs, allowed) / math.log(10.0)
-    # p_FA can be a power of ten exactly (two arms at 1/2 among 51 give 0.01); rounding must not cost that digit.
+    # p_FA can be a power of ten exactly (two arms at 1/2 among 51 give 0.01); rounding must not lose that digit.
     digits = digits * (1.0 + 16.0 * jnp.finfo(probs.dtype).eps)
     return jnp.clip(jnp.floor(digits), 1, max_candidates).astype(int)
 
@@ -61,8 +61,8 @@ def draw_mode(
 ) -> Int[Array, ""]:
     """Draw `num` arms from Cat(probs) and return the most frequent.
 
-    The draws that fall on the leader are skipped over: the run of them before the next other arm is geometric. So one
-    turn of the loop is one candidate other than the leader, and N (1 - p*) is small whenever p_FA makes N large.
+    The number of draws of the leader before the next other arm is geometric, and is drawn at once. So one iteration of the loop
+    is one candidate other than the leader, and N (1 - p*) is small whenever p_FA makes N large.
 
     Args:
         key: spent here.
@@ -82,17 +82,17 @@ def draw_mode(
         return num_drawn < num
 
     def draw_next_other(state):
-        turn, num_drawn, counts = state
-        uniform_run, uniform_arm = uniform(key, (2,), probs.dtype, turn)
+        iteration, num_drawn, counts = state
+        uniform_run, uniform_arm = uniform(key, (2,), probs.dtype, iteration)
         run = jnp.minimum(-jnp.log1p(-uniform_run) * mean_run, num).astype(num.dtype)
         num_drawn = num_drawn + run + 1
         is_other = (arms == pick_arm(uniform_arm, other_probs)) & (num_drawn <= num)
-        return turn + 1, num_drawn, counts + is_other
+        return iteration + 1, num_drawn, counts + is_other
 
     start = (jnp.uint32(0), jnp.where(is_contested, 0, num), jnp.zeros(probs.size, num.dtype))
     _, _, counts = jax.lax.while_loop(is_unfinished, draw_next_other, start)
     counts = jnp.where(arms == leader, num - jnp.sum(counts), counts)
     if is_lowest_first:
         return jnp.argmax(counts)
-    uniform_tie = uniform(key, (3,), probs.dtype)[2]  # the loop takes the first two of every turn
+    uniform_tie = uniform(key, (3,), probs.dtype)[2]  # the loop uses the first two of every iteration
     return pick_arm(uniform_tie, share_equally(counts == jnp.max(counts), probs.dtype))

@@ -1,6 +1,6 @@
 """Rules of an experiment on top of a selector: a floor under all arms, a fixed share for a control, limits per arm.
 
-Each rule states the propensities that it plays by, so that what it does can be weighed afterwards.
+Each rule returns the propensities that it plays with, so that its decisions can be re-weighted afterwards.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,11 @@ _NUM_HALVINGS = 60  # of an interval of length at most 2: to the last bit of a f
 def with_floor(selector: Selector, floor: float) -> Selector:
     """Play every allowed arm with probability at least `floor`, and follow `selector` otherwise.
 
-    With K allowed arms, the propensities become floor + (1 - K floor) times those of `selector`. So no arm starves,
-    runs cannot get stuck, and a log of decisions can be re-weighted to value another policy: no weight exceeds 1 /
-    floor.
+    With K allowed arms, the propensities become floor + (1 - K floor) times those of `selector`. So every arm continues to be
+    played, and a log of decisions can be re-weighted to value another policy: no weight exceeds 1 / floor.
 
     Args:
-        selector: what to follow with probability 1 - K floor; its `num_candidates` and `best_arm_probs` are passed on.
+        selector: followed with probability 1 - K floor; its `num_candidates` and `best_arm_probs` are passed on.
         floor: at least 0 and at most 1 / A; 1 / A plays all A arms equally often.
     """
     if not 0.0 <= floor <= 1.0:
@@ -111,7 +110,7 @@ def with_limits(
     the one for which they add up to 1. The arm is then drawn from them.
 
     Args:
-        selector: what to stay near to; its `num_candidates` and `best_arm_probs` are passed on.
+        selector: gives the propensities to approximate; its `num_candidates` and `best_arm_probs` are passed on.
         floors: least probabilities, one for all arms or one each; arms beyond the list have none.
         caps: greatest probabilities, likewise; arms beyond the list have none.
         decay: the floors at step t are `floors` / t**decay, so that exploration fades; 0 keeps them.

@@ -19,13 +19,13 @@ __all__ = ["information_directed"]
 def information_directed() -> Selector:
     """Play the two-arm mixture with the least squared regret per unit of information about the best arm.
 
-    Unlike the other selectors it sees what arms say about each other: an arm that cannot be best is played when its
-    rewards tell which one is.
+    Unlike the other selectors it uses the dependence between arms: an arm that cannot be best is played if its rewards are
+    informative about the best one.
 
-    Costs and information are exact where the engine knows what the best arm's identity says about the others
-    (`marginals.best_arm_moments`: independent arms in closed form). Otherwise they are estimated from the table alone.
+    Regrets and information are exact where the engine offers moments given the best arm (`marginals.best_arm_moments`:
+    independent arms in closed form). Otherwise they are estimated from the table alone.
 
-    At the edges: an arm that is best (or level) in every draw is played, for it costs nothing; where no arm is
+    At the edges: an arm that is best (or tied) in every draw is played, because its regret is 0; where no arm is
     informative, as with one draw or one arm, the arms of least regret share the play; mixtures whose ratio is the least
     to rounding share equally, so that relabelling the arms relabels the result. num_candidates is 0.
     """
@@ -66,7 +66,7 @@ def _regret_and_information_of_moments(
 def regret_and_information(
     table: Float[Array, "M A"], allowed: Bool[Array, " A"], probs: Float[Array, " A"]
 ) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
-    """Estimate what each arm costs and what it tells.
+    """Estimate the expected regret of each arm and its information about the best arm.
 
     Args:
         table: sampled expected rewards, 0 where an arm is not allowed.

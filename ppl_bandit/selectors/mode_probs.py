@@ -22,7 +22,8 @@ from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
 
 __all__ = ["mode_probs"]
 
-_CHUNK = 32  # roots of unity handled together; fewer on a CPU, where small loops become one piece of machine code
+_CHUNK = 32  # roots of unity per iteration
+_SMALL_CHUNK = 8  # for few arms on a CPU
 _FEW_ARMS = 8
 _MAX_NODES = 32  # integrates ties of up to 64 arms exactly, and of up to 200 arms to 5e-11
 
@@ -44,17 +45,21 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
 
     def by_number(probs: Float[Array, " A"], num: Int[Array, ""]) -> Float[Array, " A"]:
         largest, nodes, weights = _tie_rule(probs.size, is_lowest_first)
-        ways = lambda probs, _: probs, functools.partial(mode_probs_of_few, nodes[largest], weights[largest]), by_loops
+        methods = (
+            lambda probs, _: probs,
+            functools.partial(mode_probs_of_few, nodes[largest], weights[largest]),
+            by_loops,
+        )
         bounds = np.array([_largest_single(is_lowest_first), few_candidates(probs.size)])
-        return jax.lax.switch(jnp.sum(num > bounds), ways, probs, num)
+        return jax.lax.switch(jnp.sum(num > bounds), methods, probs, num)
 
-    # Vectorised rows would walk in step: each would pay for the longest of all others' loops.
-    way = by_number if probs.size <= _FEW_ARMS else by_loops
-    return sequential_vmap(way)(probs, num)
+    # Under vmap, vectorised loops run as long as the longest of them: rows are computed one after another.
+    method = by_number if probs.size <= _FEW_ARMS else by_loops
+    return sequential_vmap(method)(probs, num)
 
 
 def _largest_single(is_lowest_first: bool) -> int:
-    """Return of how many candidates the mode is an arm drawn from p-hat: of two, too, where ties are broken at random."""
+    """Return the number of candidates up to which the mode has the distribution p-hat: 2 if ties are broken at random."""
     return 1 if is_lowest_first else 2
 
 
@@ -63,10 +68,10 @@ def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first
     num_arms = probs.size
     total = num.astype(dtype)
     rates = total * probs
-    # Neglected tails, in nats: below 1e-13 in float64 and 1e-7 in float32, with room for a sum over arms and the
-    # division by P(Poisson(N) = N), at least 1 / 80 for N <= 1000.
-    chunk_size = 8 if is_on_cpu() and num_arms <= _FEW_ARMS else _CHUNK
+    chunk_size = _SMALL_CHUNK if is_on_cpu() and num_arms <= _FEW_ARMS else _CHUNK
     is_single = num <= _largest_single(is_lowest_first)
+    # Neglected tails, in nats: below 1e-13 in float64 and 1e-7 in float32, also after the sum over arms and the division by
+    # P(Poisson(N) = N), which is at least 1 / 80 for N <= 1000.
     margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
     is_settled = _log_upset(probs, total) < -margin
     first, last = _levels(jnp.max(rates), total, num_arms, margin)
@@ -125,12 +130,12 @@ def _levels(
     """Bound the count that the mode may have: Bernstein's inequality, and from below the pigeonhole too."""
     first = jnp.maximum(largest - jnp.sqrt(2.0 * margin * largest), total / num_arms)
     last = jnp.minimum(largest + _spread(largest, margin), total)
-    # A count that is whole must not be lost to rounding.
+    # Rounding must not exclude a bound that is a whole number.
     return jnp.ceil(first * (1.0 - 1e-5)).astype(int), jnp.floor(last * (1.0 + 1e-5)).astype(int)
 
 
 def _spread(mean: Float[Array, ""], margin: float) -> Float[Array, ""]:
-    """Bound how far above its mean a Poisson count may fall, but for a probability of exp(-margin)."""
+    """Bound how far a Poisson count exceeds its mean, except with probability exp(-margin)."""
     return margin / 3.0 + jnp.sqrt((margin / 3.0) ** 2 + 2.0 * margin * mean)
 
 
@@ -149,7 +154,7 @@ def _poisson_prob(count: Int[Array, ""], rates: Float[Array, " A"]) -> Float[Arr
 
 @functools.cache
 def _stirling_errors() -> np.ndarray:
-    """log(n!) less Stirling's formula, for n where its asymptotic series is not yet exact; the entry at 0 is unused."""
+    """Return log(n!) minus Stirling's formula for small n, where the asymptotic series is not accurate; entry 0 is unused."""
 
     def stirling(n: int) -> float:
         return (n + 0.5) * math.log(n) - n + 0.5 * math.log(2 * math.pi)

@@ -1,4 +1,4 @@
-"""The optimistic Gittins index: what an arm is worth if its true value were revealed by the next play (Farias and Gutin, 2016).
+"""The optimistic Gittins index: the value of an arm if the next play revealed its true mean (Farias and Gutin, 2016).
 
 With H decisions left, an arm of posterior mean mu and an arm that surely pays lambda are worth the same where
 
@@ -26,34 +26,34 @@ __all__ = ["gittins_index", "gittins_index_of_draws", "optimistic_gittins"]
 
 _NUM_NEWTON = 16  # from the mean: leaves 3e-6 of the distance from it at 1e6 decisions left, and nothing at 1e4
 _NUM_BETWEEN = 5  # between two nodes a tenth of a deviation apart: leaves nothing
-_ROUNDING = 64.0  # equal columns may differ in the last place, and every step of the solver passes it on
+_ROUNDING = 64.0  # equal columns may differ in the last place, and so do their solutions
 
 
 def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.0) -> Selector:
     """Play the arm with the largest optimistic Gittins index, for an experiment of a known number of decisions.
 
-    The index counts on H = patience (horizon - step + 1) / n^learning decisions that will profit from what the play shows,
-    n being how many rewards the arm's posterior is already worth: one more tells the less, the larger n.
+    The index assumes that H = patience (horizon - step + 1) / n^learning later decisions profit from what the play reveals.
+    Here n is the number of rewards that the arm's posterior is worth: the larger n, the less one more reward reveals.
 
     It is exact where the engine offers the tails of the arms' laws (`marginals`). Otherwise it is read off the table, with a
     generalised Pareto law beyond the largest draws (`ppl_bandit.numerics.pareto_tail`).
 
-    At the edges: the last step has nothing to learn for and plays the largest posterior mean (greedy). A step beyond the
+    At the edges: the last step has no use for information and plays the largest posterior mean (greedy). A step beyond the
     horizon is an error where it can be raised, and counts as the last inside a trace. Arms whose indices are equal to
     rounding share the play. With one draw the index is that draw. It is deterministic, given the table: `with_floor`
     makes its propensities positive. num_candidates is 0.
 
     Args:
         horizon: decisions in the whole experiment; steps count from 1 to it.
-        patience: share of the decisions left that are thought to profit; positive. The right one is a property of the
-            program and the horizon: `tune` finds it.
-        learning: power by which patience shrinks with what is known; at least 0. Above 0 it needs an engine that offers
+        patience: share of the remaining decisions that are assumed to profit; positive. The best value depends on the program
+            and the horizon: `tune` finds it.
+        learning: exponent of n in H; at least 0. Above 0 it needs an engine that offers
             `marginals.pseudo_counts`.
     """
     if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
         raise ValueError(
             f"horizon must be an integer of at least 1, got {horizon!r}: the number of decisions in the whole experiment; "
-            "use double_sampling() where nobody knows it"
+            "use double_sampling() if it is unknown"
         )
     _check_positive(patience, learning)
 
@@ -143,7 +143,7 @@ def _climb(start: Array, mean: Array, excess: Callable[[Array], tuple[Array, Arr
 
 
 def _check_positive(patience: Any, learning: Any) -> None:
-    """Check what is known before running: `tune` passes patience as data, so that a ladder of it compiles once."""
+    """Check concrete values; `tune` passes patience as a traced value, so that all its candidates share one compilation."""
     if not is_tracer(patience) and not (math.isfinite(patience) and patience > 0):
         raise ValueError(f"patience must be positive and finite, got {patience!r}; use greedy() to never explore")
     if not is_tracer(learning) and not (math.isfinite(learning) and learning >= 0):

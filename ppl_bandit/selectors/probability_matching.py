@@ -1,7 +1,7 @@
-"""Selectors that look at p-hat alone, the share of draws that each arm wins.
+"""Selectors that depend on p-hat only, the share of draws that each arm wins.
 
-They differ in how far they go from matching that probability to playing its maximum: Thompson sampling is double
-sampling with one candidate, greedy is double sampling with infinitely many, and top-two settles for a fixed split.
+They range from matching that probability to playing its maximum: Thompson sampling is double sampling with one candidate,
+greedy is double sampling with infinitely many, and top-two splits the play between two arms in a fixed proportion.
 """
 
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: 
             does.
         exact: whether p-hat is the exact probability that each arm is best, by quadrature, in place of a share of M
             draws, wherever the engine offers it (an exact posterior with independent arms). Then no arm's p-hat is ever
-            0, and a run cannot get stuck for want of draws.
+            0, so that no arm is excluded because M is small.
 
     Returns:
         A selector whose propensities are the exact distribution of the mode.

@@ -1,8 +1,8 @@
-"""What every selector shares: the checks on its arguments, and what it answers when they cannot be used.
+"""The contract of selectors: checks of their arguments, and the result when these are unusable.
 
-A selection rule is a function `(key, RuleInputs) -> (arm, num_candidates, propensities)` that may take a clean table for
-granted; `make_selector` turns it into the `select` of the contract. What is wrong in a concrete table is raised here;
-inside a trace nothing can be raised, so arm = -1 and nan propensities carry the news to the edge.
+A selection rule is a function `(key, RuleInputs) -> (arm, num_candidates, propensities)` that may assume a valid table;
+`make_selector` turns it into a selector. An invalid concrete table raises ValueError. Inside a trace nothing can be raised: the
+result is then arm -1 with nan propensities, and the caller outside the trace raises.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,14 +21,14 @@ __all__ = ["Rule", "RuleInputs", "as_selector", "check_arguments", "check_horizo
 
 
 class RuleInputs(NamedTuple):
-    """All that a selection rule may look at.
+    """The inputs of a selection rule.
 
     Attributes:
         table: sampled expected rewards; finite, and 0 in the columns of arms that are not allowed. None where p-hat is
             given in its place, to a rule that does not read the table.
         allowed: which arms may be played; at least one.
         best_arm_probs: p-hat, the share of draws that each arm wins.
-        scores: what the rule's `score` made of the marginals; None without marginals, or without a `score`.
+        scores: result of the rule's `score` function; None without marginals, or without a `score`.
         step: counts from 1.
     """
 
@@ -63,12 +63,12 @@ def make_selector(
     Args:
         rule: decides, given a clean table.
         name: of the selector; None is the function that the rule was written in.
-        settings: what the selector was made with, for whoever records or compares it.
+        settings: arguments of the selector's factory, for records and comparisons.
         is_lowest_first: whether a row's tied arms lose to the lowest index instead of sharing the row.
-        score: reads the marginals, where a rule has a use for them; it stays outside the compiled part, because an
-            engine hands over new functions at every step. It answers None where the marginals do not offer what it reads.
-        required_marginals: the fields of the marginals that `score` cannot do without.
-        reads_table: whether the rule looks at the table itself also where it has p-hat and scores.
+        score: computes scores from the marginals. It stays outside the compiled part, because an engine returns new
+            functions at every step. It returns None if the marginals lack a field that it reads.
+        required_marginals: the fields of the marginals that `score` needs.
+        reads_table: whether the rule reads the table even if it has p-hat and scores.
         is_exact: whether p-hat is the marginals' exact probability, where they offer it.
         horizon: the last step that the rule is made for, if it has one.
 
@@ -80,11 +80,11 @@ def make_selector(
     @jax.jit
     def decide(key, table, shares, allowed, scores, step) -> Selection:
         is_usable = jnp.any(allowed)
-        # Where scores decide, shares are only passed on: looking at them would cost a simulation their computation.
+        # With scores, shares are only passed on: if they were checked, a simulation would have to compute them.
         for part in (table, shares if scores is None else None, scores):
             if part is not None:
                 is_usable &= jnp.all(jnp.isfinite(part) | ~allowed)
-        # A clean stand-in keeps loops finite; its result is thrown away below.
+        # Valid values in place of unusable ones keep loops finite; their result is discarded below.
         safe_allowed = allowed | ~is_usable
         safe_table = None if table is None else jnp.where(is_usable & allowed, table, 0.0)
         safe_scores = None if scores is None else jnp.where(is_usable & allowed, scores, 0.0)
@@ -155,12 +155,14 @@ def wrap_selector(
     settings: Mapping[str, Any],
     choose: Callable[[Key, Bool[Array, " A"], Int[Array, ""], Follow], Selection],
 ) -> Selector:
-    """Build a selector on another one, with its horizon and its use of marginals; named after the function around `choose`.
+    """Build a selector on another one, with its horizon and its use of marginals.
+
+    Its name is that of the function in which `choose` is defined.
 
     Args:
-        selector: what is followed.
-        settings: those of the rule on top; the selector itself is added to them.
-        choose: `(key, allowed, step, follow) -> Selection`, where `follow(key, allowed)` is what `selector` does here.
+        selector: the inner selector.
+        settings: of the outer rule; the inner selector is added to them.
+        choose: `(key, allowed, step, follow) -> Selection`, where `follow(key, allowed)` is the inner selection.
     """
 
     def select(
@@ -201,10 +203,10 @@ def check_horizon(step: int, horizon: int | None) -> None:
 
 
 def as_selector(selector: Any) -> Selector:
-    """Return a selector as it is, and make one of a plain function with a selector's arguments.
+    """Return a selector unchanged, or make one of a plain function with the arguments of a selector.
 
     Raises:
-        ValueError: for what cannot be called, and for a factory that was not called.
+        ValueError: for a value that is not callable, and for a factory that was not called.
     """
     if isinstance(selector, Selector):
         return selector
@@ -230,7 +232,7 @@ def _factory_of(function: Any) -> str:
 def check_arguments(
     table: Any, allowed: Any, step: Any
 ) -> tuple[Float[Array, "M A"], Bool[Array, " A"], Int[Array, ""]]:
-    """Check what is known before running, and return the three arguments as arrays.
+    """Check concrete arguments, and return the three arguments as arrays.
 
     Returns:
         The table in float32 or float64, the mask (all true where it was None), and the step.

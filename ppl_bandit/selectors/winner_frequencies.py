@@ -1,4 +1,4 @@
-"""From the table to shares: how often each arm wins, and how to draw an arm from shares.
+"""Shares of draws that each arm wins, and draws of an arm from given probabilities.
 
 `winner_frequencies` is p-hat of the paper, the Monte Carlo estimate of the probability that each arm is optimal.
 """
@@ -27,7 +27,7 @@ def winner_frequencies(
     """
     num_draws = table.shape[0]
     rows_won = jnp.sum(winner_weights(table, allowed, is_lowest_first=is_lowest_first), axis=1)
-    # Compilers divide by multiplying with a reciprocal, and n * (1 / n) is not always 1.
+    # XLA may divide by multiplying with a reciprocal, and n * (1 / n) is not always 1.
     return jnp.where(rows_won == num_draws, 1.0, rows_won / num_draws)
 
 
@@ -35,7 +35,7 @@ def winner_weights(
     table: Float[Array, "M A"], allowed: Bool[Array, " A"], *, is_lowest_first: bool = False
 ) -> Float[Array, "A M"]:
     """Give each draw's winner weight 1, and 0 to the rest; winners that tie share it as in `winner_frequencies`."""
-    # Arms first: reductions over draws, the long axis, then run along memory, several times faster for a few arms.
+    # Arms first: reductions over draws, the long axis, then read contiguous memory, several times faster for a few arms.
     competing = jnp.where(allowed[:, None], table.T, -jnp.inf)
     if is_lowest_first:
         return (jnp.argmax(competing, axis=0) == jnp.arange(table.shape[1])[:, None]).astype(table.dtype)
@@ -50,7 +50,7 @@ def is_largest(values: Float[Array, " A"], allowed: Bool[Array, " A"], *, roundi
 
 
 def share_equally(is_member: Bool[Array, " A"], dtype: jnp.dtype) -> Float[Array, " A"]:
-    """Spread probability 1 evenly over the marked arms; with none marked there is nothing to spread: all 0."""
+    """Spread probability 1 evenly over the marked arms; all 0 if no arm is marked."""
     return is_member.astype(dtype) / jnp.maximum(jnp.sum(is_member), 1).astype(dtype)
 
 
