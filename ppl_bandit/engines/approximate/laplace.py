@@ -13,8 +13,7 @@ from ppl_bandit.engines.approximate.explanation import explain_approximate
 from ppl_bandit.engines.approximate.fit_checks import FIT_CHECKS, FIT_CHECKS_TEXT, NUM_CHECK_DRAWS, measure_fit
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
-from ppl_bandit.engines.particles.log_density import LogDensity
-from ppl_bandit.engines.particles.modes import find_mode
+from ppl_bandit.engines.particles.log_density import LogDensity, find_mode
 from ppl_bandit.engines.row_buffer import Buffer, append_rows, empty_buffer, has_room_for, reserve, row_mask
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel

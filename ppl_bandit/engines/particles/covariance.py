@@ -1,10 +1,22 @@
-"""Means, covariances and covariance roots of particles, and the coordinates in which they are standardised."""
+"""Means, covariances and covariance roots of particles, and Student-t laws in the coordinates that they standardise."""
+
+import math
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 
-__all__ = ["jittered_root", "mean_and_covariance", "mean_and_root", "robust_covariance", "standardize"]
+__all__ = [
+    "jittered_root",
+    "log_kernel",
+    "log_normalizing_constant",
+    "mean_and_covariance",
+    "mean_and_root",
+    "robust_covariance",
+    "standardize",
+    "student_t_draws",
+]
 
 _CUT = 10.0  # multiples of the geometric mean at which differences are cut: five standard deviations of a Gaussian
 
@@ -69,3 +81,24 @@ def standardize(
 ) -> Float[Array, "M k"]:
     """Return root^-1 (x - centre) for every draw x."""
     return jax.scipy.linalg.solve_triangular(root, (positions - centre).T, lower=True).T
+
+
+def student_t_draws(uniform: Float[Array, "M n"], normal: Float[Array, "M k"]) -> Float[Array, "M k"]:
+    """Return draws of a standard Student-t law with 2 n degrees of freedom.
+
+    Args:
+        uniform: numbers in (0, 1). A chi-squared variable with 2 n degrees of freedom is a sum of n exponentials.
+        normal: standard normal numbers.
+    """
+    chi_squared = -2.0 * jnp.sum(jnp.log(uniform), axis=1)
+    return normal * jnp.sqrt(2 * uniform.shape[1] / chi_squared)[:, None]
+
+
+def log_kernel(squared_distances: Float[Array, "*M"], degrees: int, size: int) -> Float[Array, "*M"]:
+    """Return the log density at standardised squared distances from the centre, without its constant."""
+    return -0.5 * (degrees + size) * jnp.log1p(squared_distances / degrees)
+
+
+def log_normalizing_constant(degrees: int, size: int) -> Float[Array, ""]:
+    """Return the log density of a standard Student-t law at its centre."""
+    return gammaln((degrees + size) / 2) - gammaln(degrees / 2) - 0.5 * size * math.log(degrees * math.pi)

@@ -17,10 +17,9 @@ import jax.random as jr
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.particles.covariance import log_kernel, log_normalizing_constant, student_t_draws
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, pareto_k_hat
-from ppl_bandit.engines.particles.log_density import LogDensity
-from ppl_bandit.engines.particles.modes import Mode, find_mode
-from ppl_bandit.engines.particles.student_t import log_kernel, log_normalizing_constant, student_t_draws
+from ppl_bandit.engines.particles.log_density import LogDensity, Mode, find_mode
 from ppl_bandit.engines.particles.weights import finite_log_weights, flatten_log_weights, resample, weight_ess
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key

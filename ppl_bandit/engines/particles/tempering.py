@@ -18,9 +18,14 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.particles.conditional_execution import ConditionalTask, run_where_needed
-from ppl_bandit.engines.particles.covariance import jittered_root, mean_and_covariance, standardize
+from ppl_bandit.engines.particles.covariance import (
+    jittered_root,
+    log_kernel,
+    mean_and_covariance,
+    standardize,
+    student_t_draws,
+)
 from ppl_bandit.engines.particles.diagnostics import coordinate_autocorrelation
-from ppl_bandit.engines.particles.student_t import log_kernel, student_t_draws
 from ppl_bandit.engines.particles.weights import (
     finite_log_weights,
     normalize_weights,

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.particles.log_density import LogDensity, second_derivatives
-from ppl_bandit.engines.particles.modes import find_mode
+from ppl_bandit.engines.particles.log_density import LogDensity, find_mode, second_derivatives
 
 
 def density_of(log_density):
