@@ -120,6 +120,7 @@ def normal_inverse_gamma(x):
     return location, kappa, 3.0 + x.size / 2, rate
 
 
+@pytest.mark.slow
 def test_marginals_of_every_family_are_the_textbook_ones(family_posterior):
     model, engine, _, posterior, _ = family_posterior
     with jax.enable_x64(True):
@@ -163,6 +164,7 @@ def textbook_log_evidence():
     return total + stats.multivariate_normal(np.full(ARM.size, 0.5), covariance).logpdf(ROWS["level"])
 
 
+@pytest.mark.slow
 def test_the_log_evidence_of_every_family_is_the_textbook_one_at_any_point(family_posterior):
     model, engine, prior, posterior, rows = family_posterior
     with jax.enable_x64(True):

@@ -59,6 +59,10 @@ MAKERS = {
     "svi": lambda **k: engines.svi(reward_model(), **k),
 }
 every_engine = pytest.mark.parametrize("name", MAKERS)
+# In the default run these two are built for the main contract alone: a batch leads to the exact posterior.
+most_engines = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("nuts", "svi") else []) for n in MAKERS]
+)
 
 ROWS = Interaction(jnp.array([0, 0, 1, 0, 0, 1, 0, 0]), jnp.array([0.3, -1.2, 6.0, 2.0, 0.9, 4.0, -0.4, 0.1]))
 ALL = jnp.ones(8, bool)
@@ -92,7 +96,7 @@ def assert_posterior(engine, state, expected, key=0):
     assert np.max(np.abs(draws.std(axis=0) / sd - 1)) < SD_TOLERANCE
 
 
-@every_engine
+@most_engines
 def test_without_data_the_draws_are_the_prior(name):
     engine = compiled(name)
     assert_posterior(engine, engine.init(jr.key(0)), (np.ones(2), np.full(2, 2.0)))
@@ -106,7 +110,7 @@ def test_a_batch_leads_to_the_exact_posterior(name):
     assert_posterior(engine, state, exact_posterior(ROWS))
 
 
-@every_engine
+@most_engines
 def test_rows_one_at_a_time_lead_to_the_same_posterior(name):
     engine = compiled(name)
     state = engine.init(jr.key(0))
@@ -116,7 +120,7 @@ def test_rows_one_at_a_time_lead_to_the_same_posterior(name):
     assert_posterior(engine, state, exact_posterior(ROWS))
 
 
-@every_engine
+@most_engines
 def test_masked_rows_may_hold_anything_and_change_nothing(name):
     engine = compiled(name)
     arm, reward = np.full(8, 77, ROWS.arm.dtype), np.full(8, np.nan, ROWS.reward.dtype)
@@ -133,7 +137,7 @@ def test_masked_rows_may_hold_anything_and_change_nothing(name):
     assert_posterior(engine, state, exact_posterior(twice))
 
 
-@every_engine
+@most_engines
 def test_rows_that_do_not_fit_are_reported_and_not_learnt(name):
     engine = compiled(name)
     if engine.capabilities.reserve is None:
@@ -273,7 +277,7 @@ def test_functions_run_under_vmap_and_scan_in_double_precision_where_jax_is(name
     assert floats == {np.dtype("float64")}
 
 
-@every_engine
+@most_engines
 def test_the_explanation_does_not_claim_to_be_exact(name):
     explanation = MAKERS[name](discount=0.99).explanation
     assert explanation.engine == name and not explanation.is_exact

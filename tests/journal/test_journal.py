@@ -294,6 +294,7 @@ def test_another_experiment_is_refused_with_what_differs(parts, tmp_path, change
         bandit.select()
 
 
+@pytest.mark.slow
 def test_an_engines_settings_and_a_programs_numbers_are_part_of_the_experiment(parts, tmp_path):
     model, _ = parts
     steady = dict(arms=ARMS, num_samples=200, journal=tmp_path / "j.db")

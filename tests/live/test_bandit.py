@@ -427,6 +427,7 @@ def test_arviz_gets_named_arms_and_the_data(conversion_parts):
     np.testing.assert_allclose(tree["log_likelihood"]["reward"].values[0], expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_decision_notes_arms_whose_expected_reward_has_no_mean():
     def waiting(arm):
         mean = numpyro.sample("mean", dist.InverseGamma(1.0, 60.0).expand([2]))

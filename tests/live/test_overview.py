@@ -59,6 +59,7 @@ def test_a_summary_agrees_with_the_closed_form(plain):
     assert frame.best_arm_prob.sum() == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_contextual_summary_averages_over_the_contexts_given(contextual):
     # Before any data, P(best) is one half in every context, and the mean of |x| over them scales the loss.
     frame = contextual.summary(np.array([1.0, -3.0]))

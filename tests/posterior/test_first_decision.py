@@ -30,9 +30,10 @@ def linear(arm, context):
     numpyro.sample("reward", dist.Normal(mean, jnp.sqrt(variance[arm])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program, num_arms, context, most_examined, most_learnt",
-    [(conversion, 3, None, 1850, 1170), pytest.param(linear, 2, np.full(3, 0.5), 3640, 2020, marks=pytest.mark.slow)],
+    [(conversion, 3, None, 1850, 1170), (linear, 2, np.full(3, 0.5), 3640, 2020)],
 )
 def test_an_examination_and_an_update_are_small_programs(program, num_arms, context, most_examined, most_learnt):
     """A quarter of a millisecond of a start is one operation, traced, lowered and compiled; families that a program does not

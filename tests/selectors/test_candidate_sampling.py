@@ -15,7 +15,7 @@ from ppl_bandit.selectors.candidate_sampling import draw_mode, log_false_alarm, 
 from ppl_bandit.selectors.mode_counts import few_candidates
 from ppl_bandit.selectors.mode_probs import mode_probs
 
-PRECISIONS = [pytest.param(False, id="float32"), pytest.param(True, id="float64")]
+PRECISIONS = [pytest.param(False, id="float32"), pytest.param(True, id="float64", marks=pytest.mark.slow)]
 TIES = [pytest.param(False, id="random"), pytest.param(True, id="lowest")]
 MODE_PROBS = {
     is_lowest: jax.jit(functools.partial(mode_probs, is_lowest_first=is_lowest)) for is_lowest in (False, True)

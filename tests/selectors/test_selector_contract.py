@@ -38,7 +38,13 @@ FAIR = {
 ALL = FAIR | {"double_sampling_lowest": double_sampling(ties="lowest")}
 MASK = np.array([True, True, False, True, True])
 
-over_all = pytest.mark.parametrize("name", [*FAIR, pytest.param("double_sampling_lowest", marks=pytest.mark.slow)])
+
+def some_slow(names, quick):
+    """Return parameters of which only the quick ones belong to the default run."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+over_all = pytest.mark.parametrize("name", some_slow(ALL, FAIR))
 
 
 @functools.cache
@@ -121,7 +127,7 @@ def test_entries_of_arms_that_are_not_allowed_do_not_matter(name):
         jax.tree.map(np.testing.assert_array_equal, spoilt, plain)
 
 
-@pytest.mark.parametrize("name", FAIR)
+@pytest.mark.parametrize("name", some_slow(FAIR, ("double_sampling", "information_directed", "optimistic_gittins")))
 def test_one_draw_of_one_arm_is_enough(name):
     selection = ALL[name](jr.key(0), jnp.ones((1, 1)), 1)
     assert selection.arm == 0
@@ -138,10 +144,7 @@ def test_draws_that_all_agree_give_all_weight_to_their_best_arm(name):
     np.testing.assert_allclose(selection.propensities, expected.get(name, [0.0, 1.0, 0.0, 0.0, 0.0]), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in ("double_sampling", "optimistic_gittins") else pytest.param(n, marks=pytest.mark.slow) for n in FAIR],
-)
+@pytest.mark.parametrize("name", some_slow(FAIR, ("double_sampling", "optimistic_gittins")))
 def test_a_scan_over_a_batch_agrees_with_single_calls(name):
     keys = jr.split(jr.key(5), (3, 2))
     batch = jnp.stack(list(tables().values())[:6]).reshape(3, 2, NUM_DRAWS, NUM_ARMS)
@@ -162,11 +165,7 @@ def test_a_scan_over_a_batch_agrees_with_single_calls(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "bayes_ucb",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("double_sampling", "information_directed", "with_floor")),
-    ],
+    "name", some_slow(("double_sampling", "bayes_ucb", "information_directed", "with_floor"), ("bayes_ucb",))
 )
 def test_float64_tables_give_float64_probabilities(name):
     table = tables()["tied rows"]
@@ -179,7 +178,10 @@ def test_float64_tables_give_float64_probabilities(name):
     np.testing.assert_allclose(double.propensities, single.propensities, atol=1e-5)
 
 
-@pytest.mark.parametrize("build", [pytest.param(thompson, marks=pytest.mark.slow), bayes_ucb])
+@pytest.mark.parametrize(
+    "build",
+    [bayes_ucb, *(pytest.param(b, marks=pytest.mark.slow) for b in (thompson, lambda: with_floor(greedy(), 0.05)))],
+)
 def test_a_loop_of_steps_compiles_once(build, caplog):
     table = tables()["in doubt"]
     selector = build()

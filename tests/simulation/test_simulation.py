@@ -89,6 +89,7 @@ def test_summaries_are_those_of_the_steps(whole, monkeypatch):
     assert float(last) == pytest.approx(float(regret[:, -1].median()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_several_selectors_see_the_same_realizations(whole):
     both = run({"ds": DOUBLE, "ts": THOMPSON})
     assert dict(both.sizes) == {"selector": 2, "realization": 12, "step": 20, "arm": 2}

@@ -74,7 +74,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [n if n in ("random slopes", "three levels") else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_what_only_a_core_ties_is_a_leaf(name):
     program, num_arms, context, leaves, num_core = CASES[name]
     model = RewardModel(program, num_arms, context)

@@ -105,7 +105,7 @@ def test_rows_of_one_probability_and_one_rate_change_the_normalizer_by_theirs_al
         assert not changes_one_element(natural_of(layout, {"positive": [[0.0, -1.0], [0.0, -1.0]]}))
 
 
-@pytest.mark.parametrize("size", [3, 12])  # written out, and by the library
+@pytest.mark.parametrize("size", [3, pytest.param(12, marks=pytest.mark.slow)])  # written out, and by the library
 def test_gaussians_of_any_size_have_their_normalizer_about_any_centre(size):
     rng = np.random.default_rng(0)
     root = rng.standard_normal((size, size))

@@ -94,6 +94,7 @@ def test_a_datum_that_is_not_conjugate_is_not_absorbed():
     jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
+@pytest.mark.slow
 def test_a_datum_that_the_exact_engine_refuses_shows_which_site_is_outer():
     """Conjugate in all sites, and sent to the exact engine, but for one reward, whose density bends in `shift`."""
 

@@ -55,6 +55,7 @@ def line(arm, context):
     numpyro.sample("reward", dist.Normal(context @ weight + 0.0 * arm, 1.0))
 
 
+@pytest.mark.slow
 def test_single_precision_is_not_trusted_with_features_that_nearly_repeat_each_other():
     engine, rng = conjugate(RewardModel(line, 1, np.ones(2))), np.random.default_rng(0)
     assert not jax.config.jax_enable_x64

@@ -745,7 +745,7 @@ def a_pilot_study_inside_the_program_counts_once():
     return Case(program, COUNTS, expected)
 
 
-@case
+@slow_case
 def discounted_outcomes():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([A]))

@@ -166,6 +166,7 @@ def bernoulli_engine():
     return conjugate(RewardModel(beta_bernoulli, A))
 
 
+@pytest.mark.slow
 def test_updates_of_one_row_compile_once():
     calls = []
 

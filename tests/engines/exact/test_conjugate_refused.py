@@ -26,7 +26,8 @@ def near_miss(
 ) -> Callable:
     """Register a program with a word of the reason for which it must be refused.
 
-    The default run has at least one program for every reason; further programs of a reason are slow.
+    The default run has a program for every kind of reason; further programs, and further primitives that are not analytic,
+    are slow.
     """
 
     def register(program: Callable) -> Callable:
@@ -84,7 +85,7 @@ def link_with_a_power_close_to_one(arm):
     bernoulli(rates()[arm] ** 1.0001)
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def a_tiny_perturbation(arm):
     mean = reals()[arm]
     normal(mean * (1.0 + 1e-7 * jnp.sin(mean)))
@@ -165,7 +166,7 @@ def saturation_far_out(arm):
 # Kinks, branches and roundings
 
 
-@near_miss("rounding")
+@near_miss("rounding", is_slow=True)
 def rounded_rate(arm):
     bernoulli(0.05 + 0.9 * jnp.round(rates()[arm], 3))
 
@@ -180,7 +181,7 @@ def rate_cast_to_an_integer(arm):
     numpyro.sample("reward", dist.Poisson(1.0 + gammas()[arm].astype(int)))
 
 
-@near_miss("float16")
+@near_miss("float16", is_slow=True)
 def rate_cast_to_half_precision(arm):
     bernoulli(rates()[arm].astype(jnp.float16))
 
@@ -319,7 +320,7 @@ def conjugate_value_with_no_slope(arm):
 # Latents that choose
 
 
-@near_miss("argmax")
+@near_miss("argmax", is_slow=True)
 def arm_chosen_by_argmax(arm):
     mean = reals()
     normal(mean[(arm + jnp.argmax(mean)) % A])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pytest
 
 from ppl_bandit.engines.particles.kernels import hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity
@@ -58,6 +59,7 @@ def test_particles_that_never_move_fail_a_check():
     assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > 0.9
 
 
+@pytest.mark.slow
 def test_particles_that_hardly_move_fail_a_check():
     def slow(key, target, positions, step_size):
         return hamiltonian(key, target, positions, jnp.array(1e-3))  # 64 leaps go a fifteenth of a standard deviation
@@ -73,6 +75,7 @@ def test_particles_that_cannot_leave_their_mode_fail_a_check():
     assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > MAX_AUTOCORRELATION
 
 
+@pytest.mark.slow
 def test_particles_far_from_the_target_fail_a_check():
     # All start at one point 30 standard deviations away, and their means drift.
     def slow(key, target, positions, step_size):

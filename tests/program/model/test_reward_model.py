@@ -211,6 +211,7 @@ def test_contexts_about_an_example_of_zeros_stay_within_what_they_index():
         np.testing.assert_array_equal(rows[name][is_kept], np.broadcast_to(value, rows[name][is_kept].shape))
 
 
+@pytest.mark.slow
 def test_threads_that_read_programs_at_once_do_not_meet():
     def program_of(number):
         def program(arm):
