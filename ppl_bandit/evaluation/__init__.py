@@ -1,0 +1,1 @@
+"""Inference after adaptive data collection, and off-policy evaluation."""

@@ -1,0 +1,217 @@
+"""Confidence sequences: intervals that hold at all sample sizes at once, hence at any data-dependent stopping time.
+
+The uniform boundaries are those of Howard, Ramdas, McAuliffe and Sekhon (2021, "Time-uniform, nonparametric, nonasymptotic
+confidence sequences"): if S_t is a sum of centred variables with intrinsic time V_t, then S_t stays below the boundary u(V_t) at
+all t with probability 1 - alpha. The empirical-Bernstein sequence is that of Waudby-Smith and Ramdas (2024, "Estimating means of
+bounded random variables by betting"), the asymptotic one that of Waudby-Smith et al. (2024, "Time-uniform central limit theory").
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+__all__ = [
+    "Bounds",
+    "asymptotic_margin",
+    "bernoulli_bounds",
+    "beta_binomial_boundary",
+    "beta_binomial_log_mixture",
+    "empirical_bernstein_lower",
+    "gamma_exponential_boundary",
+    "gamma_exponential_log_mixture",
+    "normal_mixture_boundary",
+    "normal_mixture_parameter",
+    "polynomial_stitching_boundary",
+]
+
+_NUM_BISECTIONS = 60  # halves an interval to 1e-18 of its length
+_LARGEST_BET = 0.5  # of the empirical-Bernstein sequence: a fraction of the largest admissible one
+
+
+class Bounds(NamedTuple):
+    """Lower and upper ends of intervals, one pair per entry."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def normal_mixture_parameter(optimal_time: float, alpha: float) -> float:
+    """Return rho, the parameter for which the two-sided normal mixture boundary is tightest near `optimal_time`."""
+    log_term = 2.0 * math.log(1.0 / alpha)
+    return optimal_time / (log_term + math.log1p(log_term))
+
+
+def normal_mixture_boundary(time: np.ndarray, alpha: float, rho: float) -> np.ndarray:
+    """Return the two-sided normal mixture boundary sqrt((v + rho) log((v + rho) / (rho alpha^2))) for sub-Gaussian sums."""
+    time = np.asarray(time, float)
+    return np.sqrt((time + rho) * (np.log1p(time / rho) + 2.0 * math.log(1.0 / alpha)))
+
+
+def gamma_exponential_log_mixture(total: np.ndarray, time: np.ndarray, rho: float, scale: float) -> np.ndarray:
+    """Return the log of the gamma-exponential mixture supermartingale, for sub-exponential sums of this scale c."""
+    total, time = np.asarray(total, float), np.asarray(time, float)
+    prior, shape = rho / scale**2, (time + rho) / scale**2
+    rate = (scale * total + time + rho) / scale**2
+    log_norm = prior * math.log(prior) - special.gammaln(prior) - math.log(special.gammainc(prior, prior))
+    return (
+        log_norm
+        + special.gammaln(shape)
+        + np.log(special.gammainc(shape, rate))
+        - shape * np.log(rate)
+        + (scale * total + time) / scale**2
+    )
+
+
+def gamma_exponential_boundary(time: float, alpha: float, rho: float, scale: float) -> float:
+    """Return the one-sided gamma-exponential mixture boundary at one time."""
+    return _mixture_boundary(lambda total: gamma_exponential_log_mixture(total, time, rho, scale), time, alpha)
+
+
+def beta_binomial_log_mixture(
+    total: np.ndarray, time: np.ndarray, rho: np.ndarray, below: np.ndarray, above: np.ndarray
+) -> np.ndarray:
+    """Return the log of the two-sided beta-binomial mixture supermartingale.
+
+    For sums of variables that lie between -below and above: exp(l S - V psi(l)) is mixed over l with a Beta law of
+    q = below e^(above l) / (below e^(above l) + above e^(-below l)), which makes the integral a ratio of Beta functions.
+
+    Args:
+        total: S.
+        time: V; below * above for each variable.
+        rho: as from `normal_mixture_parameter`.
+    """
+    width = below + above
+    prior = np.maximum(rho - below * above, 1e-3 * below * above)
+    wins, losses = (time + above * total) / (above * width), (time - below * total) / (below * width)
+    log_scale = time / (below * above) * np.log(width) - wins * np.log(below) - losses * np.log(above)
+    prior_wins, prior_losses = prior / (above * width), prior / (below * width)
+    return log_scale + special.betaln(prior_wins + wins, prior_losses + losses) - special.betaln(prior_wins, prior_losses)
+
+
+def beta_binomial_boundary(time: float, alpha: float, rho: float, below: float, above: float) -> float:
+    """Return the upper half of the two-sided beta-binomial mixture boundary at one time."""
+    most = time / below  # the sum of as many variables as the time says, each at its largest value
+    at_most = float(beta_binomial_log_mixture(most, time, rho, below, above))
+    if at_most < math.log(1.0 / alpha):
+        return most
+    return _bisect(lambda total: beta_binomial_log_mixture(total, time, rho, below, above), 0.0, most, alpha)
+
+
+def bernoulli_bounds(num_successes: np.ndarray, num_trials: np.ndarray, alpha: float, optimal_time: float) -> Bounds:
+    """Return beta-binomial mixture intervals of a mean of variables in [0, 1].
+
+    The interval is {p: the mixture supermartingale of the sum less its mean under p is below 1 / alpha}. Variables in [0, 1]
+    with mean p are sub-Bernoulli with ranges p and 1 - p, so that the bounds hold for all of them, not for counts alone.
+
+    Args:
+        num_successes: sums of the variables.
+        num_trials: their numbers; an interval without a trial is [0, 1].
+        optimal_time: number of trials at which the sequence is tightest.
+    """
+    successes, trials = np.broadcast_arrays(np.asarray(num_successes, float), np.asarray(num_trials, float))
+
+    def exceeds(p: np.ndarray) -> np.ndarray:
+        variance = p * (1.0 - p)
+        rho = normal_mixture_parameter(optimal_time, alpha) * variance
+        log_mixture = beta_binomial_log_mixture(successes - p * trials, variance * trials, rho, p, 1.0 - p)
+        return log_mixture > math.log(1.0 / alpha)
+
+    mean = np.divide(successes, trials, out=np.full(successes.shape, 0.5), where=trials > 0)
+    tiny = 1e-12
+    inside = np.clip(mean, tiny, 1.0 - tiny)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lower = _first_inside(exceeds, np.full(mean.shape, tiny), inside)
+        upper = _first_inside(exceeds, np.full(mean.shape, 1.0 - tiny), inside)
+    return Bounds(np.where(lower <= tiny, 0.0, lower), np.where(upper >= 1.0 - tiny, 1.0, upper))
+
+
+def polynomial_stitching_boundary(
+    time: np.ndarray, alpha: float, start: float, scale: float, power: float = 1.4, ratio: float = 2.0
+) -> np.ndarray:
+    """Return the stitched boundary for sub-gamma sums of this scale c, which grows as sqrt(v log log v).
+
+    Args:
+        start: time from which on it is tight.
+        power: s of the polynomial h(k) = (k + 1)^s zeta(s) that spreads alpha over epochs.
+        ratio: eta, between the ends of two epochs.
+    """
+    time = np.maximum(np.asarray(time, float), start)
+    first, second = (ratio**0.25 + ratio**-0.25) / math.sqrt(2.0), (math.sqrt(ratio) + 1.0) / 2.0
+    cost = power * np.log(np.log(ratio * time / start)) + math.log(
+        special.zeta(power) / (alpha * math.log(ratio) ** power)
+    )
+    linear = second * scale * cost
+    return np.sqrt(first**2 * time * cost + linear**2) + linear
+
+
+def empirical_bernstein_lower(scores: np.ndarray, alpha: float) -> np.ndarray:
+    """Return lower confidence bounds of the running mean of conditional means, after each score.
+
+    Scores are nonnegative and may be unbounded above, such as importance-weighted rewards; their conditional means are at most
+    1. The bets l_t are predictable, and psi_E(l) = -log(1 - l) - l. The bound of a mean that stays the same is
+
+        (sum l_t x_t - log(1 / alpha) - sum psi_E(l_t) (x_t - m_{t-1})^2) / sum l_t,
+
+    with m the running mean of the scores so far, at most 1.
+    """
+    scores = np.asarray(scores, float)
+    if scores.size == 0:
+        return np.zeros(0)
+    if scores.min() < 0:
+        raise ValueError(f"scores must be nonnegative, got {scores.min():g}; shift and scale the rewards to [0, 1]")
+    steps = np.arange(1, scores.size + 1)
+    mean = (0.5 + np.cumsum(scores)) / (steps + 1)
+    centre = np.minimum(np.concatenate([[0.5], mean[:-1]]), 1.0)  # before each score
+    squares = (scores - np.minimum(mean, 1.0)) ** 2
+    variance = (0.25 + np.cumsum(squares)) / (steps + 1)
+    variance = np.concatenate([[0.25], variance[:-1]])
+    bets = np.sqrt(2.0 * math.log(1.0 / alpha) / (variance * steps * np.log1p(steps)))
+    bets = np.minimum(bets, _LARGEST_BET)
+    cost = np.cumsum((-np.log1p(-bets) - bets) * (scores - centre) ** 2)
+    lower = (np.cumsum(bets * scores) - math.log(1.0 / alpha) - cost) / np.cumsum(bets)
+    return np.maximum(lower, 0.0)
+
+
+def asymptotic_margin(times: np.ndarray, variance: np.ndarray, alpha: float, optimal_time: float) -> np.ndarray:
+    """Return half the width of the asymptotic confidence sequence of a mean.
+
+    Coverage at all times from a first time on tends to 1 - alpha as that first time grows; it is no finite-sample guarantee.
+
+    Args:
+        times: sample sizes.
+        variance: of the scores, estimated at each of them.
+        optimal_time: sample size at which the sequence is tightest.
+    """
+    times, variance = np.asarray(times, float), np.maximum(np.asarray(variance, float), 1e-300)
+    square = (-special.lambertw(-(alpha**2) / math.e, k=-1).real - 1.0) / optimal_time
+    total = times * variance * square
+    return np.sqrt(2.0 * (total + 1.0) / (times**2 * square) * np.log(np.sqrt(total + 1.0) / alpha))
+
+
+def _mixture_boundary(log_mixture: Callable, time: float, alpha: float) -> float:
+    high = 1.0 + math.sqrt(time)
+    while float(log_mixture(high)) < math.log(1.0 / alpha):
+        high *= 2.0
+    return _bisect(log_mixture, 0.0, high, alpha)
+
+
+def _bisect(log_mixture: Callable, low: float, high: float, alpha: float) -> float:
+    """Return where an increasing log mixture crosses log(1 / alpha)."""
+    for _ in range(_NUM_BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if float(log_mixture(middle)) >= math.log(1.0 / alpha) else (middle, high)
+    return 0.5 * (low + high)
+
+
+def _first_inside(exceeds: Callable[[np.ndarray], np.ndarray], outer: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """Return, elementwise, the end of the interval between a point outside of it, or at the edge, and one inside."""
+    outside, inside = outer.copy(), inner.copy()
+    is_edge = ~exceeds(outer)
+    for _ in range(_NUM_BISECTIONS):
+        middle = 0.5 * (outside + inside)
+        is_out = exceeds(middle)
+        outside, inside = np.where(is_out, middle, outside), np.where(is_out, inside, middle)
+    return np.where(is_edge, outer, inside)

@@ -1,0 +1,119 @@
+"""The data of an evaluation: decisions in the order in which they were made, with their propensities and rewards."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["LoggedDecisions", "decisions_from_frame"]
+
+_PROPENSITY_COLUMN = re.compile(r"propensity_(.+)")
+_SUM_TOLERANCE = 1e-6  # of propensities that were written with a few digits
+
+
+class LoggedDecisions(NamedTuple):
+    """Rewarded decisions, T rows in the order of decisions.
+
+    Attributes:
+        names: the arms.
+        arm: (T,), index of the arm that was played.
+        reward: (T,).
+        propensity: (T,), probability with which that arm was played; in (0, 1].
+        propensities: (T, A), probability of every arm; None where only that of the played arm was recorded.
+        contexts: a pytree whose leaves have a leading axis T, or None.
+        num_unrewarded: decisions without a reward, which are left out.
+        num_without_propensity: rewards of plays that were decided elsewhere, which are left out.
+    """
+
+    names: tuple[Any, ...]
+    arm: np.ndarray
+    reward: np.ndarray
+    propensity: np.ndarray
+    propensities: np.ndarray | None = None
+    contexts: Any = None
+    num_unrewarded: int = 0
+    num_without_propensity: int = 0
+
+
+def decisions_from_frame(frame: Any, names: Sequence[Any] | None = None, contexts: Any = None) -> LoggedDecisions:
+    """Read a DataFrame with the columns arm, reward and propensity, a row per decision, in the order of decisions.
+
+    A row with an empty reward counts as unrewarded, one with an empty propensity as decided elsewhere. Columns
+    `propensity_<arm>`, one for every arm, give the probabilities of all arms.
+
+    Args:
+        names: the arms; None takes those that occur, sorted.
+        contexts: of all rows, with a leading axis; None for none.
+
+    Raises:
+        ValueError: for a missing column, an unknown arm, or a propensity outside [0, 1].
+    """
+    columns = [str(column) for column in frame.columns]
+    missing = [column for column in ("arm", "reward", "propensity") if column not in columns]
+    if missing:
+        raise ValueError(
+            f"log has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, columns)) or 'none'}: rename the "
+            "columns to arm, reward and propensity"
+        )
+    played = np.asarray(frame["arm"])
+    known = tuple(sorted(set(played.tolist()), key=str)) if names is None else tuple(names)
+    index = {name: position for position, name in enumerate(known)}
+    unknown = next((row for row, name in enumerate(played.tolist()) if name not in index), None)
+    if unknown is not None:
+        raise ValueError(f"log: row {unknown} has the arm {played[unknown]!r}, expected one of {list(known)}")
+    arm = np.fromiter((index[name] for name in played.tolist()), np.int64, len(played))
+    reward = np.asarray(frame["reward"], float)
+    propensity = np.asarray(frame["propensity"], float)
+    _check_probabilities(propensity, "propensity")
+    every = _all_propensities(frame, columns, known, arm, propensity)
+    has_reward, has_propensity = ~np.isnan(reward), ~np.isnan(propensity)
+    keep = has_reward & has_propensity
+    if np.isinf(reward).any():
+        raise ValueError(f"log: row {int(np.argmax(np.isinf(reward)))} has an infinite reward")
+
+    def rows(leaf: Any) -> Any:
+        return None if leaf is None else np.asarray(leaf)[keep]
+
+    import jax
+
+    return LoggedDecisions(
+        known,
+        arm[keep],
+        reward[keep],
+        propensity[keep],
+        rows(every),
+        jax.tree.map(rows, contexts),
+        int((~has_reward & has_propensity).sum()),
+        int((~has_propensity).sum()),
+    )
+
+
+def _all_propensities(
+    frame: Any, columns: Sequence[str], names: tuple[Any, ...], arm: np.ndarray, propensity: np.ndarray
+) -> np.ndarray | None:
+    given = {match[1]: column for column in columns if (match := _PROPENSITY_COLUMN.fullmatch(column))}
+    if not given:
+        return None
+    lacking = [name for name in names if str(name) not in given]
+    if lacking:
+        raise ValueError(f"log has columns propensity_<arm>, but none for {lacking}: give one for every arm, or none")
+    every = np.stack([np.asarray(frame[given[str(name)]], float) for name in names], axis=1)
+    for position, name in enumerate(names):
+        _check_probabilities(every[:, position], f"propensity_{name}")
+    with np.errstate(invalid="ignore"):
+        off = np.abs(np.nansum(every, axis=1) - 1.0) > _SUM_TOLERANCE * len(names)
+        other = np.abs(every[np.arange(arm.size), arm] - propensity) > _SUM_TOLERANCE
+    wrong = np.flatnonzero((off | other) & ~np.isnan(propensity))
+    if wrong.size:
+        raise ValueError(
+            f"log: row {wrong[0]} has propensities {every[wrong[0]].tolist()} of all arms and {propensity[wrong[0]]:g} of the "
+            "played one: they must add up to 1 and agree"
+        )
+    return every
+
+
+def _check_probabilities(values: np.ndarray, name: str) -> None:
+    wrong = np.flatnonzero((values < 0) | (values > 1))
+    if wrong.size:
+        raise ValueError(f"log: row {wrong[0]} has {name}={values[wrong[0]]:g}, expected a probability in [0, 1]")
