@@ -22,6 +22,7 @@ class LoggedDecisions(NamedTuple):
         propensity: (T,), probability with which that arm was played; in (0, 1].
         propensities: (T, A), probability of every arm; None where only that of the played arm was recorded.
         contexts: a pytree whose leaves have a leading axis T, or None.
+        outcomes: {outcome: (T,)} of a program with several outcomes; None where the reward is the only one.
         num_unrewarded: decisions without a reward, which are left out.
         num_without_propensity: rewards of plays that were decided elsewhere, which are left out.
     """
@@ -32,6 +33,7 @@ class LoggedDecisions(NamedTuple):
     propensity: np.ndarray
     propensities: np.ndarray | None = None
     contexts: Any = None
+    outcomes: dict[str, np.ndarray] | None = None
     num_unrewarded: int = 0
     num_without_propensity: int = 0
 
@@ -84,6 +86,7 @@ def decisions_from_frame(frame: Any, names: Sequence[Any] | None = None, context
         propensity[keep],
         rows(every),
         jax.tree.map(rows, contexts),
+        None,
         int((~has_reward & has_propensity).sum()),
         int((~has_propensity).sum()),
     )
