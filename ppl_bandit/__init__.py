@@ -12,6 +12,8 @@ from ppl_bandit.runtime.gc_pause import paused_gc
 if TYPE_CHECKING:
     from ppl_bandit import engines, selectors
     from ppl_bandit.comparison import compare
+    from ppl_bandit.evaluation.evaluate import evaluate
+    from ppl_bandit.evaluation.evaluation import Evaluation
     from ppl_bandit.journal.journal import Journal
     from ppl_bandit.journal.stores.store import JournalError
     from ppl_bandit.live.bandit import Bandit
@@ -39,6 +41,7 @@ __all__ = [
     "Decision",
     "Engine",
     "Environment",
+    "Evaluation",
     "Explanation",
     "Interaction",
     "InvalidProgram",
@@ -52,6 +55,7 @@ __all__ = [
     "Tuned",
     "compare",
     "engines",
+    "evaluate",
     "selectors",
     "simulate",
     "tune",
@@ -62,6 +66,8 @@ _HOMES = {
     "Bandit": "live.bandit",
     "Decision": "live.decisions",
     "Environment": "simulation.environment",
+    "Evaluation": "evaluation.evaluation",
+    "evaluate": "evaluation.evaluate",
     "Journal": "journal.journal",
     "JournalError": "journal.stores.store",
     "NotCertified": "posterior.fallback",

@@ -20,6 +20,7 @@ LEVELS = (
     ("simulation", "inputs"),
     ("posterior",),
     ("journal",),
+    ("evaluation",),
     ("live",),
     ("paper", "comparison"),
     ("__init__",),

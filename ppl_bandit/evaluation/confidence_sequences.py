@@ -88,7 +88,9 @@ def beta_binomial_log_mixture(
     wins, losses = (time + above * total) / (above * width), (time - below * total) / (below * width)
     log_scale = time / (below * above) * np.log(width) - wins * np.log(below) - losses * np.log(above)
     prior_wins, prior_losses = prior / (above * width), prior / (below * width)
-    return log_scale + special.betaln(prior_wins + wins, prior_losses + losses) - special.betaln(prior_wins, prior_losses)
+    return (
+        log_scale + special.betaln(prior_wins + wins, prior_losses + losses) - special.betaln(prior_wins, prior_losses)
+    )
 
 
 def beta_binomial_boundary(time: float, alpha: float, rho: float, below: float, above: float) -> float:

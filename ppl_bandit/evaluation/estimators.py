@@ -184,7 +184,9 @@ def stabilising_weights(variances: np.ndarray, root: bool = True, memory: int = 
     return 1.0 / np.sqrt(mean) if root else 1.0 / mean
 
 
-def running_means(arms: np.ndarray, rewards: np.ndarray, num_arms: int, known_at: np.ndarray | None = None) -> np.ndarray:
+def running_means(
+    arms: np.ndarray, rewards: np.ndarray, num_arms: int, known_at: np.ndarray | None = None
+) -> np.ndarray:
     """Return (T, A): the mean reward of each arm over the rows known before each decision; 0 for an arm not seen yet.
 
     Args:

@@ -79,7 +79,9 @@ def accepted_rewards(
         ValueError: if the log lacks the probabilities of all arms, or some are 0.
     """
     if log.propensities is None:
-        raise ValueError("rejection sampling needs the propensities of all arms in every row, not of the played arm alone")
+        raise ValueError(
+            "rejection sampling needs the propensities of all arms in every row, not of the played arm alone"
+        )
     if not (log.propensities > 0).all():
         raise ValueError("rejection sampling needs positive propensities of all arms: record with selectors.with_floor")
     num_rows = log.arm.size

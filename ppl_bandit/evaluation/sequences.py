@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppl_bandit.evaluation.confidence_sequences import Bounds, asymptotic_margin, bernoulli_bounds, empirical_bernstein_lower
+from ppl_bandit.evaluation.confidence_sequences import (
+    Bounds,
+    asymptotic_margin,
+    bernoulli_bounds,
+    empirical_bernstein_lower,
+)
 from ppl_bandit.evaluation.estimators import importance_weights
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.targets import Component
@@ -17,7 +22,9 @@ __all__ = ["BETA_BINOMIAL", "Sequence", "confidence_sequence"]
 
 BETA_BINOMIAL = "beta-binomial mixture per arm: needs no propensities; assumes rewards within bounds and arm means that do not change"
 EMPIRICAL_BERNSTEIN = "empirical Bernstein: needs true propensities and rewards within bounds"
-ASYMPTOTIC = "asymptotic: needs true propensities with a floor; holds for large samples only, not a finite-sample guarantee"
+ASYMPTOTIC = (
+    "asymptotic: needs true propensities with a floor; holds for large samples only, not a finite-sample guarantee"
+)
 _MOST_TIMES = 1000
 _OPTIMAL_TIME = 0.25  # of all decisions: where a sequence is tightest
 

@@ -28,7 +28,9 @@ class Component(NamedTuple):
     arm: int | None = None
 
 
-def resolve_target(log: LoggedDecisions, target: Any, probs_of: Callable[[Any], np.ndarray] | None = None) -> list[Component]:
+def resolve_target(
+    log: LoggedDecisions, target: Any, probs_of: Callable[[Any], np.ndarray] | None = None
+) -> list[Component]:
     """Return the components of a target: one, or two for a difference, the second of which is subtracted.
 
     Args:

@@ -37,7 +37,7 @@ class DecisionRecord(NamedTuple):
     @property
     def propensity(self) -> float:
         """The probability with which its arm was played."""
-        body = self.decided.body  # a store in memory keeps this number alone once the decision is settled
+        body = self.decided.body  # files of earlier releases keep this number alone once the decision is settled
         return body["propensity"] if "propensity" in body else body["propensities"][self.decided.arm]
 
 

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from ppl_bandit.evaluation.evaluate import evaluate
+from ppl_bandit.evaluation.evaluation import Evaluation
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.recorded_decisions import decisions_from_experiment
 from ppl_bandit.inputs.checks import check_contexts, count_rows
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.inputs.numbers import as_seconds, check_count
@@ -76,6 +80,15 @@ class ReadableBandit:
         """Return the learnt rewards, one row each, in the order of learning."""
         self._catch_up()
         return history_table(self._experiment)
+
+    def logged_decisions(self, outcome: str | None = None) -> LoggedDecisions:
+        """Return the rewarded decisions with their propensities, in the order of decisions; see `evaluate`."""
+        self._catch_up()
+        return decisions_from_experiment(self._experiment, outcome)
+
+    def evaluate(self, target: Any, **settings: Any) -> Evaluation:
+        """Say what may be concluded about a target from this bandit's own decisions; see `ppl_bandit.evaluate`."""
+        return evaluate(self, target, **settings)
 
     def posterior(self, num_samples: int = 1000) -> dict[str, np.ndarray]:
         """Return posterior draws of the latents, {site: (M, ...)}."""

@@ -201,7 +201,9 @@ def main():
     seeds = range(max(arguments.runs // CHUNK, 1))
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for gap, floor in ((0.0, 0.05), (0.5, 0.05), (0.5, 0.0)):
-            print(f"two Gaussian arms, gap {gap}, floor {floor}, T = 1,000, 95%: the losing arm; covered, missed below, above")
+            print(
+                f"two Gaussian arms, gap {gap}, floor {floor}, T = 1,000, 95%: the losing arm; covered, missed below, above"
+            )
             parts = list(pool.map(gaussian_chunk, seeds, [gap] * len(seeds), [floor] * len(seeds)))
             results = [row for part in parts for row in part[0]]
             for name in results[0]:
@@ -214,7 +216,11 @@ def main():
         expected = {"naive": ".832", "AIPW": ".876", "constant": ".884", "two-point": ".898"}
         for name in results[0]:
             values = np.array([row[name] for row in results])
-            show(name, values[:, 0], f"{expected.get(name, '')} misses {values[:, 1].mean():.4f}, {values[:, 2].mean():.4f}")
+            show(
+                name,
+                values[:, 0],
+                f"{expected.get(name, '')} misses {values[:, 1].mean():.4f}, {values[:, 2].mean():.4f}",
+            )
         print("stopping at the first exclusion of the truth")
         wrong = [value for part in pool.map(bernstein_chunk, seeds) for value in part]
         show("empirical Bernstein, policy, floor .02", wrong, "at most .05")

@@ -18,7 +18,7 @@ from ppl_bandit.journal.stores.store import Conflict
 __all__ = ["MAX_PENDING", "MemoryStore"]
 
 MAX_PENDING = 100_000
-_LARGE_FIELDS = ("best_arm_probs", "propensities", "allowed")  # dropped once a decision has its reward
+_LARGE_FIELDS = ("best_arm_probs", "allowed")  # dropped once a decision has its reward
 
 
 class MemoryStore:
@@ -121,9 +121,8 @@ class MemoryStore:
         if not event.settles:
             return
         first = events[0]
-        if "propensities" in first.body:
+        if "allowed" in first.body:
             small = {key: value for key, value in first.body.items() if key not in _LARGE_FIELDS}
-            small["propensity"] = float(first.body["propensities"][first.arm])
             events = [Event._make((*first[:-1], small)), *events[1:]]
         target: Any = self._discarded if event.kind == DISCARDED else self._rewarded
         if target is self._discarded:

@@ -1,0 +1,324 @@
+"""What may be concluded from decisions that were made adaptively: estimates, intervals, and whether the log can carry them."""
+
+import html
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ppl_bandit.evaluation import estimators
+from ppl_bandit.evaluation.estimators import Estimate
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.sequences import Sequence, confidence_sequence
+from ppl_bandit.evaluation.targets import Component, contrast_words, resolve_target
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Evaluation", "evaluate_decisions"]
+
+MIN_EFFECTIVE_SAMPLE_SIZE = 30.0
+MAX_WEIGHT_DEVIATION = 4.0  # standard errors of the mean weight from 1
+_SWITCH = 10.0  # importance weight above which the outcome model stands alone
+_SHRINKAGE = 100.0
+
+
+class _Prepared(NamedTuple):
+    """A component on the rows that can tell about it.
+
+    Attributes:
+        is_used: (T,), rows in which the log could have played every arm that the component plays.
+        weights, scores: of those rows.
+        allocation: h_t of those rows; None where the probabilities of all arms were not recorded.
+    """
+
+    component: Component
+    is_used: np.ndarray
+    weights: np.ndarray
+    scores: np.ndarray
+    allocation: np.ndarray | None
+
+
+class Evaluation(NamedTuple):
+    """What a log says about a target.
+
+    Attributes:
+        label: what was estimated.
+        estimate: of its mean reward, or of the difference.
+        standard_error: of the estimate.
+        interval: at the fixed sample size of the log; holds under adaptive collection. (nan, nan) where it is refused.
+        sequence: a DataFrame by number of decisions with columns estimate, lower, upper: holds at all of them at once.
+        sequence_kind: which confidence sequence that is, and what it assumes.
+        posterior: the model's own interval; None without a model.
+        diagnostics: what the weights are worth, by name.
+        is_refused: whether the log cannot carry the interval.
+        verdict: the answer in words.
+        estimates: every estimator's result.
+        level: of all intervals.
+    """
+
+    label: str
+    estimate: float
+    standard_error: float
+    interval: tuple[float, float]
+    sequence: "pandas.DataFrame"
+    sequence_kind: str
+    posterior: tuple[float, float] | None
+    diagnostics: dict[str, float]
+    is_refused: bool
+    verdict: str
+    estimates: dict[str, Estimate]
+    level: float
+
+    def table(self) -> "pandas.DataFrame":
+        """Return a DataFrame with one row per estimator and the columns estimate, standard_error, lower, upper."""
+        import pandas
+
+        rows = {name: (*found, *found.interval(self.level)) for name, found in self.estimates.items()}
+        columns = ["estimate", "standard_error", "lower", "upper"]
+        return pandas.DataFrame.from_dict(rows, orient="index", columns=columns)
+
+    def plot(self) -> Any:
+        """Return a figure: the estimators side by side, and the confidence sequence over the decisions."""
+        from ppl_bandit.evaluation.figures import plot_evaluation
+
+        return plot_evaluation(self)
+
+    def __str__(self) -> str:
+        return self.verdict
+
+    def _repr_html_(self) -> str:
+        notes = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.diagnostics.items())
+        table = self.table().to_html(float_format=lambda value: f"{value:.4g}", border=0)
+        return f"<p><b>{html.escape(self.verdict)}</b></p>{table}<p><small>{html.escape(notes)}</small></p>"
+
+
+def evaluate_decisions(
+    log: LoggedDecisions,
+    target: Any,
+    *,
+    level: float = 0.95,
+    bounds: tuple[float, float] | None = None,
+    baseline: Any = None,
+    means: np.ndarray | None = None,
+    posterior: Callable[[list[Component]], tuple[float, float]] | None = None,
+    probs_of: Callable[[Any], np.ndarray] | None = None,
+) -> Evaluation:
+    """Evaluate a target on logged decisions.
+
+    Args:
+        target, baseline: see `resolve_target`; with a baseline, the difference target minus baseline is estimated.
+        bounds: smallest and largest possible reward. None for unknown ones; rewards that are all 0 or 1 are taken for binary.
+        means: (T, A), the outcome model's mean reward of every arm before each decision; None takes running means.
+        posterior: components -> the model's own interval.
+    """
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie strictly inside (0, 1), got {level}; 0.95 gives 95% intervals")
+    if log.arm.size == 0:
+        raise ValueError("the log has no rewarded decision with a propensity: there is nothing to evaluate")
+    bounds = _checked_bounds(log, bounds)
+    components = resolve_target(log, target, probs_of)
+    if baseline is not None:
+        others = resolve_target(log, baseline, probs_of)
+        if len(components) + len(others) > 2:
+            raise ValueError(
+                "baseline was given with a pair of arms: give one arm or policy as target, one as baseline"
+            )
+        components += others
+    means = estimators.running_means(log.arm, log.reward, len(log.names)) if means is None else means
+    parts = [_prepare(log, component, means) for component in components]
+    found = _estimates(log, parts, means)
+    diagnostics = _diagnostics(log, parts)
+    reasons = _refusals(log, parts)
+    chosen = found["dr_stabilised" if "dr_stabilised" in found else "dr"]
+    is_refused = bool(reasons)
+    interval = (math.nan, math.nan) if is_refused else chosen.interval(level)
+    sequence = confidence_sequence(log, components, _full_scores(log, parts, means), level, bounds)
+    label = contrast_words(components)
+    return Evaluation(
+        label,
+        chosen.value,
+        chosen.standard_error,
+        interval,
+        sequence.frame,
+        sequence.kind,
+        None if posterior is None else posterior(components),
+        diagnostics,
+        is_refused,
+        _verdict(components, chosen, interval, sequence, diagnostics, reasons, level),
+        found,
+        level,
+    )
+
+
+def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    if bounds is None:
+        return (0.0, 1.0) if np.isin(log.reward, (0.0, 1.0)).all() else None
+    low, high = map(float, bounds)
+    if not low < high:
+        raise ValueError(f"bounds must be (smallest, largest) possible reward, got {bounds}")
+    outside = np.flatnonzero((log.reward < low) | (log.reward > high))
+    if outside.size:
+        raise ValueError(f"bounds are {bounds}, but row {outside[0]} has the reward {log.reward[outside[0]]:g}")
+    return low, high
+
+
+def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray) -> _Prepared:
+    every = log.propensities
+    is_used = np.ones(log.arm.size, bool)
+    if every is not None:
+        is_used = ~((component.probs > 0) & ~(every > 0)).any(axis=1)
+    weights = estimators.importance_weights(component.probs, log.arm, log.propensity)[is_used]
+    probs, arm, reward = component.probs[is_used], log.arm[is_used], log.reward[is_used]
+    scores = estimators.doubly_robust_scores(probs, weights, means[is_used], arm, reward)
+    allocation = None
+    if every is not None and is_used.any():
+        with np.errstate(divide="ignore", invalid="ignore"):
+            variances = np.where(probs > 0, probs**2 / every[is_used], 0.0).sum(axis=1)
+        # Without contexts v_t is known before A_t is drawn; with them it depends on the row's own context.
+        allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
+    return _Prepared(component, is_used, weights, scores, allocation)
+
+
+def _full_scores(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) -> list[np.ndarray]:
+    """Return scores of all rows; a row that cannot tell about a component has its outcome model's mean alone."""
+    found = []
+    for part in parts:
+        scores = np.sum(part.component.probs * means, axis=1)
+        scores[part.is_used] = part.scores
+        found.append(scores)
+    return found
+
+
+def _estimates(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) -> dict[str, Estimate]:
+    """Return every estimator's result, by name."""
+    if len(parts) == 2:
+        return _contrasts(log, parts, means)
+    part = parts[0]
+    arm, reward, own = log.arm[part.is_used], log.reward[part.is_used], means[part.is_used]
+    probs, weights = part.component.probs[part.is_used], part.weights
+    if not part.is_used.any():
+        return {"dr": Estimate(math.nan, math.nan)}
+    found: dict[str, Estimate] = {}
+    if part.component.arm is not None:
+        played = log.reward[log.arm == part.component.arm]
+        error = float(played.std(ddof=1)) / math.sqrt(played.size) if played.size > 1 else math.nan
+        found["naive"] = Estimate(float(played.mean()) if played.size else math.nan, error)
+    found["ips"] = estimators.inverse_propensity(weights, reward)
+    found["snips"] = estimators.self_normalised(weights, reward)
+    found["dm"] = estimators.direct_method(probs, own)
+    found["dr"] = estimators.doubly_robust(part.scores)
+    if part.allocation is not None:
+        found["dr_stabilised"] = estimators.doubly_robust(part.scores, part.allocation)
+        found["dr_inverse_variance"] = estimators.doubly_robust(part.scores, part.allocation**2)
+        if part.component.arm is not None and log.contexts is None:
+            assert log.propensities is not None
+            two_point = estimators.two_point_allocation(log.propensities[part.is_used, part.component.arm], decay=0.5)
+            found["dr_two_point"] = estimators.doubly_robust(part.scores, two_point)
+    for name, changed in (
+        ("switch", estimators.switched_weights(weights, _SWITCH)),
+        ("shrinkage", estimators.shrunk_weights(weights, _SHRINKAGE)),
+    ):
+        found[name] = estimators.doubly_robust(estimators.doubly_robust_scores(probs, changed, own, arm, reward))
+    return found
+
+
+def _contrasts(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) -> dict[str, Estimate]:
+    """Return differences; the doubly robust ones with the joint variance, the others as if the two were independent."""
+    first, second = (_estimates(log, [part], means) for part in parts)
+    found = {}
+    for name in first:
+        if name in second:
+            error = math.hypot(first[name].standard_error, second[name].standard_error)
+            found[name] = Estimate(first[name].value - second[name].value, error)
+    for name, power in (("dr", 0.0), ("dr_stabilised", 1.0), ("dr_inverse_variance", 2.0)):
+        if name in found:
+            scores, allocations = [], []
+            for part in parts:
+                own, weight = np.zeros(log.arm.size), np.zeros(log.arm.size)
+                own[part.is_used] = part.scores
+                weight[part.is_used] = 1.0 if part.allocation is None else part.allocation**power
+                scores.append(own)
+                allocations.append(weight)
+            found[name] = estimators.weighted_contrast((scores[0], scores[1]), (allocations[0], allocations[1]))
+    return found
+
+
+def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, float]:
+    """Return what the weights are worth; of two components the worse figure."""
+    sizes = [estimators.effective_sample_size(part.weights) for part in parts]
+    worst = parts[int(np.argmin(sizes))]
+    needed = worst.component.probs > 0
+    every = log.propensities
+    smallest = log.propensity[needed[np.arange(log.arm.size), log.arm]] if every is None else every[needed]
+    num_decisions = log.arm.size + log.num_unrewarded
+    return {
+        "num_decisions": float(num_decisions),
+        "effective_sample_size": min(sizes),
+        "mean_weight": float(worst.weights.mean()) if worst.weights.size else math.nan,
+        "max_weight": float(worst.weights.max()) if worst.weights.size else math.nan,
+        "smallest_propensity": float(smallest.min()) if smallest.size else 0.0,
+        "share_of_zero_propensities": float(1.0 - worst.is_used.mean()),
+        "share_of_unrewarded_decisions": log.num_unrewarded / num_decisions,
+        "num_without_propensity": float(log.num_without_propensity),
+    }
+
+
+def _refusals(log: LoggedDecisions, parts: list[_Prepared]) -> list[str]:
+    """Return why the log cannot carry an interval; empty where it can."""
+    reasons = []
+    for part in parts:
+        label, weights = part.component.label, part.weights
+        if log.contexts is not None and not part.is_used.all():
+            reasons.append(
+                f"{label} plays arms that the log could not play in {1 - part.is_used.mean():.1%} of the contexts"
+            )
+        if not part.is_used.any() or not weights.any():
+            reasons.append(f"no decision of the log tells about {label}: no overlap")
+            continue
+        if not np.isfinite(weights).all():
+            reasons.append(f"{label}: an arm was played although its recorded propensity is 0")
+            continue
+        size = estimators.effective_sample_size(weights)
+        if size < MIN_EFFECTIVE_SAMPLE_SIZE:
+            reasons.append(f"{label} has an effective sample size of {size:.1f}, below {MIN_EFFECTIVE_SAMPLE_SIZE:.0f}")
+        error = float(weights.std()) / math.sqrt(weights.size)
+        if abs(float(weights.mean()) - 1.0) > MAX_WEIGHT_DEVIATION * max(error, 1e-12):
+            reasons.append(
+                f"the mean importance weight of {label} is {weights.mean():.3g}, more than {MAX_WEIGHT_DEVIATION:.0f} standard "
+                "errors from 1: the recorded propensities are not those of the decisions"
+            )
+    return reasons
+
+
+def _verdict(
+    components: list[Component],
+    chosen: Estimate,
+    interval: tuple[float, float],
+    sequence: Sequence,
+    diagnostics: Mapping[str, float],
+    reasons: list[str],
+    level: float,
+) -> str:
+    last = sequence.frame.iloc[-1]
+    anytime = f"{last['lower']:.4g} to {last['upper']:.4g}"
+    if reasons:
+        return (
+            f"No interval: the log cannot carry a claim about {contrast_words(components)}. Reason: {'; '.join(reasons)}. What "
+            f"remains valid is the confidence sequence, {anytime} at {level:.0%} ({sequence.kind}). Remedy for the next "
+            "experiment: selectors.with_floor keeps every arm's probability above a floor."
+        )
+    shown = f"{level:.0%} interval {interval[0]:.4g} to {interval[1]:.4g}"
+    size = f"effective sample size {diagnostics['effective_sample_size']:.0f}"
+    if len(components) == 1:
+        answer = f"The mean reward of {components[0].label} is {chosen.value:.4g} ({shown})."
+    else:
+        first, second = (component.label for component in components)
+        if interval[0] > 0:
+            answer = f"{first} beats {second} by {chosen.value:.4g} ({shown})."
+        elif interval[1] < 0:
+            answer = f"{second} beats {first} by {-chosen.value:.4g} ({level:.0%} interval {-interval[1]:.4g} to {-interval[0]:.4g})."
+        else:
+            answer = f"No difference is shown between {first} and {second}: {chosen.value:.4g} ({shown})."
+    return f"{answer} The log can carry this claim: {size}. If you looked before the end, use the confidence sequence: {anytime}."
