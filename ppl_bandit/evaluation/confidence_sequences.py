@@ -1,14 +1,15 @@
 """Confidence sequences: intervals that hold at all sample sizes at once, hence at any data-dependent stopping time.
 
 The uniform boundaries are those of Howard, Ramdas, McAuliffe and Sekhon (2021, "Time-uniform, nonparametric, nonasymptotic
-confidence sequences"): if S_t is a sum of centred variables with intrinsic time V_t, then S_t stays below the boundary u(V_t) at
-all t with probability 1 - alpha. The empirical-Bernstein sequence is that of Waudby-Smith and Ramdas (2024, "Estimating means of
-bounded random variables by betting"), the asymptotic one that of Waudby-Smith et al. (2024, "Time-uniform central limit theory").
+confidence sequences"): if S_t is a sum of centred variables with intrinsic time V_t, then S_t stays below the boundary
+u(V_t) at all t with probability 1 - alpha. The empirical-Bernstein sequence is that of Waudby-Smith and Ramdas (2024,
+"Estimating means of bounded random variables by betting"), the asymptotic one that of Waudby-Smith et al. (2024, "Time-
+uniform central limit theory").
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import special
@@ -27,6 +28,8 @@ __all__ = [
     "polynomial_stitching_boundary",
 ]
 
+Numbers: TypeAlias = float | np.ndarray
+
 _NUM_BISECTIONS = 60  # halves an interval to 1e-18 of its length
 _LARGEST_BET = 0.5  # of the empirical-Bernstein sequence: a fraction of the largest admissible one
 
@@ -44,13 +47,13 @@ def normal_mixture_parameter(optimal_time: float, alpha: float) -> float:
     return optimal_time / (log_term + math.log1p(log_term))
 
 
-def normal_mixture_boundary(time: np.ndarray, alpha: float, rho: float) -> np.ndarray:
+def normal_mixture_boundary(time: Numbers, alpha: float, rho: float) -> np.ndarray:
     """Return the two-sided normal mixture boundary sqrt((v + rho) log((v + rho) / (rho alpha^2))) for sub-Gaussian sums."""
     time = np.asarray(time, float)
     return np.sqrt((time + rho) * (np.log1p(time / rho) + 2.0 * math.log(1.0 / alpha)))
 
 
-def gamma_exponential_log_mixture(total: np.ndarray, time: np.ndarray, rho: float, scale: float) -> np.ndarray:
+def gamma_exponential_log_mixture(total: Numbers, time: Numbers, rho: float, scale: float) -> np.ndarray:
     """Return the log of the gamma-exponential mixture supermartingale, for sub-exponential sums of this scale c."""
     total, time = np.asarray(total, float), np.asarray(time, float)
     prior, shape = rho / scale**2, (time + rho) / scale**2
@@ -71,7 +74,7 @@ def gamma_exponential_boundary(time: float, alpha: float, rho: float, scale: flo
 
 
 def beta_binomial_log_mixture(
-    total: np.ndarray, time: np.ndarray, rho: np.ndarray, below: np.ndarray, above: np.ndarray
+    total: Numbers, time: Numbers, rho: Numbers, below: Numbers, above: Numbers
 ) -> np.ndarray:
     """Return the log of the two-sided beta-binomial mixture supermartingale.
 
@@ -131,7 +134,7 @@ def bernoulli_bounds(num_successes: np.ndarray, num_trials: np.ndarray, alpha: f
 
 
 def polynomial_stitching_boundary(
-    time: np.ndarray, alpha: float, start: float, scale: float, power: float = 1.4, ratio: float = 2.0
+    time: Numbers, alpha: float, start: float, scale: float, power: float = 1.4, ratio: float = 2.0
 ) -> np.ndarray:
     """Return the stitched boundary for sub-gamma sums of this scale c, which grows as sqrt(v log log v).
 
@@ -152,8 +155,8 @@ def polynomial_stitching_boundary(
 def empirical_bernstein_lower(scores: np.ndarray, alpha: float) -> np.ndarray:
     """Return lower confidence bounds of the running mean of conditional means, after each score.
 
-    Scores are nonnegative and may be unbounded above, such as importance-weighted rewards; their conditional means are at most
-    1. The bets l_t are predictable, and psi_E(l) = -log(1 - l) - l. The bound of a mean that stays the same is
+    Scores are nonnegative and may be unbounded above, such as importance-weighted rewards; their conditional means are at
+    most 1. The bets l_t are predictable, and psi_E(l) = -log(1 - l) - l. The bound of a mean that stays the same is
 
         (sum l_t x_t - log(1 / alpha) - sum psi_E(l_t) (x_t - m_{t-1})^2) / sum l_t,
 

@@ -1,12 +1,13 @@
 """Estimators of a policy's mean reward from logged decisions, with standard errors that hold under adaptive collection.
 
-Rows are in the order of decisions t = 1..T: arm A_t, drawn with probability e_t(A_t), and reward Y_t. The target plays arm a with
-probability pi_t(a); w_t = pi_t(A_t) / e_t(A_t) is the importance weight. The doubly robust score is
+Rows are in the order of decisions t = 1..T: arm A_t, drawn with probability e_t(A_t), and reward Y_t. The target plays arm
+a with probability pi_t(a); w_t = pi_t(A_t) / e_t(A_t) is the importance weight. The doubly robust score is
 
     G_t = sum_a pi_t(a) m_t(a) + w_t (Y_t - m_t(A_t)),
 
-and the estimate Q = sum h_t G_t / sum h_t. Its standard error holds if the outcome model m_t, the weight h_t and e_t were fixed before
-A_t was drawn (Hadad, Hirshberg, Zhan, Wager and Athey, 2021, "Confidence intervals for policy evaluation in adaptive experiments").
+and the estimate Q = sum h_t G_t / sum h_t. Its standard error holds if the outcome model m_t, the weight h_t and e_t were
+fixed before A_t was drawn (Hadad, Hirshberg, Zhan, Wager and Athey, 2021, "Confidence intervals for policy evaluation in
+adaptive experiments").
 """
 
 import math
@@ -151,8 +152,8 @@ def constant_allocation(propensities: np.ndarray) -> np.ndarray:
 def two_point_allocation(propensities: np.ndarray, decay: float = 0.0) -> np.ndarray:
     """Return the two-point allocation weights for one arm.
 
-    h_t^2 / e_t = lambda_t (1 - sum_{s<t} h_s^2 / e_s): each row gets a share lambda_t of the variance that is left, between what it
-    would get if propensities stayed as they are and if they fell as t^-decay.
+    h_t^2 / e_t = lambda_t (1 - sum_{s<t} h_s^2 / e_s): each row gets a share lambda_t of the variance that is left, between
+    what it would get if propensities stayed as they are and if they fell as t^-decay.
 
     Args:
         decay: a, the rate at which the floor of the propensities falls; 0 for a constant floor.
@@ -170,8 +171,8 @@ def two_point_allocation(propensities: np.ndarray, decay: float = 0.0) -> np.nda
 def stabilising_weights(variances: np.ndarray, root: bool = True, memory: int = 1000) -> np.ndarray:
     """Return 1 / sqrt(v_t), or 1 / v_t, for contextual targets, with v_t averaged over the contexts before t.
 
-    v_t(x) = sum_a pi(a|x)^2 / e_t(a|x) (Zhan, Ren, Athey and Zhou, 2021). A weight that depended on the row's own context would tilt
-    the estimate towards some contexts, so each row uses the mean over at most `memory` rows before it.
+    v_t(x) = sum_a pi(a|x)^2 / e_t(a|x) (Zhan, Ren, Athey and Zhou, 2021). A weight that depended on the row's own context
+    would tilt the estimate towards some contexts, so each row uses the mean over at most `memory` rows before it.
 
     Args:
         variances: (T,), v_t at each row's own context.

@@ -36,16 +36,18 @@ def evaluate(
 ) -> Evaluation:
     """Say what may be concluded about a target from decisions that were made adaptively.
 
-    The estimate is doubly robust: it uses the recorded propensities and an outcome model that was fixed before each decision. Its
-    interval holds at the sample size of the log; the confidence sequence holds at every decision, also if the experiment was
-    stopped because of what it showed.
+    The estimate is doubly robust: it uses the recorded propensities and an outcome model that was fixed before each
+    decision. Its interval holds at the sample size of the log; the confidence sequence holds at every decision, also if the
+    experiment was stopped because of what it showed.
 
     Args:
         log: a `Bandit`; a `Journal`, with `name`; or a DataFrame with the columns arm, reward and propensity, in the order of
             decisions, and those of the context where `model` takes one. Columns `propensity_<arm>` give those of all arms.
         target: an arm; a pair of arms (first minus second); {arm: probability}; a function of the context that returns
-            probabilities; or a `Selector`, whose probabilities at each logged decision follow from the model's posterior there.
-        model: the reward model that predicts outcomes; None takes that of the bandit, and running means for other logs. A wrong
+            probabilities; or a `Selector`, whose probabilities at each logged decision follow from the model's posterior
+            there.
+        model: the reward model that predicts outcomes; None takes that of the bandit, and running means for other logs. A
+        wrong
             model makes intervals wider, not wrong.
         level: of intervals and of the confidence sequence.
         bounds: smallest and largest possible reward, for finite-sample confidence sequences; rewards that are all 0 or 1 are

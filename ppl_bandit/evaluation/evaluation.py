@@ -166,7 +166,7 @@ def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) ->
 
 def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray) -> _Prepared:
     every = log.propensities
-    is_used = np.ones(log.arm.size, bool)
+    is_used: Any = np.ones(log.arm.size, bool)
     if every is not None:
         is_used = ~((component.probs > 0) & ~(every > 0)).any(axis=1)
     weights = estimators.importance_weights(component.probs, log.arm, log.propensity)[is_used]
@@ -318,7 +318,9 @@ def _verdict(
         if interval[0] > 0:
             answer = f"{first} beats {second} by {chosen.value:.4g} ({shown})."
         elif interval[1] < 0:
-            answer = f"{second} beats {first} by {-chosen.value:.4g} ({level:.0%} interval {-interval[1]:.4g} to {-interval[0]:.4g})."
+            turned = f"{level:.0%} interval {-interval[1]:.4g} to {-interval[0]:.4g}"
+            answer = f"{second} beats {first} by {-chosen.value:.4g} ({turned})."
         else:
             answer = f"No difference is shown between {first} and {second}: {chosen.value:.4g} ({shown})."
-    return f"{answer} The log can carry this claim: {size}. If you looked before the end, use the confidence sequence: {anytime}."
+    looked = f"If you looked at the data before the end, use the confidence sequence: {anytime}."
+    return f"{answer} The log can carry this claim: {size}. {looked}"

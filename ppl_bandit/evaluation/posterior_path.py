@@ -1,7 +1,7 @@
 """The posterior along a log: what the model expected, and what a selector would have played, before each logged decision.
 
-A reward model that is wrong costs width, not validity: what counts is that nothing at a decision depends on its own outcome or on
-later ones. So rows may be learnt in blocks: within a block the posterior is that of the rows before it.
+A reward model that is wrong costs width, not validity: what counts is that nothing at a decision depends on its own outcome
+or on later ones. So rows may be learnt in blocks: within a block the posterior is that of the rows before it.
 """
 
 import functools
@@ -71,9 +71,10 @@ def accepted_rewards(
 ) -> np.ndarray:
     """Return the rewards that a selector would have earned, by rejection sampling from a log.
 
-    The selector learns from accepted rows alone. In each row it has probabilities pi(a); the row is accepted with probability
-    pi(A) / (c e(A)), so that an accepted arm has the law pi. c is the largest ratio pi(a) / e(a) of the row; with contexts it is the
-    same number for all rows, the largest 1 / e(a) of the log, because acceptance must not depend on the context.
+    The selector learns from accepted rows alone. In each row it has probabilities pi(a); the row is accepted with
+    probability pi(A) / (c e(A)), so that an accepted arm has the law pi. c is the largest ratio pi(a) / e(a) of the row;
+    with contexts it is the same number for all rows, the largest 1 / e(a) of the log, because acceptance must not depend on
+    the context.
 
     Raises:
         ValueError: if the log lacks the probabilities of all arms, or some are 0.
@@ -105,8 +106,8 @@ def accepted_rewards(
         ratio = probs / propensities
         limit = jnp.max(ratio) if bound is None else bound
         is_accepted = jr.uniform(key_accept) * limit < ratio[arm]
-        rows = jax.tree.map(lambda leaf: leaf[None], (outcome, context))
-        state, _ = engine.update(key_update, state, Interaction(arm[None], *rows, is_accepted[None]))
+        reward, contexts = jax.tree.map(lambda leaf: leaf[None], (outcome, context))
+        state, _ = engine.update(key_update, state, Interaction(arm[None], reward, contexts, is_accepted[None]))
         return (state, num_accepted + is_accepted), is_accepted
 
     with jax.enable_x64(True):

@@ -59,8 +59,9 @@ def _from_events(
 ) -> LoggedDecisions:
     """Return the rewarded decisions of an experiment.
 
-    A corrected reward counts with its last value, an expired one with the value that it was given. Pending and discarded decisions
-    are unrewarded. Imported plays have no propensity and are left out. An arm that was added later has propensity 0 before.
+    A corrected reward counts with its last value, an expired one with the value that it was given. Pending and discarded
+    decisions are unrewarded. Imported plays have no propensity and are left out. An arm that was added later has propensity
+    0 before.
 
     Args:
         decisions: the events of every decision.
@@ -107,6 +108,6 @@ def _check_unbroken(store: Any, name: str) -> None:
     position = None if find is None else find(name)
     if position is not None:
         raise JournalError(
-            f"the event at position {position} of the experiment {name!r} does not follow from those before it: the journal was "
-            "edited or damaged, and nothing is estimated from it; restore it from a copy"
+            f"the event at position {position} of the experiment {name!r} does not follow from those before it: the journal "
+            "was edited or damaged, and nothing is estimated from it; restore it from a copy"
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BETA_BINOMIAL", "Sequence", "confidence_sequence"]
 
-BETA_BINOMIAL = "beta-binomial mixture per arm: needs no propensities; assumes rewards within bounds and arm means that do not change"
+BETA_BINOMIAL = "beta-binomial mixture per arm: needs rewards within bounds and constant arm means, no propensities"
 EMPIRICAL_BERNSTEIN = "empirical Bernstein: needs true propensities and rewards within bounds"
 ASYMPTOTIC = (
     "asymptotic: needs true propensities with a floor; holds for large samples only, not a finite-sample guarantee"

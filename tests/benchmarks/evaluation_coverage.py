@@ -1,7 +1,7 @@
 """Coverage of intervals and confidence sequences after adaptive collection: python tests/benchmarks/evaluation_coverage.py.
 
-Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value. Decisions are
-simulated in NumPy, independently of the library; estimates come from `ppl_bandit.evaluation`.
+Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value.
+Decisions are simulated in NumPy, independently of the library; estimates come from `ppl_bandit.evaluation`.
 """
 
 import argparse

@@ -1,0 +1,100 @@
+"""Boundaries match published values, and sequences cover at all times at once."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from ppl_bandit.evaluation import confidence_sequences as sequences
+
+RHO = sequences.normal_mixture_parameter(100.0, 0.05)
+ONE_SIDED = sequences.normal_mixture_parameter(100.0, 0.10)  # for one-sided mixtures alpha counts twice
+
+
+def test_boundaries_match_published_constants():
+    assert sequences.normal_mixture_boundary(100.0, 0.05, RHO) == pytest.approx(30.35209, abs=1e-5)
+    assert sequences.gamma_exponential_boundary(100.0, 0.05, ONE_SIDED, 2.0) == pytest.approx(33.02017, abs=1e-5)
+    assert sequences.beta_binomial_boundary(100.0, 0.05, RHO, 0.2, 0.8) == pytest.approx(31.4308, abs=1e-5)
+    assert sequences.polynomial_stitching_boundary(100.0, 0.05, 10.0, 3.0) == pytest.approx(64.48755, abs=1e-5)
+    assert sequences.polynomial_stitching_boundary(100.0, 0.05, 10.0, -1.0) == pytest.approx(28.99389, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "optimal", "expected"),
+    [
+        (700, 1000, 100, (0.651629, 0.745949)),
+        (15, 50, 50, (0.129556, 0.511896)),
+        (5, 50, 50, (0.013021, 0.269264)),
+        (1, 50, 50, (0.0, 0.13489)),
+        (1, 2, 50, (0.0, 1.0)),
+        (0, 1, 50, (0.0, 1.0)),
+        (100, 200, 1, (0.328923, 0.671076)),
+    ],
+)
+def test_bernoulli_intervals_match_published_values(successes, trials, optimal, expected):
+    found = sequences.bernoulli_bounds(np.array([successes]), np.array([trials]), 0.05, optimal)
+    assert (found.lower[0], found.upper[0]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_without_a_trial_nothing_is_excluded():
+    found = sequences.bernoulli_bounds(np.zeros(1), np.zeros(1), 0.05, 10.0)
+    assert (found.lower[0], found.upper[0]) == (0.0, 1.0)
+
+
+def test_the_beta_binomial_mixture_is_the_integral_that_defines_it():
+    below, above, rho, total, time = 0.3, 0.7, 5.0, 2.0, 8.0
+    width, prior = below + above, rho - below * above
+
+    def integrand(q):
+        # q = below e^(above l) / (below e^(above l) + above e^(-below l)) solved for l.
+        rate = math.log(q * above / ((1 - q) * below)) / width
+        psi = math.log((below * math.exp(above * rate) + above * math.exp(-below * rate)) / width) / (below * above)
+        return math.exp(rate * total - time * psi) * stats.beta.pdf(q, prior / (above * width), prior / (below * width))
+
+    expected = math.log(integrate.quad(integrand, 0.0, 1.0, epsabs=1e-12)[0])
+    assert sequences.beta_binomial_log_mixture(total, time, rho, below, above) == pytest.approx(expected, abs=1e-8)
+
+
+def test_per_arm_sequences_are_wrong_in_at_most_five_percent_of_runs():
+    # 400 runs of 500 trials; three standard errors above .05: .05 + 3 sqrt(.05 .95 / 400) = .083.
+    rng = np.random.default_rng(0)
+    trials = np.arange(1, 501)
+    wrong = 0
+    for _ in range(400):
+        sums = np.cumsum(rng.random(500) < 0.2)
+        found = sequences.bernoulli_bounds(sums, trials, 0.05, 100.0)
+        wrong += ((found.lower > 0.2) | (found.upper < 0.2)).any()
+    assert wrong / 400 < 0.083
+
+
+def test_empirical_bernstein_holds_for_heavy_importance_weights_at_all_times():
+    # Weights up to 25, mean 1; 400 runs, bound as above for a one-sided error of .05.
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(400):
+        weights = np.where(rng.random(800) < 0.04, 25.0, 0.0)
+        rewards = rng.random(800) < 0.3
+        wrong += (sequences.empirical_bernstein_lower(weights * rewards, 0.05) > 0.3).any()
+    assert wrong / 400 < 0.083
+
+
+def test_empirical_bernstein_refuses_negative_scores_and_takes_none():
+    with pytest.raises(ValueError, match="nonnegative"):
+        sequences.empirical_bernstein_lower(np.array([0.1, -0.2]), 0.05)
+    assert sequences.empirical_bernstein_lower(np.zeros(0), 0.05).size == 0
+
+
+def test_the_asymptotic_margin_is_the_published_formula():
+    t, variance, alpha, optimal = 400.0, 2.0, 0.05, 100.0
+    # r^2 t_opt = -W_{-1}(-alpha^2 / e) - 1 solves x - log(1 + x) = log(1 / alpha^2) for x = r^2 t_opt.
+    low, high = 1e-6, 100.0
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if middle - math.log1p(middle) < -2 * math.log(alpha) else (low, middle)
+    square = low / optimal
+    total = t * variance * square
+    expected = math.sqrt(2 * (total + 1) / (t**2 * square) * math.log(math.sqrt(total + 1) / alpha))
+    assert sequences.asymptotic_margin(np.array([t]), np.array([variance]), alpha, optimal)[0] == pytest.approx(
+        expected
+    )

@@ -1,0 +1,116 @@
+"""Estimators agree with their formulas written as loops, and intervals cover after adaptive collection."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from ppl_bandit.evaluation import estimators
+from ppl_bandit.evaluation.estimators import Estimate
+
+RNG = np.random.default_rng(0)
+T, A = 40, 3
+PROPENSITIES = RNG.dirichlet(np.ones(A), T)
+ARMS = np.array([RNG.choice(A, p=row) for row in PROPENSITIES])
+REWARDS = RNG.normal(size=T)
+TARGET = RNG.dirichlet(np.ones(A), T)
+MEANS = RNG.normal(size=(T, A))
+PLAYED = PROPENSITIES[np.arange(T), ARMS]
+WEIGHTS = estimators.importance_weights(TARGET, ARMS, PLAYED)
+
+
+def score(t, weight):
+    return sum(TARGET[t, a] * MEANS[t, a] for a in range(A)) + weight * (REWARDS[t] - MEANS[t, ARMS[t]])
+
+
+def test_estimators_agree_with_loops_to_1e_10():
+    weights = [TARGET[t, ARMS[t]] / PROPENSITIES[t, ARMS[t]] for t in range(T)]
+    ips = sum(w * y for w, y in zip(weights, REWARDS, strict=True)) / T
+    snips = sum(w * y for w, y in zip(weights, REWARDS, strict=True)) / sum(weights)
+    dr = sum(score(t, weights[t]) for t in range(T)) / T
+    switch = sum(score(t, weights[t] if weights[t] <= 2.0 else 0.0) for t in range(T)) / T
+    shrunk = sum(score(t, 5.0 * weights[t] / (weights[t] ** 2 + 5.0)) for t in range(T)) / T
+
+    def doubly_robust(changed):
+        scores = estimators.doubly_robust_scores(TARGET, changed, MEANS, ARMS, REWARDS)
+        return estimators.weighted_mean(scores).value
+
+    found = (
+        estimators.inverse_propensity(WEIGHTS, REWARDS).value,
+        estimators.self_normalised(WEIGHTS, REWARDS).value,
+        doubly_robust(WEIGHTS),
+        doubly_robust(estimators.switched_weights(WEIGHTS, 2.0)),
+        doubly_robust(estimators.shrunk_weights(WEIGHTS, 5.0)),
+    )
+    assert found == pytest.approx((ips, snips, dr, switch, shrunk), abs=1e-10)
+
+
+def test_weighted_means_and_contrasts_have_the_variance_of_the_design():
+    h0, h1 = RNG.random(T), RNG.random(T)
+    g0, g1 = RNG.normal(size=T), RNG.normal(size=T)
+    q0, q1 = sum(h0 * g0) / sum(h0), sum(h1 * g1) / sum(h1)
+    one = math.sqrt(sum((h0 * (g0 - q0)) ** 2)) / sum(h0)
+    both = math.sqrt(sum((h1 * (g1 - q1) / sum(h1) - h0 * (g0 - q0) / sum(h0)) ** 2))
+    assert estimators.weighted_mean(g0, h0) == pytest.approx(Estimate(q0, one))
+    assert estimators.weighted_contrast((g1, g0), (h1, h0)) == pytest.approx(Estimate(q1 - q0, both))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.7])
+def test_two_point_allocation_follows_its_recursion(decay):
+    e = np.clip(RNG.random(T), 0.05, 0.95)
+    left, expected = 1.0, []
+    for t in range(1, T + 1):
+        rate = (1 - e[t - 1]) * (1 - decay) / ((1 - decay) + T * (t / T) ** decay - t) + e[t - 1] / (1 + T - t)
+        expected.append(math.sqrt(e[t - 1] * rate * left))
+        left *= 1 - rate
+    assert estimators.two_point_allocation(e, decay) == pytest.approx(np.array(expected), rel=1e-9)
+
+
+def test_two_point_allocation_under_a_constant_floor_is_constant_allocation():
+    e = np.clip(RNG.random(T), 0.05, 0.95)
+    ratio = estimators.two_point_allocation(e, 0.0) / estimators.constant_allocation(e)
+    assert np.ptp(ratio) < 1e-9
+
+
+def test_running_means_know_earlier_rows_only():
+    found = estimators.running_means(ARMS, REWARDS, A)
+    for t in range(T):
+        for a in range(A):
+            earlier = REWARDS[:t][ARMS[:t] == a]
+            assert found[t, a] == pytest.approx(earlier.mean() if earlier.size else 0.0)
+
+
+def test_stabilising_weights_use_earlier_rows_only():
+    variances = RNG.random(T) + 1
+    before = estimators.stabilising_weights(variances)
+    changed = variances.copy()
+    changed[20:] *= 100
+    assert (estimators.stabilising_weights(changed)[:21] == before[:21]).all()
+
+
+def test_weights_without_propensity_are_zero_or_infinite():
+    found = estimators.importance_weights(np.array([[0.0, 1.0], [0.5, 0.5]]), np.array([0, 0]), np.zeros(2))
+    assert found.tolist() == [0.0, math.inf]
+    assert estimators.effective_sample_size(found) == 0.0
+
+
+def test_intervals_cover_after_thompson_sampling_with_a_floor():
+    # Two Gaussian arms without a gap, floor .05, 300 decisions, 400 runs: coverage .95 +- 3 sqrt(.95 .05 / 400) = .033.
+    rng, covered = np.random.default_rng(3), 0
+    for _ in range(400):
+        counts, sums = np.zeros(2), np.zeros(2)
+        arms, rewards, first = np.zeros(300, int), rng.normal(size=300), np.zeros(300)
+        for t in range(300):
+            centre = sums / (counts + 1)
+            first[t] = 0.05 + 0.9 * ndtr((centre[0] - centre[1]) / math.sqrt((1 / (counts + 1)).sum()))
+            arms[t] = rng.random() >= first[t]
+            counts[arms[t]] += 1
+            sums[arms[t]] += rewards[t]
+        target = np.broadcast_to([1.0, 0.0], (300, 2))
+        weights = estimators.importance_weights(target, arms, np.where(arms == 0, first, 1 - first))
+        means = estimators.running_means(arms, rewards, 2)
+        scores = estimators.doubly_robust_scores(target, weights, means, arms, rewards)
+        low, high = estimators.weighted_mean(scores, estimators.constant_allocation(first)).interval(0.95)
+        covered += low <= 0.0 <= high
+    assert abs(covered / 400 - 0.95) < 0.033

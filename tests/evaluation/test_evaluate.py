@@ -1,0 +1,239 @@
+"""`evaluate` on bandits, journals and DataFrames: the same answer, refusals in words, bad input refused."""
+
+import sqlite3
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas
+import pytest
+
+from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, evaluate, selectors
+from ppl_bandit.evaluation.evaluation import evaluate_decisions
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.posterior_path import accepted_rewards, follow_posterior
+
+RATES = {"control": 0.1, "low": 0.15, "high": 0.35}
+
+
+def conversion(arm):
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def linear(arm, context):
+    weight = numpyro.sample("weight", dist.Normal(np.zeros((2, 2)), 1.0).to_event(2))
+    numpyro.sample("reward", dist.Normal((weight[arm] * context).sum(-1), 0.5))
+
+
+def frame(num_rows=600, seed=0):
+    rng = np.random.default_rng(seed)
+    arms = rng.choice(list(RATES), num_rows)
+    return pandas.DataFrame(
+        {
+            "arm": arms,
+            "reward": [float(rng.random() < RATES[arm]) for arm in arms],
+            "propensity": 1 / 3,
+            **{f"propensity_{name}": 1 / 3 for name in RATES},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """A bandit with a journal: 300 decisions, one of them pending, one discarded, one corrected, two imported plays."""
+    path = tmp_path_factory.mktemp("evaluation") / "journal.db"
+    bandit = Bandit(
+        conversion,
+        arms=list(RATES),
+        selector=selectors.with_floor(selectors.thompson(), 0.1),
+        journal=path,
+        num_samples=200,
+    )
+    rng = np.random.default_rng(0)
+    for number in range(300):
+        decision = bandit.select()
+        if number == 10:
+            bandit.discard(decision)
+        elif number != 20:
+            bandit.update(decision, float(rng.random() < RATES[decision.arm]))
+        if number == 30:
+            bandit.update(decision, 1.0, correct=True)
+    bandit.update_many(arms=["low", "high"], rewards=[0, 1])
+    return bandit, path
+
+
+def test_the_answer_is_the_same_from_a_bandit_a_journal_and_a_frame(played):
+    bandit, path = played
+    found = bandit.evaluate(("high", "control"))
+    assert found.diagnostics["num_decisions"] == 300
+    assert found.diagnostics["share_of_unrewarded_decisions"] == pytest.approx(2 / 300)
+    assert found.diagnostics["num_without_propensity"] == 2
+    log = bandit.logged_decisions()
+    with Journal(path) as journal:
+        again = evaluate(journal, ("high", "control"), model=bandit.model)
+    columns = {f"propensity_{name}": log.propensities[:, index] for index, name in enumerate(log.names)}
+    names = np.array(log.names)[log.arm]
+    table = pandas.DataFrame({"arm": names, "reward": log.reward, "propensity": log.propensity, **columns})
+    third = evaluate(table, ("high", "control"), model=RewardModel(conversion, 3))
+    assert again.table().equals(found.table())
+    # A frame's arms are sorted by name: the reward model's arms are exchangeable, so that only draws of the outcome model differ.
+    assert third.estimate == pytest.approx(found.estimate, abs=found.standard_error / 4)
+    assert found.verdict.startswith("high beats control by") or "No difference" in found.verdict
+    assert found.posterior[0] < found.estimate < found.posterior[1]
+
+
+def test_an_edited_journal_is_refused_before_anything_is_estimated(played, tmp_path):
+    _, path = played
+    copy = tmp_path / "edited.db"
+    source, target = sqlite3.connect(path), sqlite3.connect(copy)
+    source.backup(target)
+    source.close()
+    (tables,) = (
+        [row[0] for row in target.execute("select name from sqlite_master where name like '%event%' and type='table'")][
+            :1
+        ],
+    )
+    target.execute(f"update {tables[0]} set time = time + 1 where position = 5")
+    target.commit()
+    target.close()
+    with Journal(copy) as journal, pytest.raises(JournalError, match="position 5"):
+        evaluate(journal, "high")
+
+
+def test_every_kind_of_target_is_near_the_truth():
+    # Standard errors are part of the answer: four of them.
+    log = frame(2000)
+    for target, truth in (
+        ("high", 0.35),
+        (("high", "control"), 0.25),
+        ({"control": 0.5, "high": 0.5}, 0.225),
+    ):
+        found = evaluate(log, target)
+        assert abs(found.estimate - truth) < 4 * found.standard_error
+        assert not found.is_refused and found.interval[0] < truth < found.interval[1]
+        last = found.sequence.iloc[-1]
+        assert last["lower"] < truth < last["upper"]
+        assert {"ips", "snips", "dm", "dr", "switch", "shrinkage"} <= set(found.table().index)
+    difference = evaluate(log, "high", baseline="control")
+    assert difference.estimate == pytest.approx(evaluate(log, ("high", "control")).estimate)
+
+
+def test_a_selector_is_evaluated_on_the_logged_path():
+    model = RewardModel(conversion, 3)
+    found = evaluate(frame(900), selectors.thompson(), model=model, baseline={name: 1 / 3 for name in RATES})
+    # Thompson sampling soon plays the arm that earns .35 and not .2 on average.
+    assert found.estimate > 3 * found.standard_error
+
+
+def test_a_log_without_overlap_is_refused_with_the_reason_and_what_remains_valid():
+    log = frame(400)
+    log.loc[:, ["propensity_control", "propensity"]] = 0.0, 1.0
+    log.loc[:, "propensity_low"] = 0.0
+    log.loc[:, "propensity_high"] = 1.0
+    log.loc[:, "arm"] = "high"
+    log.loc[0, ["arm", "propensity", "propensity_low", "propensity_high"]] = "low", 0.001, 0.001, 0.999
+    log.loc[1, ["arm", "propensity", "propensity_control", "propensity_high"]] = "control", 0.001, 0.001, 0.999
+    found = evaluate(log, "low")
+    assert found.is_refused and np.isnan(found.interval).all()
+    assert "effective sample size" in found.verdict and "confidence sequence" in found.verdict
+    assert "with_floor" in found.verdict
+
+
+def test_wrong_propensities_are_noticed():
+    log = frame(2000)
+    log["propensity"] = 0.2
+    log = log.drop(columns=[column for column in log if column.startswith("propensity_")])
+    found = evaluate(log, "high")
+    assert found.is_refused and "mean importance weight" in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "words"),
+    [
+        (lambda log: log.drop(columns="reward"), {}, "no column 'reward'"),
+        (lambda log: log.assign(propensity=1.5), {}, "expected a probability"),
+        (lambda log: log, {"bounds": (0.0, 0.5)}, "reward"),
+        (lambda log: log, {"bounds": (1.0, 0.0)}, "bounds must be"),
+        (lambda log: log, {"level": 95}, "level must lie"),
+        (lambda log: log.assign(propensity_low=0.5), {}, "add up to 1"),
+        (lambda log: log.drop(columns="propensity_low"), {}, "one for every arm"),
+        (lambda log: log.assign(reward=np.nan), {}, "nothing to evaluate"),
+        (lambda log: 7, {}, "log must be"),
+    ],
+)
+def test_bad_logs_and_settings_are_refused_in_words(change, settings, words):
+    with pytest.raises(ValueError, match=words):
+        evaluate(change(frame(20)), "high", **settings)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nobody", "expected one of"),
+        (("high", "high"), "two different arms"),
+        ({"high": 0.7}, "add up to 1"),
+        ({"nobody": 1.0}, "expected some of"),
+        (lambda context: [1, 0, 0], "no contexts"),
+        (selectors.thompson(), "give model="),
+    ],
+)
+def test_bad_targets_are_refused_in_words(target, words):
+    with pytest.raises(ValueError, match=words):
+        evaluate(frame(20), target)
+
+
+def test_context_dependent_policies_and_the_models_outcome_model_narrow_the_interval():
+    # Arm 0 earns x, arm 1 earns -x: playing by the sign of x earns E|x| = .798, which no fixed arm does.
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(1500, 2))
+    arms = rng.integers(0, 2, 1500)
+    rewards = np.where(arms == 0, x[:, 0], -x[:, 0]) + 0.5 * rng.normal(size=1500)
+    log = LoggedDecisions((0, 1), arms, rewards, np.full(1500, 0.5), np.full((1500, 2), 0.5), x)
+
+    def by_sign(context):
+        return [1.0, 0.0] if context[0] > 0 else [0.0, 1.0]
+
+    model = RewardModel(linear, 2, context=np.zeros(2))
+    plain = evaluate_decisions(log, by_sign)
+    with_model = evaluate(log, by_sign, model=model)
+    for found in (plain, with_model):
+        assert abs(found.estimate - np.sqrt(2 / np.pi)) < 4 * found.standard_error
+    assert with_model.standard_error < 0.8 * plain.standard_error
+
+
+def test_outcome_models_along_the_log_know_earlier_blocks_only():
+    log = evaluate_log(300)
+    model = RewardModel(conversion, 3)
+    engine = engines.conjugate(model)
+    before = follow_posterior(model, engine, log).means
+    changed = log._replace(reward=np.concatenate([log.reward[:200], 1 - log.reward[200:]]))
+    after = follow_posterior(model, engine, changed).means
+    assert (before[:201] == after[:201]).all() and (before[201:] != after[201:]).any()
+
+
+def test_rejection_sampling_earns_what_the_selector_would_have_earned():
+    # A selector that always plays "high": accepted rows are those of that arm, a third of all.
+    log = evaluate_log(1500)
+    model = RewardModel(conversion, 3)
+    fixed = selectors.greedy()
+    found = accepted_rewards(model, engines.conjugate(model), fixed, log)
+    assert found.size > 300
+    # Greedy may lock on "low": it earns between the two better arms' rates, up to four standard errors of a mean of 300.
+    assert 0.15 - 4 * np.sqrt(0.13 / 300) < found.mean() < 0.35 + 4 * np.sqrt(0.23 / 300)
+
+
+def evaluate_log(num_rows):
+    table = frame(num_rows)
+    names = tuple(RATES)
+    index = np.array([names.index(arm) for arm in table["arm"]])
+    return LoggedDecisions(
+        names, index, table["reward"].to_numpy(), np.full(num_rows, 1 / 3), np.full((num_rows, 3), 1 / 3)
+    )
+
+
+def test_the_figure_and_the_html_state_the_answer():
+    found = evaluate(frame(300), ("high", "control"))
+    assert "high minus control" in found.plot().get_suptitle()
+    assert found.verdict.split(".")[0] in found._repr_html_()
