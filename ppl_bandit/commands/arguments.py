@@ -28,6 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
         "bench": (_bench, "measure live steps, batches and start-up, and compare with NumPy loops"),
         "compare": (_compare, "measure engines against the exact posterior, or rank several models"),
         "journal": (_journal, "inspect, replay or export a recorded experiment"),
+        "evaluate": (_evaluate, "say what may be concluded from a recorded experiment"),
     }.items():
         describe(commands.add_parser(name, help=text))
     return parser
@@ -155,6 +156,37 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     export.add_argument("--out", type=Path, help="the file (NAME.csv, .parquet or .nc)")
     pending = actions.add_parser("pending", parents=[common], help="decisions without a reward")
     pending.add_argument("--older-than", type=float, metavar="SECONDS", help="only decisions older than this")
+
+
+def _evaluate(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument("url", metavar="JOURNAL", help="path of a journal, sqlite:///path or postgresql://...")
+    target = evaluate.add_mutually_exclusive_group(required=True)
+    target.add_argument("--arm", metavar="ARM", help="what this arm earns")
+    target.add_argument("--contrast", nargs=2, metavar="ARM", help="how much more the first arm earns than the second")
+    target.add_argument(
+        "--selector", help="what another selector earns on the logged path: ds, ts, top-two, ..., as for run"
+    )
+    target.add_argument(
+        "--against",
+        metavar="MODEL",
+        help="another program: compare its predictions and intervals with those of --model",
+    )
+    evaluate.add_argument(
+        "--model",
+        metavar="MODEL",
+        help=f"the program: {_MODEL} (without it, outcomes are predicted by running means; --selector and --against need it)",
+    )
+    evaluate.add_argument("--name", help="the experiment (default: the only one, or 'default')")
+    evaluate.add_argument("--outcome", help="the outcome to evaluate, for a program with several")
+    evaluate.add_argument("--level", type=float, default=0.95, help="of the intervals (%(default)s)")
+    evaluate.add_argument(
+        "--bounds",
+        nargs=2,
+        type=float,
+        metavar=("LO", "HI"),
+        help="smallest and largest possible reward, for a finite-sample confidence sequence",
+    )
+    _add_common(evaluate, out="ppl-bandit-evaluate", has_seed=False)
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

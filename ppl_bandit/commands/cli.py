@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = importlib.import_module(f"ppl_bandit.commands.{arguments.command}")
         result, status = command.execute(arguments, show, _print_progress)
         if arguments.json:
-            print(json.dumps(_without_nan(result), indent=2))
+            print(json.dumps(_only_finite(result), indent=2))
         sys.stdout.flush()
     except KeyboardInterrupt:
         _print_progress(f"ppl-bandit {arguments.command}: interrupted before any result was complete")
@@ -72,13 +72,13 @@ def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _without_nan(value: Any) -> Any:
-    """Replace nan by None, because JSON has no nan."""
+def _only_finite(value: Any) -> Any:
+    """Replace nan and infinities by None, because JSON has neither."""
     if isinstance(value, Mapping):
-        return {name: _without_nan(item) for name, item in value.items()}
+        return {name: _only_finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return [_only_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

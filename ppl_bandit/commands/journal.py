@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.commands.names import find_experiment
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
@@ -24,7 +25,7 @@ def execute(
 ) -> tuple[Any, int]:
     """Run an action; the status is 1 if the journal is damaged or a replayed decision differs."""
     with Journal(arguments.url, must_exist=True) as journal:
-        name = _name(journal, arguments.name)
+        name = find_experiment(journal, arguments.name)
         action: dict[str, Callable] = {
             "status": _status,
             "show": _show,
@@ -33,18 +34,6 @@ def execute(
             "pending": _pending,
         }
         return action[arguments.action](journal, name, arguments, show)
-
-
-def _name(journal: Journal, given: str | None) -> str:
-    known = journal.experiments()
-    if given is None and len(known) == 1:
-        return known[0]
-    name = "default" if given is None else given
-    if name not in known:
-        raise JournalError(
-            f"{journal!r} has no experiment {name!r}; its experiments: {', '.join(known) or 'none'}: use --name"
-        )
-    return name
 
 
 def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
@@ -71,7 +60,7 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
             )
     else:
         header = read_header(journal.store, name)
-        assert header is not None  # `_name` checked that the experiment exists
+        assert header is not None  # `find_experiment` checked that the experiment exists
         bandit = _bandit(header, arguments.model, journal=journal, name=name)
         found["explanation"] = bandit.explain()
         show(found["explanation"])
@@ -108,7 +97,7 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
         raise JournalError("replay needs the program: give --model path/to/file.py, or file.py:function")
     broken = journal.store.first_broken(name)
     header = read_header(journal.store, name)
-    assert header is not None  # `_name` checked that the experiment exists
+    assert header is not None  # `find_experiment` checked that the experiment exists
     # Start with the initial arms: the replay adds later arms at the events that added them.
     bandit = _bandit(header, arguments.model)
     names = list(header.identity["arms"])

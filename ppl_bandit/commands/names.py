@@ -1,11 +1,13 @@
-"""Names of engines and selectors on the command line."""
+"""Names of engines, selectors and experiments on the command line."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 from ppl_bandit import engines, selectors
+from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["ENGINES", "SELECTORS", "check_names", "engine_factory", "make_selectors"]
+__all__ = ["ENGINES", "SELECTORS", "check_names", "engine_factory", "find_experiment", "make_selectors"]
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {
     "exact": engines.conjugate,
@@ -39,8 +41,11 @@ def engine_factory(name: str) -> Callable[..., Engine]:
     return factories[name]
 
 
-def make_selectors(names: Iterable[str], horizon: int) -> dict[str, Selector]:
+def make_selectors(names: Iterable[str], horizon: int, argument: str = "--selectors") -> dict[str, Selector]:
     """Return {label in tables: selector}; ogi may be followed by a patience, as in ogi:0.1.
+
+    Args:
+        argument: named in errors.
 
     Raises:
         ValueError: if a name is unknown, or a patience is not a number.
@@ -48,7 +53,7 @@ def make_selectors(names: Iterable[str], horizon: int) -> dict[str, Selector]:
     chosen = {}
     for name in names:
         stem, _, digits = name.partition(":")
-        check_names([stem], [*SELECTORS, _GITTINS], "--selectors")
+        check_names([stem], [*SELECTORS, _GITTINS], argument)
         if stem != _GITTINS and not digits:
             label, make = SELECTORS[stem]
             chosen[label] = make()
@@ -58,10 +63,27 @@ def make_selectors(names: Iterable[str], horizon: int) -> dict[str, Selector]:
         except ValueError:
             patience = None
         if stem != _GITTINS or patience is None:
-            raise ValueError(f"--selectors has {name!r}: only ogi takes a number, its patience, as in ogi:0.1")
+            raise ValueError(f"{argument} has {name!r}: only ogi takes a number, its patience, as in ogi:0.1")
         label = "optimistic Gittins" + (f", patience {patience:g}" if digits else "")
         chosen[label] = selectors.optimistic_gittins(horizon, patience)
     return chosen
+
+
+def find_experiment(journal: Journal, given: str | None) -> str:
+    """Return the name of an experiment: the given one; without one, the only one of the journal, or "default".
+
+    Raises:
+        JournalError: if there is no such experiment.
+    """
+    known = journal.experiments()
+    if given is None and len(known) == 1:
+        return known[0]
+    name = "default" if given is None else given
+    if name not in known:
+        raise JournalError(
+            f"{journal!r} has no experiment {name!r}; its experiments: {', '.join(known) or 'none'}: use --name"
+        )
+    return name
 
 
 def check_names(names: Iterable[str], known: Iterable[str], argument: str) -> None:

@@ -1,5 +1,6 @@
 """Evaluate an arm, a difference or a policy on the decisions of an experiment."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from ppl_bandit.journal.journal import Journal
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["evaluate", "logged_decisions"]
+__all__ = ["evaluate", "find_model", "logged_decisions"]
 
 _NUM_DRAWS = 2000
 _MOST_CONTEXTS = 200
@@ -33,6 +34,7 @@ def evaluate(
     baseline: Any = None,
     name: str = "default",
     outcome: str | None = None,
+    arms: Sequence[Any] | None = None,
 ) -> Evaluation:
     """Say what may be concluded about a target from decisions that were made adaptively.
 
@@ -47,28 +49,26 @@ def evaluate(
             probabilities; or a `Selector`, whose probabilities at each logged decision follow from the model's posterior
             there.
         model: the reward model that predicts outcomes; None takes that of the bandit, and running means for other logs. A
-        wrong
-            model makes intervals wider, not wrong.
+            wrong model makes intervals wider, not wrong.
         level: of intervals and of the confidence sequence.
         bounds: smallest and largest possible reward, for finite-sample confidence sequences; rewards that are all 0 or 1 are
             taken for binary.
         baseline: an arm or policy to subtract.
         name: of the experiment in a journal.
         outcome: the outcome to evaluate, for a program with several.
+        arms: names of a DataFrame's arms, in the order of the model's arms; None sorts the names that occur.
 
     Raises:
         ValueError: for a log, target or bounds that cannot be used.
         JournalError: if the journal was edited.
     """
-    model = getattr(log, "model", None) if model is None else model
-    decisions = logged_decisions(log, model, name=name, outcome=outcome)
-    selectors = [one for one in (target, baseline) if isinstance(one, Selector)]
+    model = find_model(log, model)
+    decisions = logged_decisions(log, model, name=name, outcome=outcome, arms=arms)
     if model is None:
-        if selectors:
-            raise ValueError("target is a selector: give model=, whose posterior it decides from")
         return evaluate_decisions(decisions, target, level=level, bounds=bounds, baseline=baseline)
     with jax.enable_x64(True):
         engine = engines.choose(model)
+    selectors = [one for one in (target, baseline) if isinstance(one, Selector)]
     paths = {id(one): follow_posterior(model, engine, decisions, one) for one in [None, *selectors]}
     path = paths[id(None)]
 
@@ -86,23 +86,44 @@ def evaluate(
         baseline=baseline,
         means=path.means,
         posterior=posterior,
-        probs_of=probs_of if selectors else None,
+        probs_of=probs_of,
     )
 
 
+def find_model(log: Any, model: RewardModel | None) -> RewardModel | None:
+    """Return the given model, or that of a bandit; None for other logs."""
+    if model is not None and not isinstance(model, RewardModel):
+        raise ValueError(f"model must be a RewardModel, got {model!r}: give RewardModel(program, num_arms)")
+    return log.model if model is None and _is_bandit(log) else model
+
+
 def logged_decisions(
-    log: Any, model: RewardModel | None = None, *, name: str = "default", outcome: str | None = None
+    log: Any,
+    model: RewardModel | None = None,
+    *,
+    name: str = "default",
+    outcome: str | None = None,
+    arms: Sequence[Any] | None = None,
 ) -> LoggedDecisions:
     """Return the decisions of a bandit, a journal or a DataFrame; see `evaluate`."""
     if isinstance(log, LoggedDecisions):
-        return log
-    if is_frame(log):
-        return decisions_from_frame(log, None, None if model is None else contexts_from(model, log))
-    if isinstance(log, Journal):
-        return decisions_from_journal(log, name, outcome, model)
-    if not hasattr(log, "logged_decisions"):
+        found = log
+    elif is_frame(log):
+        num_arms = None if model is None else model.num_arms
+        found = decisions_from_frame(log, arms, None if model is None else contexts_from(model, log), num_arms)
+    elif isinstance(log, Journal):
+        found = decisions_from_journal(log, name, outcome, model)
+    elif _is_bandit(log):
+        found = log.logged_decisions(outcome)
+    else:
         raise ValueError(f"log must be a Bandit, a Journal or a DataFrame, got {type(log).__name__}")
-    return log.logged_decisions(outcome)
+    if model is not None and len(found.names) != model.num_arms:
+        raise ValueError(f"the log has the arms {list(found.names)}, but the model has {model.num_arms} arms")
+    return found
+
+
+def _is_bandit(log: Any) -> bool:
+    return not is_frame(log) and hasattr(log, "logged_decisions")
 
 
 def _posterior_interval(

@@ -38,15 +38,18 @@ class LoggedDecisions(NamedTuple):
     num_without_propensity: int = 0
 
 
-def decisions_from_frame(frame: Any, names: Sequence[Any] | None = None, contexts: Any = None) -> LoggedDecisions:
+def decisions_from_frame(
+    frame: Any, names: Sequence[Any] | None = None, contexts: Any = None, num_arms: int | None = None
+) -> LoggedDecisions:
     """Read a DataFrame with the columns arm, reward and propensity, a row per decision, in the order of decisions.
 
     A row with an empty reward counts as unrewarded, one with an empty propensity as decided elsewhere. Columns
     `propensity_<arm>`, one for every arm, give the probabilities of all arms.
 
     Args:
-        names: the arms; None takes those that occur, sorted.
+        names: the arms; None takes those that occur, in rows or in names of columns, sorted.
         contexts: of all rows, with a leading axis; None for none.
+        num_arms: of a model; arms that are whole numbers below it are then its indices.
 
     Raises:
         ValueError: for a missing column, an unknown arm, or a propensity outside [0, 1].
@@ -59,7 +62,7 @@ def decisions_from_frame(frame: Any, names: Sequence[Any] | None = None, context
             "columns to arm, reward and propensity"
         )
     played = np.asarray(frame["arm"])
-    known = tuple(sorted(set(played.tolist()), key=str)) if names is None else tuple(names)
+    known = _arm_names(played, columns, num_arms) if names is None else tuple(names)
     index = {name: position for position, name in enumerate(known)}
     unknown = next((row for row, name in enumerate(played.tolist()) if name not in index), None)
     if unknown is not None:
@@ -90,6 +93,18 @@ def decisions_from_frame(frame: Any, names: Sequence[Any] | None = None, context
         int((~has_reward & has_propensity).sum()),
         int((~has_propensity).sum()),
     )
+
+
+def _arm_names(played: np.ndarray, columns: Sequence[str], num_arms: int | None) -> tuple[Any, ...]:
+    found = set(played.tolist())
+    shown = {str(name) for name in found}
+    is_numbered = all(isinstance(name, int) for name in found)
+    if is_numbered and num_arms is not None and found <= set(range(num_arms)):
+        return tuple(range(num_arms))
+    for match in map(_PROPENSITY_COLUMN.fullmatch, columns):
+        if match and match[1] not in shown:
+            found.add(int(match[1]) if is_numbered and match[1].isdigit() else match[1])
+    return tuple(sorted(found) if all(isinstance(name, int) for name in found) else sorted(found, key=str))
 
 
 def _all_propensities(

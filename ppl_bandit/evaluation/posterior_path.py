@@ -5,6 +5,7 @@ or on later ones. So rows may be learnt in blocks: within a block the posterior 
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -30,20 +31,29 @@ class PosteriorPath(NamedTuple):
         means: (T, A), the posterior mean of every arm's expected reward.
         probs: (T, A), the probability with which a selector plays each arm; None if none was given.
         state: the engine's state after all rows.
+        log_scores: (T,), the log predictive probability, or density, of each row's outcomes; None unless requested.
     """
 
     means: np.ndarray
     probs: np.ndarray | None
     state: Any
+    log_scores: np.ndarray | None = None
 
 
 def follow_posterior(
-    model: RewardModel, engine: Engine, log: LoggedDecisions, selector: Selector | None = None, *, seed: int = 0
+    model: RewardModel,
+    engine: Engine,
+    log: LoggedDecisions,
+    selector: Selector | None = None,
+    *,
+    has_scores: bool = False,
+    seed: int = 0,
 ) -> PosteriorPath:
     """Learn a log in the order of its decisions, and note what was expected before each.
 
     Args:
         selector: its probabilities are noted too, given the posterior at each logged decision.
+        has_scores: whether to compute the log predictive scores.
     """
     num_rows = log.arm.size
     size = -(-num_rows // _MAX_BLOCKS)
@@ -51,19 +61,19 @@ def follow_posterior(
     with jax.enable_x64(True):
         key_init, key_blocks = jr.split(jr.key(seed))
         state = _with_capacity(engine, engine.init(key_init), num_blocks * size)
-        read = jax.jit(functools.partial(_read_block, model, engine, selector))
+        read = jax.jit(functools.partial(_read_block, model, engine, selector, has_scores))
         update = jax.jit(engine.update)
-        means, probs = [], []
+        parts: tuple[list[np.ndarray], ...] = ([], [], [])
         for block in range(num_blocks):
             key_read, key_update = jr.split(jr.fold_in(key_blocks, block))
             start, stop = block * size, min((block + 1) * size, num_rows)
             rows = _interaction(model, log, start, stop, size)
             steps = jnp.arange(start + 1, start + size + 1)
-            found = read(key_read, state, rows.context, steps)
-            means.append(np.asarray(found[0])[: stop - start])
-            probs.append(np.asarray(found[1])[: stop - start])
+            for part, found in zip(parts, read(key_read, state, rows, steps), strict=True):
+                part.append(np.asarray(found)[: stop - start])
             state, _ = update(key_update, state, rows)
-    return PosteriorPath(np.concatenate(means), None if selector is None else np.concatenate(probs), state)
+    means, probs, scores = map(np.concatenate, parts)
+    return PosteriorPath(means, None if selector is None else probs, state, scores if has_scores else None)
 
 
 def accepted_rewards(
@@ -74,17 +84,29 @@ def accepted_rewards(
     The selector learns from accepted rows alone. In each row it has probabilities pi(a); the row is accepted with
     probability pi(A) / (c e(A)), so that an accepted arm has the law pi. c is the largest ratio pi(a) / e(a) of the row;
     with contexts it is the same number for all rows, the largest 1 / e(a) of the log, because acceptance must not depend on
-    the context.
+    the context. Without contexts, rows in which an arm has probability 0, such as those of a burn-in, are left out.
 
     Raises:
-        ValueError: if the log lacks the probabilities of all arms, or some are 0.
+        ValueError: if the log lacks the probabilities of all arms, or no row can be used.
     """
     if log.propensities is None:
         raise ValueError(
             "rejection sampling needs the propensities of all arms in every row, not of the played arm alone"
         )
-    if not (log.propensities > 0).all():
-        raise ValueError("rejection sampling needs positive propensities of all arms: record with selectors.with_floor")
+    is_used = (log.propensities > 0).all(axis=1)
+    if not is_used.any() or (log.contexts is not None and not is_used.all()):
+        raise ValueError(
+            f"rejection sampling needs positive propensities of all arms, and {int((~is_used).sum())} of {is_used.size} rows "
+            "have one that is 0: record with selectors.with_floor"
+        )
+    log = log._replace(
+        arm=log.arm[is_used],
+        reward=log.reward[is_used],
+        propensity=log.propensity[is_used],
+        propensities=log.propensities[is_used],
+        outcomes=None if log.outcomes is None else {name: own[is_used] for name, own in log.outcomes.items()},
+    )
+    assert log.propensities is not None
     num_rows = log.arm.size
     bound = None if log.contexts is None else float((1.0 / log.propensities).max())
 
@@ -120,9 +142,19 @@ def accepted_rewards(
 
 
 def _read_block(
-    model: RewardModel, engine: Engine, selector: Selector | None, key: Any, state: Any, contexts: Any, steps: Any
-) -> tuple[Any, Any]:
-    """Return the means of all arms, and a selector's probabilities, for the rows of a block."""
+    model: RewardModel,
+    engine: Engine,
+    selector: Selector | None,
+    has_scores: bool,
+    key: Any,
+    state: Any,
+    rows: Interaction,
+    steps: Any,
+) -> tuple[Any, Any, Any]:
+    """Return the means of all arms, a selector's probabilities, and log predictive scores, for the rows of a block.
+
+    Without a selector or scores their places hold the means.
+    """
     key_draw, key_select = jr.split(key)
     draws = engine.sample(key_draw, state, _NUM_SAMPLES)
 
@@ -144,7 +176,11 @@ def _read_block(
         )
         return mean, chosen.propensities
 
-    return jax.vmap(read)(jr.split(key_select, steps.size), contexts, steps)
+    means, probs = jax.vmap(read)(jr.split(key_select, steps.size), rows.context, steps)
+    if not has_scores:
+        return means, probs, means
+    log_likelihoods = jax.vmap(lambda latents: model.log_likelihood(latents, rows))(draws)
+    return means, probs, jax.nn.logsumexp(log_likelihoods, axis=0) - math.log(_NUM_SAMPLES)
 
 
 def _interaction(model: RewardModel, log: LoggedDecisions, start: int, stop: int, size: int) -> Interaction:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.types import Selector
 
 __all__ = ["Component", "contrast_words", "resolve_target"]
 
@@ -34,9 +35,9 @@ def resolve_target(
     """Return the components of a target: one, or two for a difference, the second of which is subtracted.
 
     Args:
-        target: an arm; a pair of arms (first minus second); {arm: probability}; or a function of a context that returns the
-            probabilities of all arms, as a dict or in the order of the arms.
-        probs_of: selector -> (T, A), its probabilities on the logged path; None where that is not possible.
+        target: an arm; a pair of arms (first minus second); {arm: probability}; a function of a context that returns the
+            probabilities of all arms, as a dict or in the order of the arms; or a selector.
+        probs_of: selector -> (T, A), its probabilities on the logged path; None without a model.
 
     Raises:
         ValueError: for an unknown arm, or probabilities that are none.
@@ -47,9 +48,11 @@ def resolve_target(
         if len(target) != 2 or target[0] == target[1]:
             raise ValueError(f"target is {target!r}, expected a pair of two different arms (first minus second)")
         return [_arm(log, target[0]), _arm(log, target[1])]
+    if isinstance(target, Selector):
+        if probs_of is None:
+            raise ValueError("target is a selector: give model=, whose posterior it decides from")
+        return [Component(f"{target} on the logged path", probs_of(target))]
     if callable(target):
-        if probs_of is not None:
-            return [Component(str(target), probs_of(target))]
         return [Component(getattr(target, "__name__", "policy"), _by_context(log, target))]
     return [_arm(log, target)]
 

@@ -232,6 +232,8 @@ def provenance(
 def _worlds(environment: Environment) -> str:
     if environment.truth is not None:
         return "truth"
+    if environment.draws is not None:
+        return "draws"
     widths = ", ".join(f"{scale:.3g}" for scale in environment.scales)
     return "prior" if environment.scales == (1.0,) else f"prior, {widths} times as wide"
 

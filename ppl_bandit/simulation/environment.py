@@ -1,4 +1,4 @@
-"""The simulated world: a program whose latents are fixed to a truth, or drawn from the prior for each realization."""
+"""The simulated world: a program whose latents are fixed to a truth, or drawn for each realization."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +24,7 @@ class Environment:
     Attributes:
         scales: factors by which worlds drawn from the prior are wider than it.
         engine: exact engine whose conjugate families define a wider prior, if any.
+        draws: truths to choose from, {latent site: (M, ...)}; None if the truth is given or comes from the prior.
 
     Args:
         reward_model: the program of the world.
@@ -57,6 +58,7 @@ class Environment:
         self.changes = {int(step): dict(later) for step, later in changes.items()}
         self.scales: tuple[float, ...] = (1.0,)
         self.engine: Engine | None = None
+        self.draws: Draws | None = None
         self._contexts = contexts
         self._middle: Draws = {}
 
@@ -96,13 +98,36 @@ class Environment:
             found._middle = prior_medians(reward_model)
         return found
 
+    @classmethod
+    def from_draws(
+        cls, reward_model: RewardModel, draws: Mapping[str, Any], contexts: Callable[[Key], Any] | None = None
+    ) -> "Environment":
+        """Return an environment in which the truth of every realization is one of some draws, chosen at random.
+
+        With the posterior draws of an experiment, such as `bandit.posterior()`, it simulates worlds that are plausible
+        after its data.
+
+        Args:
+            draws: {latent site: (M, ...)}, all latents of the program.
+        """
+        sizes = {name: len(value) if np.ndim(value) else 0 for name, value in draws.items()}
+        if not sizes or len(set(sizes.values())) != 1 or 0 in sizes.values():
+            raise ValueError(f"draws must have the same positive number of draws of every site, got {sizes}")
+        _check_truth(reward_model, {name: np.asarray(value)[0] for name, value in draws.items()}, "draws[0]")
+        found = cls(reward_model, None, contexts)
+        found.draws = {name: np.asarray(value) for name, value in draws.items()}  # type: ignore[misc]
+        return found
+
     def world(self, key: Key) -> "Environment":
-        """Return the world of one realization: itself if the truth is given, else one drawn from the prior."""
+        """Return the world of one realization: itself if the truth is given, else one that is drawn."""
         if self.truth is not None:
             return self
         return Environment(self.reward_model, self._draw(key), self._contexts)
 
     def _draw(self, key: Key) -> dict[str, Array]:
+        if self.draws is not None:
+            index = jax.random.randint(key, (), 0, len(next(iter(self.draws.values()))))
+            return {name: jnp.asarray(value)[index] for name, value in self.draws.items()}
         if self.engine is not None and self.engine.capabilities.with_wider_prior is not None:
             prior = self.engine.capabilities.with_wider_prior(self.engine.init(key), self.scale(key))
             drawn = self.engine.sample(key, prior, 1)

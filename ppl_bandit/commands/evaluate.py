@@ -1,0 +1,116 @@
+"""`ppl-bandit evaluate`: what may be concluded from a recorded experiment; verdict first, then table, then diagnostics."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.commands.names import find_experiment, make_selectors
+from ppl_bandit.evaluation.evaluate import evaluate
+from ppl_bandit.evaluation.evaluation import Evaluation
+from ppl_bandit.evaluation.predictive_scores import ProgramComparison, compare_programs
+from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.program.model.reward_model import RewardModel
+
+__all__ = ["execute"]
+
+
+def execute(
+    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
+) -> tuple[Any, int]:
+    """Evaluate a target, and write `table.csv`, `sequence.csv` and `evaluation.png`; or compare two programs."""
+    if arguments.model is None and (arguments.selector or arguments.against):
+        option = "--selector" if arguments.selector else "--against"
+        raise ValueError(f"{option} needs the program: give --model path/to/file.py, or file.py:function")
+    with Journal(arguments.url, must_exist=True) as journal:
+        name = find_experiment(journal, arguments.name)
+        header = read_header(journal.store, name)
+        assert header is not None  # `find_experiment` checked that the experiment exists
+        files = [load_model(spec) for spec in (arguments.model, arguments.against) if spec is not None]
+        models = [_with_arms(file, len(header.names)) for file in files]
+        settings = {"level": arguments.level, "name": name, "outcome": arguments.outcome}
+        if arguments.against is not None:
+            first, second = (str(file.path) if files[0].name == files[1].name else file.name for file in files)
+            compared = compare_programs(journal, {first: models[0], second: models[1]}, **settings)
+            return _show_comparison(compared, arguments.out, show), 0
+        found = evaluate(
+            journal,
+            _target(arguments, header.names, journal.store.last_position(name)),
+            model=models[0] if models else None,
+            bounds=None if arguments.bounds is None else tuple(arguments.bounds),
+            **settings,
+        )
+    return _show_evaluation(found, arguments.out, show), 0
+
+
+def _target(arguments: argparse.Namespace, names: Any, horizon: int) -> Any:
+    if arguments.selector is not None:
+        return next(iter(make_selectors([arguments.selector], horizon, "--selector").values()))
+    known = {str(name): name for name in names}
+    given = [arguments.arm] if arguments.arm is not None else arguments.contrast
+    for arm in given:
+        if arm not in known:
+            option = "--arm" if arguments.arm is not None else "--contrast"
+            raise ValueError(f"{option} names the arm {arm!r}, expected one of {', '.join(known)}")
+    return known[given[0]] if len(given) == 1 else (known[given[0]], known[given[1]])
+
+
+def _with_arms(file: ModelFile, num_arms: int) -> RewardModel:
+    if file.num_arms != num_arms:
+        raise ValueError(f"{file.path} has {file.num_arms} arms, but the experiment has {num_arms}")
+    return file.reward_model()
+
+
+def _show_evaluation(found: Evaluation, out: Path, show: Callable[[str], None]) -> dict[str, Any]:
+    table = found.table()
+    show(found.verdict)
+    show("")
+    show(table.to_string(float_format=lambda value: f"{value:.4g}"))
+    show("")
+    for name, value in found.diagnostics.items():
+        show(f"{name.replace('_', ' ')}: {value:.4g}")
+    if found.posterior is not None:
+        show(f"the model's own {found.level:.0%} interval: {found.posterior[0]:.4g} to {found.posterior[1]:.4g}")
+    show(f"confidence sequence: {found.sequence_kind}")
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out / "table.csv", index_label="estimator")
+    found.sequence.to_csv(out / "sequence.csv")
+    found.plot().savefig(out / "evaluation.png", dpi=150)
+    show(f"wrote table.csv, sequence.csv and evaluation.png to {out}")
+    last = found.sequence.iloc[-1]
+    return {
+        "verdict": found.verdict,
+        "label": found.label,
+        "estimate": found.estimate,
+        "standard_error": found.standard_error,
+        "interval": found.interval,
+        "is_refused": found.is_refused,
+        "sequence": {"lower": float(last["lower"]), "upper": float(last["upper"]), "kind": found.sequence_kind},
+        "posterior": found.posterior,
+        "level": found.level,
+        "table": table.to_dict("index"),
+        "diagnostics": found.diagnostics,
+        "out": str(out),
+    }
+
+
+def _show_comparison(found: ProgramComparison, out: Path, show: Callable[[str], None]) -> dict[str, Any]:
+    table = found.table()
+    show(found.verdict)
+    show("")
+    show(table.to_string(float_format=lambda value: f"{value:.4g}"))
+    show("")
+    show("width of the doubly robust interval of each arm:")
+    show(found.widths.to_string(float_format=lambda value: f"{value:.4g}"))
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out / "table.csv", index_label="program")
+    show(f"wrote table.csv to {out}")
+    return {
+        "verdict": found.verdict,
+        "difference": found.difference._asdict(),
+        "table": table.to_dict("index"),
+        "widths": {label: {str(arm): width for arm, width in own.items()} for label, own in found.widths.items()},
+        "out": str(out),
+    }

@@ -1,0 +1,131 @@
+"""What another selector would have earned, and how another program predicts: on the same log."""
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas
+import pytest
+
+from ppl_bandit import Environment, RewardModel, engines, evaluate, selectors, simulate
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.predictive_scores import compare_programs
+from ppl_bandit.evaluation.rejection import evaluate_by_rejection
+
+RATES = np.array([0.2, 0.6])
+
+
+def conversion(arm):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def same_rate(arm):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate + 0.0 * arm))
+
+
+MODEL = RewardModel(conversion, 2)
+
+
+def uniform_log(num_rows, seed=0):
+    rng = np.random.default_rng(seed)
+    arms = rng.integers(0, 2, num_rows)
+    rewards = (rng.random(num_rows) < RATES[arms]).astype(float)
+    return LoggedDecisions((0, 1), arms, rewards, np.full(num_rows, 0.5), np.full((num_rows, 2), 0.5))
+
+
+def test_rejection_sampling_earns_what_a_simulated_selector_earns():
+    found = [evaluate_by_rejection(uniform_log(500, seed), selectors.thompson(), model=MODEL) for seed in range(6)]
+    assert min(one.num_accepted for one in found) >= 150
+    earned = np.mean([one.rewards[:150].mean() for one in found])
+    runs = simulate(
+        0,
+        MODEL,
+        engines.conjugate,
+        selectors.thompson(),
+        Environment(MODEL, {"rate": RATES}),
+        num_steps=150,
+        num_realizations=1000,
+        num_samples=400,
+    )
+    simulated = runs.reward.mean("step")
+    # Four standard errors of a mean over six paths.
+    assert abs(earned - float(simulated.mean())) < 4 * float(simulated.std()) / np.sqrt(6)
+    assert "not for 500" in found[0].verdict and not found[0].is_refused
+
+
+def test_rows_that_could_not_play_an_arm_are_left_out_without_contexts_and_refused_if_none_is_left():
+    log = uniform_log(200)
+    log.propensities[:20] = np.eye(2)[log.arm[:20]]
+    assert evaluate_by_rejection(log, selectors.greedy(), model=MODEL).num_accepted <= 180
+    log.propensities[:] = np.eye(2)[log.arm]
+    with pytest.raises(ValueError, match="200 of 200 rows .*with_floor"):
+        evaluate_by_rejection(log, selectors.greedy(), model=MODEL)
+
+
+def test_a_short_path_is_refused():
+    found = evaluate_by_rejection(uniform_log(20), selectors.thompson(), model=MODEL)
+    assert found.is_refused and "too few" in str(found)
+
+
+def test_worlds_drawn_from_a_posterior_have_its_draws_as_truths():
+    draws = {"rate": np.array([[0.1, 0.9], [0.4, 0.3]])}
+    world = Environment.from_draws(MODEL, draws)
+    runs = simulate(
+        0,
+        MODEL,
+        engines.conjugate,
+        selectors.thompson(),
+        world,
+        num_steps=3,
+        num_realizations=200,
+        num_samples=50,
+    )
+    # The regret of the worse arm is .8 in the first world and .1 in the second.
+    assert set(np.unique(np.round(runs.regret.values, 6))) == set(np.float32([0.0, 0.1, 0.8]))
+    assert runs.attrs["worlds"] == "draws"
+    with pytest.raises(ValueError, match="same positive number"):
+        Environment.from_draws(MODEL, {"rate": np.zeros((0, 2))})
+    with pytest.raises(ValueError, match="outside the support"):
+        Environment.from_draws(MODEL, {"rate": np.full((3, 2), 1.5)})
+
+
+def test_the_true_program_predicts_better_and_its_score_is_that_of_the_beta_binomial():
+    log = uniform_log(400)
+    found = compare_programs(log, {"own rates": MODEL, "same rate": RewardModel(same_rate, 2)})
+    assert found.difference.value > 2 * found.difference.standard_error
+    assert found.verdict.startswith("own rates predicted the log better than same rate")
+    assert list(found.table().index) == ["own rates", "same rate"] and (found.widths > 0).all(axis=None)
+    counts, expected = np.ones((2, 2)), []
+    for arm, reward in zip(log.arm, log.reward.astype(int), strict=True):
+        expected.append(np.log(counts[arm, reward] / counts[arm].sum()))
+        counts[arm, reward] += 1
+    # 400 draws estimate each probability p: the error of its log is at most sqrt((1 - p) / p / 3 / 400) = .06 for p near .2
+    # in the first row, much less later, and independent between rows: .002 is three standard errors of the mean.
+    assert found.scores["own rates"].value == pytest.approx(np.mean(expected), abs=2e-3)
+
+
+def test_a_frame_with_numbered_arms_has_the_order_of_the_model():
+    def many(arm):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([12]))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    rng = np.random.default_rng(0)
+    arms = rng.integers(0, 11, 600)  # the last arm is never played
+    rewards = (rng.random(600) < (arms == 10)).astype(float)
+    frame = pandas.DataFrame({"arm": arms, "reward": rewards, "propensity": 1 / 11})
+    found = evaluate(frame, 10, model=RewardModel(many, 12))
+    assert found.posterior[0] > 0.9 and found.estimate == pytest.approx(1.0, abs=0.1)
+    named = frame.assign(arm=np.where(arms == 10, "good", "bad"), propensity=np.where(arms == 10, 1 / 11, 10 / 11))
+    first = evaluate(named, "good", model=MODEL, arms=["good", "bad"])
+    assert first.posterior[0] > 0.9
+    with pytest.raises(ValueError, match="the model has 12 arms"):
+        evaluate(named, "good", model=RewardModel(many, 12))
+
+
+def test_a_selector_may_be_compared_with_a_policy():
+    found = evaluate(uniform_log(300), selectors.thompson(), model=MODEL, baseline={0: 0.5, 1: 0.5})
+    assert "thompson() on the logged path" in found.verdict
+    with pytest.raises(ValueError, match="must be a RewardModel"):
+        evaluate(uniform_log(30), 0, model=conversion)
