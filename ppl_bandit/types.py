@@ -112,7 +112,8 @@ class Selection(NamedTuple):
         arm: index of the arm to play; -1 if the table is not finite or no arm is allowed (the caller raises an error).
         best_arm_probs: p-hat, the share of draws that each arm wins; ties are shared equally.
         num_candidates: number of candidate arms that were drawn (N_{t+1}); 0 for selectors that draw none.
-        propensities: probability that this selector plays each arm, given this table.
+        propensities: probability that this selector plays each arm, given this table; averaged over all tables where that
+            is known in closed form (`Selector.is_linear`).
     """
 
     arm: Int[Array, ""]
@@ -136,6 +137,10 @@ class Selector:
         uses_marginals: whether marginals change the decision.
         required_marginals: the fields of `Marginals` that `select_from_probs` reads besides the probabilities.
         is_exact: whether p-hat is the exact probability that each arm is best, if the marginals offer it.
+        is_linear: whether the propensities are linear in p-hat, so that their mean over tables follows from the exact
+            probability that each arm is best.
+        is_deterministic: whether the table decides the arm, up to ties: a log of its decisions says nothing about the arms
+            that it did not play.
         horizon: the last step that the rule is made for; None if there is no last step. A later step raises an error; inside
             a trace, which cannot raise, it counts as the last step.
     """
@@ -147,6 +152,8 @@ class Selector:
     uses_marginals: bool = field(default=False, repr=False)
     required_marginals: tuple[str, ...] = field(default=(), repr=False)
     is_exact: bool = field(default=False, repr=False)
+    is_linear: bool = field(default=False, repr=False)
+    is_deterministic: bool = field(default=False, repr=False)
     horizon: int | None = field(default=None, repr=False)
 
     def __call__(self, key: Key, table: Any, step: Any, *, allowed: Any = None, marginals: Any = None) -> Selection:

@@ -47,10 +47,14 @@ def decide(
     if marginals is not None and not draws:
         if selector.can_skip_table(marginals) and (selector.is_exact or not marginals.is_mixture):
             assert selector.select_from_probs is not None and marginals.best_arm_probs is not None
-            shares = marginals.best_arm_probs(allowed)
-            if not selector.is_exact:
-                shares = multinomial(key_draw, num_samples, shares) / num_samples
-            return selector.select_from_probs(key_select, shares, step, allowed=allowed, marginals=marginals)
+            exact = marginals.best_arm_probs(allowed)
+            shares = exact if selector.is_exact else multinomial(key_draw, num_samples, exact) / num_samples
+            chosen = selector.select_from_probs(key_select, shares, step, allowed=allowed, marginals=marginals)
+            if selector.is_linear:
+                # p-hat has mean P, so the arm has this law before p-hat is drawn; an arm that wins no draw is not at 0.
+                average = selector.select_from_probs(key_select, exact, step, allowed=allowed, marginals=marginals)
+                chosen = chosen._replace(propensities=average.propensities)
+            return chosen
         if marginals.table is not None:
             table = marginals.table(key_draw, num_samples)
             return _from_table(key_select, selector, table, step, allowed, marginals)

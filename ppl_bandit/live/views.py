@@ -122,7 +122,7 @@ class ReadableBandit:
             state = learner.state
             if hasattr(state, "log_evidence"):
                 evidence = float(state.log_evidence), float(state.log_evidence_error)
-        return explanation_text(self.explanation, self._overview(), self._selector.name, evidence, learner.doubts)
+        return explanation_text(self.explanation, self._overview(), self._selector, evidence, learner.doubts)
 
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
         """Return a table with one row per arm.

@@ -39,7 +39,7 @@ def bayes_ucb() -> Selector:
         propensities = share_equally(is_largest(scores, inputs.allowed, rounding=4.0), dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule, score=score, reads_table=False)
+    return make_selector(rule, score=score, reads_table=False, is_deterministic=True)
 
 
 def _order(step: Int[Array, ""], dtype: jnp.dtype) -> Float[Array, ""]:

@@ -89,7 +89,13 @@ def optimistic_gittins(horizon: int, patience: float = 1.0, learning: float = 0.
 
     settings = {"horizon": horizon, "patience": patience, "learning": learning}
     return make_selector(
-        rule, settings=settings, score=score, required_marginals=("tail",), reads_table=False, horizon=horizon
+        rule,
+        settings=settings,
+        score=score,
+        required_marginals=("tail",),
+        reads_table=False,
+        is_deterministic=True,
+        horizon=horizon,
     )
 
 

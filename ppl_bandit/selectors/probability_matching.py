@@ -62,13 +62,15 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: 
 def thompson() -> Selector:
     """Play each arm with the probability that it is best: Thompson sampling, or double sampling with N = 1.
 
-    The propensities are p-hat itself. An arm that wins no draw is never played.
+    The propensities are p-hat itself. An arm that wins no draw is never played. Where the engine offers the exact
+    probability P that each arm is best, the recorded propensities are P, the mean of p-hat: the probability of each arm
+    before the draws.
     """
 
     def rule(key: Key, inputs: RuleInputs):
         return draw_arm(key, inputs.best_arm_probs), jnp.asarray(1), inputs.best_arm_probs
 
-    return make_selector(rule, reads_table=False)
+    return make_selector(rule, reads_table=False, is_linear=True)
 
 
 def greedy() -> Selector:
@@ -82,7 +84,7 @@ def greedy() -> Selector:
         propensities = share_equally(is_largest(probs, inputs.allowed, rounding=_ROUNDING), probs.dtype)
         return draw_arm(key, propensities), jnp.asarray(0), propensities
 
-    return make_selector(rule, reads_table=False)
+    return make_selector(rule, reads_table=False, is_deterministic=True)
 
 
 def top_two(challenge_rate: float = 0.5) -> Selector:

@@ -54,6 +54,8 @@ def make_selector(
     required_marginals: tuple[str, ...] = (),
     reads_table: bool = True,
     is_exact: bool = False,
+    is_linear: bool = False,
+    is_deterministic: bool = False,
     horizon: int | None = None,
 ) -> Selector:
     """Turn a selection rule into a selector: check, clean the table, decide, and flag what could not be decided.
@@ -70,6 +72,8 @@ def make_selector(
         required_marginals: the fields of the marginals that `score` needs.
         reads_table: whether the rule reads the table even if it has p-hat and scores.
         is_exact: whether p-hat is the marginals' exact probability, where they offer it.
+        is_linear: whether the propensities are linear in p-hat.
+        is_deterministic: whether the table decides the arm, up to ties.
         horizon: the last step that the rule is made for, if it has one.
 
     Returns:
@@ -145,6 +149,8 @@ def make_selector(
         uses_marginals=is_exact or score is not None,
         required_marginals=required_marginals,
         is_exact=is_exact,
+        is_linear=is_linear,
+        is_deterministic=is_deterministic,
         horizon=horizon,
     )
     return selector

@@ -232,3 +232,12 @@ def test_the_figure_and_the_html_state_the_answer():
     found = evaluate(frame(300), ("high", "control"))
     assert "high minus control" in found.plot().get_suptitle()
     assert found.verdict.split(".")[0] in found._repr_html_()
+
+
+def test_a_deterministic_selector_is_named_in_the_explanation_and_its_log_is_refused_with_the_remedy():
+    bandit = Bandit(conversion, arms=list(RATES), selector=selectors.greedy(), num_samples=50)
+    assert "decisions of greedy are deterministic; selectors.with_floor(greedy(...), 0.05)" in bandit.explain()
+    for _ in range(5):
+        bandit.update(bandit.select(), 1.0)
+    found = bandit.evaluate("high")
+    assert found.is_refused and "selectors.with_floor" in found.verdict

@@ -3,7 +3,7 @@
 from html import escape
 
 from ppl_bandit.live.show.overview import Overview
-from ppl_bandit.types import Explanation
+from ppl_bandit.types import Explanation, Selector
 
 __all__ = ["explanation_text", "html_table"]
 
@@ -13,19 +13,19 @@ _CELL = "padding:3px 12px;text-align:right;white-space:nowrap"
 def explanation_text(
     explanation: Explanation,
     found: Overview,
-    selector: str,
+    selector: Selector,
     log_evidence: tuple[float, float] | None = None,
     doubts: str = "",
 ) -> str:
     """Return the engine's report, the arms so far, and the selector.
 
     Args:
-        selector: its name.
+        selector: of the decisions.
         log_evidence: of the program so far, with its standard error, if the engine estimates it.
         doubts: why the draws cannot be trusted; empty if they can.
     """
     num_rewards = int(found.num_rewards.sum())
-    lines = [str(explanation), "", f"  learnt from {num_rewards} rewards; decisions by {selector}"]
+    lines = [str(explanation), "", f"  learnt from {num_rewards} rewards; decisions by {selector.name}"]
     if doubts:
         lines.append(f"  NOT TRUSTED, use these numbers with caution: {doubts}")
     if log_evidence is not None:
@@ -52,6 +52,11 @@ def explanation_text(
         lines.append(
             "    medians, because one draw makes up most of an average: the posterior mean of this expected reward may not "
             "exist; maximise a quantity that has a mean, such as the mean of the logarithm"
+        )
+    if selector.is_deterministic:
+        lines.append(
+            f"  evaluation: decisions of {selector.name} are deterministic; selectors.with_floor({selector.name}(...), 0.05) "
+            "makes `evaluate` possible"
         )
     return "\n".join(lines)
 
