@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib.util
 import io
 import linecache
 import re
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Their blocks build many engines, which takes a third of the time of all pages: run them with -m slow after editing them.
 SLOW_PAGES = ("docs/comparing.md", "docs/engines.md", "docs/tutorials/not-conjugate.md")
+NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)  # an optional package that a page reads data from
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>.*)$")
 
 
@@ -97,6 +99,9 @@ def run_block(name: str, block: Block, namespace: dict) -> str:
     ],
 )
 def test_every_python_block_of_the_page_runs(page, tmp_path, monkeypatch):
+    for needed in NEEDS.findall(page.read_text()):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"this page needs {needed}, which is not installed: python -m pip install --no-deps {needed}")
     monkeypatch.chdir(tmp_path)
     run_page(str(page), page.read_text())
     gc.unfreeze()  # a page may freeze what a service keeps; the tests to come keep nothing

@@ -47,7 +47,8 @@ class Evaluation(NamedTuple):
         label: what was estimated.
         estimate: of its mean reward, or of the difference.
         standard_error: of the estimate.
-        interval: at the fixed sample size of the log; holds under adaptive collection. (nan, nan) where it is refused.
+        interval: at the fixed sample size of the log, cut to the bounds of the rewards; holds under adaptive collection.
+            (nan, nan) where it is refused.
         sequence: a DataFrame by number of decisions with columns estimate, lower, upper: holds at all of them at once.
         sequence_kind: which confidence sequence that is, and what it assumes.
         posterior: the model's own interval; None without a model.
@@ -133,7 +134,7 @@ def evaluate_decisions(
     reasons = _refusals(log, parts)
     chosen = found["dr_stabilised" if "dr_stabilised" in found else "dr"]
     is_refused = bool(reasons)
-    interval = (math.nan, math.nan) if is_refused else chosen.interval(level)
+    interval = (math.nan, math.nan) if is_refused else _within(chosen.interval(level), bounds, len(components))
     sequence = confidence_sequence(log, components, _full_scores(log, parts, means), level, bounds)
     label = contrast_words(components)
     return Evaluation(
@@ -162,6 +163,16 @@ def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) ->
     if outside.size:
         raise ValueError(f"bounds are {bounds}, but row {outside[0]} has the reward {log.reward[outside[0]]:g}")
     return low, high
+
+
+def _within(
+    interval: tuple[float, float], bounds: tuple[float, float] | None, num_components: int
+) -> tuple[float, float]:
+    """Cut an interval to the values that a mean reward, or a difference of two, can have."""
+    if bounds is None:
+        return interval
+    low, high = bounds if num_components == 1 else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    return min(max(interval[0], low), high), min(max(interval[1], low), high)
 
 
 def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray) -> _Prepared:
@@ -283,6 +294,7 @@ def _refusals(log: LoggedDecisions, parts: list[_Prepared]) -> list[str]:
         size = estimators.effective_sample_size(weights)
         if size < MIN_EFFECTIVE_SAMPLE_SIZE:
             reasons.append(f"{label} has an effective sample size of {size:.1f}, below {MIN_EFFECTIVE_SAMPLE_SIZE:.0f}")
+            continue  # the standard error of the mean weight is then no guide
         error = float(weights.std()) / math.sqrt(weights.size)
         if abs(float(weights.mean()) - 1.0) > MAX_WEIGHT_DEVIATION * max(error, 1e-12):
             reasons.append(
