@@ -18,7 +18,7 @@ from ppl_bandit.evaluation.targets import Component
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["BETA_BINOMIAL", "Sequence", "confidence_sequence"]
+__all__ = ["BETA_BINOMIAL", "OPTIMAL_PLAYS", "Sequence", "confidence_sequence"]
 
 BETA_BINOMIAL = "beta-binomial mixture per arm: needs rewards within bounds and constant arm means, no propensities"
 EMPIRICAL_BERNSTEIN = "empirical Bernstein: needs true propensities and rewards within bounds"
@@ -26,7 +26,9 @@ ASYMPTOTIC = (
     "asymptotic: needs true propensities with a floor; holds for large samples only, not a finite-sample guarantee"
 )
 _MOST_TIMES = 1000
-_OPTIMAL_TIME = 0.25  # of all decisions: where a sequence is tightest
+# Where sequences are tightest. They hold because these numbers do not depend on the data, nor on when somebody looks.
+OPTIMAL_PLAYS = 100.0
+_OPTIMAL_DECISIONS = 1000.0
 
 
 class Sequence(NamedTuple):
@@ -67,7 +69,7 @@ def confidence_sequence(
         kind = EMPIRICAL_BERNSTEIN
         parts = [_policy_bounds(log, component, times, alpha, bounds) for component in components]
     else:
-        kind, parts = ASYMPTOTIC, [_score_bounds(own, times, alpha, num_rows) for own in scores]
+        kind, parts = ASYMPTOTIC, [_score_bounds(own, times, alpha) for own in scores]
     estimate, lower, upper = parts[0]
     if len(parts) == 2:
         estimate, lower, upper = estimate - parts[1][0], lower - parts[1][2], upper - parts[1][1]
@@ -80,7 +82,7 @@ def _arm_bounds(log: LoggedDecisions, arm: Any, times: np.ndarray, alpha: float,
     is_played = log.arm == arm
     trials = np.cumsum(is_played)[times - 1].astype(float)
     sums = np.cumsum(np.where(is_played, (log.reward - low) / width, 0.0))[times - 1]
-    found: Bounds = bernoulli_bounds(sums, trials, alpha, max(_OPTIMAL_TIME * trials[-1], 1.0))
+    found: Bounds = bernoulli_bounds(sums, trials, alpha, OPTIMAL_PLAYS)
     mean = np.divide(sums, trials, out=np.full(sums.shape, math.nan), where=trials > 0)
     return low + width * mean, low + width * found.lower, low + width * found.upper
 
@@ -98,10 +100,10 @@ def _policy_bounds(
     return low + width * mean, low + width * np.minimum(lower, 1.0), low + width * np.maximum(upper, 0.0)
 
 
-def _score_bounds(scores: np.ndarray, times: np.ndarray, alpha: float, num_rows: int) -> Any:
+def _score_bounds(scores: np.ndarray, times: np.ndarray, alpha: float) -> Any:
     sums, squares = np.cumsum(scores)[times - 1], np.cumsum(scores * scores)[times - 1]
     mean = sums / times
     variance = np.maximum(squares / times - mean * mean, 0.0)
-    margin = asymptotic_margin(times, variance, alpha, max(_OPTIMAL_TIME * num_rows, 1.0))
+    margin = asymptotic_margin(times, variance, alpha, _OPTIMAL_DECISIONS)
     margin = np.where(times < 2, math.inf, margin)
     return mean, mean - margin, mean + margin

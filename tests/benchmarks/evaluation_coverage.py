@@ -1,28 +1,34 @@
 """Coverage of intervals and confidence sequences after adaptive collection: python tests/benchmarks/evaluation_coverage.py.
 
-Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value.
-Decisions are simulated in NumPy, independently of the library; estimates come from `ppl_bandit.evaluation`.
+Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value. The
+parts `gaussian`, `uniform`, `bernstein` and `limit` simulate decisions in NumPy, independently of the library; `selectors`,
+`rejection`, `contexts` and `speed` use the library's own simulations. Estimates come from `ppl_bandit.evaluation`.
 """
 
 import argparse
 import math
+import time
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 from scipy.special import ndtr
 
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.confidence_sequences import (
-    bernoulli_bounds,
+    beta_binomial_log_mixture,
     empirical_bernstein_lower,
     normal_mixture_boundary,
     normal_mixture_parameter,
 )
 from ppl_bandit.evaluation.estimators import Estimate
-from ppl_bandit.evaluation.evaluate import evaluate_decisions
+from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 
 CHUNK = 250
+PARTS = ("gaussian", "uniform", "bernstein", "limit", "selectors", "rejection", "contexts", "speed")
+SELECTOR_STEPS = 10_000
 
 
 def gaussian_thompson(rng, num_runs, num_steps, gap, floor):
@@ -43,23 +49,33 @@ def gaussian_thompson(rng, num_runs, num_steps, gap, floor):
     return arms, rewards, propensities
 
 
-def uniform_noise_thompson(rng, num_runs, num_steps, decay):
-    """Play three arms without signal, rewards uniform on [-1, 1], with a floor t^-decay / 3 under every propensity."""
+def uniform_noise_thompson(rng, num_runs, num_steps, decay, num_draws=20, num_first=5):
+    """Play three arms with mean 1 and noise uniform on [-1, 1], as in the simulations of Hadad et al. (2021).
+
+    Each arm is played five times in turn, with a recorded propensity of 1/3. Then Thompson sampling with a Normal(0, 1) prior
+    and each arm's empirical variance for its noise; propensities are shares of 20 draws, with a floor of t^-decay / 3.
+    """
     rows = np.arange(num_runs)
-    counts, sums = np.zeros((num_runs, 3)), np.zeros((num_runs, 3))
+    counts, sums, squares = (np.zeros((num_runs, 3)) for _ in range(3))
     arms, rewards = np.zeros((num_runs, num_steps), int), np.zeros((num_runs, num_steps))
-    propensities = np.zeros((num_runs, num_steps, 3))
+    propensities = np.full((num_runs, num_steps, 3), 1 / 3)
     for step in range(num_steps):
-        centre, spread = sums / (counts + 1), np.sqrt(1 / (counts + 1))
-        draws = centre[:, None] + spread[:, None] * rng.normal(size=(num_runs, 200, 3))
-        wins = (draws == draws.max(2, keepdims=True)).mean(1)
-        floor = (step + 1.0) ** -decay / 3
-        probs = _with_floor(wins, floor)
-        arm = np.minimum((rng.random(num_runs)[:, None] > probs.cumsum(1)).sum(1), 2)
-        reward = rng.uniform(-1, 1, num_runs)
-        arms[:, step], rewards[:, step], propensities[:, step] = arm, reward, probs
+        if step < 3 * num_first:
+            arm = np.full(num_runs, step % 3)
+        else:
+            mean = sums / counts
+            noise = squares / counts - mean**2
+            centre, variance = counts / (counts + noise) * mean, 1 / (counts / noise + 1)
+            draws = centre[:, None] + np.sqrt(variance)[:, None] * rng.normal(size=(num_runs, num_draws, 3))
+            wins = (draws.argmax(2)[..., None] == np.arange(3)).mean(1)
+            probs = _with_floor(wins, (step + 1.0) ** -decay / 3)
+            arm = np.minimum((rng.random(num_runs)[:, None] > probs.cumsum(1)).sum(1), 2)
+            propensities[:, step] = probs
+        reward = 1.0 + rng.uniform(-1, 1, num_runs)
+        arms[:, step], rewards[:, step] = arm, reward
         counts[rows, arm] += 1
         sums[rows, arm] += reward
+        squares[rows, arm] += reward**2
     return arms, rewards, propensities
 
 
@@ -78,11 +94,11 @@ def covers(estimate: Estimate, truth: float, level: float) -> np.ndarray:
 def naive(rewards):
     if rewards.size < 3:
         return Estimate(0.0, math.inf)
-    return Estimate(float(rewards.mean()), float(rewards.std(ddof=1)) / math.sqrt(rewards.size))
+    return Estimate(float(rewards.mean()), float(rewards.std()) / math.sqrt(rewards.size))
 
 
-def intervals_of_one_run(arms, rewards, propensities, truths, level, decay):
-    """Return {name: (covered, missed below, missed above)} of the last arm, and of the contrast first minus last."""
+def arm_scores(arms, rewards, propensities):
+    """Return the doubly robust scores of every arm, with running means as outcome model."""
     num_rows, num_arms = propensities.shape
     means = estimators.running_means(arms, rewards, num_arms)
     scores = []
@@ -90,28 +106,34 @@ def intervals_of_one_run(arms, rewards, propensities, truths, level, decay):
         target = np.broadcast_to(np.eye(num_arms)[arm], (num_rows, num_arms))
         weights = estimators.importance_weights(target, arms, propensities[np.arange(num_rows), arms])
         scores.append(estimators.doubly_robust_scores(target, weights, means, arms, rewards))
-    found = {}
-    last = num_arms - 1
-    own = propensities[:, last]
+    return scores
+
+
+def intervals_of_arm(arm, scores, arms, rewards, propensities, truth, level, decay):
+    """Return {name: (covered, missed below, missed above)} of one arm."""
+    own = propensities[:, arm]
+    found = {"naive": covers(naive(rewards[arms == arm]), truth, level)}
     two_point = estimators.two_point_allocation(own, decay)
     for name, allocation in (("AIPW", None), ("constant", np.sqrt(own)), ("two-point", two_point)):
-        found[name] = covers(estimators.weighted_mean(scores[last], allocation), truths[last], level)
-    found["naive"] = covers(naive(rewards[arms == last]), truths[last], level)
-    gap = truths[0] - truths[last]
-    contrast = estimators.weighted_contrast((scores[0], scores[last]), (np.sqrt(propensities[:, 0]), np.sqrt(own)))
-    found["constant, contrast"] = covers(contrast, gap, level)
-    first, second = naive(rewards[arms == 0]), naive(rewards[arms == last])
-    plain = Estimate(first.value - second.value, math.hypot(first.standard_error, second.standard_error))
-    found["naive, contrast"] = covers(plain, gap, level)
+        found[name] = covers(estimators.weighted_mean(scores[arm], allocation), truth, level)
     return found
 
 
 def gaussian_chunk(seed, gap, floor):
+    """Return intervals of the losing arm and of the contrast, refusals, and whether the arm's sequence was ever wrong."""
     rng = np.random.default_rng(seed)
     arms, rewards, propensities = gaussian_thompson(rng, CHUNK, 1000, gap, floor)
     results, refused, wrong = [], [], []
     for run in range(CHUNK):
-        results.append(intervals_of_one_run(arms[run], rewards[run], propensities[run], (gap, 0.0), 0.95, 0.0))
+        own = arms[run], rewards[run], propensities[run]
+        scores = arm_scores(*own)
+        found = intervals_of_arm(1, scores, *own, 0.0, 0.95, 0.0)
+        contrast = estimators.weighted_contrast((scores[0], scores[1]), tuple(np.sqrt(propensities[run].T)))
+        found["constant, contrast"] = covers(contrast, gap, 0.95)
+        first, second = (naive(rewards[run][arms[run] == arm]) for arm in (0, 1))
+        plain = Estimate(first.value - second.value, math.hypot(first.standard_error, second.standard_error))
+        found["naive, contrast"] = covers(plain, gap, 0.95)
+        results.append(found)
         played = propensities[run, np.arange(1000), arms[run]]
         log = LoggedDecisions((0, 1), arms[run], rewards[run], played, propensities[run])
         refused.append(evaluate_decisions(log, 1).is_refused)
@@ -123,53 +145,38 @@ def gaussian_chunk(seed, gap, floor):
 
 
 def uniform_chunk(seed):
-    rng = np.random.default_rng(seed)
-    arms, rewards, propensities = uniform_noise_thompson(rng, CHUNK, 1000, 0.7)
-    return [
-        intervals_of_one_run(arms[run], rewards[run], propensities[run], (0.0, 0.0, 0.0), 0.90, 0.7)
-        for run in range(CHUNK)
-    ]
+    """Return {name: shares of the three arms that were covered, missed below, missed above} of every run."""
+    arms, rewards, propensities = uniform_noise_thompson(np.random.default_rng(seed), CHUNK, 1000, 0.7)
+    results = []
+    for run in range(CHUNK):
+        own = arms[run], rewards[run], propensities[run]
+        scores = arm_scores(*own)
+        found = [intervals_of_arm(arm, scores, *own, 1.0, 0.90, 0.7) for arm in range(3)]
+        results.append({name: np.mean([one[name] for one in found], axis=0) for name in found[0]})
+    return results
 
 
 def bernstein_chunk(seed):
     """A policy that plays arm 0 with .7, Bernoulli arms (.3, .5), logged by Thompson sampling with a floor of .02."""
     rng = np.random.default_rng(seed)
+    num_steps, rows = 1000, np.arange(CHUNK)
+    counts, weights, rewards = np.ones((CHUNK, 2, 2)), np.zeros((CHUNK, num_steps)), np.zeros((CHUNK, num_steps))
+    for step in range(num_steps):
+        total = counts.sum(2)
+        centre = counts[:, :, 0] / total
+        variance = (centre * (1 - centre) / (total + 1)).sum(1)
+        first = 0.02 + 0.96 * ndtr((centre[:, 0] - centre[:, 1]) / np.sqrt(variance))
+        arm = (rng.random(CHUNK) >= first).astype(int)
+        reward = rng.random(CHUNK) < np.array([0.3, 0.5])[arm]
+        counts[rows, arm, np.where(reward, 0, 1)] += 1
+        weights[:, step] = np.where(arm == 0, 0.7 / first, 0.3 / (1 - first))
+        rewards[:, step] = reward
+    truth = 0.7 * 0.3 + 0.3 * 0.5
     wrong = []
-    for _ in range(CHUNK):
-        counts, weights, rewards = np.ones((2, 2)), np.zeros(1000), np.zeros(1000)
-        for step in range(1000):
-            centre = counts[:, 0] / counts.sum(1)
-            variance = centre * (1 - centre) / (counts.sum(1) + 1)
-            first = 0.02 + 0.96 * ndtr((centre[0] - centre[1]) / math.sqrt(variance.sum()))
-            arm = int(rng.random() >= first)
-            reward = float(rng.random() < (0.3, 0.5)[arm])
-            counts[arm, int(1 - reward)] += 1
-            weights[step] = (0.7 / first, 0.3 / (1 - first))[arm]
-            rewards[step] = reward
-        truth = 0.7 * 0.3 + 0.3 * 0.5
-        lower = empirical_bernstein_lower(weights * rewards, 0.025)
-        upper = 1.0 - empirical_bernstein_lower(weights * (1.0 - rewards), 0.025)
+    for run in range(CHUNK):
+        lower = empirical_bernstein_lower(weights[run] * rewards[run], 0.025)
+        upper = 1.0 - empirical_bernstein_lower(weights[run] * (1.0 - rewards[run]), 0.025)
         wrong.append(((lower > truth) | (upper < truth)).any())
-    return wrong
-
-
-def bernoulli_chunk(seed):
-    """Per-arm beta-binomial sequences of the losing arm of a greedy Bernoulli bandit, 3,000 decisions, all of them checked."""
-    rng = np.random.default_rng(seed)
-    wrong = []
-    for _ in range(CHUNK):
-        counts = np.zeros((2, 2))
-        successes, trials = [], []
-        for step in range(3000):
-            centre = (counts[:, 0] + 1) / (counts.sum(1) + 2)
-            arm = int(rng.random() < 0.5) if step < 20 or centre[0] == centre[1] else int(centre.argmax())
-            reward = float(rng.random() < (0.3, 0.35)[arm])
-            counts[arm, int(1 - reward)] += 1
-            if arm == 0:
-                successes.append(counts[0, 0])
-                trials.append(counts[0].sum())
-        found = bernoulli_bounds(np.array(successes), np.array(trials), 0.05, 250.0)
-        wrong.append(((found.lower > 0.3) | (found.upper < 0.3)).any())
     return wrong
 
 
@@ -187,47 +194,215 @@ def limit_law_bias(num_runs, num_steps=1000):
     return found
 
 
+def bernoulli(arm):
+    """Two Bernoulli arms with uniform priors."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def selector_part(num_runs, rates=(0.3, 0.35), num_steps=SELECTOR_STEPS):
+    """Per-arm beta-binomial sequences under the library's selectors: was one arm's ever wrong, at any decision?"""
+    from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
+
+    model = RewardModel(bernoulli, 2)
+    environment = Environment(model, {"rate": np.array(rates)})
+    thompson = selectors.thompson()
+    for selector in (
+        thompson,
+        selectors.double_sampling(),
+        selectors.greedy(),
+        selectors.top_two(),
+        selectors.bayes_ucb(),
+        selectors.information_directed(),
+        selectors.optimistic_gittins(num_steps),
+        selectors.with_floor(thompson, 0.05),
+        selectors.with_control(thompson, 0.2),
+        selectors.with_limits(thompson, floors=0.3, decay=0.5),
+    ):
+        wrong: list[list[bool]] = [[], []]
+        for chunk in range(max(num_runs // CHUNK, 1)):
+            runs = simulate(
+                chunk,
+                model,
+                engines.conjugate,
+                selector,
+                environment,
+                num_steps=num_steps,
+                num_realizations=min(CHUNK, num_runs),
+                num_samples=100,
+            )
+            arms, rewards = runs["arm"].values, runs["reward"].values.astype(float)
+            for arm in (0, 1):
+                wrong[arm] += is_ever_wrong(arms == arm, rewards, rates[arm]).tolist()
+        for arm in (0, 1):
+            show(f"{selector.name}, arm {arm} with rate {rates[arm]}", wrong[arm], "at most .05")
+
+
+def is_ever_wrong(is_played, rewards, rate, alpha=0.05):
+    """Return, for each run, whether the interval excluded the rate after any play: its mixture exceeds 1 / alpha there."""
+    trials, sums = np.cumsum(is_played, axis=1), np.cumsum(np.where(is_played, rewards, 0.0), axis=1)
+    variance = rate * (1 - rate)
+    rho = normal_mixture_parameter(OPTIMAL_PLAYS, alpha) * variance
+    log_mixture = beta_binomial_log_mixture(sums - rate * trials, variance * trials, rho, rate, 1 - rate)
+    return (log_mixture > math.log(1 / alpha)).any(axis=1)
+
+
+def rejection_part(num_logs, num_rows=2000, horizon=400):
+    """Mean reward of the first accepted decisions of Thompson sampling from uniform logs, against simulated runs."""
+    from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
+    from ppl_bandit.evaluation.posterior_path import accepted_rewards
+
+    rates, model = np.array([0.3, 0.35]), RewardModel(bernoulli, 2)
+    engine, earned = engines.conjugate(model), []
+    for seed in range(num_logs):
+        rng = np.random.default_rng(seed)
+        arms = rng.integers(0, 2, num_rows)
+        rewards = (rng.random(num_rows) < rates[arms]).astype(float)
+        log = LoggedDecisions((0, 1), arms, rewards, np.full(num_rows, 0.5), np.full((num_rows, 2), 0.5))
+        found = accepted_rewards(model, engine, selectors.thompson(), log, seed=seed)
+        if found.size >= horizon:
+            earned.append(found[:horizon].mean())
+    runs = simulate(
+        0,
+        model,
+        engine,
+        selectors.thompson(),
+        Environment(model, {"rate": rates}),
+        num_steps=horizon,
+        num_realizations=2000,
+        num_samples=400,
+    )
+    truth = float(runs["reward"].mean())
+    show(f"relative error over {len(earned)} logs", np.array(earned) / truth - 1.0, "at most .02")
+
+
+def linear(arm, context):
+    """Two arms, linear in the context."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    weight = numpyro.sample("weight", dist.Normal(np.zeros((2, 2)), 1.0).to_event(2))
+    numpyro.sample("reward", dist.Normal((weight[arm] * context).sum(-1), 0.5))
+
+
+def constant(arm, context):
+    """A wrong program: it ignores the context and believes in little noise."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    level = numpyro.sample("level", dist.Normal(np.full(2, 3.0), 0.1).to_event(1))
+    numpyro.sample("reward", dist.Normal(level[arm] + 0.0 * context.sum(-1), 0.1))
+
+
+def contexts_part(num_runs, num_rows=500):
+    """Width and coverage of a contextual target's interval: a right program, a wrong one, and running means."""
+    import jax
+
+    from ppl_bandit import RewardModel, engines
+    from ppl_bandit.evaluation.posterior_path import follow_posterior
+
+    truth = math.sqrt(2 / math.pi)
+    models = {
+        "right": RewardModel(linear, 2, context=np.zeros(2)),
+        "wrong": RewardModel(constant, 2, context=np.zeros(2)),
+    }
+    with jax.enable_x64(True):
+        built = {name: engines.conjugate(model) for name, model in models.items()}
+    results: dict[str, list] = {"right": [], "wrong": [], "running means": []}
+    for seed in range(num_runs):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(num_rows, 2))
+        # The log prefers arm 1 where the second feature is positive.
+        first = np.where(x[:, 1] > 0, 0.25, 0.75)
+        arms = (rng.random(num_rows) >= first).astype(int)
+        rewards = np.where(arms == 0, x[:, 0], -x[:, 0]) + 0.5 * rng.normal(size=num_rows)
+        every = np.stack([first, 1 - first], axis=1)
+        log = LoggedDecisions((0, 1), arms, rewards, every[np.arange(num_rows), arms], every, x)
+        for name in results:
+            means = None if name not in models else follow_posterior(models[name], built[name], log).means
+            found = evaluate_decisions(log, lambda context: [context[0] > 0, context[0] <= 0], means=means)
+            low, high = found.interval
+            results[name].append((high - low, low <= truth <= high))
+    base = np.mean([row[0] for row in results["running means"]])
+    for name, rows in results.items():
+        show(
+            f"{name}: width, relative to running means", np.array([row[0] for row in rows]) / base, "right: at most .8"
+        )
+        show(f"{name}: covered", [row[1] for row in rows], "at least .94")
+
+
+def speed_part(num_rows=1_000_000, num_arms=10):
+    """Seconds for an arm, a contrast and a policy on a long log."""
+    rng = np.random.default_rng(0)
+    every = rng.dirichlet(np.full(num_arms, 2.0), num_rows)
+    arms = (rng.random(num_rows)[:, None] > every.cumsum(1)).sum(1).clip(0, num_arms - 1)
+    rewards = (rng.random(num_rows) < 0.1 + 0.05 * arms).astype(float)
+    log = LoggedDecisions(tuple(range(num_arms)), arms, rewards, every[np.arange(num_rows), arms], every)
+    for target in (3, (9, 0), dict.fromkeys(range(num_arms), 1 / num_arms)):
+        start = time.perf_counter()
+        evaluate_decisions(log, target)
+        print(f"  {str(target)[:44]:44s} {time.perf_counter() - start:8.2f} s   at most 5 s", flush=True)
+
+
 def show(name, values, expected=""):
     values = np.asarray(values, float)
     error = values.std() / math.sqrt(values.size)
     print(f"  {name:44s} {values.mean():8.4f} +- {error:.4f}   {expected}", flush=True)
 
 
+def show_intervals(results, expected):
+    for name in results[0]:
+        values = np.array([row[name] for row in results])
+        misses = f"one-sided misses {values[:, 1].mean():.4f}, {values[:, 2].mean():.4f}"
+        show(name, values[:, 0], f"{misses}   {expected.get(name, '')}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=10_000)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=10_000, help="simulations of each case (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (%(default)s)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
     arguments = parser.parse_args()
-    seeds = range(max(arguments.runs // CHUNK, 1))
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        for gap, floor in ((0.0, 0.05), (0.5, 0.05), (0.5, 0.0)):
-            print(
-                f"two Gaussian arms, gap {gap}, floor {floor}, T = 1,000, 95%: the losing arm; covered, missed below, above"
-            )
-            parts = list(pool.map(gaussian_chunk, seeds, [gap] * len(seeds), [floor] * len(seeds)))
-            results = [row for part in parts for row in part[0]]
-            for name in results[0]:
-                values = np.array([row[name] for row in results])
-                show(name, values[:, 0], f"one-sided misses {values[:, 1].mean():.4f}, {values[:, 2].mean():.4f}")
-            show("interval refused", [value for part in parts for value in part[1]])
-            show("sequence ever wrong", [value for part in parts for value in part[2]], "at most .05")
-        print("three arms, uniform noise, no signal, floor t^-.7 / 3, T = 1,000, 90%, the last arm")
-        results = [row for part in pool.map(uniform_chunk, seeds) for row in part]
-        expected = {"naive": ".832", "AIPW": ".876", "constant": ".884", "two-point": ".898"}
-        for name in results[0]:
-            values = np.array([row[name] for row in results])
-            show(
-                name,
-                values[:, 0],
-                f"{expected.get(name, '')} misses {values[:, 1].mean():.4f}, {values[:, 2].mean():.4f}",
-            )
-        print("stopping at the first exclusion of the truth")
-        wrong = [value for part in pool.map(bernstein_chunk, seeds) for value in part]
-        show("empirical Bernstein, policy, floor .02", wrong, "at most .05")
-        wrong = [value for part in pool.map(bernoulli_chunk, seeds) for value in part]
-        show("beta-binomial per arm, greedy, t <= 3,000", wrong, "at most .05")
-    print("limit law: half at random, then .9 for the leader")
-    show("sqrt(T) bias of the sample mean", limit_law_bias(arguments.runs), "-.268")
+    parts, num_runs = arguments.parts.split(","), arguments.runs
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        parser.error(f"--parts has {', '.join(sorted(unknown))}, expected some of {', '.join(PARTS)}")
+    seeds = range(max(num_runs // CHUNK, 1))
+    # JAX does not survive a fork.
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        for gap, floor in ((0.0, 0.05), (0.5, 0.05), (0.5, 0.0)) if "gaussian" in parts else ():
+            print(f"two Gaussian arms, gap {gap}, floor {floor}, T = 1,000, 95%: the losing arm, and the contrast")
+            chunks = list(pool.map(gaussian_chunk, seeds, [gap] * len(seeds), [floor] * len(seeds)))
+            show_intervals([row for chunk in chunks for row in chunk[0]], {})
+            show("interval refused", [value for chunk in chunks for value in chunk[1]], "at least .95 without a floor")
+            show("sequence ever wrong", [value for chunk in chunks for value in chunk[2]], "at most .05")
+        if "uniform" in parts:
+            print("three arms, uniform noise, no signal, floor t^-.7 / 3, T = 1,000, 90%, mean over arms")
+            results = [row for chunk in pool.map(uniform_chunk, seeds) for row in chunk]
+            show_intervals(results, {"naive": ".832", "AIPW": ".876", "constant": ".884", "two-point": ".898"})
+        if "bernstein" in parts:
+            print("stopping at the first exclusion of the truth")
+            wrong = [value for chunk in pool.map(bernstein_chunk, seeds) for value in chunk]
+            show("empirical Bernstein, policy, floor .02", wrong, "at most .05")
+    if "limit" in parts:
+        print("limit law: half at random, then .9 for the leader")
+        show("sqrt(T) bias of the sample mean", limit_law_bias(num_runs), "-.268")
+    if "selectors" in parts:
+        print(f"beta-binomial sequence of each arm, ever wrong in {SELECTOR_STEPS:,} decisions")
+        selector_part(num_runs)
+    if "rejection" in parts:
+        print("rejection sampling: what Thompson sampling would have earned in 400 decisions, from uniform logs")
+        rejection_part(max(num_runs // 50, 10))
+    if "contexts" in parts:
+        print("a policy by the sign of the context, 500 rows, 95%")
+        contexts_part(max(num_runs // 10, 10))
+    if "speed" in parts:
+        print("1,000,000 rows, 10 arms")
+        speed_part()
 
 
 if __name__ == "__main__":
