@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ppl_bandit.comparison import compare
     from ppl_bandit.evaluation.evaluate import evaluate
     from ppl_bandit.evaluation.evaluation import Evaluation
+    from ppl_bandit.evaluation.rejection import evaluate_by_rejection
     from ppl_bandit.journal.journal import Journal
     from ppl_bandit.journal.stores.store import JournalError
     from ppl_bandit.live.bandit import Bandit
@@ -56,6 +57,7 @@ __all__ = [
     "compare",
     "engines",
     "evaluate",
+    "evaluate_by_rejection",
     "selectors",
     "simulate",
     "tune",
@@ -68,6 +70,7 @@ _HOMES = {
     "Environment": "simulation.environment",
     "Evaluation": "evaluation.evaluation",
     "evaluate": "evaluation.evaluate",
+    "evaluate_by_rejection": "evaluation.rejection",
     "Journal": "journal.journal",
     "JournalError": "journal.stores.store",
     "NotCertified": "posterior.fallback",
