@@ -241,3 +241,35 @@ def test_a_deterministic_selector_is_named_in_the_explanation_and_its_log_is_ref
         bandit.update(bandit.select(), 1.0)
     found = bandit.evaluate("high")
     assert found.is_refused and "selectors.with_floor" in found.verdict
+
+
+def test_arms_added_and_retired_and_expired_decisions_have_their_treatment():
+    """An arm has propensity 0 before it was added and after it was retired; an expired decision has its given reward."""
+
+    def any_arms(arm, *, num_arms):
+        with numpyro.plate("arms", num_arms):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    selector = selectors.with_floor(selectors.thompson(), 0.1)
+    bandit = Bandit(any_arms, arms=["a", "b"], selector=selector, num_samples=50)
+    rng = np.random.default_rng(0)
+
+    def play(num):
+        for _ in range(num):
+            bandit.update(bandit.select(), float(rng.random() < 0.4))
+
+    play(30)
+    bandit.add_arm("c")
+    play(30)
+    bandit.retire_arm("b")
+    play(30)
+    bandit.select()
+    bandit.expire(older_than=0.0, reward=0.0)
+    log = bandit.logged_decisions()
+    assert log.names == ("a", "b", "c") and log.arm.size == 91
+    assert (log.propensities[:30, 2] == 0).all() and (log.propensities[30:60] > 0).all()
+    assert (log.propensities[60:, 1] == 0).all() and log.reward[-1] == 0.0 and log.num_unrewarded == 0
+    found = bandit.evaluate("c")
+    assert found.diagnostics["share_of_zero_propensities"] == pytest.approx(30 / 91)
+    assert bandit.evaluate(("b", "c")).diagnostics["num_decisions"] == 91
