@@ -84,7 +84,10 @@ class Evaluation(NamedTuple):
         """Return a figure: the estimators side by side, and the confidence sequence over the decisions."""
         from ppl_bandit.evaluation.figures import plot_evaluation
 
-        return plot_evaluation(self)
+        size, num = self.diagnostics["effective_sample_size"], self.diagnostics["num_decisions"]
+        chosen = "" if self.is_refused else _chosen(self.estimates)
+        caption = f"{num:.0f} decisions, effective sample size {size:.0f}"
+        return plot_evaluation(self.table(), self.sequence, self.label, caption, self.level, chosen)
 
     def __str__(self) -> str:
         return self.verdict
@@ -132,7 +135,7 @@ def evaluate_decisions(
     found = _estimates(log, parts, means)
     diagnostics = _diagnostics(log, parts)
     reasons = _refusals(log, parts)
-    chosen = found["dr_stabilised" if "dr_stabilised" in found else "dr"]
+    chosen = found[_chosen(found)]
     is_refused = bool(reasons)
     interval = (math.nan, math.nan) if is_refused else _within(chosen.interval(level), bounds, len(components))
     sequence = confidence_sequence(log, components, _full_scores(log, parts, means), level, bounds)
@@ -151,6 +154,11 @@ def evaluate_decisions(
         found,
         level,
     )
+
+
+def _chosen(estimates: Mapping[str, Estimate]) -> str:
+    """Return the name of the estimator that is reported."""
+    return "dr_stabilised" if "dr_stabilised" in estimates else "dr"
 
 
 def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) -> tuple[float, float] | None:

@@ -1,44 +1,50 @@
 """The figure of an evaluation: the estimators side by side, and the confidence sequence over the decisions."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.numerics.figure_style import figure_tools
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["plot_evaluation"]
 
+_CHOSEN, _OTHER = "#0072B2", "#999999"
 
-def plot_evaluation(found: Evaluation) -> Any:
-    """Return a figure with two panels."""
+
+def plot_evaluation(
+    table: "pandas.DataFrame", sequence: "pandas.DataFrame", label: str, caption: str, level: float, chosen: str
+) -> Any:
+    """Return a figure with two panels.
+
+    Args:
+        table: the estimators, from `Evaluation.table`.
+        sequence: the confidence sequence.
+        label: what was estimated.
+        caption: below the panels.
+        level: of the intervals.
+        chosen: the estimator to highlight; empty where the interval is refused.
+    """
     plt = figure_tools()
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    table = found.table()[::-1]
-    places = range(len(table))
-    errors = [table["estimate"] - table["lower"], table["upper"] - table["estimate"]]
-    chosen = "dr_stabilised" if "dr_stabilised" in table.index else "dr"
-    for place, name in zip(places, table.index, strict=True):
-        colour = "#0072B2" if name == chosen and not found.is_refused else "#999999"
-        own = [[errors[0].iloc[place]], [errors[1].iloc[place]]]
-        left.errorbar(table["estimate"].iloc[place], place, xerr=own, fmt="o", color=colour, capsize=3)
-    left.set_yticks(list(places), list(table.index))
-    left.set_title(f"estimators, {found.level:.0%} intervals" + (" (refused)" if found.is_refused else ""))
-    sequence = found.sequence
-    right.plot(sequence.index, sequence["estimate"], color="#0072B2", label="estimate")
-    right.fill_between(
-        sequence.index, sequence["lower"], sequence["upper"], color="#0072B2", alpha=0.2, label="sequence"
-    )
-    if " minus " in found.label:
-        for axes, line in ((left, left.axvline), (right, right.axhline)):
-            del axes
-            line(0.0, color="black", linewidth=0.8, linestyle=":")
+    for place, (name, row) in enumerate(table[::-1].iterrows()):
+        margin = row["upper"] - row["estimate"]
+        colour = _CHOSEN if name == chosen else _OTHER
+        left.errorbar(row["estimate"], place, xerr=margin, fmt="o", color=colour, capsize=3)
+    left.set_yticks(range(len(table)), list(table.index[::-1]))
+    left.set_title(f"estimators, {level:.0%} intervals" + ("" if chosen else " (refused)"))
+    right.plot(sequence.index, sequence["estimate"], color=_CHOSEN)
+    right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_CHOSEN, alpha=0.2)
     right.set_xscale("log")
     right.set_xlabel("decisions")
-    right.set_title(f"confidence sequence, valid at every decision ({found.level:.0%})")
-    left.set_xlabel("mean reward" if " minus " not in found.label else "difference of mean rewards")
-    right.set_ylabel("mean reward" if " minus " not in found.label else "difference")
-    figure.suptitle(found.label)
-    size = found.diagnostics["effective_sample_size"]
-    figure.supxlabel(
-        f"{found.diagnostics['num_decisions']:.0f} decisions, effective sample size {size:.0f}", fontsize=8
-    )
+    right.set_title(f"confidence sequence, valid at every decision ({level:.0%})")
+    is_difference = " minus " in label
+    if is_difference:
+        left.axvline(0.0, color="black", linewidth=0.8, linestyle=":")
+        right.axhline(0.0, color="black", linewidth=0.8, linestyle=":")
+    unit = "difference of mean rewards" if is_difference else "mean reward"
+    left.set_xlabel(unit)
+    right.set_ylabel(unit)
+    figure.suptitle(label)
+    figure.supxlabel(caption, fontsize=8)
     return figure
