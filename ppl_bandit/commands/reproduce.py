@@ -14,7 +14,7 @@ from ppl_bandit.commands.names import check_names
 from ppl_bandit.paper import figures as paper_figures, runs as paper, settings
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON
-from ppl_bandit.runtime.devices import is_on_cpu
+from ppl_bandit.runtime.cpu_threads import is_on_cpu
 
 if TYPE_CHECKING:
     import xarray

@@ -8,7 +8,7 @@ import jax.random as jr
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
-from ppl_bandit.runtime.threefry import threefry, threefry_key
+from ppl_bandit.runtime.random_draws import threefry, threefry_key
 from ppl_bandit.types import Key
 
 __all__ = [

@@ -20,8 +20,7 @@ from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
 from ppl_bandit.numerics.random_bits import Shape, as_float, to_normal, to_unit_interval
-from ppl_bandit.runtime.materialize import materialize
-from ppl_bandit.runtime.threefry import ThreefryKey, threefry, threefry_key
+from ppl_bandit.runtime.random_draws import ThreefryKey, materialize, threefry, threefry_key
 from ppl_bandit.types import Key
 
 __all__ = [

@@ -10,8 +10,7 @@ import numpy as np
 from ppl_bandit.posterior.compiled_functions import read_selections
 from ppl_bandit.posterior.learning import Learner, batch_sizes, pad_rows
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.runtime.cpu_threads import num_cores
-from ppl_bandit.runtime.devices import is_on_cpu
+from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 from ppl_bandit.selectors.selector_contract import check_horizon
 
 __all__ = ["Chosen", "decide_many", "decide_once"]

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import jax
 
 from ppl_bandit.runtime.cpu_threads import ThreadNeeds, one_blas_thread, thread_needs, with_threads
-from ppl_bandit.runtime.exported_functions import ExportedFunction, export_traced, import_exported
+from ppl_bandit.runtime.exported_functions import ExportedFunction, export_traced, form_to_json, import_exported
 from ppl_bandit.runtime.gc_pause import paused_gc
-from ppl_bandit.runtime.tree_forms import form_to_json
 from ppl_bandit.runtime.xla_options import in_order_options, quick_options, small_options
 
 __all__ = ["CompiledAhead", "LoweredProgram", "lower", "quick_jit", "run_once"]

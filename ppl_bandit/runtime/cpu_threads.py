@@ -8,6 +8,8 @@ Two problems occur where compiled programs factorize matrices on a CPU:
   also run one after another, because two batches of one program can block each other in the same way.
 - The BLAS library uses all cores for one matrix of 100 rows. Its threads spin while they wait for each other, so a
   factorization of 0.2 ms takes 80 ms where another thread uses one of the cores. `one_blas_thread` prevents that.
+
+The module also tells whether computations run on a CPU, and how much memory one of them may use.
 """
 
 import contextlib
@@ -21,17 +23,11 @@ from typing import Any, NamedTuple
 import jax
 import scipy.linalg  # noqa: F401 - JAX calls the BLAS library that SciPy loads
 import threadpoolctl
+from jax.sharding import Mesh
 
-from ppl_bandit.runtime.devices import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, all_equations
 
-__all__ = [
-    "ThreadNeeds",
-    "num_cores",
-    "one_blas_thread",
-    "thread_needs",
-    "with_threads",
-]
+__all__ = ["ThreadNeeds", "is_on_cpu", "num_cores", "one_blas_thread", "thread_needs", "with_threads", "working_memory"]
 
 # Upper bounds on jaxlib's cost model for one (m, n) matrix, in units of m n max(m, n) operations.
 _COSTS = {"cholesky": 1, "triangular_solve": 1, "lu": 1, "geqrf": 2, "qr": 4, "householder_product": 4, "ormqr": 4}
@@ -137,3 +133,20 @@ def _is_large_matrix(eqn: Any) -> bool:
 
 def _shapes(eqn: Any) -> list[tuple[int, ...]]:
     return [atom.aval.shape for atom in (*eqn.invars, *eqn.outvars)]
+
+
+_CPU_MEMORY = 1 << 29
+
+
+def is_on_cpu(mesh: Mesh | None = None) -> bool:
+    """Return whether computations on a mesh, or on JAX's default device, run on a CPU."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return platform == "cpu"
+
+
+def working_memory(mesh: Mesh | None = None) -> int:
+    """Return the bytes that one computation should use at most: half a GiB on a CPU, else a third of the devices' memory."""
+    if is_on_cpu(mesh):
+        return _CPU_MEMORY
+    num_devices = 1 if mesh is None else mesh.size
+    return jax.local_devices()[0].memory_stats()["bytes_limit"] // 3 * num_devices

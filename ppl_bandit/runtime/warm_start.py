@@ -11,8 +11,7 @@ import jax
 from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.cpu_threads import ThreadNeeds
 from ppl_bandit.runtime.disk_cache import CacheEntry
-from ppl_bandit.runtime.exported_functions import ExportedFunction
-from ppl_bandit.runtime.tree_forms import form_from_json
+from ppl_bandit.runtime.exported_functions import ExportedFunction, form_from_json
 
 __all__ = ["WarmStart", "load", "save"]
 

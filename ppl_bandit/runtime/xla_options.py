@@ -19,8 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from ppl_bandit.runtime.cpu_threads import num_cores
-from ppl_bandit.runtime.devices import is_on_cpu
+from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 
 __all__ = [
     "batch_options",

@@ -16,7 +16,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Complex, Float, Int
 
-from ppl_bandit.runtime.devices import is_on_cpu
+from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import sequential_vmap
 from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
 

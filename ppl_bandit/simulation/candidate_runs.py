@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit import selectors as rules
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.devices import is_on_cpu
+from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
 from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.environment import Environment

@@ -17,8 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from ppl_bandit.runtime.compile_ahead import lower
-from ppl_bandit.runtime.cpu_threads import num_cores
-from ppl_bandit.runtime.devices import is_on_cpu, working_memory
+from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores, working_memory
 from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
 from ppl_bandit.runtime.xla_options import simulation_options
 from ppl_bandit.types import Key

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.devices import is_on_cpu
+from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import datasets
 from ppl_bandit.simulation.chunks import run_chunks, trace_chunk

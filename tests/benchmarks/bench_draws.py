@@ -1,4 +1,4 @@
-"""Time draws with and without the tricks of `runtime/threefry.py` and `runtime/materialize.py`.
+"""Time draws with and without the tricks of `runtime/random_draws.py`.
 
 Usage: python tests/benchmarks/bench_draws.py
 """

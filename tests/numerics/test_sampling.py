@@ -15,7 +15,7 @@ from scipy import special, stats
 
 from ppl_bandit.numerics import sampling
 from ppl_bandit.numerics.random_bits import to_unit_interval
-from ppl_bandit.runtime.threefry import threefry, threefry_key
+from ppl_bandit.runtime.random_draws import threefry, threefry_key
 
 NUM_DRAWS = 50_000
 LEVEL = 1e-3

@@ -12,7 +12,7 @@ import numpy as np
 
 from ppl_bandit.program.jaxpr.entry_reads import DATA, Reads, fold_in_numpy, reads_of_results
 from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
-from ppl_bandit.program.jaxpr.primitives import Kind, describe, index_operands
+from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive, index_operands
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 
 __all__ = ["Affine", "NotAffine", "affine_reads"]
@@ -73,7 +73,7 @@ def _apply(eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> Sequence[An
 
 
 def _linear(eqn: Any, values: list[Any], affine: list[Affine]) -> list[Affine]:
-    name, kind = eqn.primitive.name, describe(eqn).kind
+    name, kind = eqn.primitive.name, describe_primitive(eqn).kind
     fixed = index_operands(eqn)
     power = affine[0].power
     is_term = all(value.is_term for value in affine)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool
 from ppl_bandit.program.jaxpr import intervals
 from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.intervals import Interval, as_interval, is_moderate, is_nonzero, is_positive, unbounded
-from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe, index_operands, starts
+from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive, index_operands, starts
 from ppl_bandit.program.jaxpr.simplex_sums import SimplexSum, sums_of_results
 from ppl_bandit.program.jaxpr.source_lines import SourceLine, source_line
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, apply_primitive
@@ -72,7 +72,9 @@ def analytic_intervals(closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[A
             was_analytic = _all_analytic([value for value in values if isinstance(value, Interval)])
             line = source_line((eqn, *callers))
             lost = was_analytic & ~_all_analytic(outs)
-            obstacles.append(Obstacle(reason + _location(line, reason), lost, line.is_users, describe(eqn).remedy))
+            obstacles.append(
+                Obstacle(reason + _location(line, reason), lost, line.is_users, describe_primitive(eqn).remedy)
+            )
         return outs
 
     domain = Domain(apply, lambda value: not isinstance(value, Interval))
@@ -107,7 +109,7 @@ def _location(line: SourceLine, reason: str) -> str:
 
 
 def _rule(eqn: Any) -> Callable[[Any, list[Any]], Step]:
-    described = describe(eqn)
+    described = describe_primitive(eqn)
     rule = _RULES.get(eqn.primitive.name) or _RULES_OF_KINDS.get(described.kind)
     if rule is None and described.analytic_where is not None:
         rule = _function
@@ -116,7 +118,7 @@ def _rule(eqn: Any) -> Callable[[Any, list[Any]], Step]:
 
 def _function(eqn: Any, values: list[Any]) -> Step:
     """Apply an analytic function of one number."""
-    described, x = describe(eqn), values[0]
+    described, x = describe_primitive(eqn), values[0]
     if described.analytic_where is AnalyticWhere.EVERYWHERE:
         return [unbounded(x.is_analytic)], ""
     if described.analytic_where is AnalyticWhere.MODERATE:
@@ -136,7 +138,7 @@ def _linear(eqn: Any, values: list[Any]) -> Step:
     """Move or add elements: apply the primitive to each bound, and count the terms that are not analytic."""
     fixed = index_operands(eqn)
     if any(isinstance(values[i], Interval) for i in fixed):
-        return None, describe(eqn).refusal
+        return None, describe_primitive(eqn).refusal
     operands = [value if i in fixed else as_interval(value) for i, value in enumerate(values)]
 
     def applied(read: Callable[[Interval], Array]) -> list[Array]:
@@ -157,30 +159,33 @@ def _choice(eqn: Any, values: list[Any]) -> Step:
     if not isinstance(which, Interval):
         return _linear(eqn, values)
     if len(cases) != 2:
-        return None, describe(eqn).refusal
+        return None, describe_primitive(eqn).refusal
     first, second = (as_interval(case) for case in cases)
     low, high, proved = (jnp.where(which.low > 0.5, b, a) for a, b in zip(first[:3], second[:3], strict=True))
     is_decided = which.is_analytic & (which.low == which.high)
     out = Interval(jnp.where(is_decided, low, -jnp.inf), jnp.where(is_decided, high, jnp.inf), proved & is_decided)
-    return [out], describe(eqn).refusal
+    return [out], describe_primitive(eqn).refusal
 
 
 def _compare(eqn: Any, values: list[Any]) -> Step:
-    name, reason = eqn.primitive.name, describe(eqn).refusal
+    name, reason = eqn.primitive.name, describe_primitive(eqn).refusal
     x, y = (as_interval(v) for v in values)
     if eqn.invars[0] is not eqn.invars[1]:
-        return [intervals.compare(name, x, y)], reason
+        return [intervals.decide_comparison(name, x, y)], reason
     # x == x is a test for nan: a quantity between finite bounds is not nan.
     holds = jnp.full(x.low.shape, name in ("eq", "le", "ge"))
     return [intervals.truth(holds, ~holds, intervals.finiteness(x).is_analytic)], reason
 
 
 def _unary(function: Callable[[Interval], Interval]) -> Callable[[Any, list[Any]], Step]:
-    return lambda eqn, values: ([function(values[0])], describe(eqn).refusal)
+    return lambda eqn, values: ([function(values[0])], describe_primitive(eqn).refusal)
 
 
 def _binary(function: Callable[[Interval, Interval], Interval]) -> Callable[[Any, list[Any]], Step]:
-    return lambda eqn, values: ([function(as_interval(values[0]), as_interval(values[1]))], describe(eqn).refusal)
+    return lambda eqn, values: (
+        [function(as_interval(values[0]), as_interval(values[1]))],
+        describe_primitive(eqn).refusal,
+    )
 
 
 def _never_lost(rule: Callable[[Any, list[Any]], Step]) -> Callable[[Any, list[Any]], Step]:
@@ -201,12 +206,12 @@ def _integer_pow(eqn: Any, values: list[Any]) -> Step:
 
 def _pow(eqn: Any, values: list[Any]) -> Step:
     base, exponent = (as_interval(v) for v in values)
-    return [intervals.real_power(base, exponent, not isinstance(values[1], Interval))], describe(eqn).refusal
+    return [intervals.real_power(base, exponent, not isinstance(values[1], Interval))], describe_primitive(eqn).refusal
 
 
 def _clamp(eqn: Any, values: list[Any]) -> Step:
     low, x, high = (as_interval(v) for v in values)
-    return [intervals.smaller(intervals.larger(x, low), high)], describe(eqn).refusal
+    return [intervals.smaller(intervals.larger(x, low), high)], describe_primitive(eqn).refusal
 
 
 def _logic(combine: Callable[[Any, list[Array]], Array]) -> Callable[[Any, list[Any]], Step]:
@@ -216,7 +221,7 @@ def _logic(combine: Callable[[Any, list[Array]], Array]) -> Callable[[Any, list[
         operands = [as_interval(value) for value in values]
         ends = [combine(eqn, [getattr(operand, end) for operand in operands]) for end in ("low", "high")]
         low, high = jnp.minimum(*ends), jnp.maximum(*ends)
-        return [Interval(low, high, low == high)], describe(eqn).refusal
+        return [Interval(low, high, low == high)], describe_primitive(eqn).refusal
 
     return rule
 
@@ -272,7 +277,7 @@ def _triangular_solve(eqn: Any, values: list[Any]) -> Step:
     matrix, rhs = (as_interval(v) for v in values)
     diagonal = jnp.diagonal(is_nonzero(matrix), axis1=-2, axis2=-1)
     proved = jnp.all(matrix.is_analytic) & jnp.all(diagonal) & jnp.all(rhs.is_analytic)
-    return [unbounded(jnp.broadcast_to(proved, rhs.low.shape))], describe(eqn).refusal
+    return [unbounded(jnp.broadcast_to(proved, rhs.low.shape))], describe_primitive(eqn).refusal
 
 
 def _convert(eqn: Any, values: list[Any]) -> Step:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
-from ppl_bandit.program.jaxpr.primitives import Kind, apply_per_column, describe, index_operands
+from ppl_bandit.program.jaxpr.primitives import Kind, apply_per_column, describe_primitive, index_operands
 from ppl_bandit.runtime.jax_adapter import apply_primitive
 
 __all__ = ["DATA", "Reads", "connected_components", "entries_read", "fold_in_numpy", "is_known", "reads_of_results"]
@@ -72,7 +72,7 @@ def fold_in_numpy(eqn: Any, values: list[Any]) -> Sequence[Any]:
     are computed by JAX only if they can be indices or conditions; real numbers, of which at most the zeros matter, become
     unknown data.
     """
-    described, dtypes = describe(eqn), [var.aval.dtype for var in eqn.outvars]
+    described, dtypes = describe_primitive(eqn), [var.aval.dtype for var in eqn.outvars]
     if any(jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes):  # random keys
         return [DATA] * len(eqn.outvars)
     if described.numpy is not None:
@@ -92,7 +92,7 @@ def reads_of_results(eqn: Any, values: list[Any]) -> list[np.ndarray] | None:
     if not eqn.outvars:
         return []
     name, params = eqn.primitive.name, eqn.params
-    kind, move = describe(eqn).kind, describe(eqn).move
+    kind, move = describe_primitive(eqn).kind, describe_primitive(eqn).move
     size = next(value for value in values if isinstance(value, Reads)).of.shape[-1]
     shape = eqn.outvars[0].aval.shape
     if name == "mul" and any(map(is_known, values)):  # nothing is read where a factor is 0

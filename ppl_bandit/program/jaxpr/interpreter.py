@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ppl_bandit.program.jaxpr.primitives import Kind, describe
+from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
 from ppl_bandit.runtime.jax_adapter import Jaxpr, Literal, apply_primitive, called_jaxpr
 
 __all__ = ["Domain", "interpret"]
@@ -41,7 +41,7 @@ def interpret(
 
     for eqn in jaxpr.eqns:
         values = [read(atom) for atom in eqn.invars]
-        inner = called_jaxpr(eqn) if describe(eqn).kind is Kind.CALL else None
+        inner = called_jaxpr(eqn) if describe_primitive(eqn).kind is Kind.CALL else None
         if inner is not None:
             results: Sequence[Any] = interpret(domain, *inner, values, (eqn, *callers))
         elif all(map(domain.is_constant, values)) and not eqn.effects:

@@ -20,7 +20,7 @@ __all__ = [
     "add",
     "unbounded",
     "as_interval",
-    "compare",
+    "decide_comparison",
     "finiteness",
     "hull",
     "increasing",
@@ -238,7 +238,7 @@ def truth(is_true: Array, is_false: Array, is_analytic: Array) -> Interval:
     return Interval(low.astype(float), high.astype(float), low == high)
 
 
-def compare(name: str, x: Interval, y: Interval) -> Interval:
+def decide_comparison(name: str, x: Interval, y: Interval) -> Interval:
     """Compare two quantities; decided where their intervals do not overlap."""
     below, above = x.high < y.low, x.low > y.high
     apart, never = below | above, jnp.zeros(jnp.shape(below), bool)

@@ -21,7 +21,7 @@ __all__ = [
     "Kind",
     "Primitive",
     "apply_per_column",
-    "describe",
+    "describe_primitive",
     "index_operands",
     "starts",
 ]
@@ -77,7 +77,7 @@ class Primitive(NamedTuple):
     remedy: str = ""
 
 
-def describe(eqn: Any) -> Primitive:
+def describe_primitive(eqn: Any) -> Primitive:
     """Return the description of the primitive of an equation."""
     name = eqn.primitive.name
     found = PRIMITIVES.get(name, _UNLISTED)
@@ -86,7 +86,7 @@ def describe(eqn: Any) -> Primitive:
 
 def index_operands(eqn: Any) -> tuple[int, ...]:
     """Return the operands of an equation that hold positions or conditions, as numbers."""
-    return tuple(range(len(eqn.invars)))[describe(eqn).indices]
+    return tuple(range(len(eqn.invars)))[describe_primitive(eqn).indices]
 
 
 def starts(eqn: Any, values: Sequence[Any]) -> Iterator[tuple[Array, int]]:

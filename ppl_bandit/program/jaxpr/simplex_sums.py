@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_bandit.program.jaxpr.primitives import Kind, apply_per_column, describe, index_operands
+from ppl_bandit.program.jaxpr.primitives import Kind, apply_per_column, describe_primitive, index_operands
 from ppl_bandit.runtime.jax_adapter import apply_primitive
 
 __all__ = ["SimplexSum", "ratio_bounds", "simplex_elements", "sum_bounds", "sums_of_results"]
@@ -47,7 +47,7 @@ def sums_of_results(eqn: Any, values: Sequence[SimplexSum | Array | None]) -> li
     Args:
         values: for each operand its weighted sum, an array if no latent reaches it, or None if it is neither.
     """
-    name, kind = eqn.primitive.name, describe(eqn).kind
+    name, kind = eqn.primitive.name, describe_primitive(eqn).kind
     own = [value for value in values if isinstance(value, SimplexSum)]
     if not own or any(value is None for value in values) or len({(s.site, s.weights.shape[-1]) for s in own}) > 1:
         return None

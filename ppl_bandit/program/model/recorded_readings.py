@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
+from ppl_bandit.runtime.exported_functions import form_from_json, form_of, form_to_json
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, evaluate_jaxpr
-from ppl_bandit.runtime.tree_forms import form_from_json, form_of, form_to_json
 
 __all__ = ["Recordings", "collect_recordings", "recorded"]
 

@@ -4,7 +4,7 @@ import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.runtime.threefry import threefry
+from ppl_bandit.runtime.random_draws import threefry
 
 
 def test_the_unrolled_hash_gives_the_bits_of_jax():
