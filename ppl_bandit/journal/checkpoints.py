@@ -64,6 +64,7 @@ def learner_header(learner: Learner) -> dict[str, Any]:
         "doubts": learner.doubts,
         "num_doubted": learner.num_doubted,
         "num_refreshes": learner.num_refreshes,
+        "state_form": _state_form(learner.state),
     }
 
 
@@ -81,7 +82,7 @@ def restore_learner(
         projection: its prior has the engine that the bandit was built with.
 
     Raises:
-        ValueError: if the state does not fit the engine.
+        ValueError: if the state does not fit the engine, or has the layout of another release.
     """
     fresh, model, leaves, engine = projection.prior, projection.task.model, trees["state"] or [], header["engine"]
     if fresh.engine.explanation.engine != engine:  # the bandit had fallen back to another engine
@@ -96,7 +97,7 @@ def restore_learner(
             factory = functools.partial(factory, examples=examples)
         fresh = start(projection.task, factory)._replace(examples=examples)
     structure: Any = jax.tree.structure(fresh.state)
-    if structure.num_leaves != len(leaves):
+    if structure.num_leaves != len(leaves) or header.get("state_form") != _state_form(fresh.state):
         raise ValueError("the stored posterior does not fit this program and engine")
     return fresh.with_state(jax.tree.unflatten(structure, leaves))._replace(
         has_warned=header["has_warned"],
@@ -104,6 +105,12 @@ def restore_learner(
         num_doubted=header.get("num_doubted", 0),
         num_refreshes=header.get("num_refreshes", 0),
     )
+
+
+def _state_form(state: Any) -> str:
+    """Return the structure of a state with the dtype and rank of its arrays; their sizes may grow with the data."""
+    leaves: list[Any] = jax.tree.leaves(state)
+    return f"{jax.tree.structure(state)} {[(str(leaf.dtype), np.ndim(leaf)) for leaf in leaves]}"
 
 
 def _stamp(identity: Mapping[str, Any], num_arms: int) -> str:

@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, NotCertified, RewardModel, engines, selectors
+from ppl_bandit.journal import checkpoints
 
 ARMS = ["control", "low", "high"]
 
@@ -299,6 +300,20 @@ def test_a_loaded_bandit_continues_as_if_never_stopped(conversion_parts, tmp_pat
     assert [d.arm for d in ahead[0]] == [d.arm for d in ahead[1]]
     assert not {d.id for d in ahead[0]} & {d.id for d in ahead[1]}  # two bandits from here on
     np.testing.assert_array_equal(ahead[0][-1].best_arm_probs, ahead[1][-1].best_arm_probs)
+
+
+def test_a_file_whose_posterior_has_another_layout_is_learnt_again(conversion_parts, tmp_path, monkeypatch):
+    model, engine = conversion_parts
+    bandit = conversion_bandit(conversion_parts, seed=3)
+    play(bandit, 10, np.random.default_rng(0))
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "_state_form", lambda state: "the layout of another release")
+        bandit.save(tmp_path / "bandit.npz")
+    loaded = Bandit.load(tmp_path / "bandit.npz", model, engine=engine)
+    assert loaded.num_rewards == 10
+    for site, parameters in bandit.posterior_parameters().items():
+        for name, values in parameters.items():
+            np.testing.assert_allclose(loaded.posterior_parameters()[site][name], values, rtol=1e-12)
 
 
 def test_contexts_and_open_decisions_survive_a_file(linear_parts, tmp_path):

@@ -15,10 +15,11 @@ from ppl_bandit.journal.identity import (
     identity_differences,
     library_versions,
 )
-from ppl_bandit.journal.projection import refit
+from ppl_bandit.journal.projection import Projection, refit
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.live.files.archive_file import build_context, context_structure, read_archive_file, write_archive_file
 from ppl_bandit.posterior.history import History
+from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = ["SavedBandit", "save_bandit"]
@@ -75,13 +76,16 @@ class SavedBandit(NamedTuple):
             num_played=np.asarray(header["num_played"], np.int64),
             retired=frozenset(header["retired"]),
         )
-        if differences:
-            learner = refit(projection, history)[0]
-        else:
-            learner = restore_learner(projection, header, self.trees)
+        learner = refit(projection, history)[0] if differences else self._learner(projection)
         events = [Event(*fields) for fields in header["decisions"]]
         experiment.store = MemoryStore(header["position"], events)
         experiment.restore(projection._replace(learner=learner), header["next_number"])
+
+    def _learner(self, projection: Projection) -> Learner:
+        try:
+            return restore_learner(projection, self.header, self.trees)
+        except ValueError:  # the file of a release whose states have another layout: all its rewards are in the file
+            return refit(projection, projection.history)[0]
 
 
 def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
