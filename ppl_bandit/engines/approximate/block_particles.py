@@ -62,7 +62,9 @@ def join_blocks(blocks: Blocks, positions: Float[Array, "B M k"], size: int) -> 
     """Return draws of all K latents from draws of each block."""
     num_blocks, num, width = positions.shape
     column = np.argsort(blocks.coordinates.ravel(), kind="stable")[:size]
-    return jnp.swapaxes(positions, 0, 1).reshape(num, num_blocks * width)[:, column]
+    joined = jnp.swapaxes(positions, 0, 1).reshape(num, num_blocks * width)
+    is_ordered = np.array_equal(column, np.arange(num_blocks * width))
+    return joined if is_ordered else joined[:, column]
 
 
 def touched_blocks(blocks: Blocks, rows: Interaction) -> Bool[Array, " B"]:
