@@ -65,6 +65,7 @@ def test_json_has_the_same_numbers_without_a_model(recorded, capsys):
     assert found["table"]["dr_stabilised"]["estimate"] == found["estimate"]
 
 
+@pytest.mark.slow
 def test_another_selector_and_another_program(recorded, capsys):
     status, out, _ = run(capsys, recorded, "--selector", "greedy", "--model", recorded / "rates.py")
     assert status == 0 and "greedy() on the logged path" in out

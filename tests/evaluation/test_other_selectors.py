@@ -35,6 +35,7 @@ def uniform_log(num_rows, seed=0):
     return LoggedDecisions((0, 1), arms, rewards, np.full(num_rows, 0.5), np.full((num_rows, 2), 0.5))
 
 
+@pytest.mark.slow
 def test_rejection_sampling_earns_what_a_simulated_selector_earns():
     found = [evaluate_by_rejection(uniform_log(500, seed), selectors.thompson(), model=MODEL) for seed in range(6)]
     assert min(one.num_accepted for one in found) >= 150
