@@ -11,7 +11,6 @@ adaptive experiments").
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -185,22 +184,12 @@ def stabilising_weights(variances: np.ndarray, root: bool = True, memory: int = 
     return 1.0 / np.sqrt(mean) if root else 1.0 / mean
 
 
-def running_means(
-    arms: np.ndarray, rewards: np.ndarray, num_arms: int, known_at: np.ndarray | None = None
-) -> np.ndarray:
-    """Return (T, A): the mean reward of each arm over the rows known before each decision; 0 for an arm not seen yet.
-
-    Args:
-        known_at: (T,), how many decisions had been made when each reward became known; None for rewards that are known at
-            once.
-    """
+def running_means(arms: np.ndarray, rewards: np.ndarray, num_arms: int) -> np.ndarray:
+    """Return (T, A): the mean reward of each arm over the earlier rows; 0 for an arm not seen yet."""
     num_rows = arms.size
     sums, counts = np.zeros((num_rows + 1, num_arms)), np.zeros((num_rows + 1, num_arms))
-    when = np.arange(1, num_rows + 1) if known_at is None else np.minimum(known_at, num_rows)
-    np.add.at(sums, (when, arms), rewards)
-    np.add.at(counts, (when, arms), 1.0)
+    later = np.arange(1, num_rows + 1)
+    sums[later, arms] = rewards
+    counts[later, arms] = 1.0
     sums, counts = np.cumsum(sums, axis=0)[:-1], np.cumsum(counts, axis=0)[:-1]
     return np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
-
-
-Allocation = Callable[[np.ndarray], np.ndarray]
