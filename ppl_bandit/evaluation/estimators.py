@@ -20,7 +20,6 @@ __all__ = [
     "Estimate",
     "constant_allocation",
     "direct_method",
-    "doubly_robust",
     "doubly_robust_scores",
     "effective_sample_size",
     "importance_weights",
@@ -100,11 +99,6 @@ def doubly_robust_scores(
     return np.sum(target * means, axis=1) + weights * (rewards - means[np.arange(arms.size), arms])
 
 
-def doubly_robust(scores: np.ndarray, allocation: np.ndarray | None = None) -> Estimate:
-    """Return the mean of scores with weights h_t; None weighs all alike (AIPW)."""
-    return weighted_mean(scores, allocation)
-
-
 def switched_weights(weights: np.ndarray, threshold: float) -> np.ndarray:
     """Return weights with those above a threshold set to 0: there the outcome model stands alone (Switch-DR)."""
     return np.where(weights <= threshold, weights, 0.0)
@@ -167,8 +161,8 @@ def two_point_allocation(propensities: np.ndarray, decay: float = 0.0) -> np.nda
     return np.sqrt(propensities * rate * left)
 
 
-def stabilising_weights(variances: np.ndarray, root: bool = True, memory: int = 1000) -> np.ndarray:
-    """Return 1 / sqrt(v_t), or 1 / v_t, for contextual targets, with v_t averaged over the contexts before t.
+def stabilising_weights(variances: np.ndarray, memory: int = 1000) -> np.ndarray:
+    """Return 1 / sqrt(v_t) for contextual targets, with v_t averaged over the contexts before t.
 
     v_t(x) = sum_a pi(a|x)^2 / e_t(a|x) (Zhan, Ren, Athey and Zhou, 2021). A weight that depended on the row's own context
     would tilt the estimate towards some contexts, so each row uses the mean over at most `memory` rows before it.
@@ -180,8 +174,7 @@ def stabilising_weights(variances: np.ndarray, root: bool = True, memory: int = 
     end = np.arange(variances.size)
     start = np.maximum(end - memory, 0)
     mean = np.where(end > 0, (sums[end] - sums[start]) / np.maximum(end - start, 1), variances[0])
-    mean = np.maximum(mean, 1e-12)
-    return 1.0 / np.sqrt(mean) if root else 1.0 / mean
+    return 1.0 / np.sqrt(np.maximum(mean, 1e-12))
 
 
 def running_means(arms: np.ndarray, rewards: np.ndarray, num_arms: int) -> np.ndarray:

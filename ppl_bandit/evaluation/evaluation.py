@@ -227,19 +227,19 @@ def _estimates(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) 
     found["ips"] = estimators.inverse_propensity(weights, reward)
     found["snips"] = estimators.self_normalised(weights, reward)
     found["dm"] = estimators.direct_method(probs, own)
-    found["dr"] = estimators.doubly_robust(part.scores)
+    found["dr"] = estimators.weighted_mean(part.scores)
     if part.allocation is not None:
-        found["dr_stabilised"] = estimators.doubly_robust(part.scores, part.allocation)
-        found["dr_inverse_variance"] = estimators.doubly_robust(part.scores, part.allocation**2)
+        found["dr_stabilised"] = estimators.weighted_mean(part.scores, part.allocation)
+        found["dr_inverse_variance"] = estimators.weighted_mean(part.scores, part.allocation**2)
         if part.component.arm is not None and log.contexts is None:
             assert log.propensities is not None
             two_point = estimators.two_point_allocation(log.propensities[part.is_used, part.component.arm], decay=0.5)
-            found["dr_two_point"] = estimators.doubly_robust(part.scores, two_point)
+            found["dr_two_point"] = estimators.weighted_mean(part.scores, two_point)
     for name, changed in (
         ("switch", estimators.switched_weights(weights, _SWITCH)),
         ("shrinkage", estimators.shrunk_weights(weights, _SHRINKAGE)),
     ):
-        found[name] = estimators.doubly_robust(estimators.doubly_robust_scores(probs, changed, own, arm, reward))
+        found[name] = estimators.weighted_mean(estimators.doubly_robust_scores(probs, changed, own, arm, reward))
     return found
 
 
