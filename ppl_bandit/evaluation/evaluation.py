@@ -324,9 +324,15 @@ def _verdict(
     last = sequence.frame.iloc[-1]
     anytime = f"{last['lower']:.4g} to {last['upper']:.4g}"
     if reasons:
+        is_asymptotic = sequence.kind.startswith("asymptotic")
+        remains = (
+            "Give bounds= for a sequence that holds in small samples; without them there is"
+            if is_asymptotic
+            else "What remains valid is"
+        )
         return (
-            f"No interval: the log cannot carry a claim about {contrast_words(components)}. Reason: {'; '.join(reasons)}. What "
-            f"remains valid is the confidence sequence, {anytime} at {level:.0%} ({sequence.kind}). Remedy for the next "
+            f"No interval: the log cannot carry a claim about {contrast_words(components)}. Reason: {'; '.join(reasons)}. "
+            f"{remains} the confidence sequence, {anytime} at {level:.0%} ({sequence.kind}). Remedy for the next "
             "experiment: selectors.with_floor keeps every arm's probability above a floor."
         )
     shown = f"{level:.0%} interval {interval[0]:.4g} to {interval[1]:.4g}"
