@@ -104,7 +104,7 @@ def test_log_targets_are_carried_on_by_what_rows_change(at_a_time, is_at_once, m
     with jax.enable_x64(True):
         carried, evidence, _ = learn("elements", is_at_once=is_at_once, at_a_time=at_a_time)
         assert calls  # it is carried on
-        monkeypatch.setattr(learning, "_adds_up", lambda *_: False)
+        monkeypatch.setattr(learning, "_can_accumulate", lambda *_: False)
         anew, _, _ = learn("elements", is_at_once=False, at_a_time=at_a_time)
     assert np.all(np.asarray(evidence.num_refreshes[:, -1]) < NUM_ROWS // at_a_time)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8), carried, anew)
