@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ppl_bandit.simulation.environment import Environment
     from ppl_bandit.simulation.simulate import simulate
     from ppl_bandit.simulation.tune import tune
+    from ppl_bandit.trials import stopping
+    from ppl_bandit.trials.design import Design
     from ppl_bandit.types import (
         Capabilities,
         Engine,
@@ -40,6 +42,7 @@ __all__ = [
     "Bandit",
     "Capabilities",
     "Decision",
+    "Design",
     "Engine",
     "Environment",
     "Evaluation",
@@ -60,6 +63,7 @@ __all__ = [
     "evaluate_by_rejection",
     "selectors",
     "simulate",
+    "stopping",
     "tune",
 ]
 
@@ -67,6 +71,7 @@ __all__ = [
 _HOMES = {
     "Bandit": "live.bandit",
     "Decision": "live.decisions",
+    "Design": "trials.design",
     "Environment": "simulation.environment",
     "Evaluation": "evaluation.evaluation",
     "evaluate": "evaluation.evaluate",
@@ -87,6 +92,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("engines", "selectors"):
         return _imported(name)
+    if name == "stopping":
+        return _imported("trials.stopping")
     # Cached in the globals: a function may have the name of its module, which the import system would set there.
     globals()[name] = getattr(_imported(_HOMES.get(name, "types")), name)
     return globals()[name]

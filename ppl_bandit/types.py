@@ -93,6 +93,9 @@ class Marginals(NamedTuple):
             than drawing the latents.
         best_arm_moments: mask of allowed arms (A,), or None -> `BestArmMoments`.
         is_mixture: whether the laws are averages over particles; `best_arm_probs` then takes longer than M draws.
+        gap_probs: delta -> (A, A), P(theta_a - theta_b > delta), for a by row; offered if the arms are independent.
+        range_prob: (delta, mask of allowed arms) -> P(max theta - min theta < delta) over these arms; likewise.
+        near_best_probs: (ratio, mask of allowed arms) -> (A,), P(max theta - theta_a <= ratio |theta_a|); likewise.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
@@ -103,6 +106,9 @@ class Marginals(NamedTuple):
     table: Callable[[Key, int], Float[Array, "M A"]] | None = None
     best_arm_moments: Callable[[Bool[Array, " A"] | None], BestArmMoments] | None = None
     is_mixture: bool = False
+    gap_probs: Callable[[Float[Array, ""]], Float[Array, "A A"]] | None = None
+    range_prob: Callable[[Float[Array, ""], Bool[Array, " A"]], Float[Array, ""]] | None = None
+    near_best_probs: Callable[[Float[Array, ""], Bool[Array, " A"]], Float[Array, " A"]] | None = None
 
 
 class Selection(NamedTuple):

@@ -21,6 +21,7 @@ LEVELS = (
     ("posterior",),
     ("journal",),
     ("evaluation",),
+    ("trials",),
     ("live",),
     ("paper", "comparison"),
     ("__init__",),

@@ -1,0 +1,1 @@
+"""Planning an experiment: designs, stopping rules, operating characteristics, calibration."""

@@ -1,0 +1,102 @@
+"""What stopping rules read of a posterior: probabilities of events of the arms' expected rewards theta.
+
+From closed forms where the engine offers them (`Marginals` of independent arms), from a table of M draws otherwise.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.selectors.winner_frequencies import winner_frequencies
+from ppl_bandit.types import Engine, Key, Marginals
+
+__all__ = ["ArmPosterior", "arm_posterior", "from_marginals", "from_table"]
+
+
+class ArmPosterior(NamedTuple):
+    """The posterior of the arms' expected rewards, as functions that run inside `jit` and `vmap`.
+
+    Attributes:
+        best_arm_probs: active arms (A,) -> (A,), P(a is best among these), 0 for the others.
+        gap_probs: delta -> (A, A), P(theta_a - theta_b > delta), a by row.
+        range_prob: (delta, active arms) -> P(max - min < delta) over these.
+        near_best_probs: (ratio, active arms) -> (A,), P(max theta - theta_a <= ratio |theta_a|).
+        expected_losses: active arms -> (A,), E[max theta - theta_a], with the maximum over these.
+        quantile: order -> (A,).
+        mean: () -> (A,).
+        is_exact: whether these are closed forms; False if they are shares of draws.
+    """
+
+    best_arm_probs: Callable[[Bool[Array, " A"]], Float[Array, " A"]]
+    gap_probs: Callable[[Any], Float[Array, "A A"]]
+    range_prob: Callable[[Any, Bool[Array, " A"]], Float[Array, ""]]
+    near_best_probs: Callable[[Any, Bool[Array, " A"]], Float[Array, " A"]]
+    expected_losses: Callable[[Bool[Array, " A"]], Float[Array, " A"]]
+    quantile: Callable[[Any], Float[Array, " A"]]
+    mean: Callable[[], Float[Array, " A"]]
+    is_exact: bool
+
+
+def arm_posterior(
+    key: Key, model: RewardModel, engine: Engine, state: Any, context: Any, num_samples: int
+) -> ArmPosterior:
+    """Return the posterior of the arms' expected rewards of an engine's state.
+
+    Args:
+        key: for the draws, where there is no closed form.
+        context: at which expected rewards are compared; None for a program without.
+        num_samples: M, number of draws.
+    """
+    marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
+    if marginals is not None and marginals.gap_probs is not None:
+        return from_marginals(marginals)
+    if marginals is not None and marginals.table is not None:
+        return from_table(marginals.table(key, num_samples))
+    return from_table(model.expected_rewards(engine.sample(key, state, num_samples), context))
+
+
+def from_marginals(marginals: Marginals) -> ArmPosterior:
+    """Return the posterior of independent arms from closed forms; `marginals.gap_probs` is not None."""
+    assert (
+        marginals.best_arm_probs is not None and marginals.best_arm_moments is not None and marginals.tail is not None
+    )
+    assert (
+        marginals.gap_probs is not None and marginals.range_prob is not None and marginals.near_best_probs is not None
+    )
+    tail, moments = marginals.tail, marginals.best_arm_moments
+    gap_probs, range_prob, near_best_probs = marginals.gap_probs, marginals.range_prob, marginals.near_best_probs
+    return ArmPosterior(
+        marginals.best_arm_probs,
+        lambda delta: gap_probs(jnp.asarray(delta)),
+        lambda delta, active: range_prob(jnp.asarray(delta), active),
+        lambda ratio, active: near_best_probs(jnp.asarray(ratio), active),
+        lambda active: jnp.sum(moments(active).gaps, axis=0),
+        lambda order: marginals.quantile(jnp.asarray(order)),
+        lambda: tail().mean,
+        is_exact=True,
+    )
+
+
+def from_table(table: Float[Array, "M A"]) -> ArmPosterior:
+    """Return the posterior from draws of all arms' expected rewards; its probabilities are shares of draws."""
+
+    def largest(active: Bool[Array, " A"]) -> Float[Array, " M"]:
+        return jnp.max(jnp.where(active, table, -jnp.inf), axis=1)
+
+    def range_prob(delta: Any, active: Bool[Array, " A"]) -> Float[Array, ""]:
+        smallest = jnp.min(jnp.where(active, table, jnp.inf), axis=1)
+        return jnp.mean(largest(active) - smallest < delta)
+
+    return ArmPosterior(
+        lambda active: winner_frequencies(table, active),
+        lambda delta: jnp.mean(table[:, :, None] - table[:, None, :] > delta, axis=0),
+        range_prob,
+        lambda ratio, active: jnp.mean(largest(active)[:, None] - table <= ratio * jnp.abs(table), axis=0),
+        lambda active: jnp.mean(largest(active)[:, None] - table, axis=0),
+        lambda order: jnp.quantile(table, order, axis=0),
+        lambda: jnp.mean(table, axis=0),
+        is_exact=False,
+    )

@@ -1,0 +1,297 @@
+"""The design of an experiment: when to look, when to stop, and how decisions are allocated between looks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.selectors.fixed_shares import fixed
+from ppl_bandit.selectors.selector_contract import as_selector
+from ppl_bandit.trials.stopping import StoppingRule
+from ppl_bandit.types import Selector
+
+__all__ = ["CONTROL_RULES", "Design"]
+
+CONTROL_RULES = ("sqrt", "match")
+
+
+@dataclass(frozen=True)
+class Design:
+    """When to look at an experiment, when to stop it, and how its decisions are allocated.
+
+    Args:
+        looks: increasing numbers of decisions at which to look.
+        selector: chooses the arms; None is `selectors.fixed()`, equal shares.
+        stopping: a stopping rule or several; without one the experiment runs to the last look.
+        control: index or name of the control arm; None compares all arms with each other.
+        allocation: "each": the selector decides each time, from all outcomes known then. "looks": its probabilities are
+            computed at each look and stay fixed until the next (response-adaptive randomisation in blocks).
+        lag: number of the last decisions whose outcomes are not known at a look; or probabilities of delays of 0, 1, 2, ...
+            decisions.
+        burn_in: decisions at the start that are shared equally among all arms; the first look comes later.
+        max_rows: number of decisions after which there are no more. If it is given, a last look takes place when all of
+            their outcomes are known. None ends at the last of `looks`.
+        control_share: with allocation "looks" and a control, the share of the control: a probability, "sqrt" for
+            sqrt(k) / (sqrt(k) + k) with k other arms, or "match" for the largest share of another arm; None leaves it
+            to the selector.
+        floors, caps: with allocation "looks", the least and the greatest probability of an arm, one for all or one each.
+        softening: with allocation "looks", the selector's probabilities are raised to this power, at most 1.
+        rescale: whether floors and caps are adapted when an arm is dropped: with K arms of which k are left, floors become
+            floors K / k, and caps 1 - (1 - caps) K / k.
+
+    Raises:
+        ValueError: says which argument is wrong, and what to give instead.
+    """
+
+    looks: Sequence[int]
+    selector: Selector | None = field(default=None, kw_only=True)
+    stopping: Sequence[StoppingRule] | StoppingRule = field(default=(), kw_only=True)
+    control: int | str | None = field(default=None, kw_only=True)
+    allocation: str = field(default="each", kw_only=True)
+    lag: int | Sequence[float] = field(default=0, kw_only=True)
+    burn_in: int = field(default=0, kw_only=True)
+    max_rows: int | None = field(default=None, kw_only=True)
+    control_share: float | str | None = field(default=None, kw_only=True)
+    floors: float | Sequence[float] = field(default=0.0, kw_only=True)
+    caps: float | Sequence[float] = field(default=1.0, kw_only=True)
+    softening: float = field(default=1.0, kw_only=True)
+    rescale: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check all arguments, and store them in plain form."""
+        looks = _check_looks(self.looks)
+        rules = (self.stopping,) if isinstance(self.stopping, StoppingRule) else tuple(self.stopping)
+        burn_in = check_count(self.burn_in, "burn_in", 0)
+        if looks[0] <= burn_in:
+            raise ValueError(f"looks begins at {looks[0]}, within the burn-in of {burn_in} decisions: look later")
+        max_rows = None if self.max_rows is None else check_count(self.max_rows, "max_rows")
+        if max_rows is not None and max_rows < looks[-1]:
+            raise ValueError(
+                f"max_rows is {max_rows}, but the last look comes at {looks[-1]} decisions: make it at least that"
+            )
+        if self.allocation not in ("each", "looks"):
+            raise ValueError(
+                f'allocation must be "each" (the selector decides each time) or "looks" (probabilities stay between looks), '
+                f"got {self.allocation!r}"
+            )
+        stored = {
+            "looks": looks,
+            "selector": fixed() if self.selector is None else as_selector(self.selector),
+            "stopping": rules,
+            "lag": _check_lag(self.lag, looks),
+            "burn_in": burn_in,
+            "max_rows": max_rows,
+            "floors": _check_limits(self.floors, "floors"),
+            "caps": _check_limits(self.caps, "caps"),
+        }
+        for name, value in stored.items():
+            object.__setattr__(self, name, value)
+        self._check_shares()
+        self._check_rules(rules)
+
+    def _check_shares(self) -> None:
+        if self.control is not None and (isinstance(self.control, bool) or not isinstance(self.control, int | str)):
+            raise ValueError(f"control must be the index or the name of an arm, got {self.control!r}")
+        share = self.control_share
+        if share is not None:
+            if self.control is None:
+                raise ValueError(f"control_share is {share!r}, but the design has no control: give control=")
+            is_share = isinstance(share, float | int) and not isinstance(share, bool) and 0.0 < share < 1.0
+            if share not in CONTROL_RULES and not is_share:
+                raise ValueError(
+                    f'control_share must be a probability strictly inside (0, 1), "sqrt" or "match", got {share!r}'
+                )
+        if isinstance(self.softening, bool) or not 0.0 <= self.softening <= 1.0:
+            raise ValueError(
+                f"softening must lie in [0, 1], got {self.softening!r}: it is the power of the selector's probabilities, 1 "
+                "leaves them as they are and 0 makes them equal"
+            )
+        is_shaped = (
+            share is not None or self.softening != 1.0 or np.any(self.floors) or np.any(np.asarray(self.caps) < 1)
+        )
+        if is_shaped and self.allocation == "each":
+            raise ValueError(
+                'control_share, floors, caps and softening need allocation="looks"; with allocation="each" give a selector '
+                "such as selectors.with_limits(selectors.thompson(), floors=0.1)"
+            )
+
+    def _check_rules(self, rules: tuple[StoppingRule, ...]) -> None:
+        for rule in rules:
+            if not isinstance(rule, StoppingRule):
+                raise ValueError(f"stopping has {rule!r}, expected rules such as stopping.superiority(0.99)")
+            rule.thresholds(self.num_looks)
+            if rule.name == "futility" and self.control is None:
+                raise ValueError(
+                    "futility compares arms with a control, and the design has none: give control=, or drop the rule"
+                )
+            if rule.name == "predictive_success" and rule.settings["at"] > self.last_rows:
+                raise ValueError(
+                    f"predictive_success judges success at {rule.settings['at']} decisions, but the experiment ends at "
+                    f"{self.last_rows}: give an earlier number"
+                )
+        names = [rule.name for rule in rules]
+        if len(set(names)) < len(names):
+            raise ValueError(f"stopping has the rules {names}: give each rule once; its threshold may change by look")
+        found = {rule.name: rule for rule in rules}
+        if {"superiority", "inferiority"} <= set(found):
+            low, high = (found[name].thresholds(self.num_looks) for name in ("inferiority", "superiority"))
+            if np.any(low >= high):
+                raise ValueError(f"inferiority's threshold {low.max():g} is not below superiority's {high.min():g}")
+
+    @property
+    def rules(self) -> tuple[StoppingRule, ...]:
+        """The stopping rules."""
+        return tuple(self.stopping)  # type: ignore[arg-type]
+
+    @property
+    def look_rows(self) -> tuple[int, ...]:
+        """Number of decisions at each look, with the last look at `max_rows` if that is given."""
+        return (*self.looks, *(() if self.max_rows is None else (self.max_rows,)))
+
+    @property
+    def num_looks(self) -> int:
+        """Number of looks."""
+        return len(self.look_rows)
+
+    @property
+    def last_rows(self) -> int:
+        """Number of decisions of an experiment that does not stop early."""
+        return self.look_rows[-1]
+
+    @property
+    def is_complete_at_end(self) -> bool:
+        """Whether all outcomes are known at the last look."""
+        return self.max_rows is not None or self.lag == 0
+
+    def rule(self, name: str) -> StoppingRule | None:
+        """Return the stopping rule of a name; None if the design has none."""
+        return next((rule for rule in self.rules if rule.name == name), None)
+
+    def thresholds(self) -> np.ndarray:
+        """Return the threshold of each rule at each look, (rules, looks)."""
+        rules = [rule.thresholds(self.num_looks) for rule in self.rules]
+        return np.stack(rules) if rules else np.zeros((0, self.num_looks))
+
+    def with_threshold(self, name: str, threshold: float | Sequence[float]) -> "Design":
+        """Return the design with another threshold of one rule."""
+        rules = [rule.with_threshold(threshold) if rule.name == name else rule for rule in self.rules]
+        return replace(self, stopping=rules)
+
+    def control_index(self, arms: Sequence[Any]) -> int | None:
+        """Return the index of the control among arms.
+
+        Args:
+            arms: names of the arms, or their numbers.
+
+        Raises:
+            ValueError: if the control is no arm.
+        """
+        if self.control is None:
+            return None
+        names = list(arms)
+        if isinstance(self.control, str) or self.control in names:
+            if self.control not in names:
+                raise ValueError(f"control is {self.control!r}, which is no arm; the arms are {names}")
+            return names.index(self.control)
+        if not 0 <= self.control < len(names):
+            raise ValueError(f"control is {self.control!r}, which is no arm; the arms are {names}")
+        return int(self.control)
+
+    def describe(self) -> str:
+        """Return the design in words, for a protocol."""
+        return describe_design(self)
+
+    def __str__(self) -> str:
+        return self.describe()
+
+
+def describe_design(design: Design) -> str:
+    """Return a design in words: a paragraph on looks and allocation, and one line per stopping rule."""
+    looks = design.looks
+    steps = np.diff(looks)
+    if len(looks) > 3 and np.all(steps == steps[0]):
+        when = f"{looks[0]}, {looks[1]}, ..., {looks[-1]} decisions ({len(looks)} looks, every {steps[0]})"
+    else:
+        when = f"{', '.join(map(str, looks))} decisions"
+    lines = [f"Looks: at {when}."]
+    if design.max_rows is not None:
+        lines.append(f"The last look takes place after {design.max_rows} decisions, when all outcomes are known.")
+    if isinstance(design.lag, tuple):
+        mean = sum(delay * prob for delay, prob in enumerate(design.lag))
+        lines.append(f"Outcomes arrive late, after {mean:.3g} further decisions on average.")
+    elif design.lag:
+        lines.append(f"At a look, the outcomes of the last {design.lag} decisions are not known.")
+    if design.burn_in:
+        lines.append(f"The first {design.burn_in} decisions are shared equally among all arms.")
+    lines.append(_allocation_words(design))
+    lines.append(
+        "Control: none; all arms are compared with each other."
+        if design.control is None
+        else f"Control: {design.control}."
+    )
+    rules = [rule.describe() for rule in design.rules]
+    lines += rules or ["No stopping rule: the experiment runs to the last look."]
+    return "\n".join(lines)
+
+
+def _allocation_words(design: Design) -> str:
+    if design.allocation == "each":
+        return f"Allocation: {design.selector} decides each time."
+    parts = [f"Allocation: {design.selector}, with probabilities that are fixed between looks"]
+    if design.softening != 1.0:
+        parts.append(f"raised to the power {design.softening:g}")
+    if np.any(design.floors):
+        parts.append(f"at least {design.floors}")
+    if np.any(np.asarray(design.caps) < 1.0):
+        parts.append(f"at most {design.caps}")
+    if design.control_share is not None:
+        parts.append(f"control share {design.control_share}")
+    return ", ".join(parts) + "."
+
+
+def _check_looks(looks: Any) -> tuple[int, ...]:
+    given = [looks] if isinstance(looks, int | np.integer) else looks
+    try:
+        found = tuple(check_count(look, f"looks[{index}]") for index, look in enumerate(given))
+    except TypeError:
+        raise ValueError(f"looks must be numbers of decisions, such as range(100, 1001, 100), got {looks!r}") from None
+    if not found:
+        raise ValueError("looks is empty: give at least one number of decisions, the last one being the end")
+    for index in range(1, len(found)):
+        if found[index] <= found[index - 1]:
+            raise ValueError(
+                f"looks must increase, but looks[{index}] is {found[index]} after {found[index - 1]}: give numbers "
+                "of decisions since the start, not since the last look"
+            )
+    return found
+
+
+def _check_lag(lag: Any, looks: tuple[int, ...]) -> int | tuple[float, ...]:
+    if isinstance(lag, int | np.integer) and not isinstance(lag, bool):
+        found = check_count(lag, "lag", 0)
+        if found >= looks[0]:
+            raise ValueError(
+                f"lag is {found}, but the first look comes at {looks[0]} decisions: no outcome would be known then"
+            )
+        return found
+    try:
+        probs = np.asarray(lag, float)
+    except (TypeError, ValueError):
+        probs = np.zeros(0)
+    if probs.ndim != 1 or probs.size == 0 or not np.all(probs >= 0.0) or not 0.0 < probs.sum() <= 1.0 + 1e-9:
+        raise ValueError(
+            "lag must be a number of decisions, or the probabilities of delays of 0, 1, 2, ... decisions that add up to "
+            f"at most 1, got {lag!r}"
+        )
+    return tuple(probs.tolist())
+
+
+def _check_limits(values: Any, argument: str) -> float | tuple[float, ...]:
+    found = np.asarray(values, float)
+    if found.ndim > 1 or not np.all((found >= 0.0) & (found <= 1.0)):
+        raise ValueError(f"{argument} must be probabilities in [0, 1], one for all arms or one each, got {values!r}")
+    if argument == "floors" and found.ndim == 1 and found.sum() > 1.0:
+        raise ValueError(f"floors add up to {found.sum():g}, more than 1: lower them")
+    return float(found) if found.ndim == 0 else tuple(found.tolist())

@@ -1,0 +1,79 @@
+"""Designs refuse bad input in words, and describe themselves."""
+
+import numpy as np
+import pytest
+
+from ppl_bandit import Design, selectors, stopping
+
+BAD = [
+    (lambda: Design([100, 50]), "looks must increase, but looks\\[1\\] is 50 after 100"),
+    (lambda: Design([]), "looks is empty"),
+    (lambda: Design([0.5]), "looks\\[0\\] must be a positive integer"),
+    (lambda: Design([10], stopping=[0.99]), "expected rules such as stopping.superiority"),
+    (lambda: Design([10], stopping=stopping.futility(0.9, delta=0.1)), "futility compares arms with a control"),
+    (lambda: Design([10], control_share="sqrt", allocation="looks"), "no control: give control="),
+    (lambda: Design([10], control=0, control_share="root", allocation="looks"), '"sqrt" or "match", got \'root\''),
+    (lambda: Design([10], floors=0.1), 'need allocation="looks"'),
+    (lambda: Design([10], allocation="block"), 'allocation must be "each"'),
+    (lambda: Design([10, 20], lag=10), "no outcome would be known then"),
+    (lambda: Design([10, 20], lag=[0.9, 0.3]), "add up to at most 1"),
+    (lambda: Design([10, 20], burn_in=10), "within the burn-in of 10"),
+    (lambda: Design([10, 20], max_rows=15), "max_rows is 15, but the last look comes at 20"),
+    (lambda: Design([10, 20], stopping=stopping.superiority([0.9, 0.95, 0.99])), "3 thresholds for 2 looks"),
+    (lambda: Design([10], stopping=[stopping.superiority(0.9), stopping.superiority(0.99)]), "give each rule once"),
+    (
+        lambda: Design([10], stopping=[stopping.superiority(0.5), stopping.inferiority(0.6)]),
+        "is not below superiority's",
+    ),
+    (lambda: Design([10], stopping=stopping.predictive_success(0.9, at=20)), "the experiment ends at 10"),
+    (lambda: Design([10], control=True), "control must be the index or the name"),
+    (lambda: Design([10], control=3).control_index(range(3)), "control is 3, which is no arm"),
+    (lambda: Design([10], control="x").control_index(["a", "b"]), "control is 'x', which is no arm"),
+    (lambda: stopping.superiority(1.0), "strictly inside \\(0, 1\\), got 1.0"),
+    (lambda: stopping.superiority(99), "99 percent is 0.99"),
+    (lambda: stopping.superiority(float("nan")), "p must be a number"),
+    (lambda: stopping.equivalence(0.9, delta=-0.1), "delta must be one positive difference"),
+    (lambda: stopping.expected_loss(0.0), "below must be positive"),
+    (lambda: stopping.predictive_success(None, at=20), "neither p nor below"),
+    (lambda: selectors.fixed([0.5, -0.1]), "probs must be nonnegative"),
+]
+
+
+@pytest.mark.parametrize("build, message", BAD)
+def test_bad_input_is_refused_in_words(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_design_says_in_words_what_it_does():
+    rules = stopping.superiority(0.99), stopping.equivalence(0.9, delta=0.05), stopping.inferiority(0.01)
+    design = Design(
+        range(300, 2001, 100), stopping=rules, selector=selectors.thompson(), allocation="looks", floors=0.15
+    )
+    words = design.describe()
+    assert "300, 400, ..., 2000 decisions (18 looks, every 100)" in words
+    assert "thompson(), with probabilities that are fixed between looks, at least 0.15" in words
+    assert "differ by less than 0.05 with probability at least 0.9" in words
+
+
+def test_a_threshold_can_be_replaced_and_is_checked_again():
+    design = Design([10, 20], stopping=(stopping.superiority(0.99), stopping.equivalence(0.9, delta=0.05)))
+    assert design.with_threshold("superiority", 0.95).thresholds().tolist() == [[0.95, 0.95], [0.9, 0.9]]
+    with pytest.raises(ValueError, match="strictly inside"):
+        design.with_threshold("superiority", 1.5)
+
+
+def test_a_last_look_waits_for_all_outcomes():
+    design = Design([400, 500], lag=100, max_rows=500)
+    assert design.look_rows == (400, 500, 500) and design.is_complete_at_end
+    assert not Design([400, 500], lag=100).is_complete_at_end
+
+
+def test_fixed_shares_keep_their_ratios_among_allowed_arms():
+    import jax
+    import jax.numpy as jnp
+
+    chosen = selectors.fixed([1, 2, 1])(
+        jax.random.key(0), jnp.zeros((5, 3)), 1, allowed=jnp.asarray([True, True, False])
+    )
+    np.testing.assert_allclose(chosen.propensities, [1 / 3, 2 / 3, 0.0], rtol=1e-6)
