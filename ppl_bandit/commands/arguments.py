@@ -27,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
         "reproduce": (_reproduce, "run the paper's evaluation: its figures, and a verdict on each number"),
         "bench": (_bench, "measure live steps, batches and start-up, and compare with NumPy loops"),
         "compare": (_compare, "measure engines against the exact posterior, or rank several models"),
-        "journal": (_journal, "inspect, replay or export a recorded experiment"),
+        "journal": (_journal, "inspect, replay, verify or export a recorded experiment"),
         "evaluate": (_evaluate, "say what may be concluded from a recorded experiment"),
     }.items():
         describe(commands.add_parser(name, help=text))
@@ -155,6 +155,9 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     export.add_argument("--to", choices=("csv", "parquet", "netcdf"), required=True, help="the format")
     export.add_argument("--out", type=Path, help="the file (NAME.csv, .parquet or .nc)")
     pending = actions.add_parser("pending", parents=[common], help="decisions without a reward")
+    actions.add_parser("head", parents=[common], help="POSITION:DIGEST of the last event, to keep elsewhere")
+    verify = actions.add_parser("verify", parents=[common], help="check that no event was edited or removed")
+    verify.add_argument("--head", metavar="HEAD", help="an earlier output of `head`, to compare with")
     pending.add_argument("--older-than", type=float, metavar="SECONDS", help="only decisions older than this")
 
 

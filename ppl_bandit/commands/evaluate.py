@@ -24,7 +24,7 @@ def execute(
     if arguments.model is None and (arguments.selector or arguments.against):
         option = "--selector" if arguments.selector else "--against"
         raise ValueError(f"{option} needs the program: give --model path/to/file.py, or file.py:function")
-    with Journal(arguments.url, must_exist=True) as journal:
+    with Journal(arguments.url, read_only=True) as journal:
         name = find_experiment(journal, arguments.name)
         header = read_header(journal.store, name)
         assert header is not None  # `find_experiment` checked that the experiment exists

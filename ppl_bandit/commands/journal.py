@@ -1,6 +1,7 @@
-"""`ppl-bandit journal`: inspect an experiment or one decision, replay all decisions, export the data."""
+"""`ppl-bandit journal`: inspect an experiment or one decision, replay all decisions, verify and export the data."""
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.commands.names import find_experiment
+from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
@@ -24,7 +26,7 @@ def execute(
     arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
 ) -> tuple[Any, int]:
     """Run an action; the status is 1 if the journal is damaged or a replayed decision differs."""
-    with Journal(arguments.url, must_exist=True) as journal:
+    with Journal(arguments.url, read_only=True) as journal:
         name = find_experiment(journal, arguments.name)
         action: dict[str, Callable] = {
             "status": _status,
@@ -32,6 +34,8 @@ def execute(
             "replay": _replay,
             "export": _export,
             "pending": _pending,
+            "head": _head,
+            "verify": _verify,
         }
         return action[arguments.action](journal, name, arguments, show)
 
@@ -64,8 +68,8 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
         bandit = _bandit(header, arguments.model, journal=journal, name=name)
         found["explanation"] = bandit.explain()
         show(found["explanation"])
-    if found["first_broken_position"] is not None:
-        show(f"  DAMAGED: the event at position {found['first_broken_position']} does not follow from those before it")
+    if found["damage"] is not None:
+        show(f"  DAMAGED at position {found['first_broken_position']}: {found['damage']}")
         return found, 1
     return found, 0
 
@@ -95,7 +99,7 @@ def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: Call
 def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
     if arguments.model is None:
         raise JournalError("replay needs the program: give --model path/to/file.py, or file.py:function")
-    broken = journal.store.first_broken(name)
+    damage = journal.store.find_damage(name)
     header = read_header(journal.store, name)
     assert header is not None  # `find_experiment` checked that the experiment exists
     # Start with the initial arms: the replay adds later arms at the events that added them.
@@ -105,22 +109,22 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
     found: ReplayResult = replay(
         journal.store, name, header.last_change, task, prior, bandit._build, _progress(journal, name, arguments)
     )
-    result = found._asdict() | {"first_broken_position": broken}
-    if broken is not None:
-        show(f"DAMAGED: the event at position {broken} does not follow from those before it")
+    result = found._asdict() | {"first_broken_position": None if damage is None else damage.position}
+    if damage is not None:
+        show(f"DAMAGED at position {damage.position}: {damage.reason}")
     skipped = found.num_decisions - found.num_checked
     if found.position is not None:
         show(f"the decision at position {found.position} differs: {found.difference}")
         return result, 1
     before = f"; {skipped} from before the change at event {header.last_change} were not checked" if skipped else ""
     show(f"all agree: {found.num_checked} of {found.num_decisions} decisions recomputed{before}")
-    return result, 0 if broken is None else 1
+    return result, 0 if damage is None else 1
 
 
 def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
     table = decision_table(journal.store, name)
     suffix = {"csv": ".csv", "parquet": ".parquet", "netcdf": ".nc"}[arguments.to]
-    path = arguments.out or Path(f"{name}{suffix}")
+    path = arguments.out or Path(re.sub(r"[^\w.-]|^\.+", "_", name) + suffix)  # a name may look like another folder
     if arguments.to == "csv":
         table.to_csv(path, index=False)
     elif arguments.to == "netcdf":
@@ -137,12 +141,31 @@ def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
 def _pending(
     journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]
 ) -> tuple[Any, int]:
-    until = None if arguments.older_than is None else time.time() - arguments.older_than
+    given = arguments.older_than
+    until = None if given is None else time.time() - as_seconds(given, "--older-than")
     table = decision_table(journal.store, name, is_pending=True, until=until)
     for row in table.itertuples():
         show(f"{row.decision}  {row.decided}  {row.arm}")
     show(f"{len(table)} decisions without a reward")
     return table[["decision", "decided", "arm", "propensity"]].to_dict("records"), 0
+
+
+def _head(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+    head = journal.head(name)
+    show(head)
+    return {"name": name, "head": head}, 0
+
+
+def _verify(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+    try:
+        journal.verify(name, arguments.head)
+    except JournalError as error:
+        show(f"DAMAGED: {error}")
+        return {"name": name, "damage": str(error)}, 1
+    head = journal.head(name)
+    compared = "" if arguments.head is None else ", and agrees with the given head"
+    show(f"{name}: the chain of digests is whole{compared}; its head is {head}")
+    return {"name": name, "damage": None, "head": head}, 0
 
 
 def _bandit(header: ExperimentHeader, spec: str, **place: Any) -> Bandit:

@@ -51,7 +51,8 @@ class Arms:
             arm = arm.item()
         if isinstance(arm, bool) or not isinstance(arm, str | int) or arm not in self.names:
             shown = self.names if len(self) <= 12 else [*self.names[:5], "...", self.names[-1]]
-            raise ValueError(f"{argument}={arm!r} is not an arm of this bandit; the arms are {shown}")
+            given = repr(arm) if len(repr(arm)) <= 80 else repr(arm)[:77] + "..."
+            raise ValueError(f"{argument}={given} is not an arm of this bandit; the arms are {shown}")
         return self.names.index(arm)
 
     def indices(self, arms: Any, argument: str = "arms") -> np.ndarray:
@@ -62,7 +63,10 @@ class Arms:
             raise ValueError(
                 f"{argument} is a masked array with masked entries; remove the rows whose arm is not known"
             )
-        values = np.asarray(arms)
+        try:
+            values = np.asarray(arms)
+        except ValueError:  # nested lists of different lengths
+            raise ValueError(f"{argument} must be a sequence of arms, got {arms!r}; pass a list or an array") from None
         if isinstance(self.names[0], int) and values.ndim == 1 and values.dtype.kind in "iu":
             wrong = (values < 0) | (values >= len(self))
             if wrong.any():
@@ -79,7 +83,10 @@ class Arms:
             return self._all_allowed
         if isinstance(allowed, str | bytes | Mapping) or not hasattr(allowed, "__len__"):
             raise ValueError(f"allowed must be a list of arms or a mask of booleans, got {allowed!r}")
-        values = np.asarray(list(allowed) if isinstance(allowed, set | frozenset) else allowed)
+        try:
+            values = np.asarray(list(allowed) if isinstance(allowed, set | frozenset) else allowed)
+        except ValueError:  # nested lists of different lengths
+            raise ValueError(f"allowed must be a list of arms or a mask of booleans, got {allowed!r}") from None
         if values.dtype == bool:
             if values.shape != (len(self),):
                 raise ValueError(f"allowed has shape {values.shape}; a mask needs one entry per arm, ({len(self)},)")

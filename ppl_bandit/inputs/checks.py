@@ -44,7 +44,8 @@ def count_rows(model: RewardModel, contexts: Any) -> int:
         leaves = treedef.flatten_up_to(contexts)
     except (ValueError, TypeError):
         leaves = jax.tree.leaves(contexts)  # the structure is wrong: `check_contexts` will raise
-    return len(leaves[0]) if leaves and hasattr(leaves[0], "__len__") and np.ndim(leaves[0]) else 0
+    is_sequence = leaves and hasattr(leaves[0], "__len__") and not (hasattr(leaves[0], "ndim") and leaves[0].ndim == 0)
+    return len(leaves[0]) if is_sequence else 0
 
 
 def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argument: str) -> Any:

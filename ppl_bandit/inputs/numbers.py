@@ -51,7 +51,7 @@ def as_numbers(value: Any, argument: str) -> np.ndarray:
     elif array.dtype.kind in "iu" and array.size and (array.max() > _MAX_EXACT or array.min() < -_MAX_EXACT):
         largest = array.max() if array.max() > _MAX_EXACT else array.min()
     if largest is not None:
-        raise ValueError(f"{argument} holds {largest}: counts beyond 2**53 are not exact; use larger units")
+        raise ValueError(f"{argument} holds {_shorten(largest)}: counts beyond 2**53 are not exact; use larger units")
     return array
 
 
@@ -61,7 +61,10 @@ def check_count(value: Any, argument: str, least: int = 1) -> int:
     Raises:
         ValueError: for anything but an integer of at least `least`.
     """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_)
+    if is_integer and value >= 2**63:
+        raise ValueError(f"{argument} must be an integer below 2**63, got {_shorten(value)}")
+    if not is_integer or value < least:
         kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise ValueError(f"{argument} must be {kind}, got {value!r}")
     return int(value)
@@ -100,11 +103,15 @@ def as_seconds(span: Any, argument: str) -> float:
         ValueError: for anything else, and for a negative span.
     """
     given = span.total_seconds() if isinstance(span, timedelta) else span
-    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not 0 <= float(given) < np.inf:
-        raise ValueError(f"{argument} must be seconds, or a datetime.timedelta, of at least 0, got {span!r}")
+    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not 0 <= given < _MAX_EXACT:
+        raise ValueError(
+            f"{argument} must be seconds, or a datetime.timedelta, of at least 0 and below 2**53, got {_shorten(span)}"
+        )
     return float(given)
 
 
 def _shorten(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses to write it
+        return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

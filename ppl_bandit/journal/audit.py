@@ -49,6 +49,7 @@ def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
                 f"mean_{outcome}": float(np.mean(rewards[index])) if rewards[index] else None,
             }
         )
+    damage = store.find_damage(name)
     last = next((event for event in reversed(events) if event.kind == DECIDED), None)
     return {
         "name": name,
@@ -62,7 +63,8 @@ def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
         "num_corrections": sum(record.num_corrections for record in records),
         "arms": arms,
         "last_best_arm_probs": None if last is None else last.body["best_arm_probs"],
-        "first_broken_position": store.first_broken(name),
+        "first_broken_position": None if damage is None else damage.position,
+        "damage": None if damage is None else damage.reason,
     }
 
 

@@ -1,11 +1,14 @@
 """A journal: a database with the event streams of one or several experiments."""
 
 import os
+import re
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.stores.location import Location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import Backend, SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
@@ -13,33 +16,41 @@ from ppl_bandit.journal.stores.store import JournalError
 
 __all__ = ["Journal"]
 
+_MAX_TIMEOUT = 86_400
+
 
 class Journal:
     """A SQLite file or a PostgreSQL database that records experiments.
 
     Args:
-        url: a path, `sqlite:///path` (`sqlite:////path` from the root), or `postgresql://user@host/database`.
+        url: a path, `sqlite:///path` (`sqlite:////path` from the root), `postgresql://user@host/database`, or a connection
+            string of libpq (`host=... dbname=...`).
         must_exist: whether to refuse a path without a file, instead of creating a journal there.
+        read_only: whether to write nothing; the journal must exist.
+        timeout: seconds to wait for a lock, a statement or a connection before an error.
 
     Raises:
         JournalError: if it cannot be opened, is not a journal, is damaged, or was written by a later release.
+        ValueError: if the URL names neither a file nor a PostgreSQL database.
     """
 
-    def __init__(self, url: str | PathLike, *, must_exist: bool = False):
+    def __init__(
+        self, url: str | PathLike, *, must_exist: bool = False, read_only: bool = False, timeout: float = 60.0
+    ):
         text = os.fspath(url)
         if not isinstance(text, str) or not text:
             raise ValueError(f"url must be a path, sqlite:///path or postgresql://..., got {type(url).__name__}")
-        scheme, _, rest = text.partition("://")
+        timeout = as_seconds(timeout, "timeout")
+        if not 0.1 <= timeout <= _MAX_TIMEOUT:
+            raise ValueError(f"timeout must be between 0.1 and {_MAX_TIMEOUT} seconds, got {timeout:g}")
+        place = parse_location(text) if isinstance(url, str) else Location(path=Path(text))
         backend: Backend
-        if not rest or scheme == "sqlite":
-            path = Path(rest.removeprefix("/") if rest else text).expanduser()
-            if must_exist and not path.exists():
-                raise JournalError(f"there is no journal {path}: give the path that the bandit was given")
-            backend = SqliteBackend(path)
-        elif scheme in ("postgresql", "postgres"):
-            backend = PostgresBackend(text)
+        if place.path is not None:
+            if must_exist and not place.path.exists():
+                raise JournalError(f"there is no journal {place.path}: give the path that the bandit was given")
+            backend = SqliteBackend(place.path, timeout, read_only=read_only)
         else:
-            raise ValueError(f"url has the scheme {scheme!r}, expected a path, sqlite:///path or postgresql://...")
+            backend = PostgresBackend(str(place.connection), timeout, read_only=read_only)
         self._label, self.store = backend.label, SqlStore(backend)
 
     def __repr__(self) -> str:
@@ -61,11 +72,49 @@ class Journal:
         Raises:
             JournalError: if there is no such experiment.
         """
-        if not self.store.last_position(name):
-            known = ", ".join(self.experiments()) or "none"
-            raise JournalError(f"{self._label} has no experiment {name!r}; its experiments: {known}")
+        self._check_name(name)
         return self.store.read(name, after, whole=True)
+
+    def head(self, name: str = "default") -> str:
+        """Return `POSITION:DIGEST` of the last event; kept elsewhere, it shows later whether the events up to it changed.
+
+        Raises:
+            JournalError: if there is no such experiment.
+        """
+        self._check_name(name)
+        return "{}:{}".format(*self.store.head(name))
+
+    def verify(self, name: str = "default", head: str | None = None) -> None:
+        """Check that no event was edited or removed.
+
+        Args:
+            head: what `head` returned earlier.
+
+        Raises:
+            JournalError: with the first position at which the stream is not what was recorded.
+        """
+        kept = None if head is None else _parse_head(head)
+        if kept is None:
+            self._check_name(name)
+        damage = self.store.find_damage(name, kept)
+        if damage is not None:
+            raise JournalError(
+                f"the experiment {name!r} in {self._label} is damaged at position {damage.position}: {damage.reason}; restore "
+                "the journal from a copy"
+            )
 
     def close(self) -> None:
         """Close the connection; bandits that use this journal then raise JournalError."""
         self.store.close()
+
+    def _check_name(self, name: str) -> None:
+        if not self.store.last_position(name):
+            known = ", ".join(self.experiments()) or "none"
+            raise JournalError(f"{self._label} has no experiment {name!r}; its experiments: {known}")
+
+
+def _parse_head(text: Any) -> tuple[int, str]:
+    found = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", text.strip()) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f"head must be POSITION:DIGEST as Journal.head returns it, got {text!r}")
+    return int(found[1]), found[2]

@@ -13,7 +13,7 @@ from ppl_bandit.journal.identity import experiment_identity, identity_difference
 from ppl_bandit.journal.projection import Projection, initial_projection
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import Conflict, JournalError, reading_event
+from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, reading_event
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
@@ -75,11 +75,17 @@ def open_experiment(
     """Start an experiment, or continue it with all recorded decisions and rewards.
 
     Raises:
-        JournalError: if the program or a setting differs from the recorded ones.
+        JournalError: if the program or a setting differs from the recorded ones, or an event was edited or removed.
     """
     projection = initial_projection(task, prior)
     if isinstance(store, MemoryStore):
         return Experiment(store, name, projection, build, burn_in)
+    damage = store.find_damage(name)
+    if damage is not None:
+        raise DamagedEvent(
+            f"the experiment {name!r} is damaged at position {damage.position}: {damage.reason}; it was edited or is "
+            "incomplete: restore the journal from a copy"
+        )
     header = read_header(store, name)
     if header is None:
         identity = experiment_identity(task, prior.engine, burn_in)

@@ -83,10 +83,12 @@ def expiry_events(experiment: Experiment, until: float, reward: Mapping[str, flo
         records, batch = _records(experiment, pending), new_id()
         if reward is None:
             return [_discard_event(record, batch, "expired") for record in records.values()]
-        outcomes, events = projection.task.model.outcomes, []
+        model, events = projection.task.model, list[Event]()
+        if not records and model.context is None:  # nothing to expire: a wrong reward would be noticed too late
+            _refuse_on_every_arm(projection, reward)
         for record in records.values():
             missing = {name: value for name, value in reward.items() if name not in record.reward}
-            event = _reward_event(record, missing, outcomes, False, batch)
+            event = _reward_event(record, missing, model.outcomes, False, batch)
             if event is not None:
                 events.append(event._replace(body=event.body | {"expired": True}))
         return events
@@ -136,6 +138,17 @@ def _reward_event(
     if kind == CORRECTED:
         body["of"] = record.row
     return new_event(kind, body, decision=id, batch=batch, arm=decided.arm, settles=is_complete)
+
+
+def _refuse_on_every_arm(projection: Projection, values: Mapping[str, float]) -> None:
+    """Raise for an outcome that the program can produce on no arm."""
+    model = projection.task.model
+    names = [impossible_outcome(model, arm, None, values) for arm in range(model.num_arms)]
+    if None not in names:
+        raise ValueError(
+            f"{names[0]}={values[str(names[0])]:g} is outside the support of the outcome '{names[0]}' on every arm: the "
+            "program cannot produce it; correct the reward or the program"
+        )
 
 
 def _refuse_impossible(projection: Projection, record: DecisionRecord, values: Mapping[str, float]) -> None:

@@ -89,8 +89,6 @@ class Bandit(ReadableBandit):
     ):
         self.num_samples = check_count(num_samples, "num_samples")
         self.seed = check_count(seed, "seed", 0)
-        if self.seed >= 2**63:
-            raise ValueError(f"seed must be an integer below 2**63, got {seed!r}")
         burn_in = check_count(burn_in, "burn_in", 0)
         allow_changed = check_flag(allow_changed, "allow_changed")
         if name is not None and journal is None:

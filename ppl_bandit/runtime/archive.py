@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -41,6 +42,11 @@ def read_archive(contents: bytes) -> tuple[dict[str, Any], dict[str, list[Any] |
     Raises:
         ValueError: if the bytes are not an archive, or differ from what was written.
     """
+    # A zip file may have other bytes before and behind it, which no digest covers.
+    end = contents[-22:]  # the record that ends a zip file without a comment: sizes, then the length of the comment
+    size, offset, comment = struct.unpack("<IIH", end[12:]) if len(end) == 22 else (0, 0, 1)
+    if not end.startswith(b"PK\5\6") or comment or offset + size + 22 != len(contents):
+        raise ValueError("it cannot be read: it is not an archive, or other bytes precede or follow it")
     try:
         with np.load(io.BytesIO(contents), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}

@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ppl_bandit import Bandit
+from ppl_bandit import Bandit, Journal
 from ppl_bandit.commands.cli import main
 from ppl_bandit.commands.model_files import load_model
 
@@ -109,6 +111,8 @@ def test_export_and_pending_give_tables(recorded, capsys, tmp_path):
         (["nowhere.db", "status"], "there is no journal nowhere.db"),
         (["JOURNAL", "status", "--name", "y"], "has no experiment 'y'; its experiments: x"),
         (["JOURNAL", "replay"], "replay needs the program: give --model"),
+        (["JOURNAL", "pending", "--older-than", "nan"], "--older-than must be seconds"),
+        (["JOURNAL", "pending", "--older-than", "1e400"], "--older-than must be seconds"),
         (["mysql://u:pw@h/d", "status"], "scheme 'mysql'"),
     ],
 )
@@ -127,3 +131,20 @@ def test_numbers_are_checked_and_a_model_that_exits_is_refused(tmp_path, capsys)
             main(["run", "bernoulli", *words])
         assert error.value.code == 2
         assert "whole number" in capsys.readouterr().err
+
+
+def test_an_export_stays_in_its_folder_and_nothing_else_is_written(recorded, capsys, tmp_path, monkeypatch):
+    folder, _ = recorded
+    with Journal(folder / "j.db", read_only=True) as journal:
+        opened = journal.events("x")[:1]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("../x", "/x", "..", ".hidden"):
+        with Journal("j.db") as journal:
+            journal.store.append(name, opened)
+        assert run(capsys, "j.db", "export", "--to", "csv", "--name", name)[0] == 0
+        before = Path("j.db").read_bytes()
+        assert run(capsys, "j.db", "status", "--name", name)[0] == 0
+        assert Path("j.db").read_bytes() == before
+    assert sorted(os.listdir()) == ["_.csv", "__x.csv", "_hidden.csv", "_x.csv", "j.db"]
+    assert os.listdir(tmp_path) == ["here"]

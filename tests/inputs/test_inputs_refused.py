@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors
+from ppl_bandit.inputs.checks import check_contexts, count_rows
 
 
 def counts(arm):
@@ -35,6 +36,8 @@ REWARDS = {
     "masked": (np.ma.masked_array(1.0, mask=True), "masked array with 1 masked entries"),
     "beyond 2**53": (2**53 + 1, "counts beyond 2\\*\\*53 are not exact"),
     "beyond any integer": (2**70, "counts beyond 2\\*\\*53 are not exact"),
+    "beyond any float": (10**400, r"reward holds 10000.*\.\.\.: counts beyond 2\*\*53 are not exact"),
+    "beyond any text": (10**5000, "reward holds an integer of 16610 bits: counts beyond"),
     "a float beyond 2**53": (1e17, "counts beyond 2\\*\\*53 are not exact"),
     "none at all": (None, "reward is missing"),
 }
@@ -58,6 +61,7 @@ BATCHES = {
     ),
     "a set of rewards": (dict(arms=[0, 1], rewards={1, 2}), "got a set"),
     "text": (dict(arms=[0, 1], rewards=["1", "2"]), "text; convert"),
+    "ragged arms": (dict(arms=[[0], [1, 2]], rewards=[1, 2]), "arms must be a sequence of arms"),
     "both": (dict(arms=[0], decisions=["x"], rewards=[1]), "not both"),
     "neither": (dict(rewards=[1]), "give decisions= or arms="),
     "one id for many": (dict(decisions="abc", rewards=[1]), "decisions must be a sequence"),
@@ -82,9 +86,32 @@ def test_a_mask_in_numbers_is_asked_which_was_meant(bandit):
     with pytest.raises(ValueError, match="allowed must be a list of arms or a mask"):
         bandit.select(allowed="012")
     assert bandit.select(allowed={2}).arm == 2
-    for span in (-1, "1h", True):
+    with pytest.raises(ValueError, match="allowed must be a list of arms or a mask"):
+        bandit.select(allowed=[[0], [1, 2]])
+    with pytest.raises(ValueError, match="num_decisions must be an integer below"):
+        bandit.select_many(num_decisions=10**400)
+    for span in (-1, "1h", True, float("nan"), float("inf"), 10**400):
         with pytest.raises(ValueError, match="older_than must be seconds"):
             bandit.expire(span)
+
+
+def test_an_expired_reward_outside_the_support_is_refused_also_if_nothing_expires(bandit):
+    bandit.select()
+    for older_than in (0, 3600):
+        with pytest.raises(ValueError, match=r"reward=-1 .*is outside the support of the outcome 'reward' on"):
+            bandit.expire(older_than, reward=-1)
+    assert bandit.expire(3600, reward=2) == bandit.num_rewards == 0
+
+
+def test_ragged_contexts_are_refused():
+    def slopes(arm, context):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2, 2]))
+        numpyro.sample("reward", dist.Normal((slope[arm] * context).sum(-1), 1.0))
+
+    model, ragged = RewardModel(slopes, 2, context=np.zeros(2)), [[1.0, 2.0], [3.0]]
+    for num_rows in (None, count_rows(model, ragged)):
+        with pytest.raises(ValueError, match=r"contexts holds \[\[1.0, 2.0\], \[3.0\]\], expected an array of shape"):
+            check_contexts(model, ragged, num_rows, "contexts")
 
 
 BUILT = {
@@ -101,6 +128,10 @@ BUILT = {
     "a text for a flag": (dict(num_arms=3, draws="no"), "draws must be True or False, got 'no'"),
     "an empty name of an arm": (dict(arms=["a", "", "c"]), r"arms\[1\] must be a text that is not empty"),
     "half a character in a name": (dict(arms=["a", "b\ud800", "c"]), r"arms\[1\] holds half of a surrogate pair"),
+    "a count beyond any number": (
+        dict(num_arms=3, num_samples=10**400),
+        r"num_samples must be an integer below 2\*\*63",
+    ),
     "a negative burn-in": (dict(num_arms=3, burn_in=-1), "burn_in must be an integer of at least 0"),
 }
 

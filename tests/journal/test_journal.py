@@ -376,6 +376,12 @@ def test_a_file_is_checked_whole_kept_in_its_mode_and_leaves_nothing_behind(part
     assert first.select().arm == second.select().arm == bandit.select().arm
     assert first.select().id != second.select().id
     first.update(waiting.id, 1)
+    whole = path.read_bytes()
+    for contents in (whole + b"\0", b"\0" + whole, whole + whole, whole[:-2] + b"\3\0abc", b""):
+        path.write_bytes(contents)
+        with pytest.raises(ValueError, match="other bytes precede or follow it"):
+            Bandit.load(path, model)
+    path.write_bytes(whole)
     with np.load(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
     edited = 0
@@ -398,18 +404,6 @@ def test_a_fork_is_told_to_open_its_own(parts, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="before the process was forked: build it in each process"):
         bandit.select()
-
-
-def test_passwords_are_never_shown():
-    url = "postgresql://user:hunter2@127.0.0.1:1/db?password=hunter2&connect_timeout=1"
-    pytest.importorskip("psycopg")
-    with pytest.raises(JournalError) as error:
-        Journal(url)
-    assert "hunter2" not in str(error.value)
-    assert "postgresql://user:***@127.0.0.1:1/db?password=***" in str(error.value)
-    with pytest.raises(JournalError) as error:
-        Journal("postgresql://user:hun%zzter2@127.0.0.1:1/db")
-    assert "hun%zz" not in str(error.value) and "ter2" not in str(error.value)
 
 
 def test_a_store_keeps_batches_together_and_in_order(tmp_path):
@@ -488,12 +482,14 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edited_event_is_one_kind_of_error_with_its_position(parts, tmp_path, edit):
-    bandit = make(parts, journal=tmp_path / "j.db")
+    bandit, other = (make(parts, journal=tmp_path / "j.db") for _ in range(2))
     for i in range(3):
         step(bandit, i % 2)
     with sqlite3.connect(tmp_path / "j.db") as file:
         file.execute(f"UPDATE ppl_bandit_events SET {EDITS[edit]} WHERE position = 5")  # the second reward
     with pytest.raises(DamagedEvent, match="the event at position 5 of the experiment 'default' cannot be read"):
+        other.select()
+    with pytest.raises(DamagedEvent, match="'default' is damaged at position 5: the event does not follow"):
         make(parts, journal=tmp_path / "j.db")
     assert issubclass(DamagedEvent, JournalError)
 

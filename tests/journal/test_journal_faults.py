@@ -146,7 +146,7 @@ def test_what_is_not_a_journal_is_refused_and_left_as_it_was(tmp_path):
     cases = {
         noise: "it is not a journal",
         foreign: "SQLite file of another application",
-        newer: "version 99, this release reads up to 1: upgrade",
+        newer: "version 99, this release reads up to 2: upgrade",
         cut: "damaged",
         tmp_path: "not a regular file",
         tmp_path / "nowhere" / "j.db": "does not exist: create it",

@@ -1,15 +1,19 @@
 """The same promises with PostgreSQL: a real server on loopback, stopped and started in the middle."""
 
+import os
+import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError
+from ppl_bandit.journal.events import DECIDED, new_event
 from ppl_bandit.journal.stores import postgres
 
-pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
 sys.path.insert(0, str(Path(__file__).parent))
 import journal_children  # noqa: E402
 import postgres_server  # noqa: E402
@@ -59,6 +63,113 @@ def test_an_experiment_goes_on_through_a_server_that_is_killed_and_started(serve
         assert "s3cret" not in repr(journal)
         assert all("s3cret" not in str(event) for event in journal.events("restart"))
         assert len(journal.store.pending("restart")) == 1
+
+
+def decided(number):
+    return new_event(DECIDED, {"absorbed": 0}, decision=f"d{number}", number=number, arm=0)
+
+
+def append_from_threads(url, name, num_threads, num_each):
+    """Append decisions with one connection per thread; return the errors."""
+    errors = []
+
+    def work(thread):
+        try:
+            with Journal(url) as journal:
+                for i in range(num_each):
+                    journal.store.append(name, [decided(thread * num_each + i)])
+        except Exception as error:  # a thread's failure must fail the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_the_servers_isolation_level_makes_no_append_fail(server, isolation):
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute(f"ALTER ROLE tester SET default_transaction_isolation TO '{isolation}'")
+    try:
+        assert append_from_threads(server.url, isolation, 6, 10) == []
+    finally:
+        with psycopg.connect(server.url, autocommit=True) as admin:
+            admin.execute("ALTER ROLE tester RESET default_transaction_isolation")
+    with Journal(server.url, read_only=True) as journal:
+        journal.verify(isolation)
+        assert journal.store.last_position(isolation) == 60
+
+
+def test_a_lock_that_another_session_holds_is_an_error_in_time_and_blocks_no_reader(server):
+    with Journal(server.url, timeout=1.5) as journal, psycopg.connect(server.url) as other:
+        journal.store.append("locked", [decided(0)])
+        other.execute("LOCK TABLE ppl_bandit_events IN SHARE MODE")  # allows reads
+        started, errors = time.monotonic(), []
+
+        def write():
+            with pytest.raises(JournalError) as error:
+                journal.store.append("locked", [decided(1)])
+            errors.append((str(error.value), time.monotonic() - started))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        time.sleep(0.3)
+        assert journal.store.last_position("locked") == 1
+        assert time.monotonic() - started < 1.2 and writer.is_alive()  # read while the writer was waiting
+        writer.join()
+        ((said, seconds),) = errors
+        assert "no answer within 1.5 seconds" in said and "nothing was recorded: call again" in said
+        assert 1.0 < seconds < 8.0
+        other.rollback()
+        other.execute("LOCK TABLE ppl_bandit_events")  # allows nothing
+        with pytest.raises(JournalError, match="no answer within 1.5 seconds"):
+            journal.store.read("locked")
+        other.rollback()
+        journal.store.append("locked", [decided(1)])  # the connections still work
+        assert journal.store.first_broken("locked") is None
+
+
+def test_a_server_process_that_is_stopped_is_an_error_in_time(server):
+    with Journal(server.url, timeout=1.0) as journal:
+        journal.store.append("stopped", [decided(0)])
+        connection = journal.store._backend._connections[True]
+        process = connection.info.backend_pid
+        os.kill(process, signal.SIGSTOP)
+        started = time.monotonic()
+        try:
+            with pytest.raises(JournalError, match="may or may not have been recorded: call again"):
+                journal.store.append("stopped", [decided(1)])
+            assert time.monotonic() - started < 10.0  # timeout + 2 s, and the machine may be busy
+        finally:
+            os.kill(process, signal.SIGCONT)
+        assert journal.store.last_position("stopped") == 1
+        journal.store.append("stopped", [decided(1)])
+        journal.verify("stopped")
+
+
+def test_a_journal_of_version_1_gains_heads_and_reading_creates_nothing(server):
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute("CREATE DATABASE other")
+    url = server.url.removesuffix("postgres") + "other"
+    with pytest.raises(JournalError, match="there is no journal in postgresql://127.0.0.1:"):
+        Journal(url, read_only=True)
+    with Journal(url) as journal:
+        for number in range(3):
+            journal.store.append("old", [decided(number)])
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("DROP TABLE ppl_bandit_heads")
+        admin.execute("UPDATE ppl_bandit_journal SET version = 1")
+    with Journal(url, read_only=True) as journal:
+        journal.verify("old")
+    with Journal(url) as journal:
+        journal.verify("old")
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute("DELETE FROM ppl_bandit_events WHERE position = 3")
+        with pytest.raises(JournalError, match="damaged at position 3: events were removed"):
+            journal.verify("old")
 
 
 @pytest.mark.slow

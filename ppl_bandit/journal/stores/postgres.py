@@ -1,42 +1,41 @@
 """PostgreSQL backend: processes on several machines share one experiment.
 
-An advisory lock per experiment makes positions gapless and ordered by commit. A broken connection is opened again. The next
-attempt first looks up whether the last one was committed, so that nothing is recorded twice.
+An advisory lock per experiment makes positions gapless and ordered by commit. It is taken in READ COMMITTED, so that the
+statements after it see what its last holder committed, whatever isolation the server has as its default. A transaction takes
+three round trips: begin and lock; read the end of the stream; write and commit.
+
+A broken connection is opened again. The next attempt first looks up whether the last one was committed, so that nothing is
+recorded twice. There is one connection for reading and one for writing: a writer that waits for a lock blocks no reader.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from ppl_bandit.journal.stores.sql import TABLES, VERSION, Execute, Result
+from ppl_bandit.journal.stores.appending import Execute
+from ppl_bandit.journal.stores.sql import Result
 from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.tables import HEADS_OF_EVENTS, TABLES, VERSION
+from ppl_bandit.journal.stores.watchdog import Watchdog
 
-__all__ = ["PostgresBackend", "without_password"]
+__all__ = ["PostgresBackend"]
 
 _RETRY_DELAYS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)  # seconds between attempts to connect again
-
-
-def without_password(url: str) -> str:
-    """Return a URL with its password, also one among the query parameters, replaced by stars."""
-    try:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")
-        user = host[0].partition(":")[0]
-        query = "&".join(
-            "password=***" if item.partition("=")[0] == "password" else item for item in parts.query.split("&")
-        )
-    except ValueError:
-        return url.partition("://")[0] + "://***"
-    shown = (f"{user}:***@" if ":" in host[0] else host[0] + host[1]) + host[2]
-    return urlunsplit((parts.scheme, shown, parts.path, query if parts.query else "", ""))
+_SECRET_KEYWORDS = ("password", "sslpassword", "passfile", "sslkey", "oauth_client_secret")
 
 
 class PostgresBackend:
-    """A PostgreSQL database; see `sql.Backend`."""
+    """A PostgreSQL database; see `sql.Backend`.
 
-    def __init__(self, url: str):
+    Args:
+        connection: URL or connection string.
+        timeout: seconds to wait for a connection, a lock or a statement.
+        read_only: whether to refuse a database without a journal, and to write nothing.
+    """
+
+    def __init__(self, connection: str, timeout: float, *, read_only: bool = False):
         try:
             import psycopg
         except ImportError:
@@ -44,30 +43,44 @@ class PostgresBackend:
                 "a journal in PostgreSQL needs psycopg 3: install it with `pip install ppl_bandit[postgres]`"
             ) from None
         self._psycopg = psycopg
-        self._url, self.label = url, without_password(url)
-        self._lock = threading.RLock()
-        self._connection: Any = None
+        self._timeout, self.read_only = timeout, read_only
+        self._settings = self._parse(connection)
+        self.label = _label(self._settings)
+        self._locks = {is_writer: threading.RLock() for is_writer in (False, True)}
+        self._connections: dict[bool, Any] = {False: None, True: None}
         self._is_closed, self._was_open = False, False
-        self.run(self._prepare, ["ppl_bandit tables"])
+        self._watchdog = Watchdog(timeout + 2.0)  # the server ends a statement after `timeout`, if it can
+        self.version = VERSION
+        if read_only:
+            self.version = self.run(self._recorded_version)
+        else:
+            self.run(self._prepare, ["ppl_bandit tables"])
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; connect again if the connection is broken."""
-        with self._lock:
+        is_writer = bool(locks)
+        with self._locks[is_writer]:
             if self._is_closed:
                 raise JournalError(f"{self.label}: the journal was closed: open it again")
             is_again, delays = False, list(_RETRY_DELAYS if self._was_open else ())
             while True:
                 try:
                     return self._run_once(work, locks, is_again)
+                except (self._psycopg.errors.QueryCanceled, self._psycopg.errors.LockNotAvailable) as error:
+                    raise JournalError(
+                        f"{self.label}: no answer within {self._timeout:g} seconds ({self._scrubbed(error)}): another session "
+                        "holds a lock, or the server is overloaded; nothing was recorded: call again, or wait longer with "
+                        "Journal(url, timeout=...)"
+                    ) from None
                 except self._psycopg.OperationalError as error:
                     # The flag stays set when reconnecting fails: the commit of the first attempt is still in doubt.
-                    is_again = is_again or self._connection is not None
-                    self._drop()
+                    is_again = is_again or self._connections[is_writer] is not None
+                    self._drop(is_writer)
                     if not delays and not self._was_open:
                         raise JournalError(
                             f"{self.label} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
                         ) from None
-                    if not delays:
+                    if not delays or self._watchdog.has_fired(is_writer):
                         raise JournalError(
                             f"{self.label} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
                             "recorded: call again with the same decision and reward; it counts once"
@@ -77,67 +90,145 @@ class PostgresBackend:
                     raise JournalError(f"{self.label}: {self._scrubbed(error)}; nothing was recorded") from None
 
     def close(self) -> None:
-        """Close the connection."""
-        with self._lock:
-            self._is_closed = True
-            self._drop()
+        """Close the connections."""
+        self._is_closed = True
+        for is_writer, lock in self._locks.items():
+            with lock:
+                self._drop(is_writer)
+        self._watchdog.stop()
 
     def _run_once(self, work: Callable[[Execute, bool], Result], locks: Sequence[str], is_again: bool) -> Result:
-        if self._connection is None:
-            self._connection = self._psycopg.connect(
-                self._url, autocommit=True, connect_timeout=10, application_name="ppl_bandit", prepare_threshold=None
-            )
-        connection, self._was_open = self._connection, True
+        is_writer = bool(locks)
+        if self._connections[is_writer] is None:
+            self._connections[is_writer] = self._connect()
+        connection, self._was_open = self._connections[is_writer], True
+        writes: list[tuple[str, Sequence[Any]]] = []
 
         def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
             statement = statement.replace("?", "%s")
-            if is_many and len(parameters) > 1:  # one round trip for all rows
-                connection.cursor().executemany(statement, parameters)
+            if is_many:
+                writes.append((statement, parameters))
                 return []
-            cursor = connection.execute(statement, parameters[0] if is_many else parameters)
+            cursor = connection.execute(statement, parameters)
             return cursor.fetchall() if cursor.description else []
 
-        if not locks:
-            return work(execute, is_again)
-        with connection.transaction():
-            execute("SET LOCAL synchronous_commit TO on")
-            for name in locks:
-                execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 1347439682))", (name,))
-            return work(execute, is_again)
+        with self._watchdog.watching(is_writer, connection.fileno()):
+            if not is_writer:
+                return work(execute, is_again)
+            with self._transaction(connection, locks):
+                result = work(execute, is_again)
+                with self._pipeline(connection):
+                    for statement, rows in writes:
+                        connection.cursor().executemany(statement, rows)
+                    connection.execute("COMMIT")
+            return result
+
+    @contextlib.contextmanager
+    def _transaction(self, connection: Any, locks: Sequence[str]) -> Iterator[None]:
+        """Begin a transaction and take the locks; the caller commits, an exception rolls back."""
+        idle = self._psycopg.pq.TransactionStatus.IDLE
+        if connection.info.transaction_status != idle:  # Ctrl-C interrupted an earlier call before its rollback
+            connection.execute("ROLLBACK")
+        literal = self._psycopg.sql.Literal
+        begin = ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL synchronous_commit TO on"]
+        begin += [
+            f"SELECT pg_advisory_xact_lock(hashtextextended({literal(name).as_string(connection)}, 1347439682))"
+            for name in locks
+        ]
+        try:
+            connection.execute("; ".join(begin))  # without parameters: several statements in one round trip
+            yield
+        except BaseException:
+            if connection.info.transaction_status != idle and not connection.closed:
+                with contextlib.suppress(self._psycopg.Error):
+                    connection.execute("ROLLBACK")
+            raise
+
+    def _pipeline(self, connection: Any) -> contextlib.AbstractContextManager:
+        """Send several statements without waiting for the answer to each, if libpq can."""
+        return connection.pipeline() if self._psycopg.Pipeline.is_supported() else contextlib.nullcontext()
+
+    def _connect(self) -> Any:
+        milliseconds = int(1000 * self._timeout)
+        defaults = {
+            "connect_timeout": max(2, min(10, int(self._timeout))),  # libpq waits for at least 2 seconds
+            "application_name": "ppl_bandit",
+            "keepalives": 1,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": milliseconds,
+        }
+        settings = defaults | self._settings
+        connection = self._psycopg.connect(**settings, autocommit=True, prepare_threshold=None)
+        names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+        statements = [f"SET {name} TO {milliseconds}" for name in names]
+        statements += ["SET default_transaction_isolation TO 'read committed'"]
+        statements += ["SET default_transaction_read_only TO on"] if self.read_only else []
+        connection.execute("; ".join(statements))
+        return connection
 
     def _prepare(self, execute: Execute, is_again: bool) -> None:
+        found = self._find_version(execute)
+        if found is not None and found >= VERSION:
+            return
+        for statement in TABLES:
+            execute(statement.format(blob="BYTEA"))
         execute("CREATE TABLE IF NOT EXISTS ppl_bandit_journal (version INTEGER NOT NULL)")
+        execute(HEADS_OF_EVENTS)
+        execute("DELETE FROM ppl_bandit_journal")
+        execute("INSERT INTO ppl_bandit_journal VALUES (?)", (VERSION,))
+
+    def _recorded_version(self, execute: Execute, is_again: bool) -> int:
+        found = self._find_version(execute)
+        if found is None:
+            raise JournalError(f"there is no journal in {self.label}: give the URL that the bandit was given")
+        return found
+
+    def _find_version(self, execute: Execute) -> int | None:
+        if execute("SELECT to_regclass('ppl_bandit_journal')")[0][0] is None:
+            return None
         found = execute("SELECT version FROM ppl_bandit_journal")
         if found and found[0][0] > VERSION:
             raise JournalError(
                 f"{self.label} holds a journal of version {found[0][0]}, this release reads up to {VERSION}: "
                 "upgrade ppl_bandit"
             )
-        if not found:
-            for statement in TABLES:
-                execute(statement.format(blob="BYTEA"))
-            execute("INSERT INTO ppl_bandit_journal VALUES (?)", (VERSION,))
+        return found[0][0] if found else None
 
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
+    def _drop(self, is_writer: bool) -> None:
+        connection, self._connections[is_writer] = self._connections[is_writer], None
         if connection is not None:
-            try:
+            with contextlib.suppress(self._psycopg.Error):
                 connection.close()
-            except self._psycopg.Error:
-                pass
+
+    def _parse(self, connection: str) -> dict[str, Any]:
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            settings = conninfo_to_dict(connection)
+        except self._psycopg.Error:  # its message may quote a part of the password
+            raise JournalError(
+                "libpq cannot read the URL or connection string of the journal: use its keywords in lower case, and write "
+                "special characters of the password with urllib.parse.quote(password, safe='')"
+            ) from None
+        if not str(settings.get("port", "0")).replace(",", "").isdigit():  # it may be a password: not shown
+            raise JournalError(
+                "the port in the URL of the journal is not a number: write postgresql://user@host:port/database"
+            )
+        return settings
 
     def _scrubbed(self, error: Exception) -> str:
-        """Return the driver's message in one line and without the password."""
+        """Return the driver's message in one line and without secrets."""
         text = " ".join(str(error).split())
-        secrets = {self._url}
-        try:
-            parts = urlsplit(self._url)
-            given = [parts.netloc.rpartition("@")[0].partition(":")[2]]
-        except ValueError:
-            return "the URL cannot be read"
-        given += [item.partition("=")[2] for item in parts.query.split("&") if item.startswith("password=")]
-        for secret in filter(None, given):
-            secrets |= {secret, unquote(secret), quote(secret)}
-        for secret in sorted(secrets, key=len, reverse=True):
-            text = text.replace(secret, "***")
+        for keyword in _SECRET_KEYWORDS:
+            secret = self._settings.get(keyword)
+            text = text.replace(str(secret), "***") if secret else text
         return text
+
+
+def _label(settings: dict[str, Any]) -> str:
+    """Return scheme, host, port and database, and nothing else."""
+    host, port, database = (settings.get(key) for key in ("host", "port", "dbname"))
+    place = host or settings.get("hostaddr") or ""
+    return f"postgresql://{place}{f':{port}' if port else ''}/{database or ''}"

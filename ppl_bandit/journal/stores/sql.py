@@ -7,35 +7,20 @@ the same time share one transaction, and so one flush to disk (group commit).
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ppl_bandit.journal.events import DECIDED, Event, decode, digest_of, encode, group_by_decision
-from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError, reading_event
+from ppl_bandit.journal.events import Event, digest_of, group_by_decision
+from ppl_bandit.journal.stores.appending import AppendRequest, Execute, append_requests
+from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.tables import COLUMNS, VERSION_WITH_HEADS, event_from_row
 
-__all__ = ["Backend", "Execute", "Result", "SqlStore", "TABLES", "VERSION"]
+__all__ = ["Backend", "Damage", "Result", "SqlStore"]
 
-VERSION = 1
-TABLES = (
-    """CREATE TABLE IF NOT EXISTS ppl_bandit_events (
-        experiment TEXT NOT NULL, position BIGINT NOT NULL, kind TEXT NOT NULL, decision TEXT, batch TEXT NOT NULL,
-        number BIGINT, lane TEXT NOT NULL, arm BIGINT, settles INTEGER NOT NULL, time DOUBLE PRECISION NOT NULL,
-        body TEXT NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (experiment, position))""",
-    """CREATE INDEX IF NOT EXISTS ppl_bandit_by_decision ON ppl_bandit_events (experiment, decision)
-        WHERE decision IS NOT NULL""",
-    """CREATE INDEX IF NOT EXISTS ppl_bandit_learnt ON ppl_bandit_events (experiment, position) WHERE kind <> 'decided'""",
-    """CREATE UNIQUE INDEX IF NOT EXISTS ppl_bandit_numbers ON ppl_bandit_events (experiment, number)
-        WHERE kind = 'decided' AND lane = ''""",
-    """CREATE UNIQUE INDEX IF NOT EXISTS ppl_bandit_ids ON ppl_bandit_events (experiment, decision)
-        WHERE kind = 'decided'""",
-    """CREATE TABLE IF NOT EXISTS ppl_bandit_checkpoints (
-        experiment TEXT NOT NULL, position BIGINT NOT NULL, contents {blob} NOT NULL, PRIMARY KEY (experiment, position))""",
-)
-_COLUMNS = "position, kind, decision, batch, number, lane, arm, settles, time, body"
-_COLUMNS_WITHOUT_DECISION_BODY = _COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
+_COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
 _MAX_PARAMETERS = 500  # of one statement
+_PAGE = 10_000  # rows read at once to check the chain
 
-Execute = Callable[..., list[tuple]]
 Result = TypeVar("Result")
 
 
@@ -43,13 +28,18 @@ class Backend(Protocol):
     """A database connection.
 
     `run` passes to `work` a function (statement, parameters, is_many=False) -> rows, and a flag: whether an earlier attempt may
-    have been committed before its connection broke. Statements mark parameters with `?`; with `is_many` they run once per row.
+    have been committed before its connection broke. Statements mark parameters with `?`. With `is_many` they run once per
+    row, and may run as late as at the end of the transaction.
 
     Attributes:
-        label: path or URL, without password, for messages.
+        label: for messages: path, or host, port and database.
+        version: of the journal's tables.
+        read_only: whether nothing can be written.
     """
 
     label: str
+    version: int
+    read_only: bool
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer of these experiments."""
@@ -58,18 +48,11 @@ class Backend(Protocol):
         """Close the connection."""
 
 
-class _AppendRequest:
-    """Events that a thread wants to append, and the result."""
+class Damage(NamedTuple):
+    """The first fault of a stream: its position, and what is wrong there."""
 
-    def __init__(self, experiment: str, events: Sequence[Event], after: int | None):
-        self.experiment, self.events, self.after = experiment, events, after
-        self.is_tried = False
-        self.recorded: list[Event] | None = None
-        self.error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.recorded is not None or self.error is not None
+    position: int
+    reason: str
 
 
 class SqlStore:
@@ -80,11 +63,11 @@ class SqlStore:
         self._pid = os.getpid()
         self._writing = threading.Lock()
         self._queueing = threading.Lock()
-        self._queue: list[_AppendRequest] = []
+        self._queue: list[AppendRequest] = []
 
     def append(self, experiment: str, events: Sequence[Event], after: int | None = None) -> list[Event]:
         """Append events; the first thread appends those of all threads in the queue."""
-        request = _AppendRequest(experiment, events, after)
+        request = AppendRequest(experiment, events, after)
         with self._queueing:
             self._queue.append(request)
         with self._writing:
@@ -109,7 +92,7 @@ class SqlStore:
         whole: bool = False,
     ) -> list[Event]:
         """Return the events between two positions; with `kinds`, which excludes decisions, those of some kinds."""
-        columns = _COLUMNS if whole else _COLUMNS_WITHOUT_DECISION_BODY
+        columns = COLUMNS if whole else _COLUMNS_WITHOUT_DECISION_BODY
         statement = f"SELECT {columns} FROM ppl_bandit_events WHERE experiment = ? AND position > ?"
         parameters: list[Any] = [experiment, after]
         if before is not None:
@@ -122,7 +105,7 @@ class SqlStore:
         if limit is not None:
             statement += " LIMIT ?"
             parameters.append(limit)
-        return [_event(experiment, row) for row in self._query(statement, *parameters)]
+        return [event_from_row(experiment, row) for row in self._query(statement, *parameters)]
 
     def last_position(self, experiment: str) -> int:
         """Return the position of the last event; 0 for an experiment that does not exist."""
@@ -134,20 +117,20 @@ class SqlStore:
         for start in range(0, len(decisions), _MAX_PARAMETERS):
             some = decisions[start : start + _MAX_PARAMETERS]
             rows = self._query(
-                f"SELECT {_COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND decision IS NOT NULL AND decision IN "
+                f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND decision IS NOT NULL AND decision IN "
                 f"({', '.join('?' * len(some))})",
                 experiment,
                 *some,
             )
             # Sorted here: with ORDER BY position SQLite scans the whole stream instead of using the index by decision.
             for row in sorted(rows, key=lambda row: row[0]):
-                event = _event(experiment, row)
+                event = event_from_row(experiment, row)
                 found[str(event.decision)].append(event)
         return dict(found)
 
     def pending(self, experiment: str, until: float | None = None) -> list[Event]:
         """Return the decisions whose reward is pending."""
-        columns = ", ".join(f"made.{name}" for name in _COLUMNS.split(", "))
+        columns = ", ".join(f"made.{name}" for name in COLUMNS.split(", "))
         rows = self._query(
             f"SELECT {columns} FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' "
             "AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL "
@@ -156,7 +139,7 @@ class SqlStore:
             experiment,
             1e300 if until is None else until,
         )
-        return [_event(experiment, row) for row in rows]
+        return [event_from_row(experiment, row) for row in rows]
 
     def decisions(self, experiment: str) -> list[list[Event]]:
         """Return the events of every decision."""
@@ -174,8 +157,9 @@ class SqlStore:
         """Store a checkpoint in place of earlier ones."""
 
         def work(execute: Execute, is_again: bool) -> None:
-            execute("DELETE FROM ppl_bandit_checkpoints WHERE experiment = ? AND position <= ?", (experiment, position))
-            execute("INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)", (experiment, position, contents))
+            old = "DELETE FROM ppl_bandit_checkpoints WHERE experiment = ? AND position <= ?"
+            execute(old, [(experiment, position)], True)
+            execute("INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)", [(experiment, position, contents)], True)
 
         with self._writing:
             self._run(work, [experiment])
@@ -184,17 +168,65 @@ class SqlStore:
         """Return the names of the experiments."""
         return [row[0] for row in self._query("SELECT DISTINCT experiment FROM ppl_bandit_events ORDER BY experiment")]
 
-    def first_broken(self, experiment: str) -> int | None:
-        """Return the first position whose event does not match its digest; None if all match."""
-        digest = ""
+    def head(self, experiment: str) -> tuple[int, str]:
+        """Return the position and the digest of the last event; (0, "") for an experiment that does not exist."""
         rows = self._query(
-            f"SELECT {_COLUMNS}, digest FROM ppl_bandit_events WHERE experiment = ? ORDER BY position", experiment
+            "SELECT position, digest FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMIT 1",
+            experiment,
         )
-        for position, (*columns, recorded) in enumerate(rows, 1):
-            digest = digest_of(digest, experiment, _event(experiment, (*columns[:-1], "{}")), columns[-1])
-            if columns[0] != position or recorded != digest:
-                return position
+        return (int(rows[0][0]), str(rows[0][1])) if rows else (0, "")
+
+    def find_damage(self, experiment: str, head: tuple[int, str] | None = None) -> Damage | None:
+        """Check the chain of digests and the head record; return the first fault, or None.
+
+        Args:
+            head: position and digest of an event, kept elsewhere, to compare with.
+        """
+        heads = [] if head is None else [(*head, "given")]
+        if self._backend.version >= VERSION_WITH_HEADS:  # read first: events may be appended in the meantime
+            rows = self._query(
+                "SELECT (SELECT position FROM ppl_bandit_heads WHERE experiment = ?), (SELECT digest FROM ppl_bandit_heads "
+                "WHERE experiment = ?), (SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?)",
+                *[experiment] * 3,
+            )
+            at, recorded, last = rows[0]
+            if at is None and last is not None:
+                return Damage(last, "the record of its last event was removed")
+            heads += [] if at is None else [(at, recorded, "recorded")]
+        position, digest = 0, ""
+        for row in self._rows_with_digest(experiment):
+            position += 1
+            event = Event._make((*row[:7], bool(row[7]), row[8], {}))
+            digest = digest_of(digest, experiment, event, row[9])
+            if row[0] != position or row[10] != digest:
+                return Damage(position, "the event does not follow from those before it")
+            for at, expected, source in heads:
+                if at == position and expected != digest:
+                    return Damage(position, f"the event has another digest than the {source} head")
+        for at, _, source in heads:
+            if at > position:
+                return Damage(position + 1, f"events were removed: the {source} head is at position {at}")
         return None
+
+    def first_broken(self, experiment: str) -> int | None:
+        """Return the position of the first fault that `find_damage` finds; None if there is none."""
+        damage = self.find_damage(experiment)
+        return None if damage is None else damage.position
+
+    def _rows_with_digest(self, experiment: str) -> Iterator[tuple]:
+        after = 0
+        while True:
+            rows = self._query(
+                f"SELECT {COLUMNS}, digest FROM ppl_bandit_events WHERE experiment = ? AND position > ? "
+                "ORDER BY position LIMIT ?",
+                experiment,
+                after,
+                _PAGE,
+            )
+            yield from rows
+            if len(rows) < _PAGE:
+                return
+            after = rows[-1][0]
 
     def close(self) -> None:
         """Close the connection."""
@@ -209,75 +241,32 @@ class SqlStore:
                 f"{self._backend.label} was opened before this process was forked: open the journal in each process, after the "
                 "fork"
             )
+        if locks and self._backend.read_only:
+            raise JournalError(f"{self._backend.label} was opened to read only; nothing was recorded")
         return self._backend.run(work, locks)
 
-    def _append_all(self, requests: list[_AppendRequest]) -> None:
+    def _append_all(self, requests: list[AppendRequest]) -> None:
         """Append the events of all requests in one transaction; if the database fails, none of them is recorded."""
-        results: list[list[Event] | Exception] = []
+        by_experiment: dict[str, list[AppendRequest]] = defaultdict(list)
+        for request in requests:
+            by_experiment[request.experiment].append(request)
+        results: dict[str, list[list[Event] | Exception]] = {}
 
         def work(execute: Execute, is_again: bool) -> None:
-            results.clear()
-            for request in requests:
-                may_be_recorded, request.is_tried = is_again or request.is_tried, True
-                try:
-                    results.append(_insert(execute, request, may_be_recorded))
-                except (Conflict, DecisionNumberTaken) as error:
-                    results.append(error)
+            for experiment, own in by_experiment.items():
+                results[experiment] = append_requests(execute, experiment, own, is_again)
 
         try:
-            self._run(work, sorted({request.experiment for request in requests}))
+            self._run(work, sorted(by_experiment))
         except Exception as error:
             for request in requests:
                 request.error = error
             if not isinstance(error, JournalError):
                 raise
             return
-        for request, result in zip(requests, results, strict=True):
-            if isinstance(result, Exception):
-                request.error = result
-            else:
-                request.recorded = result
-
-
-def _insert(execute: Execute, request: _AppendRequest, may_be_recorded: bool) -> list[Event]:
-    experiment, events = request.experiment, request.events
-    if may_be_recorded:  # the connection broke during the commit, or a thread was interrupted
-        rows = execute(
-            f"SELECT {_COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND batch = ? ORDER BY position",
-            (experiment, events[0].batch),
-        )
-        if rows:
-            return [_event(experiment, row) for row in rows]
-    if request.after is not None and execute(
-        "SELECT 1 FROM ppl_bandit_events WHERE experiment = ? AND position > ? AND kind <> 'decided' LIMIT 1",
-        (experiment, request.after),
-    ):
-        raise Conflict
-    numbers = [int(event.number or 0) for event in events if event.kind == DECIDED and not event.lane]
-    if numbers and execute(
-        "SELECT 1 FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND lane = '' AND number BETWEEN ? AND ? "
-        "LIMIT 1",
-        (experiment, min(numbers), max(numbers)),
-    ):
-        raise DecisionNumberTaken
-    last = execute(
-        "SELECT position, digest FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMIT 1",
-        (experiment,),
-    )
-    position, digest = last[0] if last else (0, "")
-    recorded, rows = [], []
-    for event in events:
-        position += 1
-        event, body = event._replace(position=position), encode(event.body)
-        digest = digest_of(digest, experiment, event, body)
-        rows.append((experiment, *event[:7], int(event.settles), event.time, body, digest))
-        recorded.append(event)
-    execute(f"INSERT INTO ppl_bandit_events VALUES ({', '.join('?' * 12)})", rows, True)
-    return recorded
-
-
-def _event(experiment: str, row: Sequence[Any]) -> Event:
-    position, kind, decision, batch, number, lane, arm, settles, time, body = row
-    with reading_event(experiment, position):
-        contents = decode(body)
-    return Event(position, kind, decision, batch, number, lane, arm, bool(settles), time, contents)
+        for experiment, own in by_experiment.items():
+            for request, result in zip(own, results[experiment], strict=True):
+                if isinstance(result, Exception):
+                    request.error = result
+                else:
+                    request.recorded = result

@@ -11,32 +11,48 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from ppl_bandit.journal.stores.sql import TABLES, VERSION, Execute, Result
+from ppl_bandit.journal.stores.appending import Execute
+from ppl_bandit.journal.stores.sql import Result
 from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.tables import HEADS_OF_EVENTS, TABLES, VERSION
 
 __all__ = ["SqliteBackend"]
 
 _APPLICATION = 0x50504C42  # "PPLB", in the file's header
-_LOCK_TIMEOUT = 60.0  # seconds to wait while another process writes
 _MAX_CHECKED_BYTES = 1 << 28  # a file up to this size is checked completely when it is opened
 
 
 class SqliteBackend:
-    """A SQLite file; see `sql.Backend`."""
+    """A SQLite file; see `sql.Backend`.
 
-    def __init__(self, path: str | os.PathLike):
-        self._path = Path(path)
+    Args:
+        timeout: seconds to wait while another process writes.
+        read_only: whether to refuse a path without a file, and to write nothing.
+    """
+
+    def __init__(self, path: str | os.PathLike, timeout: float = 60.0, *, read_only: bool = False):
         self.label = str(path)
+        self._path = Path(path).absolute()  # the working directory may change
+        self._timeout, self.read_only, self.version = timeout, read_only, VERSION
         self._locks = {is_writer: threading.RLock() for is_writer in (False, True)}
+        self._connections: dict[bool, sqlite3.Connection] = {}
         if self._path.exists() and not stat.S_ISREG(self._path.stat().st_mode):
-            raise JournalError(f"{self._path} is not a regular file: give the path of a journal, or of a new file")
+            raise JournalError(f"{self.label} is not a regular file: give the path of a journal, or of a new file")
         if not self._path.parent.is_dir():
             raise JournalError(f"the folder {self._path.parent} does not exist: create it, or give another path")
+        if read_only and not self._path.exists():
+            raise JournalError(f"there is no journal {self.label}: give the path that the bandit was given")
         try:
-            self._connections = {True: self._connect()}
-            self._prepare(self._connections[True])
+            if not read_only:
+                self._create_file()
+                self._connections[True] = self._connect()
+                self._prepare(self._connections[True])
             self._connections[False] = self._connect()
+            self._file = self._identify_file()
+            if read_only:
+                self._check(self._connections[False])
         except sqlite3.Error as error:
             raise self._translated(error) from None
 
@@ -44,28 +60,43 @@ class SqliteBackend:
         """Run work in one transaction; with locks, as the only writer."""
         is_writer = bool(locks)
         with self._locks[is_writer]:
-            connection = self._connections[is_writer]
-
-            def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
-                run = connection.executemany if is_many else connection.execute
-                return run(statement, parameters).fetchall()
-
             try:
-                if not is_writer:
-                    return work(execute, False)
-                try:
-                    if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
-                        connection.execute("ROLLBACK")
-                    connection.execute("BEGIN IMMEDIATE")
-                    result = work(execute, False)
-                    connection.execute("COMMIT")
-                    return result
-                except BaseException:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
-                    raise
+                result = self._run_once(work, is_writer)
+                found = self._identify_file()
+                if self._is_immutable and found != self._file:  # a process opened it to write: read its log too
+                    self._connections[False].close()
+                    self._connections[False] = self._connect()
+                    self._file = self._identify_file()
+                    result = self._run_once(work, is_writer)
             except sqlite3.Error as error:
                 raise self._translated(error) from None
+            if found[:2] != self._file[:2]:
+                raise JournalError(
+                    f"{self.label} was deleted or replaced while it was open: this call is not recorded in the file that is "
+                    "there now; restore the file, or open the journal again"
+                )
+            return result
+
+    def _run_once(self, work: Callable[[Execute, bool], Result], is_writer: bool) -> Result:
+        connection = self._connections[is_writer]
+
+        def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
+            run = connection.executemany if is_many else connection.execute
+            return run(statement, parameters).fetchall()
+
+        if not is_writer:
+            return work(execute, False)
+        try:
+            if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
+                connection.execute("ROLLBACK")
+            connection.execute("BEGIN IMMEDIATE")
+            result = work(execute, False)
+            connection.execute("COMMIT")
+            return result
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
 
     def close(self) -> None:
         """Close both connections; SQLite then moves the write-ahead log into the file."""
@@ -73,36 +104,73 @@ class SqliteBackend:
             with self._locks[is_writer]:
                 connection.close()
 
+    def _create_file(self) -> None:
+        """Create an empty file that only its owner can read; SQLite gives its log the same permissions."""
+        try:
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise JournalError(f"{self.label} cannot be created ({error.strerror}): make the folder writable") from None
+
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+        # To read a file that no process has open, SQLite would create the files of its log: "immutable" prevents that.
+        self._is_immutable = self.read_only and not Path(f"{self._path}-wal").exists()
+        mode = "immutable=1" if self._is_immutable else "mode=ro" if self.read_only else "mode=rw"
+        connection = sqlite3.connect(
+            f"file:{quote(str(self._path))}?{mode}",
+            timeout=self._timeout,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=True,
+        )
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Check that the file is a journal, or create the tables in an empty file."""
+    def _identify_file(self) -> tuple[int, ...]:
+        """Return device and inode; for an immutable file, also what changes when a process writes."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return (0, 0)
+        changing = (found.st_mtime_ns, found.st_size, Path(f"{self._path}-wal").exists()) if self._is_immutable else ()
+        return (found.st_dev, found.st_ino, *changing)
+
+    def _check(self, connection: sqlite3.Connection) -> int:
+        """Check that the file is a journal, or empty; return the version of its tables, 0 if it has none."""
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
         if application != _APPLICATION and (tables or application or found):
             raise JournalError(
-                f"{self._path} is a SQLite file of another application: give the path of a journal, or of a new file"
+                f"{self.label} is a SQLite file of another application: give the path of a journal, or of a new file"
             )
+        if self.read_only and application != _APPLICATION:
+            raise JournalError(f"{self.label} is empty: give the path of a journal")
         if found > VERSION:
             raise JournalError(
-                f"{self._path} is a journal of version {found}, this release reads up to {VERSION}: upgrade ppl_bandit"
+                f"{self.label} is a journal of version {found}, this release reads up to {VERSION}: upgrade ppl_bandit"
             )
         if self._path.stat().st_size <= _MAX_CHECKED_BYTES:
             fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if fault != "ok":
-                raise JournalError(f"{self._path} is damaged ({fault}): restore it from a copy")
+                raise JournalError(f"{self.label} is damaged ({fault}): restore it from a copy")
+        self.version = found if self.read_only else VERSION
+        return found if application == _APPLICATION else 0
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Check the file; create the tables in an empty one, and those that an earlier release did not have."""
+        found = self._check(connection)
         connection.execute("PRAGMA journal_mode=WAL")
-        if application == _APPLICATION and found == VERSION:
+        if found == VERSION:
             return
         connection.execute("BEGIN IMMEDIATE")
-        for statement in TABLES:
-            connection.execute(statement.format(blob="BLOB"))
-        connection.execute(f"PRAGMA application_id={_APPLICATION}")
-        connection.execute(f"PRAGMA user_version={VERSION}")
+        if connection.execute("PRAGMA user_version").fetchone()[0] < VERSION:  # no other process did it in the meantime
+            for statement in TABLES:
+                connection.execute(statement.format(blob="BLOB"))
+            connection.execute(HEADS_OF_EVENTS)
+            connection.execute(f"PRAGMA application_id={_APPLICATION}")
+            connection.execute(f"PRAGMA user_version={VERSION}")
         connection.execute("COMMIT")
 
     def _translated(self, error: sqlite3.Error) -> JournalError:
@@ -114,8 +182,8 @@ class SqliteBackend:
             "I/O": "nothing of this call was recorded: check the disk, and call again",
             "readonly": "nothing was recorded: make the file and its folder writable",
             "unable to open": "make the file and its folder readable and writable",
-            "locked": f"another process has been writing for {_LOCK_TIMEOUT:.0f} seconds; nothing was recorded: call again",
+            "locked": f"another process has been writing for {self._timeout:g} seconds; nothing was recorded: call again",
             "closed": "the journal was closed: open it again",
         }
         remedy = next((remedy for key, remedy in remedies.items() if key in text), "nothing of this call was recorded")
-        return JournalError(f"{self._path}: {text}; {remedy}")
+        return JournalError(f"{self.label}: {text}; {remedy}")

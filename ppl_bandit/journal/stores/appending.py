@@ -1,0 +1,116 @@
+"""Append the events of several calls to the stream of one experiment, in one transaction.
+
+The end of the stream is read by one statement, and the rows are written by two: a round trip to a server costs more than the
+work that it asks for.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ppl_bandit.journal.events import DECIDED, Event, digest_of, encode
+from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError
+from ppl_bandit.journal.stores.tables import COLUMNS, event_from_row
+
+__all__ = ["AppendRequest", "Execute", "append_requests"]
+
+Execute = Callable[..., list[tuple]]
+
+_LAST = "FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMIT 1"
+_END = (
+    f"(SELECT position {_LAST}), (SELECT digest {_LAST}), "
+    "(SELECT position FROM ppl_bandit_heads WHERE experiment = ?), (SELECT digest FROM ppl_bandit_heads WHERE experiment = ?), "
+    "(SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ? AND kind <> 'decided')"
+)
+_NUMBER_TAKEN = (
+    "EXISTS (SELECT 1 FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND lane = '' "
+    "AND number BETWEEN ? AND ?)"
+)
+
+
+class AppendRequest:
+    """Events that a thread wants to append, and the result."""
+
+    def __init__(self, experiment: str, events: Sequence[Event], after: int | None):
+        self.experiment, self.events, self.after = experiment, events, after
+        self.is_tried = False
+        self.recorded: list[Event] | None = None
+        self.error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has a result."""
+        return self.recorded is not None or self.error is not None
+
+    def numbers(self) -> tuple[int, int] | None:
+        """Return the first and the last number of its decisions in the empty lane; None if it has none."""
+        numbers = [int(event.number or 0) for event in self.events if event.kind == DECIDED and not event.lane]
+        return (min(numbers), max(numbers)) if numbers else None
+
+
+def append_requests(
+    execute: Execute, experiment: str, requests: Sequence[AppendRequest], is_again: bool
+) -> list[list[Event] | Exception]:
+    """Append events and return, for each request, the events with their positions, or the reason why they were refused.
+
+    Args:
+        is_again: whether the transaction may have been committed before.
+
+    Raises:
+        JournalError: if events were removed from the end of the stream.
+    """
+    ranges = [request.numbers() for request in requests]
+    given = [pair for pair in ranges if pair is not None]
+    columns = ", ".join([_END, *[_NUMBER_TAKEN] * len(given)])
+    parameters = [experiment] * 5 + [value for pair in given for value in (experiment, *pair)]
+    row = execute(f"SELECT {columns}", parameters)[0]
+    position, digest, last_not_decision = row[0] or 0, row[1] or "", row[4] or 0
+    _check_head(experiment, (position, digest), (row[2] or 0, row[3] or ""))
+    is_taken = iter(row[5:])
+    results: list[list[Event] | Exception] = []
+    rows: list[tuple] = []
+    numbers_here: list[tuple[int, int]] = []
+    for request, pair in zip(requests, ranges, strict=True):
+        taken = pair is not None and bool(next(is_taken))
+        recorded = _find_recorded(execute, request) if is_again or request.is_tried else []
+        request.is_tried = True
+        if recorded:
+            results.append(recorded)
+        elif request.after is not None and last_not_decision > request.after:
+            results.append(Conflict())
+        elif taken or (pair and any(pair[0] <= last and first <= pair[1] for first, last in numbers_here)):
+            results.append(DecisionNumberTaken())
+        else:
+            for event in request.events:
+                position += 1
+                event, body = event._replace(position=position), encode(event.body)
+                digest = digest_of(digest, experiment, event, body)
+                rows.append((experiment, *event[:7], int(event.settles), event.time, body, digest))
+                recorded.append(event)
+                last_not_decision = last_not_decision if event.kind == DECIDED else position
+            numbers_here += [pair] if pair else []
+            results.append(recorded)
+    if rows:
+        execute(f"INSERT INTO ppl_bandit_events VALUES ({', '.join('?' * 12)})", rows, True)
+        execute(
+            "INSERT INTO ppl_bandit_heads VALUES (?, ?, ?) "
+            "ON CONFLICT (experiment) DO UPDATE SET position = excluded.position, digest = excluded.digest",
+            [(experiment, position, digest)],
+            True,
+        )
+    return results
+
+
+def _check_head(experiment: str, last: tuple[int, str], head: tuple[int, str]) -> None:
+    if last[0] < head[0] or (last[0] == head[0] and last[1] != head[1]):
+        raise JournalError(
+            f"the experiment {experiment!r} had {head[0]} events, and its stream ends at position {last[0]} or differs there: "
+            "events were removed or edited; nothing was recorded: restore the journal from a copy"
+        )
+
+
+def _find_recorded(execute: Execute, request: AppendRequest) -> list[Event]:
+    """Return the events of a request that was committed before its connection broke, or before its thread was interrupted."""
+    rows = execute(
+        f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND batch = ? ORDER BY position",
+        (request.experiment, request.events[0].batch),
+    )
+    return [event_from_row(request.experiment, row) for row in rows]

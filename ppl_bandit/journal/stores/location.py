@@ -1,0 +1,75 @@
+"""Where a journal is: a SQLite file or a PostgreSQL database, from a path, a URL or a libpq connection string.
+
+Messages show the scheme, the host, the port and the database only. A text whose parts cannot be told apart is refused
+without being shown, because any part of it may be a password.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Location", "parse_location"]
+
+_EXPECTED = "expected a path, sqlite:///path or postgresql://user@host/database"
+_SCHEMES_WITHOUT_SLASHES = ("file", "sqlite", "postgres", "postgresql")
+_KEYWORD = re.compile(
+    r"(?:^|\s)(?:host|hostaddr|port|dbname|user|password|passfile|service|ssl\w+|options|connect_timeout)\s*=", re.I
+)
+
+
+class Location(NamedTuple):
+    """The place of a journal: one of the two fields is set.
+
+    Attributes:
+        path: of a SQLite file.
+        connection: URL or connection string of a PostgreSQL database, as libpq reads it.
+    """
+
+    path: Path | None = None
+    connection: str | None = None
+
+
+def parse_location(text: str) -> Location:
+    """Return the place that a text names.
+
+    Raises:
+        ValueError: for a text that names neither a file nor a PostgreSQL database without ambiguity.
+    """
+    scheme, colon, rest = text.partition(":")
+    scheme = scheme.lower()
+    is_url = rest.startswith("//") or scheme in _SCHEMES_WITHOUT_SLASHES
+    if colon and is_url and re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
+        return _from_url(scheme, rest)
+    if text.strip() == ":memory:":
+        raise ValueError("url=':memory:' has no file: leave journal=None to keep an experiment in memory")
+    if _KEYWORD.search(text):
+        return Location(connection=text)
+    if re.match(r"[^/\\]*:[^/\\]*@", text):
+        raise ValueError(f"url looks like the address of a database without a scheme, {_EXPECTED}")
+    return Location(path=Path(text).expanduser())
+
+
+def _from_url(scheme: str, rest: str) -> Location:
+    if scheme == "sqlite":
+        return Location(path=_sqlite_path(rest))
+    if scheme not in ("postgres", "postgresql") or not rest.startswith("//"):
+        raise ValueError(f"url has the scheme {scheme!r}, {_EXPECTED}")
+    rest = rest[2:]
+    if "@" in rest.partition("@")[2] or "@" in rest.partition("/")[2]:
+        raise ValueError(
+            "url of a PostgreSQL database has an '@' or '/' in its user, password or options: write these characters as %40 "
+            "and %2F, or use urllib.parse.quote(password, safe='')"
+        )
+    return Location(connection=f"postgresql://{rest}")
+
+
+def _sqlite_path(rest: str) -> Path:
+    if rest in ("", "//", "///") or rest.endswith(":memory:"):
+        raise ValueError("url has the scheme 'sqlite' and no file: leave journal=None to keep an experiment in memory")
+    if not rest.startswith("///"):
+        raise ValueError("url has the scheme 'sqlite': write sqlite:///path, or sqlite:////path from the root")
+    if "?" in rest or "#" in rest:
+        raise ValueError(
+            "url has the scheme 'sqlite' and options after the path: leave them out, or give the path alone"
+        )
+    return Path(rest[3:]).expanduser()

@@ -1,0 +1,45 @@
+"""The tables of a journal in a relational database, the same for SQLite and PostgreSQL.
+
+The head of an experiment, in a table of its own, is the position and the digest of its last event. It is written in the
+transaction that appends the event, so that the removal of the last events is detected.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ppl_bandit.journal.events import Event, decode
+from ppl_bandit.journal.stores.store import reading_event
+
+__all__ = ["COLUMNS", "HEADS_OF_EVENTS", "TABLES", "VERSION", "VERSION_WITH_HEADS", "event_from_row"]
+
+VERSION = VERSION_WITH_HEADS = 2
+TABLES = (
+    """CREATE TABLE IF NOT EXISTS ppl_bandit_events (
+        experiment TEXT NOT NULL, position BIGINT NOT NULL, kind TEXT NOT NULL, decision TEXT, batch TEXT NOT NULL,
+        number BIGINT, lane TEXT NOT NULL, arm BIGINT, settles INTEGER NOT NULL, time DOUBLE PRECISION NOT NULL,
+        body TEXT NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (experiment, position))""",
+    """CREATE INDEX IF NOT EXISTS ppl_bandit_by_decision ON ppl_bandit_events (experiment, decision)
+        WHERE decision IS NOT NULL""",
+    """CREATE INDEX IF NOT EXISTS ppl_bandit_learnt ON ppl_bandit_events (experiment, position) WHERE kind <> 'decided'""",
+    """CREATE UNIQUE INDEX IF NOT EXISTS ppl_bandit_numbers ON ppl_bandit_events (experiment, number)
+        WHERE kind = 'decided' AND lane = ''""",
+    """CREATE UNIQUE INDEX IF NOT EXISTS ppl_bandit_ids ON ppl_bandit_events (experiment, decision)
+        WHERE kind = 'decided'""",
+    """CREATE TABLE IF NOT EXISTS ppl_bandit_checkpoints (
+        experiment TEXT NOT NULL, position BIGINT NOT NULL, contents {blob} NOT NULL, PRIMARY KEY (experiment, position))""",
+    """CREATE TABLE IF NOT EXISTS ppl_bandit_heads (
+        experiment TEXT NOT NULL PRIMARY KEY, position BIGINT NOT NULL, digest TEXT NOT NULL)""",
+)
+# A journal of version 1 has no heads: they are written when it is opened.
+HEADS_OF_EVENTS = """INSERT INTO ppl_bandit_heads SELECT last.experiment, last.position, last.digest FROM ppl_bandit_events last
+    JOIN (SELECT experiment, MAX(position) AS position FROM ppl_bandit_events GROUP BY experiment) ends
+    ON last.experiment = ends.experiment AND last.position = ends.position"""
+COLUMNS = "position, kind, decision, batch, number, lane, arm, settles, time, body"
+
+
+def event_from_row(experiment: str, row: Sequence[Any]) -> Event:
+    """Return the event in a row of `COLUMNS`."""
+    position, kind, decision, batch, number, lane, arm, settles, time, body = row
+    with reading_event(experiment, position):
+        contents = decode(body)
+    return Event(position, kind, decision, batch, number, lane, arm, bool(settles), time, contents)
