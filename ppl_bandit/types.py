@@ -212,6 +212,7 @@ class Capabilities(NamedTuple):
         with_wider_prior: (state, scale) -> the state that the same data give under a prior `scale` times as wide.
         quick_update: (key, state, interaction) -> (state, info, is_complete). A small program that equals `update` for one
             row unless particles must be renewed; is_complete is then False and the caller runs `update` instead.
+        advance: (key, state, context) -> the state predicted to the time of a decision, for programs whose latents move.
         is_traceable_without_program: whether tracing `update` and `sample` again, for another capacity, does not run the
             NumPyro program. The live bandit then traces them in a background thread.
     """
@@ -222,6 +223,7 @@ class Capabilities(NamedTuple):
     infinite_means: Callable[[State, Any], Any] | None = None
     with_wider_prior: Callable[[State, Any], State] | None = None
     quick_update: Callable[[Key, State, Interaction], tuple[State, Any, Any]] | None = None
+    advance: Callable[[Key, State, Any], State] | None = None
     is_traceable_without_program: bool = False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ppl_bandit.commands.model_files import ModelFileError, load_model
-from ppl_bandit.engines.choose import PROVED
+from ppl_bandit.engines.choose import candidates
 from ppl_bandit.types import InvalidProgram, NotConjugate
 
 __all__ = ["CheckResult", "check_model", "execute"]
@@ -56,7 +56,8 @@ def check_model(spec: str) -> CheckResult:
     except (ModelFileError, InvalidProgram) as error:
         return CheckResult(spec, "invalid", "", str(error), "", "")
     refusals = []
-    for factory in PROVED.values():
+    proved, _ = candidates(model)
+    for factory in proved.values():
         try:
             explanation = factory(model).explanation
         except NotConjugate as refusal:

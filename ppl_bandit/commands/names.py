@@ -17,6 +17,7 @@ ENGINES: Mapping[str, Callable[..., Engine]] = {
     "laplace": engines.laplace,
     "reweight": engines.reweight,
 }
+_MOVING_ENGINES = {"kalman": engines.kalman, "particle-filter": engines.particle_filter}
 SELECTORS: Mapping[str, tuple[str, Callable[[], Selector]]] = {  # {name: (label in tables, factory)}
     "ds": ("double sampling", selectors.double_sampling),
     "ds-lowest": ("double sampling, ties lowest", lambda: selectors.double_sampling(ties="lowest")),
@@ -36,7 +37,7 @@ def engine_factory(name: str) -> Callable[..., Engine]:
     Raises:
         ValueError: if the name is unknown.
     """
-    factories = {"auto": engines.choose, **ENGINES}
+    factories = {"auto": engines.choose, **ENGINES, **_MOVING_ENGINES}
     check_names([name], factories, "--engine")
     return factories[name]
 

@@ -1,4 +1,7 @@
-"""Choose an engine: exact if that is proved, exact given a few sites if that is proved, weighted particles otherwise."""
+"""Choose an engine: exact if that is proved, exact given a few sites if that is proved, weighted particles otherwise.
+
+For programs whose latents move, the exact engine is a Kalman filter and the particles are those of a particle filter.
+"""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -7,24 +10,30 @@ from ppl_bandit.engines.approximate.reweight import reweight
 from ppl_bandit.engines.collapsed.collapsed import collapsed
 from ppl_bandit.engines.deferred import deferred_explanation
 from ppl_bandit.engines.exact.conjugate import conjugate
+from ppl_bandit.engines.moving.kalman import kalman
+from ppl_bandit.engines.moving.particle_filter import particle_filter
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime import disk_cache
 from ppl_bandit.types import Engine, NotConjugate
 
-__all__ = ["PROVED", "choose"]
+__all__ = ["candidates", "choose"]
 
 # Factories that prove their claim about a program or raise NotConjugate, in order of preference.
-PROVED: Mapping[str, Callable[[RewardModel], Engine]] = {
+_PROVED: Mapping[str, Callable[[RewardModel], Engine]] = {
     "conjugate": conjugate,
     "collapsed": functools.partial(collapsed, is_selective=True),
 }
 
 
+_PROVED_MOVING: Mapping[str, Callable[[RewardModel], Engine]] = {"kalman": kalman}
+
+
 def choose(model: RewardModel) -> Engine:
     """Return the exact engine of a program if its posterior is proved conjugate, else `collapsed`, else `reweight`.
 
-    `collapsed` is chosen if the posterior is proved conjugate given a few sites that are not most of the program. The
-    explanation contains the reasons of the engines that refused, with what would make the program conjugate.
+    For a program whose latents move these are `kalman` and `particle_filter`. `collapsed` is chosen if the posterior is
+    proved conjugate given a few sites that are not most of the program. The explanation contains the reasons of the engines
+    that refused, with what would make the program conjugate.
 
     The name of the chosen engine is cached on disk. A later process then skips the proofs that failed, until the text of the
     explanation is read.
@@ -33,12 +42,13 @@ def choose(model: RewardModel) -> Engine:
     cached = disk_cache.load(entry)
     if cached is None:
         engine = _first_accepted(model)
-        if engine.explanation.engine != "conjugate":  # its proof is needed to build it
+        if not engine.explanation.is_exact:  # its proof is needed to build it
             disk_cache.save(entry, engine.explanation.engine)
             model.save_validation()
         return engine
     name, _ = cached
-    engine = PROVED.get(name, reweight)(model)
+    proved, otherwise = candidates(model)
+    engine = proved.get(name, otherwise)(model)
     own = engine.explanation
     explanation = deferred_explanation(own.engine, own.is_exact, lambda: _first_accepted(model).explanation)
     return engine._replace(explanation=explanation)
@@ -46,12 +56,18 @@ def choose(model: RewardModel) -> Engine:
 
 def _first_accepted(model: RewardModel) -> Engine:
     refusals: list[NotConjugate] = []
-    for factory in PROVED.values():
+    proved, otherwise = candidates(model)
+    for factory in proved.values():
         try:
             return _with_refusals(factory(model), refusals)
         except NotConjugate as refusal:
             refusals.append(refusal)
-    return _with_refusals(reweight(model), refusals)
+    return _with_refusals(otherwise(model), refusals)
+
+
+def candidates(model: RewardModel) -> tuple[Mapping[str, Callable[[RewardModel], Engine]], Callable[..., Engine]]:
+    """Return the factories that prove their claim about a program, and the one for any program."""
+    return (_PROVED_MOVING, particle_filter) if model.moving_sites else (_PROVED, reweight)
 
 
 def _with_refusals(engine: Engine, refusals: Sequence[NotConjugate]) -> Engine:

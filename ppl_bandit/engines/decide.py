@@ -5,11 +5,14 @@
    longer than M draws, so only selectors that use P itself take this way.)
 2. The engine offers the joint law of the A expected rewards: the table is drawn from it, without the latents.
 3. Otherwise the latents are drawn, and the program computes a row of the table from each draw.
+
+Where the latents move, the state is first predicted to the time of the decision.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.counts import multinomial
@@ -43,6 +46,8 @@ def decide(
         allowed: arms that may be played; None allows all.
         draws: whether to draw the latents and compute the table in any case.
     """
+    if engine.capabilities.advance is not None:
+        state = engine.capabilities.advance(jr.fold_in(key_draw, 1), state, context)
     marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
     if marginals is not None and not draws:
         if selector.can_skip_table(marginals) and (selector.is_exact or not marginals.is_mixture):

@@ -1,6 +1,8 @@
 """Checks of the settings that engines share."""
 
-__all__ = ["check_settings"]
+from ppl_bandit.program.model.reward_model import RewardModel
+
+__all__ = ["check_settings", "refuse_moving"]
 
 
 def check_settings(discount: float, **counts: int) -> None:
@@ -15,4 +17,23 @@ def check_settings(discount: float, **counts: int) -> None:
     if not 0.0 < discount <= 1.0:
         raise ValueError(
             f"discount must lie in (0, 1], got {discount}; 1 forgets nothing, 0.99 halves a row in 69 rows"
+        )
+
+
+def refuse_moving(
+    model: RewardModel, what: str, instead: str = "use engines.choose, engines.kalman or engines.particle_filter"
+) -> None:
+    """Refuse a program whose latents move.
+
+    Args:
+        what: name of the function that refuses it.
+        instead: what to do.
+
+    Raises:
+        ValueError: if a latent moves.
+    """
+    if model.moving_sites:
+        raise ValueError(
+            f"{what} is for latents that do not move, and this program samples {', '.join(model.moving_sites)} from "
+            f"`previous`: {instead}"
         )

@@ -22,6 +22,7 @@ __all__ = ["LADDER", "NotCertified", "learn"]
 
 # The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`).
 LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
+    "kalman": engines.particle_filter,
     "collapsed": engines.reweight,
     "reweight": engines.nuts,
     "laplace": engines.nuts,

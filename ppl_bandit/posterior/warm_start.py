@@ -33,6 +33,8 @@ _FACTORIES = {
     engines.reweight: "reweight",
     engines.laplace: "laplace",
     engines.nuts: "nuts",
+    engines.kalman: "kalman",
+    engines.particle_filter: "particle_filter",
 }
 
 

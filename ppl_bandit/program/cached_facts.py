@@ -58,6 +58,7 @@ def save_validation(program: Callable, num_arms: int, facts: Any, fingerprint: s
         "has_moving_support": bool(facts.has_moving_support),
         "outcome_groups": [list(group) for group in facts.outcome_groups],
         "largest_integers": [int(number) for number in jax.tree.leaves(facts.largest_integers)],
+        "moving_sites": list(facts.moving_sites),
         "fingerprint": fingerprint,
     }
     disk_cache.save(program_entry(*given, _VALIDATION, fingerprint=lambda: fingerprint), values)
@@ -80,5 +81,6 @@ def load_validation(program: Callable, num_arms: int, context: Any, outcomes: tu
         "has_moving_support": values["has_moving_support"],
         "outcome_groups": tuple(map(tuple, values["outcome_groups"])),
         "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),
+        "moving_sites": tuple(values["moving_sites"]),
         "fingerprint": values["fingerprint"],
     }

@@ -13,6 +13,7 @@ import numpy as np
 
 from ppl_bandit.program.model.sites import abstract_trace, is_latent
 from ppl_bandit.program.model.tracing import log_prob, run_program
+from ppl_bandit.program.moving.keywords import takes
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, all_equations
 from ppl_bandit.runtime.numpyro_adapter import components, patched_methods
 
@@ -34,18 +35,19 @@ def jaxpr_fingerprint(*functions: ClosedJaxpr) -> str:
 def program_fingerprint(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
     """Return a digest of everything that this package computes from a program; None if the program cannot be identified.
 
-    The digest covers log densities, supports, deterministic sites and means, with first and second derivatives by `jvp` (which
-    follows the rules of `custom_jvp`), for one row and for one row per arm; the example context; and the bytecode of the
-    program. There is no digest of a program with callbacks, with `custom_vjp` (its rules are Python functions that `jvp` does
-    not trace), with a distribution class that is not NumPyro's, or with a method replaced on a distribution.
+    The digest covers log densities, supports, deterministic sites and means, with first and second derivatives by `jvp`
+    (which follows the rules of `custom_jvp`), for one row and for one row per arm; the example context; and the bytecode of
+    the program, and the step of latents that move. There is no digest of a program with callbacks, with `custom_vjp` (its
+    rules are Python functions that `jvp` does not trace), with a distribution class that is not NumPyro's, or with a method
+    replaced on a distribution.
     """
     trace = abstract_trace(program, context, 2)
     shapes = {name: jnp.shape(site["value"]) for name, site in trace.items() if is_latent(name, site, outcomes)}
     kinds = {name: trace[name]["value"].dtype.kind for name in outcomes}
     sites: list[Any] = []
 
-    def compute(latents: Any, arm: Any, rows: Any, values: Any) -> tuple[Any, Any]:
-        found = run_program(program, arm, rows, {**latents, **values})
+    def compute(latents: Any, arm: Any, rows: Any, values: Any, *step: Any) -> tuple[Any, Any]:
+        found = run_program(program, arm, rows, {**latents, **values}, None, None, *step)
         sampled = {name: site for name, site in found.items() if site["type"] == "sample"}
         sites[:] = [(name, site["fn"]) for name, site in sampled.items()]
         deterministic = [site["value"] for site in found.values() if site["type"] == "deterministic"]
@@ -74,6 +76,10 @@ def program_fingerprint(program: Callable, num_arms: int, context: Any, outcomes
                 jax.make_jaxpr(compute)(*arguments(max(num_arms, 2))),
                 jax.make_jaxpr(differentiate)(*arguments(1)),
             ]
+            if takes(program, "previous"):
+                rows = arguments(2)
+                elapsed = np.ones(()) if takes(program, "elapsed") else None
+                computed.append(jax.make_jaxpr(compute)(*rows, rows[0], elapsed))
         except NotImplementedError:  # there is no second derivative, as of a function with custom_vjp
             return None
     parts = [part for _, fn in sites for part in components(fn)]

@@ -231,7 +231,9 @@ def provenance(
 
 def _worlds(environment: Environment) -> str:
     if environment.truth is not None:
-        return "truth"
+        return "truth, moving" if environment.reward_model.moving_sites else "truth"
+    if environment.path is not None:
+        return "path"
     if environment.draws is not None:
         return "draws"
     widths = ", ".join(f"{scale:.3g}" for scale in environment.scales)

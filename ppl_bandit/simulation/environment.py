@@ -1,4 +1,8 @@
-"""The simulated world: a program whose latents are fixed to a truth, or drawn for each realization."""
+"""The simulated world: a program whose latents are fixed to a truth, drawn for each realization, or moving.
+
+A world whose program takes `previous` moves: after every decision its latents take the program's own step. With a clock,
+`context["time"]` is the number of the decision.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,10 +29,12 @@ class Environment:
         scales: factors by which worlds drawn from the prior are wider than it.
         engine: exact engine whose conjugate families define a wider prior, if any.
         draws: truths to choose from, {latent site: (M, ...)}; None if the truth is given or comes from the prior.
+        path: the truth of every step, {latent site: (T, ...)}; None if it is not given step by step.
 
     Args:
         reward_model: the program of the world.
         truth: {latent site: value}, all of its latents; None draws one from the prior for every realization (`from_prior`).
+            If the program's latents move, it is the truth of the first step.
         contexts: key -> one context, for a program that takes one; None repeats the program's example context.
         changes: {step: truth}: from that step on, counted from 1, the world has this truth.
     """
@@ -49,6 +55,10 @@ class Environment:
             _check_truth(reward_model, truth, "truth")
         elif changes:
             raise ValueError("changes was given without a truth: give truth, or leave changes out")
+        if changes and reward_model.moving_sites:
+            raise ValueError(
+                "changes was given for a program whose latents move: give the whole path with Environment.from_path"
+            )
         for step, later in changes.items():
             _check_truth(reward_model, later, f"changes[{step}]")
         if contexts is not None and reward_model.context is None:
@@ -59,6 +69,7 @@ class Environment:
         self.scales: tuple[float, ...] = (1.0,)
         self.engine: Engine | None = None
         self.draws: Draws | None = None
+        self.path: Draws | None = None
         self._contexts = contexts
         self._middle: Draws = {}
 
@@ -92,6 +103,11 @@ class Environment:
         found.scales = tuple(float(scale) for scale in scales)
         if found.scales == (1.0,):
             return found
+        if reward_model.moving_sites:
+            raise ValueError(
+                f"scales is {tuple(scales)}, but a wider prior of latents that move is not defined: leave scales (or doubt) at "
+                "1, or give the program of a wider world"
+            )
         if engine is not None and engine.capabilities.with_wider_prior is not None and engine.explanation.is_exact:
             found.engine = engine
         else:
@@ -118,11 +134,43 @@ class Environment:
         found.draws = {name: np.asarray(value) for name, value in draws.items()}  # type: ignore[misc]
         return found
 
+    @classmethod
+    def from_path(
+        cls, reward_model: RewardModel, path: Mapping[str, Any], contexts: Callable[[Key], Any] | None = None
+    ) -> "Environment":
+        """Return an environment whose truth is given for every step.
+
+        Args:
+            path: {latent site: (T, ...)}, all latents of the program; a simulation may have at most T steps.
+        """
+        found = cls.from_draws(reward_model, path, contexts)
+        found.path, found.draws = found.draws, None
+        return found
+
+    @property
+    def num_steps(self) -> int | None:
+        """The number of steps of a given path; None if there is no last step."""
+        return None if self.path is None else len(next(iter(self.path.values())))
+
+    @property
+    def moving_truth(self) -> dict[str, Array] | None:
+        """The truth of the present step, if it takes random steps; None if it does not."""
+        return self._latents(1) if self.reward_model.moving_sites and self.path is None else None
+
+    def at(self, truth: Mapping[str, Array]) -> "Environment":
+        """Return the same world with another truth."""
+        return Environment(self.reward_model, truth, self._contexts)
+
+    def step(self, key: Key) -> dict[str, Array] | None:
+        """Draw the `moving_truth` of the next step."""
+        truth = self.moving_truth
+        return None if truth is None else self.reward_model.draw_transition(key, truth)
+
     def world(self, key: Key) -> "Environment":
         """Return the world of one realization: itself if the truth is given, else one that is drawn."""
-        if self.truth is not None:
+        if self.truth is not None or self.path is not None:
             return self
-        return Environment(self.reward_model, self._draw(key), self._contexts)
+        return self.at(self._draw(key))
 
     def _draw(self, key: Key) -> dict[str, Array]:
         if self.draws is not None:
@@ -144,11 +192,12 @@ class Environment:
         """Return the factor by which the world of a key is wider than the prior."""
         return jnp.asarray(self.scales, jnp.result_type(float))[self.which_scale(key)]
 
-    def draw_context(self, key: Key) -> Any:
-        """Draw the context of the next decision; None for a program without."""
+    def draw_context(self, key: Key, step: int | Int[Array, ""] = 1) -> Any:
+        """Draw the context of the decision at a step; None for a program without."""
         if self.reward_model.context is None:
             return None
-        return self.reward_model.context if self._contexts is None else self._contexts(key)
+        context = self.reward_model.context if self._contexts is None else self._contexts(key)
+        return {**context, "time": jnp.asarray(step, float)} if self.reward_model.has_clock else context
 
     def draw_reward(self, key: Key, arm: Int[Array, ""], context: Any, step: int | Int[Array, ""] = 1) -> Any:
         """Draw the outcomes of playing an arm at a step."""
@@ -160,6 +209,8 @@ class Environment:
         return self.reward_model.expected_rewards(draws, context)[0]
 
     def _latents(self, step: int | Int[Array, ""]) -> dict[str, Array]:
+        if self.path is not None:
+            return {name: jnp.asarray(value)[jnp.asarray(step) - 1] for name, value in self.path.items()}
         if self.truth is None:
             raise ValueError(
                 "the truth is not drawn yet: call environment.world(key) to draw the world of one realization"

@@ -68,11 +68,14 @@ def rollout_with_state(
 ) -> tuple[Rollout, Any, Any]:
     """Simulate one realization as `rollout` does; also return its contexts (T, ...) and the engine's last state."""
     key_init, key_steps = jr.split(key)
-    environment = environment.world(world_key(key))
+    first = environment.world(world_key(key))
 
-    def step(state: Any, number: Array) -> tuple[Any, tuple[Rollout, Any]]:
-        key_context, key_draw, key_select, key_reward, key_update = jr.split(jr.fold_in(key_steps, number), 5)
-        context = environment.draw_context(key_context)
+    def step(carry: tuple[Any, Any], number: Array) -> tuple[tuple[Any, Any], tuple[Rollout, Any]]:
+        state, truth = carry
+        key_step = jr.fold_in(key_steps, number)
+        key_context, key_draw, key_select, key_reward, key_update = jr.split(key_step, 5)
+        environment = first if truth is None else first.at(truth)
+        context = environment.draw_context(key_context, number)
         chosen = decide(
             key_draw,
             key_select,
@@ -97,10 +100,10 @@ def rollout_with_state(
             chosen.best_arm_probs,
             jnp.asarray(getattr(info, "is_trusted", True)),
         )
-        return state, (record, context)
+        return (state, environment.step(jr.fold_in(key_step, 5))), (record, context)
 
     start, numbers = _initial_state(key_init, engine, num_steps), jnp.arange(1, num_steps + 1)
-    state, (record, contexts) = jax.lax.scan(step, start, numbers)
+    (state, _), (record, contexts) = jax.lax.scan(step, (start, first.moving_truth), numbers)
     return record, contexts, state
 
 

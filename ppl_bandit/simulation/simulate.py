@@ -83,6 +83,10 @@ def simulate(
             f"environment has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
             "and its world must have the same arms"
         )
+    if environment.num_steps is not None and num_steps > environment.num_steps:
+        raise ValueError(
+            f"num_steps is {num_steps}, but the environment's path has {environment.num_steps} steps: give a longer path"
+        )
     several = selector if isinstance(selector, Mapping) else {as_selector(selector).name: selector}
     named = {name: as_selector(select) for name, select in several.items()}
     if not named:

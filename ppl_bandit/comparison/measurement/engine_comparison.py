@@ -36,6 +36,7 @@ from ppl_bandit.comparison.measurement.results import (
 from ppl_bandit.comparison.output.conclusions import overviews
 from ppl_bandit.comparison.output.tables import comparison_text
 from ppl_bandit.engines.particles.diagnostics import chain_ess
+from ppl_bandit.engines.settings import refuse_moving
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -89,6 +90,7 @@ def compare(
     Raises:
         ValueError: if an argument is invalid.
     """
+    refuse_moving(reward_model, "compare", "simulate compares their engines by regret")
     factories = _labelled(engines)
     for argument, value, least in (("num_samples", num_samples, 20), ("num_runs", num_runs, 2)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

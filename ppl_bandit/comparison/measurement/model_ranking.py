@@ -14,6 +14,7 @@ from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence
 from ppl_bandit.comparison.measurement.engine_runs import compile_engine
 from ppl_bandit.comparison.measurement.results import ModelScore, Ranking
 from ppl_bandit.comparison.output.tables import ranking_text
+from ppl_bandit.engines.settings import refuse_moving
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.live.show import arviz_export
@@ -49,6 +50,8 @@ def rank_models(
     if len(models) < 2:
         raise ValueError(f"models must have at least two programs, got {list(models)}; use compare() for one program")
     given: dict[str, Interaction] = {}
+    for model in models.values():
+        refuse_moving(model, "rank_models", "Bandit.explain() states the log evidence of a particle filter")
     for name, model in models.items():
         own = data if isinstance(data, Interaction) else data[name]
         with jax.enable_x64(True):

@@ -15,7 +15,7 @@ from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.log_density import LogDensity, find_mode
 from ppl_bandit.engines.row_buffer import Buffer, append_rows, empty_buffer, has_room_for, reserve, row_mask
-from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
@@ -69,6 +69,7 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         discount: weight of a row's log likelihood relative to the next row's; 1 discounts nothing.
     """
     check_settings(discount, capacity=capacity)
+    refuse_moving(model, "laplace")
     space = unconstrained_space(model)
     blocks = one_block(model, space)
 

@@ -39,7 +39,7 @@ from ppl_bandit.engines.row_buffer import (
     reserve,
     row_mask,
 )
-from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
@@ -119,6 +119,7 @@ def nuts(
         discount: weight of a row's log likelihood relative to the next row's; 1 discounts nothing.
     """
     check_settings(discount, capacity=capacity, num_draws=num_draws, refresh_every=refresh_every)
+    refuse_moving(model, "nuts")
     if num_draws < 4:
         raise ValueError(f"num_draws must be at least 4, got {num_draws}")
     space = unconstrained_space(model)

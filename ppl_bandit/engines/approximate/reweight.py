@@ -54,7 +54,7 @@ from ppl_bandit.engines.row_buffer import (
     row_mask,
     take_rows,
 )
-from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
@@ -100,6 +100,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             different ages and are stored separately.
     """
     check_settings(discount, num_particles=num_particles, capacity=capacity)
+    refuse_moving(model, "reweight")
     if num_particles < 4:
         raise ValueError(f"num_particles must be at least 4, got {num_particles}")
     space = unconstrained_space(model)

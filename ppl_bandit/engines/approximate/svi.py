@@ -37,7 +37,7 @@ from ppl_bandit.engines.row_buffer import (
     reserve,
     row_mask,
 )
-from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import program_lock
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
@@ -160,6 +160,7 @@ def svi(
         ValueError: if the guide does not fit the program, such as a flow on a single number.
     """
     check_settings(discount, num_steps=num_steps, num_particles=num_particles, capacity=capacity)
+    refuse_moving(model, "svi")
     space = unconstrained_space(model)
     guide_class = _guide_class(guide, space.size)
     fitted = _make_guide(space, guide_class, num_steps, step_size, num_particles)

@@ -33,7 +33,7 @@ from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path, max_autocorrelation
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, variance_of_mean
 from ppl_bandit.engines.row_buffer import ROOM_CHECK, has_room_for, reserve, row_mask
-from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
@@ -120,6 +120,7 @@ def collapsed(
         ValueError: if `outer` names something that is not a latent site, or all of them.
     """
     check_settings(discount, num_particles=num_particles, capacity=capacity)
+    refuse_moving(model, "collapsed")
     if num_particles < 20:
         raise ValueError(f"num_particles must be at least 20, got {num_particles}; fewer weights have no diagnostics")
     with jax.enable_x64(True):

@@ -21,7 +21,7 @@ from ppl_bandit.engines.exact.laws.expectation import find_infinite_means
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine
 from ppl_bandit.engines.exact.update import Certificates, absorb_rows
-from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.wider_prior import sites_of_expected_rewards
 from ppl_bandit.types import Capabilities, Engine, Interaction, Key
@@ -43,6 +43,7 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
             would make the program conjugate.
     """
     check_settings(discount)
+    refuse_moving(model, "conjugate")
     with jax.enable_x64(True):
         layout, prior, evidence = examine(model)
         infinite_text, infinite_means = find_infinite_means(model, layout, prior)

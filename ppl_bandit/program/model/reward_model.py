@@ -20,6 +20,7 @@ from ppl_bandit.program.model.probing import DTYPE_OF_KIND, vary_contexts
 from ppl_bandit.program.model.supports import extreme_latents
 from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import validate
+from ppl_bandit.program.moving.keywords import has_clock
 from ppl_bandit.runtime.disk_cache import CacheEntry
 from ppl_bandit.types import Draws, Interaction, Key
 
@@ -37,10 +38,15 @@ class RewardModel:
         outcomes: names of the sample sites that are observed. With several, or to maximise something other than the mean
             of the outcome, the program has a `numpyro.deterministic("expected_reward", ...)` of shape (N,).
 
+    A program whose latents move takes the keyword `previous`, {latent: value} one step before, or None at the first step, and
+    may take `elapsed`, the time since then.
+
     Attributes:
         latent_shapes: latent site -> shape.
         outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
         expected_reward_method: a text that says how the expected reward is computed.
+        moving_sites: latents that are sampled from `previous`; () for a program whose latents do not move.
+        has_clock: whether the time of a step is `context["time"]`; otherwise every step takes 1.
 
     Raises:
         InvalidProgram: if the program cannot be used; the message says why and what to write instead.
@@ -55,6 +61,8 @@ class RewardModel:
         self.latent_shapes = facts.latent_shapes
         self.outcome_kinds = facts.outcome_kinds
         self.expected_reward_method = facts.expected_reward_method
+        self.moving_sites = facts.moving_sites
+        self.has_clock = has_clock(program, facts.context)
         self._mean_method = facts.mean_method
         self._has_moving_support = facts.has_moving_support
         self._outcome_groups = facts.outcome_groups
@@ -171,6 +179,33 @@ class RewardModel:
         jax.eval_shape(collect)
         return tuple(name for name in names if name not in self.latent_shapes)
 
+    def log_transition(
+        self, latents: Mapping[str, Array], previous: Mapping[str, Array], elapsed: Array | float | None = None
+    ) -> Float[Array, ""]:
+        """Return the log density of a step: that of the moving latents given those of the step before.
+
+        Args:
+            latents: present values of the moving latents; the static ones are those of `previous`.
+            elapsed: time since the step before, for a program that takes it; None is the program's default.
+        """
+        present = {**previous, **{name: latents[name] for name in self.moving_sites}}
+        outcomes = self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(1)))
+        trace = self.trace(
+            present, jnp.zeros(1, int), self.context_rows(1), outcomes, previous=previous, elapsed=elapsed
+        )
+        return jnp.asarray(sum(log_prob(trace[name]).sum() for name in self.moving_sites))
+
+    def draw_transition(
+        self, key: Key, previous: Mapping[str, Array], elapsed: Array | float | None = None
+    ) -> dict[str, Array]:
+        """Draw the latents of the next step; the arguments are those of `log_transition`."""
+        static = {name: value for name, value in previous.items() if name not in self.moving_sites}
+        outcomes = self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(1)))
+        trace = self.trace(
+            static, jnp.zeros(1, int), self.context_rows(1), outcomes, key, previous=previous, elapsed=elapsed
+        )
+        return {name: jnp.asarray(trace[name]["value"]) for name in self.latent_shapes}
+
     def in_support(self, latents: Mapping[str, Array], interaction: Interaction) -> dict[str, Bool[Array, " N"]]:
         """Return, for each outcome and row, whether the program can produce the reward.
 
@@ -195,9 +230,12 @@ class RewardModel:
         context: Any,
         outcomes: Mapping[str, Array] | None = None,
         key: Key | None = None,
+        previous: Mapping[str, Array] | None = None,
+        elapsed: Array | float | None = None,
     ) -> Trace:
         """Run the program with latents, and outcomes if given, fixed, and return its sites."""
-        return run_program(self.program, arm, context, {**latents, **(outcomes or {})}, key)
+        values = {**latents, **(outcomes or {})}
+        return run_program(self.program, arm, context, values, key, previous=previous, elapsed=elapsed)
 
     def outcome_values(self, reward: Any) -> dict[str, Array]:
         """Return rewards as {outcome: (N,)}, integer or real as the outcome."""

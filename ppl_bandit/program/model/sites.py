@@ -57,18 +57,24 @@ class ProgramSpec(NamedTuple):
         return np.arange(self.num_arms), repeated  # NumPy arrays, because operations on them are not traced
 
 
-def abstract_trace(program: Callable, context: Any, num_rows: int) -> Trace:
-    """Return the sites of a program, traced without computing anything: values have shapes and types only."""
+def abstract_trace(
+    program: Callable, context: Any, num_rows: int, previous: Mapping[str, np.ndarray] | None = None
+) -> Trace:
+    """Return the sites of a program, traced without computing anything: values have shapes and types only.
+
+    Args:
+        previous: the latents one step before; None for the first step.
+    """
     caught: dict[str, Any] = {}
 
-    def body(arm: Array, rows: Any) -> None:
-        caught.update(run_program(program, arm, rows, {}))
+    def body(arm: Array, rows: Any, previous: Any) -> None:
+        caught.update(run_program(program, arm, rows, {}, previous=previous))
         for site in caught.values():  # here: the bounds of a support may be tracers, which are invalid later
             site["has_bijection"] = site["type"] != "sample" or _has_bijection(site["fn"])
 
     rows = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_rows, *leaf.shape)), context)
     try:
-        jax.eval_shape(body, np.arange(num_rows), rows)
+        jax.eval_shape(body, np.arange(num_rows), rows, previous)
     except InvalidProgram:
         raise
     except (

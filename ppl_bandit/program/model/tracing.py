@@ -68,6 +68,8 @@ def run_program(
     values: Mapping[str, Array],
     key: Key | None = None,
     choose: Callable[[Site], Array | None] | None = None,
+    previous: Mapping[str, Array] | None = None,
+    elapsed: Array | float | None = None,
 ) -> Trace:
     """Run a program with some of its sites fixed and return its trace; sites that are not fixed are sampled.
 
@@ -77,6 +79,8 @@ def run_program(
     Args:
         values: {site: value} of the fixed sites.
         choose: returns the value of a site that is not in `values`, or None to sample it.
+        previous: the latents one step before, for a program that takes them; None at the first step.
+        elapsed: the time since then, for a program that takes it; None is the program's default.
     """
     fixed = handlers.substitute(program, data=dict(values))
     if choose is not None:
@@ -85,8 +89,11 @@ def run_program(
     seeded = handlers.seed(fixed, jr.key(0) if key is None else key)
     # JAX arrays, not NumPy ones: a program may use `context.at[...]` or index in a loop.
     given = jax.tree.map(jnp.asarray, (arm,) if context is None else (arm, context))
+    keywords: dict[str, Any] = {} if previous is None else {"previous": dict(previous)}
+    if elapsed is not None:
+        keywords["elapsed"] = elapsed
     with program_lock(), numpyro.validation_enabled(False):
-        return handlers.trace(seeded).get_trace(*given)
+        return handlers.trace(seeded).get_trace(*given, **keywords)
 
 
 def log_prob(site: Site, mask: Bool[Array, " N"] | None = None) -> Array:

@@ -20,6 +20,8 @@ from ppl_bandit.program.model.sites import (
     is_latent,
 )
 from ppl_bandit.program.model.static_checks import check_dependence, support_depends_on_latents
+from ppl_bandit.program.moving.keywords import check_keywords
+from ppl_bandit.program.moving.validation import find_moving_sites
 from ppl_bandit.types import InvalidProgram
 
 __all__ = ["ProgramFacts", "validate"]
@@ -35,6 +37,7 @@ class ProgramFacts(NamedTuple):
         has_moving_support: whether a bound of an outcome's support depends on a latent.
         outcome_groups: outcomes whose densities depend on each other's values.
         largest_integers: for each leaf of the context, the largest integer that may replace a 0 of the example.
+        moving_sites: latents that are sampled from those of the step before.
         fingerprint: its `program_fingerprint`, if these facts come from the disk cache.
     """
 
@@ -47,6 +50,7 @@ class ProgramFacts(NamedTuple):
     has_moving_support: bool
     outcome_groups: tuple[tuple[str, ...], ...]
     largest_integers: Any
+    moving_sites: tuple[str, ...] = ()
     fingerprint: str | None = None
 
 
@@ -79,8 +83,9 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
         mean_method = None if has_expected_reward else choose_mean_method(spec)
         if mean_method is not means.MEAN_METHODS[0]:
             check_row_independence(spec, mean_method)
+        moving = find_moving_sites(spec, shapes, trace)
     method = means.describe(mean_method, outcomes)
-    return ProgramFacts(outcomes, context, shapes, kinds, mean_method, method, moves, groups, largest)
+    return ProgramFacts(outcomes, context, shapes, kinds, mean_method, method, moves, groups, largest, moving)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:
@@ -91,6 +96,7 @@ def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: A
     names = (outcomes,) if isinstance(outcomes, str) else tuple(outcomes) if isinstance(outcomes, Iterable) else ()
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise InvalidProgram(f"outcomes must be one or more different site names, got {outcomes!r}")
+    check_keywords(program)
     required, accepted = _num_positional(program)
     if required > 2 or accepted < 1:
         raise InvalidProgram(

@@ -46,7 +46,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
 
-__all__ = ["Examination", "examine", "first_fault", "measure"]
+__all__ = ["Examination", "examine", "first_fault", "measure", "read_prior"]
 
 _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 16, 8  # random points of a certificate
 _MAX_TRIAL_ROWS = 2048
@@ -140,7 +140,7 @@ def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:
 
 def measure(model: RewardModel, layout: Layout, obstacles: list[Obstacle]) -> Examination:
     """Prove, derive and certify, in one traced function; fills `obstacles` with the possible ones."""
-    prior, prior_residual = _read_prior(model, layout)
+    prior, prior_residual = read_prior(model, layout)
     centre = coordinates_at(layout, prior)
     per_arm = int(np.clip(_MAX_TRIAL_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
     rows, is_feasible = trial_rows(model, latents_at(layout, centre), per_arm, seed=11, is_systematic=True)
@@ -191,7 +191,7 @@ def _failure(model: RewardModel, error: Exception) -> NotConjugate:
     )
 
 
-def _read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]:
+def read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]:
     """Derive the prior's parameters, first at any point to find its means, then at its means; and certify it."""
 
     def log_prior(point: Coordinates) -> Array:

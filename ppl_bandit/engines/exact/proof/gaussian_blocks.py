@@ -34,6 +34,8 @@ def split_gaussian_blocks(model: RewardModel, layout: Layout, *, around_cores: b
     if layout.members.shape[1] <= 1 or layout.count(REAL) > _MAX_REALS:
         return layout
     groups = _terms_of_reals(model, layout)
+    if model.moving_sites:
+        groups = np.concatenate([groups, _terms_of_step(model, layout)])
     finer = in_blocks(layout, layout.owner_of_real, connected_components(groups))
     # Blocks are padded to the largest: one large and many small blocks would take more memory than a single block.
     layout = finer if _num_entries(finer) <= _num_entries(layout) else layout
@@ -116,3 +118,22 @@ def _terms_of_reals(model: RewardModel, layout: Layout) -> Bool[np.ndarray, "ter
         return others, outcomes, model.context_rows(model.num_arms)
 
     return entries_read(terms, layout.count(REAL), jax.eval_shape(data))
+
+
+def _terms_of_step(model: RewardModel, layout: Layout) -> Bool[np.ndarray, "terms D"]:
+    """Return which reals each term of a step depends on, before or after it."""
+    sites, num_real = layout.of(REAL), layout.count(REAL)
+
+    def terms(both: Float[Array, " 2D"], others: Mapping[str, Array], context: Any) -> Float[Array, " terms"]:
+        before, after = (
+            {site.name: real[site.span].reshape(site.shape) for site in sites} for real in both.reshape(2, num_real)
+        )
+        previous = {**others, **before}
+        present = {**previous, **{name: after[name] for name in model.moving_sites if name in after}}
+        trace = model.trace(present, jnp.zeros(1, int), context, previous=previous)
+        return jnp.concatenate([log_prob_terms(trace[name]) for name in model.moving_sites])
+
+    def data() -> tuple[Any, ...]:
+        return {site.name: jnp.ones(site.shape) for site in layout.sites if site.kind != REAL}, model.context_rows(1)
+
+    return np.logical_or(*np.split(entries_read(terms, 2 * num_real, jax.eval_shape(data)), 2, axis=1))

@@ -1,0 +1,224 @@
+"""The Kalman filter of a program whose step and likelihood are linear Gaussian, proved and certified like a conjugate program.
+
+Every learnt row is one step: the law of the latents is predicted to the time of the row, then the row is absorbed. A decision
+reads the law predicted to its own time. The state is one Gaussian, so that neither memory nor time grows with the steps.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine, worst_of
+from ppl_bandit.engines.exact.certificate.points import regions_for
+from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
+from ppl_bandit.engines.exact.explanation import family_name, program_name, residual_text, site_parameters
+from ppl_bandit.engines.exact.families.drawing import sample as draw
+from ppl_bandit.engines.exact.families.layout import REAL, Layout
+from ppl_bandit.engines.exact.families.posterior import (
+    Posterior,
+    absorb,
+    coordinates_at,
+    is_proper,
+    is_resolved,
+    total_of,
+)
+from ppl_bandit.engines.exact.laws.marginals import marginals_of
+from ppl_bandit.engines.exact.proof.examination import examine
+from ppl_bandit.engines.exact.refusals import refusal
+from ppl_bandit.engines.exact.update import Certificates
+from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict
+from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, require_moving
+from ppl_bandit.engines.moving.two_steps import joint_layout, measure_step
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
+
+__all__ = ["KalmanState", "kalman", "prove_linear_step"]
+
+_NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 6, 4  # random points of a certificate
+_REMEDY = (
+    "a step is linear Gaussian if every moving latent is Normal, with a mean that is affine in the others, such as "
+    '0.9 * previous["level"], and a scale that does not depend on latents'
+)
+
+
+class KalmanState(NamedTuple):
+    """The filtered law of the latents at the last step, and the time of that step."""
+
+    posterior: Posterior
+    clock: Clock
+
+
+def kalman(model: RewardModel) -> Engine:
+    """Return the Kalman filter of a program whose latents move, or refuse.
+
+    Raises:
+        NotConjugate: if the step or the likelihood is not linear Gaussian, or not provably so.
+        ValueError: if no latent moves.
+    """
+    require_moving(model, "kalman")
+    with jax.enable_x64(True):
+        layout, prior, evidence = examine(model)
+        scaled = [site.name for site in layout.sites if site.kind != REAL]
+        if scaled:
+            raise refusal(
+                model,
+                f"has no Kalman filter: {', '.join(scaled)} {'is' if len(scaled) == 1 else 'are'} not Gaussian",
+                "fix it, or use an engine that has particles for it",
+            )
+        joint, step_residual = prove_linear_step(model)
+        fixed = None if model.has_clock else run_once(lambda: derive_step(model, layout))
+
+    def step_of(elapsed: Any) -> LinearStep:
+        return derive_step(model, layout, elapsed) if fixed is None else LinearStep(*fixed)
+
+    def init(key: Key) -> KalmanState:
+        del key  # the prior is not random
+        # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
+        start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
+        return KalmanState(start, first_clock())
+
+    def predicted(state: KalmanState, context: Any = None) -> KalmanState:
+        elapsed, clock = elapsed_until(model, state.clock, context)
+        later = predict(step_of(elapsed), state.posterior)
+        moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.posterior)
+        return KalmanState(moved, clock)
+
+    def step_is_certified(elapsed: Float[Array, ""]) -> Bool[Array, ""]:
+        if fixed is not None:
+            return jnp.array(True)
+        # A step of no time is not taken, so it needs no certificate.
+        residual, obstacles = measure_step(model, joint, jnp.where(elapsed > 0.0, elapsed, 1.0))
+        return is_affine(residual) & ~jnp.any(jnp.stack([o.is_present for o in obstacles] or [jnp.array(False)]))
+
+    def learn(state: KalmanState, row: Interaction) -> tuple[KalmanState, tuple[Residual, Array, Array, Array]]:
+        single = jax.tree.map(lambda leaf: leaf[None], row)
+        elapsed, _ = elapsed_until(model, state.clock, row.context)
+        before = predicted(state, row.context)
+        after, residual, is_held = _absorb_row(model, layout, before.posterior, single)
+        is_counted = jnp.array(True) if row.mask is None else row.mask
+        is_step = step_is_certified(elapsed) | ~is_counted
+        is_fine = is_affine(residual) & is_held & is_step & is_counted
+        # Time passes with the rows that count: padding and refused rows change nothing.
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(is_fine, new, old),
+            before._replace(posterior=after, clock=before.clock.after_row()),
+            state,
+        )
+        residual = jax.tree.map(lambda leaf: jnp.where(is_counted, leaf, 0.0), residual)
+        return kept, (residual, is_held | ~is_counted, is_step, is_fine | ~is_counted)
+
+    def update(key: Key, state: KalmanState, interaction: Interaction) -> tuple[KalmanState, Certificates]:
+        del key
+        # Products of reduced precision on an accelerator would look like deviations.
+        with jax.default_matmul_precision("highest"):
+            rows = jax.tree.map(jnp.asarray, interaction)
+            after, (residuals, is_held, is_step, is_fine) = jax.lax.scan(learn, state, rows)
+        is_trusted = jnp.all(is_fine)
+        kept = jax.tree.map(lambda new, old: jnp.where(is_trusted, new, old), after, state)
+        return kept, Certificates(
+            is_trusted,
+            is_affine(residuals),
+            *residuals,
+            jnp.all(is_step),
+            jnp.zeros(()),
+            jnp.all(is_held),
+        )
+
+    def sample(key: Key, state: KalmanState, num_samples: int) -> dict[str, Array]:
+        return draw(layout, key, predicted(state).posterior, num_samples)
+
+    find_marginals = marginals_of(model, layout)
+
+    def marginals(state: KalmanState, context: Any) -> Marginals | None:
+        return find_marginals(predicted(state, context).posterior, context)
+
+    return Engine(
+        init,
+        update,
+        sample,
+        _explain(model, layout, prior, evidence, step_residual),
+        capabilities=Capabilities(
+            parameters=lambda state: site_parameters(layout, predicted(state).posterior),
+            marginals=marginals,
+            advance=lambda key, state, context: predicted(state, context),
+        ),
+    )
+
+
+def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
+    """Return the layout of two steps in a row, and how far their joint prior is from Gaussian; runs in float64.
+
+    Raises:
+        NotConjugate: if the step is not proved linear Gaussian.
+    """
+    layout, reasons = joint_layout(model), list[str]()
+
+    def measure() -> tuple[Residual, list[Array]]:
+        residual, obstacles = measure_step(model, layout)
+        reasons[:] = [obstacle.reason for obstacle in obstacles]
+        return residual, [obstacle.is_present for obstacle in obstacles]
+
+    residual, is_present = run_once(measure)
+    names = ", ".join(f"'{name}'" for name in model.moving_sites)
+    if not bool(is_affine(residual)):
+        nats, tolerance = float(residual.nats), float(residual.tolerance)
+        raise refusal(
+            model,
+            f"has no Kalman filter: the step of {names} is not linear Gaussian - residual {nats:.1e} nats, tolerance "
+            f"{tolerance:.1e} nats",
+            _REMEDY,
+        )
+    present = [reason for reason, flag in zip(reasons, is_present, strict=True) if bool(flag)]
+    if present:
+        raise refusal(model, f"has no proved Kalman filter: in the step of {names}, {present[0]}", _REMEDY)
+    return layout, residual
+
+
+def _absorb_row(
+    model: RewardModel, layout: Layout, before: Posterior, row: Interaction
+) -> tuple[Posterior, Residual, Bool[Array, ""]]:
+    """Return the posterior with a row added, the row's residual, and whether jax's precision holds the posterior."""
+    centre = coordinates_at(layout, before)
+    readings = read_rows(model, layout, centre, row._replace(mask=None))
+    by_group = readings.naturals_where(readings.is_sound)
+    total = total_of(jax.tree.map(lambda leaf: leaf[0], by_group))
+    after = absorb(layout, before, total, 1)
+    is_fine = is_proper(after)
+    # The points of an improper posterior would be meaningless.
+    located = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, before)
+    regions = regions_for(layout, before, located, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
+    real = regions.in_posterior.points.real
+    is_held = is_fine & is_resolved(layout, before, after, total, real[1:] - real[0])
+    found = compare_rows(model, layout, by_group, centre, regions, row._replace(mask=None))
+    residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))
+    failed = Residual(*map(jnp.asarray, (jnp.inf, 0.0, jnp.inf)))
+    residual = jax.tree.map(lambda own, other: jnp.where(readings.is_sound[0], own, other), residual, failed)
+    return after, residual, is_held
+
+
+def _explain(model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, step: Residual) -> Explanation:
+    sites = {site.name: family_name(layout, site) for site in layout.sites}
+    lines = [
+        f"{program_name(model)}: EXACT, by a Kalman filter. The latents are Gaussian at every step; draws are independent.",
+        "",
+    ]
+    for site in layout.sites:
+        known = site_parameters(layout, prior)[site.name]
+        kind = "moves" if site.name in model.moving_sites else "static"
+        count = f", {site.size} elements" if site.size > 1 else ""
+        lines.append(f"  {site.name}: Gaussian, {kind}{count}; first mean {known['mean'].ravel()[0]:.6g}")
+    time = 'context["time"] is the time of a step' if model.has_clock else "every learnt reward is one step"
+    lines += [
+        "",
+        f"  expected reward: {model.expected_reward_method}",
+        f"  time: {time}; a decision predicts to its own time, then reads the table",
+        "  proved: the step and the likelihood are real-analytic in the latents",
+        f"  certified: the joint law of two steps is Gaussian (residual {float(step.nats):.1e} nats, tolerance "
+        f"{float(step.tolerance):.1e} nats), and the likelihood of {evidence.num_rows} rows on all {model.num_arms} arms "
+        "likewise;",
+        f"    largest residual {residual_text(evidence)}; every new datum is certified likewise",
+    ]
+    return Explanation("kalman", True, "proved linear Gaussian: a Kalman filter is exact", sites, "\n".join(lines))

@@ -1,0 +1,1 @@
+"""Programs whose latents move: the keywords `previous` and `elapsed`, and the checks of a transition."""

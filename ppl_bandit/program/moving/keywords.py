@@ -1,0 +1,52 @@
+"""The keywords of a program whose latents move: `previous`, the latents one step before, and `elapsed`, the time since then."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ppl_bandit.types import InvalidProgram
+
+__all__ = ["KEYWORDS", "check_keywords", "has_clock", "takes"]
+
+KEYWORDS = ("previous", "elapsed")
+
+
+def takes(program: Callable, keyword: str) -> bool:
+    """Return whether a program takes a keyword."""
+    return keyword in _parameters(program)
+
+
+def has_clock(program: Callable, context: Any) -> bool:
+    """Return whether `elapsed` is the difference of `context["time"]` between two steps; otherwise every step takes 1."""
+    return takes(program, "elapsed") and isinstance(context, Mapping) and "time" in context
+
+
+def check_keywords(program: Callable) -> None:
+    """Check how a program takes `previous` and `elapsed`.
+
+    Raises:
+        InvalidProgram: if one of them can be taken for another argument or has no default.
+    """
+    for name in KEYWORDS:
+        parameter = _parameters(program).get(name)
+        if parameter is None:
+            continue
+        default = "previous=None" if name == "previous" else "elapsed=1.0"
+        is_right = parameter.default is None if name == "previous" else isinstance(parameter.default, int | float)
+        if parameter.kind is not parameter.KEYWORD_ONLY or not is_right:
+            raise InvalidProgram(
+                f"the program takes `{parameter}`, expected a keyword with a default: write it after a star, as in "
+                f"`def program(arm, *, {default})`"
+            )
+    if takes(program, "elapsed") and not takes(program, "previous"):
+        raise InvalidProgram(
+            "the program takes `elapsed` but not `previous`: time has an effect only on latents that move, so add the keyword "
+            "`previous=None`, or leave `elapsed` out"
+        )
+
+
+def _parameters(program: Callable) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(program).parameters
+    except (TypeError, ValueError):  # a builtin or an unusual callable
+        return {}

@@ -1,0 +1,142 @@
+"""The Kalman filter equals a filter written in NumPy, and refuses what is not linear Gaussian."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import engines
+from ppl_bandit.engines.moving.kalman import prove_linear_step
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Interaction, NotConjugate
+
+NUM_STEPS = 1000
+
+
+def trend(arm, context, *, previous=None, elapsed=1.0):
+    """Two levels that return to a common static mean, and a slope that one arm follows; time comes from the context."""
+    mean = numpyro.sample("mean", dist.Normal(1.0, 2.0))
+    keep = 0.9**elapsed
+    if previous is None:
+        slope_law, level_law = dist.Normal(0.0, 0.5), dist.Normal(mean, 1.0)
+    else:
+        slope_law = dist.Normal(0.8 * previous["slope"], 0.3)
+        centre = mean + keep * (previous["level"] - mean) + jnp.array([0.0, 1.0]) * previous["slope"]
+        level_law = dist.Normal(centre, 0.4 * jnp.sqrt(elapsed))
+    slope = numpyro.sample("slope", slope_law)
+    with numpyro.plate("arms", 2):
+        level = numpyro.sample("level", level_law)
+    numpyro.sample("reward", dist.Normal(level[arm] + 0.2 * slope * context["size"], 0.7))
+
+
+@functools.cache
+def trend_engine():
+    return engines.kalman(RewardModel(trend, 2, context={"time": 0.0, "size": 1.0}))
+
+
+def rows_of_trend():
+    rng = np.random.default_rng(3)
+    times = np.cumsum(rng.exponential(1.0, NUM_STEPS))
+    times[100:110] = times[100]  # rows at one time, between which no step is taken
+    times[500] = times[400]  # a late row, which is learnt at the latest time so far
+    arms, sizes = rng.integers(0, 2, NUM_STEPS), rng.normal(size=NUM_STEPS)
+    return arms, rng.normal(1.0, 2.0, NUM_STEPS), {"time": times, "size": sizes}
+
+
+def numpy_filter(arms, rewards, contexts):
+    """Filter (mean, slope, level 0, level 1) in covariance form."""
+    first = np.array([[1.0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]])
+    mean, cov = np.array([1.0, 0.0, 1.0, 1.0]), first @ np.diag([4.0, 0.25, 1.0, 1.0]) @ first.T
+    latest, laws = None, []
+    for arm, reward, time, size in zip(arms, rewards, contexts["time"], contexts["size"], strict=True):
+        elapsed = 0.0 if latest is None else max(time - latest, 0.0)
+        latest = time if latest is None else max(time, latest)
+        if elapsed > 0.0:
+            keep = 0.9**elapsed
+            step = np.array([[1, 0, 0, 0], [0, 0.8, 0, 0], [1 - keep, 0, keep, 0], [1 - keep, 1, 0, keep]])
+            mean, cov = step @ mean, step @ cov @ step.T + np.diag([0, 0.09, 0.16 * elapsed, 0.16 * elapsed])
+        read = np.array([0.0, 0.2 * size, arm == 0, arm == 1])
+        gain = cov @ read / (read @ cov @ read + 0.49)
+        mean, cov = mean + gain * (reward - read @ mean), cov - np.outer(gain, read @ cov)
+        laws.append((mean, np.sqrt(np.diag(cov))))
+    return map(np.array, zip(*laws, strict=True))
+
+
+def test_it_equals_a_filter_in_numpy_over_a_thousand_steps():
+    arms, rewards, contexts = rows_of_trend()
+    engine = trend_engine()
+    with jax.enable_x64(True):
+
+        def step(state, row):
+            state, info = engine.update(jr.key(0), state, jax.tree.map(lambda leaf: leaf[None], row))
+            posterior = state.posterior
+            sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(posterior.precision[0])))
+            return state, (posterior.mean[0], sd, info.is_trusted)
+
+        rows = jax.tree.map(jnp.asarray, Interaction(arms, rewards, contexts))
+        _, (means, sds, is_trusted) = jax.jit(lambda: jax.lax.scan(step, engine.init(jr.key(0)), rows))()
+    expected_means, expected_sds = numpy_filter(arms, rewards, contexts)
+    assert is_trusted.all()
+    np.testing.assert_allclose(means, expected_means, atol=1e-9)
+    np.testing.assert_allclose(sds, expected_sds, rtol=1e-9)
+
+
+def test_padding_passes_no_time_and_a_decision_predicts_to_its_own_time():
+    arms, rewards, contexts = (jax.tree.map(lambda leaf: leaf[:8], own) for own in rows_of_trend())
+    engine, mask = trend_engine(), np.arange(8) < 5
+    with jax.enable_x64(True):
+        rows = jax.tree.map(jnp.asarray, Interaction(arms, rewards, contexts, mask))
+        state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
+        later = {"time": jnp.asarray(contexts["time"][4] + 3.0), "size": jnp.asarray(0.0)}
+        ahead = jax.jit(engine.capabilities.advance)(jr.key(0), state, later)
+    found, _ = numpy_filter(*jax.tree.map(lambda leaf: leaf[:5], (arms, rewards, contexts)))
+    mean, slope, *levels = found[-1]
+    np.testing.assert_allclose(state.posterior.mean[0], found[-1], atol=1e-9)
+    assert bool(info.is_trusted) and int(state.posterior.num_rows) == 5
+    expected = mean + 0.9**3.0 * (np.array(levels) - mean) + np.array([0.0, slope])
+    np.testing.assert_allclose(ahead.posterior.mean[0, 2:], expected, atol=1e-9)
+    assert "a Kalman filter" in engine.explanation.report
+
+
+def refused(law):
+    def program(arm, *, previous=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0) if previous is None else law(previous["level"]))
+        numpyro.sample("reward", dist.Normal(level + 0.0 * arm, 1.0))
+
+    with jax.enable_x64(True), pytest.raises(NotConjugate) as refusal:
+        prove_linear_step(RewardModel(program, 2))
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda level: dist.Normal(jnp.tanh(level), 0.1),
+        lambda level: dist.Normal(level, jnp.exp(0.1 * level)),
+        lambda level: dist.StudentT(30.0, level, 0.1),
+        lambda level: dist.Normal(jnp.where(level > 9.0, 2.0, 1.0) * level, 0.1),
+    ],
+    ids=["bent mean", "scale of its own", "heavy tails", "branch far from the prior"],
+)
+def test_a_step_that_is_not_linear_gaussian_is_refused(law):
+    message = refused(law)
+    assert "Kalman filter" in message and "affine in the others" in message
+
+
+def test_engines_of_moving_and_of_other_programs_refuse_each_other():
+    def still(arm):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        numpyro.sample("reward", dist.Normal(level + 0.0 * arm, 1.0))
+
+    for factory in (engines.kalman, engines.particle_filter):
+        with pytest.raises(ValueError, match="does not take the keyword `previous`"):
+            factory(RewardModel(still, 2))
+    model = RewardModel(trend, 2, context={"time": 0.0, "size": 1.0})
+    for factory in (engines.conjugate, engines.collapsed, engines.reweight, engines.nuts, engines.svi, engines.laplace):
+        with pytest.raises(ValueError, match="samples slope, level from `previous`: use engines.choose"):
+            factory(model)
