@@ -74,7 +74,9 @@ def test_a_journal_continues_and_a_corrected_reward_is_refitted_in_the_same_orde
 def test_regret_is_measured_against_the_best_arm_of_each_step():
     path = np.random.default_rng(0).normal(size=(12, 3))
     world = Environment.from_path(model(), {"level": path})
-    found = simulate(0, model(), engine(), selectors.thompson(), world, num_steps=12, num_realizations=4, num_samples=50)
+    found = simulate(
+        0, model(), engine(), selectors.thompson(), world, num_steps=12, num_realizations=4, num_samples=50
+    )
     played = path[np.arange(12), found.arm.values]
     np.testing.assert_allclose(found.regret.values, path.max(axis=1) - played, atol=1e-9)
     assert found.attrs["worlds"] == "path" and found.is_trusted.all()

@@ -74,8 +74,8 @@ def test_it_agrees_with_a_filter_on_a_grid():
     assert np.abs((means - expected_means) / expected_sds).max() < 0.05
     assert np.abs(sds / expected_sds - 1).max() < 0.05
     # The relative variance of the evidence adds up over the steps: 60 steps of about 1 / 10,000 each.
-    assert abs(log_evidence - expected_evidence) < 3 * np.sqrt(NUM_STEPS / 10_000)
-    assert error < 3 * np.sqrt(NUM_STEPS / 10_000)
+    assert abs(float(log_evidence) - expected_evidence) < 3 * np.sqrt(NUM_STEPS / 10_000)
+    assert float(error) < 3 * np.sqrt(NUM_STEPS / 10_000)
 
 
 def test_its_evidence_fails_where_no_particle_fits_the_reward():
