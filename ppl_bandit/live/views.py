@@ -16,8 +16,9 @@ from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.inputs.numbers import as_seconds, check_count
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
+from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
-from ppl_bandit.live.show.overview import Overview, arm_overview, subsample_contexts
+from ppl_bandit.live.show.overview import Overview, arm_overview, exact_overview, subsample_contexts
 from ppl_bandit.live.show.rendering import explanation_text, html_table
 from ppl_bandit.live.show.tables import history_table, pending_table
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards
@@ -127,8 +128,10 @@ class ReadableBandit:
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
         """Return a table with one row per arm.
 
-        Columns: arm, num_rewards, expected_reward (posterior mean), low and high (its central 95% interval), best_arm_prob, and
-        expected_loss, E[max_b theta_b - theta_a].
+        Columns: arm, rewards (number of them), mean (posterior mean of the expected reward), low and high (its central 95%
+        interval), p_best (probability that the arm is best), and loss (expected loss of choosing it, E[max_b theta_b -
+        theta_a]). They are in closed form where the engine has one, and from `num_samples` posterior draws otherwise;
+        `attrs["source"]` says which.
 
         Args:
             contexts: contexts to average over, with a leading axis; None averages over at most 200 contexts of the learnt
@@ -137,21 +140,23 @@ class ReadableBandit:
         return self._overview(contexts).to_frame()
 
     def plot(self, contexts: Any = None, unit: str = "") -> Any:
-        """Return a figure: the posterior of each arm's expected reward, and the share of each arm over time.
+        """Return a figure: the posterior of each arm's expected reward, and the share of each arm in the plays.
+
+        Up to six arms are drawn as densities. Of more arms, the 15 with the largest means are drawn as intervals, and the
+        others in one row.
 
         Args:
             contexts: as in `summary`.
             unit: of the expected reward, for its axis.
         """
         found = self._overview(contexts)
-        learnt = "1 reward" if self.num_rewards == 1 else f"{self.num_rewards} rewards"
-        return plot_bandit(
-            found,
-            self._rows()[0],
-            f"{self._name}: {learnt}, {posterior_kind(self.explanation)} posterior",
-            f"{found.draws.shape[0]} posterior draws, decisions by {self._selector}, seed {self.seed}",
-            unit,
-        )
+        caption = f"{found.source}; decisions by {self._selector.name}"
+        return plot_bandit(found, self._rows()[0], self._headline, caption, unit)
+
+    def __repr__(self) -> str:
+        arms = self.arms if len(self.arms) <= 6 else [*self.arms[:5], "..."]
+        names = f"{len(self.arms)} arm{'s' * (len(self.arms) > 1)} ({', '.join(map(str, arms))})"
+        return f"<Bandit on {self._headline}; {names}; decisions by {self._selector.name}>"
 
     def _repr_html_(self) -> str:
         return html_table(self._name, self.explanation, self._overview(), len(self.pending()), str(self._selector))
@@ -163,6 +168,11 @@ class ReadableBandit:
         num_samples, prior = check_count(num_samples, "num_samples"), self._catch_up().prior
         drawn = draw(prior, num_samples)
         return arviz_export.export(self.model, self.arms, self.posterior(num_samples), drawn, self._rows())
+
+    @property
+    def _headline(self) -> str:
+        learnt = "1 reward" if self.num_rewards == 1 else f"{self.num_rewards} rewards"
+        return f"{self._name}: {learnt}, {posterior_kind(self.explanation)} posterior"
 
     @property
     def _name(self) -> str:
@@ -179,10 +189,17 @@ class ReadableBandit:
                 )
             chosen = check_contexts(self.model, contexts, num_rows, "contexts")
         elif played.size:
-            chosen = subsample_contexts(seen)
+            chosen = subsample_contexts(seen, self.num_samples * len(self.arms))
         else:
             chosen = self.model.context_rows(1)
-        return arm_overview(self.model, self.arms, played, self.posterior(self.num_samples), chosen)
+        learner, num_contexts = self._catch_up().learner, 0 if chosen is None else len(jax.tree.leaves(chosen)[0])
+        first = jax.tree.map(lambda leaf: leaf[0], chosen)
+        exact = closed_form(learner, first) if num_contexts <= 1 else None
+
+        def by_draws() -> Overview:
+            return arm_overview(self.model, self.arms, played, draw(learner, self.num_samples), chosen)
+
+        return by_draws() if exact is None else exact_overview(self.arms, played, exact, by_draws, num_contexts)
 
     @property
     def _task(self) -> Task:

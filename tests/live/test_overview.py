@@ -1,6 +1,7 @@
 """What people look at: summary, notebook table, figure and the account of a contextual bandit."""
 
 import itertools
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Bandit
-from ppl_bandit.live.show.figures import posterior_kind
+from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
+from ppl_bandit.live.show.overview import Overview
+from ppl_bandit.live.show.rendering import arms_text
+from ppl_bandit.numerics.expected_loss import losses_from_table
 from ppl_bandit.numerics.figure_style import styles
 from ppl_bandit.types import Explanation
 
@@ -39,34 +43,51 @@ def contextual():
     return Bandit(slopes, 2, context=jnp.asarray(1.0), num_samples=M)
 
 
-def test_a_summary_agrees_with_the_closed_form(plain):
-    frame = plain.summary().set_index("arm")
+def test_a_summary_is_the_closed_form(plain):
+    table = plain.summary()
+    frame = table.set_index("arm")
     posteriors = {"<old>": stats.beta(4, 8), "new": stats.beta(7, 5)}
     grid = (np.arange(20000) + 0.5) / 20000
     best = np.mean(posteriors["new"].pdf(grid) * posteriors["<old>"].cdf(grid))
     top = np.mean(1.0 - posteriors["new"].cdf(grid) * posteriors["<old>"].cdf(grid))  # E max of the two
     for name, law in posteriors.items():
-        error = 4.0 * law.std() / np.sqrt(M)  # four standard errors of a mean of M draws
-        assert frame.num_rewards[name] == 10
-        assert frame.expected_reward[name] == pytest.approx(law.mean(), abs=error)
-        # The difference of two draws has a standard deviation of at most the sum of theirs.
-        assert frame.expected_loss[name] == pytest.approx(top - law.mean(), abs=2 * error)
-        # A quantile of M draws: sqrt(q (1 - q) / M) / density there.
-        for q, column in ((0.025, "low"), (0.975, "high")):
-            at = law.ppf(q)
-            assert frame[column][name] == pytest.approx(at, abs=4.0 * np.sqrt(q * (1 - q) / M) / law.pdf(at))
-    assert frame.best_arm_prob["new"] == pytest.approx(best, abs=4.0 * np.sqrt(best * (1 - best) / M))
-    assert frame.best_arm_prob.sum() == pytest.approx(1.0)
+        assert frame.rewards[name] == 10
+        assert frame["mean"][name] == pytest.approx(law.mean(), abs=1e-6)
+        assert frame.low[name] == pytest.approx(law.ppf(0.025), abs=1e-5)
+        assert frame.high[name] == pytest.approx(law.ppf(0.975), abs=1e-5)
+        assert frame.loss[name] == pytest.approx(top - law.mean(), rel=0.01)  # the error of `best_arm_moments`
+    assert frame.p_best["new"] == pytest.approx(best, abs=1e-4)  # the error of the quadrature
+    assert frame.p_best.sum() == pytest.approx(1.0)
+    assert table.attrs["source"] == "numbers in closed form"
+
+
+def test_a_printed_summary_shows_every_column_in_80_columns(plain):
+    import pandas
+
+    with pandas.option_context("display.width", 80, "display.max_columns", 0):
+        lines = str(plain.summary()).splitlines()
+    assert len(lines) == 3 and max(map(len, lines)) <= 80
+    assert lines[0].split() == ["arm", "rewards", "mean", "low", "high", "p_best", "loss"]
+
+
+def test_the_lead_of_independent_arms_is_that_of_their_difference(plain):
+    found = plain._overview()
+    mean, low, high = found.lead(1, 0)
+    rng = np.random.default_rng(0)
+    gaps = rng.beta(7, 5, 400_000) - rng.beta(4, 8, 400_000)
+    assert mean == pytest.approx(7 / 12 - 4 / 12, abs=1e-6)
+    # Four standard errors of a quantile of 400,000 draws, where the density is about .3: 4 sqrt(.025 .975 / 400,000) / .3.
+    np.testing.assert_allclose([low, high], np.quantile(gaps, [0.025, 0.975]), atol=3.3e-3)
 
 
 @pytest.mark.slow
 def test_a_contextual_summary_averages_over_the_contexts_given(contextual):
     # Before any data, P(best) is one half in every context, and the mean of |x| over them scales the loss.
     frame = contextual.summary(np.array([1.0, -3.0]))
-    np.testing.assert_allclose(frame.best_arm_prob, 0.5, atol=4.0 * 0.5 / np.sqrt(M))
+    np.testing.assert_allclose(frame.p_best, 0.5, atol=4.0 * 0.5 / np.sqrt(M))
     # E[max(d, 0)] for the difference d ~ N(0, 2 x^2) of two arms is |x| / sqrt(pi), with x averaged to 2.
     # At x = 1 and -3 the same draws win and lose: d (1 - 3) / 2 remains of the noise, with sd sqrt(2).
-    np.testing.assert_allclose(frame.expected_loss, 2.0 / np.sqrt(np.pi), atol=4.0 * 2.0 * np.sqrt(2.0 / M))
+    np.testing.assert_allclose(frame.loss, 2.0 / np.sqrt(np.pi), atol=4.0 * 2.0 * np.sqrt(2.0 / M))
     # The averaged reward is slope x mean(x) = -slope.
     np.testing.assert_allclose(frame.high, 1.96, atol=4.0 * np.sqrt(0.025 * 0.975 / M) / stats.norm.pdf(1.96))
     assert frame.attrs["num_contexts"] == 2
@@ -89,7 +110,8 @@ def test_the_account_of_a_contextual_bandit_shows_where_its_arms_stand(contextua
     other.update_many(arms=[0, 1] * 150, rewards=np.tile([1.0, -1.0], 150), contexts=np.ones(300))
     text = other.explain()
     assert "averaged over the contexts of 200 of these rewards" in text
-    assert text.splitlines()[-2].split()[1] == "150" and text.splitlines()[-2].endswith("1.000")
+    row = next(line for line in text.splitlines() if line.startswith("    0 ")).split()
+    assert row[1] == "150" and row[-2] == "1.000"
 
 
 def test_the_notebook_table_names_arms_counts_and_verdict_and_escapes_names(plain):
@@ -102,15 +124,49 @@ def test_the_notebook_table_names_arms_counts_and_verdict_and_escapes_names(plai
     assert "1 decisions pending" in plain._repr_html_()
 
 
-def test_the_figure_shows_both_panels_with_units_and_what_was_run(plain, tmp_path):
+def test_the_figure_shows_the_exact_density_and_the_share_of_plays(plain, tmp_path):
     figure = plain.plot(unit="clicks a visit")
     left, right = figure.axes
-    assert left.get_xlabel() == "expected reward (clicks a visit)" and right.get_ylabel() == "share"
-    assert "20 rewards, exact posterior" in figure.get_suptitle() and "double_sampling(" in figure.get_supxlabel()
-    areas = [np.trapezoid(line.get_ydata(), line.get_xdata()) for line in left.lines]
-    np.testing.assert_allclose(areas, 1.0, atol=0.02)  # folding keeps all mass inside; what is left is the grid's error
+    assert left.get_xlabel() == "expected reward (clicks a visit)" and right.get_ylabel() == "share of plays"
+    assert "20 rewards, exact posterior" in figure.get_suptitle()
+    assert figure.get_supxlabel() == "numbers in closed form; decisions by double_sampling"
+    for line, law in zip(left.lines, (stats.beta(4, 8), stats.beta(7, 5)), strict=True):
+        x, height = line.get_data()
+        assert height[0] == height[-1] == 0.0
+        inner = slice(2, -2)
+        np.testing.assert_allclose(height[inner], law.pdf(x[inner]), atol=0.01 * law.pdf(x[inner]).max())
     np.testing.assert_allclose([line.get_ydata()[-1] for line in right.lines], 0.5)
     figure.savefig(tmp_path / "bandit.png")
+
+
+def made_up(num_arms, seed=0):
+    """An overview of many arms, from made-up draws."""
+    rng = np.random.default_rng(seed)
+    draws = rng.normal(rng.normal(size=num_arms), 0.3, (400, num_arms))
+    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
+    best = np.bincount(draws.argmax(axis=1), minlength=num_arms) / len(draws)
+    none = np.zeros(num_arms, bool)
+    names = [f"arm {index}" for index in range(num_arms)]
+    counts = np.full(num_arms, 10)
+    return Overview(names, counts, draws.mean(axis=0), none, low, high, best, losses_from_table(draws), draws, 0)
+
+
+@pytest.mark.parametrize(("num_arms", "num_rows"), [(1, 0), (6, 0), (7, 7), (16, 16), (34, 16), (1000, 16)])
+def test_figures_and_tables_of_many_arms_show_the_leaders_and_the_number_of_others(num_arms, num_rows, tmp_path):
+    found = made_up(num_arms)
+    figure = plot_bandit(found, np.arange(num_arms), "title", "caption")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "axes sizes collapsed to zero"
+        figure.savefig(tmp_path / "arms.png", dpi=50)
+    left = figure.axes[0]
+    if num_rows:
+        names = [label.get_text() for label in left.get_yticklabels()]
+        assert len(names) == num_rows and names[0] == f"arm {found.mean.argmax()}"
+        assert (names[-1] == f"{num_arms - 15} others") == (num_arms > 16)
+    else:
+        assert len(left.lines) == num_arms
+    lines = arms_text(found)
+    assert len(lines) == 1 + (num_arms if num_arms <= 20 else 16) and max(map(len, lines)) <= 80
 
 
 def test_a_figure_says_what_its_posterior_is_however_the_engine_was_chosen():
@@ -122,6 +178,20 @@ def test_a_figure_says_what_its_posterior_is_however_the_engine_was_chosen():
         ("reweight", False, "f is not conjugate: x; so draws", "approximate (reweight)"),
     ):
         assert posterior_kind(Explanation(engine, is_exact, reason, {}, "")) == words
+
+
+def test_an_explanation_starts_with_the_verdict_and_the_arms_and_ends_with_the_certificate(plain):
+    lines = plain.explain().splitlines()
+    assert lines[0].startswith("clicks: EXACT") and "learnt from 20 rewards" in lines[2]
+    assert lines[4].split()[:2] == ["<old>", "10"]
+    assert "certified" in "\n".join(lines[-3:])
+
+
+def test_a_bandit_prints_what_it_is(plain):
+    assert (
+        repr(plain)
+        == "<Bandit on clicks: 20 rewards, exact posterior; 2 arms (<old>, new); decisions by double_sampling>"
+    )
 
 
 def test_the_lines_of_a_dozen_arms_are_told_apart():

@@ -45,11 +45,10 @@ def answer(result: Comparison) -> str:
         f"{found.mean[leader]:.4g} (95% interval {found.low[leader]:.4g} to {found.high[leader]:.4g})"
     ]
     if len(found.arms) > 1:
-        second = int(np.argsort(-found.mean, kind="stable")[1])
-        gap = found.draws[:, leader] - found.draws[:, second]
-        low, high = np.quantile(gap, [0.025, 0.975])
+        second = int(found.leaders[1])
+        gap, low, high = found.lead(leader, second)
         sentences[0] += (
-            f", {gap.mean():.3g} more than {_arm_name(found, second)} (95% interval of the difference {low:.3g} to {high:.3g})"
+            f", {gap:.3g} more than {_arm_name(found, second)} (95% interval of the difference {low:.3g} to {high:.3g})"
         )
         sentences.append(
             f"It is the best arm with probability {found.best_prob[leader]:.3f}; the expected loss of choosing it now is "

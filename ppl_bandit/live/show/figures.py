@@ -1,14 +1,19 @@
-"""The figure of a bandit: the posterior of each arm's expected reward, and the share of each arm over time."""
+"""The figure of a bandit: what is known about each arm's expected reward, and how often each arm was played."""
 
 from typing import Any
 
 import numpy as np
 
+from ppl_bandit.live.show.closed_form import ORDERS
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.numerics.figure_style import figure_tools, styles
 from ppl_bandit.types import Explanation
 
-__all__ = ["plot_bandit", "posterior_kind"]
+__all__ = ["NUM_LEADING", "plot_bandit", "posterior_kind"]
+
+NUM_LEADING = 15  # arms that get a row of their own; the others share one
+_MAX_DENSITIES = 6  # arms whose densities can be told apart
+_BLUE, _GREY = "#0072B2", "0.6"
 
 
 def posterior_kind(about: Explanation) -> str:
@@ -21,52 +26,101 @@ def posterior_kind(about: Explanation) -> str:
 
 
 def plot_bandit(found: Overview, played: np.ndarray, title: str, caption: str, unit: str = "") -> Any:
-    """Return a figure of two panels; the caller shows or saves it.
+    """Return a figure; the caller shows or saves it.
 
     Args:
         played: index of the arm of every learnt reward, in order.
         unit: of the expected reward.
     """
-    plt = figure_tools()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     where = f", {found.where}" if found.where else ""
-    for index, (arm, (colour, dash)) in enumerate(zip(found.arms, styles(), strict=False)):
-        grid, density = _density(found.draws[:, index])
-        left.plot(grid, density, color=colour, linestyle=dash, label=f"{arm} (P(best) {found.best_prob[index]:.2f})")
-        left.fill_between(grid, density, color=colour, alpha=0.12, linewidth=0)
-        steps = np.arange(1, played.size + 1)
-        if played.size:
-            shares = np.cumsum(played == index) / steps
-            marker = "o" if played.size == 1 else None  # a line through one point is invisible
-            right.plot(steps, shares, color=colour, linestyle=dash, label=str(arm), linewidth=1.3, marker=marker)
-    left.set(
-        title=f"posterior of the expected reward{where}",
-        xlabel=f"expected reward{f' ({unit})' if unit else ''}",
-        ylabel="density",
-    )
-    left.set_ylim(bottom=0)
-    left.legend(fontsize=8)
-    right.set(title="share of the rewards so far", xlabel="reward number", ylabel="share", ylim=(-0.03, 1.03))
-    if played.size:
-        right.legend(fontsize=8)
-    else:
-        right.text(0.5, 0.5, "no reward yet", ha="center", transform=right.transAxes)
-    figure.suptitle(title)
-    figure.supxlabel(caption, fontsize=8)
+    label = f"expected reward{f' ({unit})' if unit else ''}{where}"
+    draw = _draw_densities if len(found.arms) <= _MAX_DENSITIES else _draw_forest
+    figure = draw(found, played, label)
+    figure.suptitle(title, fontsize=11)
+    figure.supxlabel(caption, fontsize=8, color="0.35")
     return figure
 
 
-def _density(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a kernel density estimate, reflected at both ends so that all mass stays in the range of the draws."""
+def _draw_densities(found: Overview, played: np.ndarray, label: str) -> Any:
+    figure, (left, right) = figure_tools().subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    steps = np.arange(1, played.size + 1)
+    for index, (arm, (colour, dash)) in enumerate(zip(found.arms, styles(), strict=False)):
+        grid, density = _density(found, index)
+        left.plot(grid, density, color=colour, linestyle=dash, label=f"{arm} (P(best) {found.best_prob[index]:.2f})")
+        left.fill_between(grid, density, color=colour, alpha=0.12, linewidth=0)
+        if played.size:
+            marker = "o" if played.size == 1 else None  # a line through one point is invisible
+            shares = np.cumsum(played == index) / steps
+            right.plot(steps, shares, color=colour, linestyle=dash, label=str(arm), linewidth=1.3, marker=marker)
+    left.set(title="posterior density", xlabel=label, ylabel="density")
+    left.set_ylim(bottom=0)
+    left.legend(fontsize=8)
+    right.set(title="share of plays", xlabel="rewarded plays so far", ylabel="share of plays", ylim=(-0.03, 1.03))
+    if not played.size:
+        right.text(0.5, 0.5, "no reward yet", ha="center", transform=right.transAxes)
+    return figure
+
+
+def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
+    order = found.leaders
+    leading, others = order[:NUM_LEADING], order[NUM_LEADING:]
+    if others.size == 1:
+        leading, others = order, order[:0]
+    names = [str(found.arms[index]) for index in leading]
+    rows = np.arange(len(leading) + bool(others.size))
+    share = np.bincount(played, minlength=len(found.arms)) / max(played.size, 1)
+    figure, axes = figure_tools().subplots(
+        1, 3, figsize=(11, 0.27 * rows.size + 1.7), width_ratios=(3, 1, 1), sharey=True, layout="constrained"
+    )
+    axes[0].hlines(rows[: leading.size], found.low[leading], found.high[leading], color=_BLUE, linewidth=2.2)
+    axes[0].plot(found.mean[leading], rows[: leading.size], "o", color="black", markersize=4.5)
+    if others.size:
+        names.append(f"{others.size} others")
+        axes[0].hlines(rows[-1], found.low[others].min(), found.high[others].max(), color=_GREY, linewidth=2.2)
+        axes[0].plot(found.mean[others], np.full(others.size, rows[-1]), "|", color=_GREY, markersize=7)
+    for axis, values, heading in ((axes[1], found.best_prob, "P(best)"), (axes[2], share, "share of plays")):
+        widths = [*values[leading], *([values[others].sum()] if others.size else [])]
+        axis.barh(rows, widths, height=0.62, color=[_BLUE] * leading.size + [_GREY] * bool(others.size))
+        for row, width in zip(rows, widths, strict=True):
+            axis.annotate(f"{width:.2f}", (width, row), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
+        axis.set(xlabel=heading, xlim=(0.0, 1.3 * max(*widths, 0.1)))
+    axes[0].set(xlabel=f"{label}: posterior mean and central 95% interval", yticks=rows, ylim=(rows[-1] + 0.6, -0.6))
+    axes[0].set_yticklabels([name if len(name) <= 28 else f"{name[:27]}..." for name in names], fontsize=8.5)
+    axes[0].grid(axis="x", color="0.92")
+    axes[0].set_axisbelow(True)
+    for axis in axes[1:]:
+        axis.tick_params(left=False)
+    if not played.size:
+        axes[2].text(0.5, 0.5, "no reward yet", ha="center", rotation=90, va="center", transform=axes[2].transAxes)
+    return figure
+
+
+def _density(found: Overview, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return points of an arm's density, which starts and ends at 0."""
+    if found.exact is None:
+        return _smoothed(found.draws[:, index])
+    values = found.exact.quantiles[:, index]
+    steps = np.diff(values)
+    if np.any(steps <= 0):  # all mass in one point, up to rounding
+        return np.array([values[0], values[0]]), np.array([0.0, 1.0])
+    heights = np.diff(ORDERS) / steps
+    return np.concatenate([values[:1], 0.5 * (values[1:] + values[:-1]), values[-1:]]), np.pad(heights, 1)
+
+
+def _smoothed(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a kernel density estimate, reflected at 0 and 1 where all draws are on one side."""
     low, high = draws.min(), draws.max()
     if high <= low:
         return np.array([low, low]), np.array([0.0, 1.0])
     quartiles = np.quantile(draws, [0.25, 0.75])
     spread = min(draws.std(), (quartiles[1] - quartiles[0]) / 1.349) or draws.std()
     width = 0.9 * spread * draws.size**-0.2
-    grid = np.linspace(low, high, 200)
-    points = np.concatenate([draws, 2 * low - draws, 2 * high - draws])
-    counts, edges = np.histogram(points, bins=800, range=(low - 4 * width, high + 4 * width))
+    bounds = [0.0] * bool(low >= 0) + [1.0] * bool(low >= 0 and high <= 1)
+    start = max(low - 4 * width, 0.0) if low >= 0 else low - 4 * width
+    stop = min(high + 4 * width, 1.0) if len(bounds) == 2 else high + 4 * width
+    grid = np.linspace(start, stop, 300)
+    points = np.concatenate([draws, *(2 * bound - draws for bound in bounds)])
+    counts, edges = np.histogram(points, bins=1600, range=(start - 4 * width, stop + 4 * width))
     centres = (edges[1:] + edges[:-1]) / 2
     kernel = np.exp(-0.5 * ((grid[:, None] - centres) / width) ** 2) / (width * np.sqrt(2 * np.pi))
-    return grid, kernel @ counts / draws.size
+    return np.concatenate([grid[:1], grid, grid[-1:]]), np.pad(kernel @ counts / draws.size, 1)

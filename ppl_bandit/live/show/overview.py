@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from ppl_bandit.live.show.closed_form import ORDERS, ClosedForm
+from ppl_bandit.numerics.expected_loss import losses_from_table
 from ppl_bandit.program.model.reward_model import RewardModel
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Overview", "arm_overview", "subsample_contexts"]
+__all__ = ["Overview", "arm_overview", "exact_overview", "subsample_contexts"]
 
 _MAX_CONTEXTS = 200  # the standard error of an average is then 7% of the spread between contexts
+_MAX_ENTRIES = 20_000_000  # of all tables together: 160 MB
 
 
 class Overview(NamedTuple):
-    """One entry for each of the A arms, from M posterior draws.
+    """One entry for each of the A arms: in closed form where there is one, and from M posterior draws otherwise.
 
     Attributes:
         arms: names.
@@ -29,8 +32,9 @@ class Overview(NamedTuple):
         best_prob: posterior probability that the arm is best, averaged over contexts.
         loss: expected loss of choosing this arm now, E[max_b theta_b - theta_a], averaged over contexts; nan if the mean of any
             arm may not exist.
-        draws: (M, A), expected rewards, averaged over contexts.
+        draws: (M, A), expected rewards, averaged over contexts; None where all numbers are in closed form.
         num_contexts: number of contexts averaged over; 0 for a program without context.
+        exact: the laws in closed form; None where these numbers come from draws.
     """
 
     arms: list[Any]
@@ -41,8 +45,41 @@ class Overview(NamedTuple):
     high: np.ndarray
     best_prob: np.ndarray
     loss: np.ndarray
-    draws: np.ndarray
+    draws: np.ndarray | None
     num_contexts: int
+    exact: ClosedForm | None = None
+
+    @property
+    def leaders(self) -> np.ndarray:
+        """Indices of the arms, by decreasing mean."""
+        return np.argsort(-self.mean, kind="stable")
+
+    def lead(self, first: int, second: int) -> tuple[float, float, float]:
+        """Return how much more one arm earns than another: the posterior mean (or median), and the central 95% interval."""
+        if self.draws is None:  # independent arms: all pairs of quantiles
+            assert self.exact is not None
+            cells = np.diff(ORDERS, prepend=0.0, append=1.0)
+            weights = 0.5 * (cells[:-1] + cells[1:])
+            weights[[0, -1]] += 0.5 * cells[[0, -1]]
+            gaps = np.subtract.outer(self.exact.quantiles[:, first], self.exact.quantiles[:, second]).ravel()
+            order = np.argsort(gaps)
+            mass = np.outer(weights, weights).ravel()[order]
+            below = np.cumsum(mass) - 0.5 * mass
+            low, middle, high = np.interp([0.025, 0.5, 0.975], below, gaps[order])
+            mean = self.mean[first] - self.mean[second]
+        else:
+            gaps = self.draws[:, first] - self.draws[:, second]
+            low, middle, high = np.quantile(gaps, [0.025, 0.5, 0.975])
+            mean = gaps.mean()
+        return float(middle if self.is_median.any() else mean), float(low), float(high)
+
+    @property
+    def source(self) -> str:
+        """Where the numbers come from, in words."""
+        if self.draws is None:
+            return "numbers in closed form"
+        drawn = f"from {self.draws.shape[0]} posterior draws"
+        return f"numbers {drawn}" if self.exact is None else f"intervals in closed form, P(best) {drawn}"
 
     @property
     def where(self) -> str:
@@ -57,23 +94,24 @@ class Overview(NamedTuple):
 
         columns = {
             "arm": self.arms,
-            "num_rewards": self.num_rewards,
-            "expected_reward": self.mean,
+            "rewards": self.num_rewards,
+            "mean": self.mean,
             "low": self.low,
             "high": self.high,
-            "best_arm_prob": self.best_prob,
-            "expected_loss": self.loss,
+            "p_best": self.best_prob,
+            "loss": self.loss,
         }
         frame = pandas.DataFrame(columns)
         frame.attrs["interval"] = "central 95% of the posterior"
         frame.attrs["num_contexts"] = self.num_contexts
+        frame.attrs["source"] = self.source
         return frame
 
 
 def arm_overview(
     model: RewardModel, arms: Sequence[Any], played: np.ndarray, draws: Mapping[str, np.ndarray], contexts: Any = None
 ) -> Overview:
-    """Summarise the arms.
+    """Summarise the arms by posterior draws.
 
     Args:
         played: index of the arm of every learnt reward.
@@ -84,8 +122,7 @@ def arm_overview(
     with jax.enable_x64(True):
         rows = contexts if num_contexts else None
         tables = np.asarray(_reward_tables(model, num_contexts > 0)(dict(draws), rows))  # (C, M, A)
-    best = tables.max(axis=2, keepdims=True)
-    wins = tables == best
+    wins = tables == tables.max(axis=2, keepdims=True)
     averaged = tables.mean(axis=0)
     low, median, high = np.quantile(averaged, [0.025, 0.5, 0.975], axis=0)
     # If the mean exists, the largest of M deviations is a small part of their sum.
@@ -99,10 +136,28 @@ def arm_overview(
         low,
         high,
         (wins / wins.sum(axis=2, keepdims=True)).mean(axis=(0, 1)),
-        np.where(is_median.any(), np.nan, (best - tables).mean(axis=(0, 1))),
+        np.where(is_median.any(), np.nan, losses_from_table(tables).mean(axis=0)),
         averaged,
         num_contexts,
     )
+
+
+def exact_overview(
+    arms: Sequence[Any], played: np.ndarray, exact: ClosedForm, by_draws: Callable[[], Overview], num_contexts: int
+) -> Overview:
+    """Summarise the arms in closed form.
+
+    Args:
+        exact: the laws at one context, or of a program without context.
+        by_draws: the same by draws, for arms that are not independent.
+        num_contexts: 1, or 0 for a program without context.
+    """
+    intervals = {name: getattr(exact, name) for name in ("mean", "is_median", "low", "high")}
+    if exact.best_prob is None or exact.loss is None:
+        return by_draws()._replace(**intervals, exact=exact)
+    counts = np.bincount(played, minlength=len(arms))
+    probs = {"best_prob": exact.best_prob, "loss": exact.loss}
+    return Overview(list(arms), counts, **intervals, **probs, draws=None, num_contexts=num_contexts, exact=exact)
 
 
 @functools.lru_cache(maxsize=8)
@@ -115,10 +170,14 @@ def _reward_tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any]
     return jax.jit(read)
 
 
-def subsample_contexts(contexts: Any) -> Any:
-    """Return at most 200 of the contexts, evenly spaced in their order."""
-    num = len(jax.tree.leaves(contexts)[0])
-    if num <= _MAX_CONTEXTS:
+def subsample_contexts(contexts: Any, table_size: int) -> Any:
+    """Return at most 200 of the contexts, evenly spaced in their order; fewer where the tables would fill the memory.
+
+    Args:
+        table_size: M times A.
+    """
+    num, most = len(jax.tree.leaves(contexts)[0]), min(_MAX_CONTEXTS, max(1, _MAX_ENTRIES // table_size))
+    if num <= most:
         return contexts
-    index = np.linspace(0, num - 1, _MAX_CONTEXTS).round().astype(int)
+    index = np.linspace(0, num - 1, most).round().astype(int)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[index], contexts)

@@ -2,12 +2,16 @@
 
 from html import escape
 
+import numpy as np
+
+from ppl_bandit.live.show.figures import NUM_LEADING
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.types import Explanation, Selector
 
-__all__ = ["explanation_text", "html_table"]
+__all__ = ["arms_text", "explanation_text", "html_table", "shown_arms"]
 
 _CELL = "padding:3px 12px;text-align:right;white-space:nowrap"
+_MAX_ROWS = 20  # arms that are listed in their own order; of more, the leading ones and one row for the others
 
 
 def explanation_text(
@@ -17,15 +21,16 @@ def explanation_text(
     log_evidence: tuple[float, float] | None = None,
     doubts: str = "",
 ) -> str:
-    """Return the engine's report, the arms so far, and the selector.
+    """Return the verdict on the posterior, the arms so far and the selector, and then the engine's certificate.
 
     Args:
         selector: of the decisions.
         log_evidence: of the program so far, with its standard error, if the engine estimates it.
         doubts: why the draws cannot be trusted; empty if they can.
     """
+    verdict, _, certificate = str(explanation).partition("\n")
     num_rewards = int(found.num_rewards.sum())
-    lines = [str(explanation), "", f"  learnt from {num_rewards} rewards; decisions by {selector.name}"]
+    lines = [verdict, "", f"  learnt from {num_rewards} rewards; decisions by {selector.name}; {found.source}"]
     if doubts:
         lines.append(f"  NOT TRUSTED, use these numbers with caution: {doubts}")
     if log_evidence is not None:
@@ -39,15 +44,7 @@ def explanation_text(
         else:
             where = f"averaged over the contexts of {found.num_contexts} of these rewards"
         lines.append(f"  expected rewards and P(best) are {where}")
-    width = max(5, *(len(str(arm)) for arm in found.arms))
-    lines.append(
-        f"    {'arm':<{width}}  rewards  expected reward [95% interval]      P(best)   ({found.draws.shape[0]} draws)"
-    )
-    for index, arm in enumerate(found.arms):
-        centre = f"{'median ' if found.is_median[index] else ''}{found.mean[index]:.4g}"
-        interval = f"{centre} [{found.low[index]:.4g}, {found.high[index]:.4g}]"
-        count, share = found.num_rewards[index], found.best_prob[index]
-        lines.append(f"    {str(arm):<{width}}  {count:7d}  {interval:<34}  {share:7.3f}")
+    lines += arms_text(found)
     if found.is_median.any():
         lines.append(
             "    medians, because one draw makes up most of an average: the posterior mean of this expected reward may not "
@@ -58,7 +55,34 @@ def explanation_text(
             f"  evaluation: decisions of {selector.name} are deterministic; selectors.with_floor({selector.name}(...), 0.05) "
             "makes `evaluate` possible"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", certificate.strip("\n")] if certificate else [])])
+
+
+def arms_text(found: Overview) -> list[str]:
+    """Return the table of the arms as lines of at most 80 columns, for names of at most 20 characters."""
+    shown, others = shown_arms(found)
+    names = [str(found.arms[index]) for index in shown] + ([f"{others.size} others"] if others.size else [])
+    width = max(5, *map(len, names))
+    lines = [f"    {'arm':<{width}}  rewards  expected reward [95% interval]    P(best)  loss"]
+    for name, index in zip(names, shown, strict=False):
+        centre = f"{'median ' if found.is_median[index] else ''}{found.mean[index]:.4g}"
+        interval = f"{centre} [{found.low[index]:.4g}, {found.high[index]:.4g}]"
+        loss = "-" if np.isnan(found.loss[index]) else f"{found.loss[index]:.2g}"
+        lines.append(
+            f"    {name:<{width}}  {found.num_rewards[index]:7d}  {interval:<32}  {found.best_prob[index]:7.3f}  {loss}"
+        )
+    if others.size:
+        interval = f"at most {found.mean[others].max():.4g}"
+        share, count = found.best_prob[others].sum(), found.num_rewards[others].sum()
+        lines.append(f"    {names[-1]:<{width}}  {count:7d}  {interval:<32}  {share:7.3f}")
+    return lines
+
+
+def shown_arms(found: Overview) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the arms that get a row of their own, and of the others."""
+    if len(found.arms) <= _MAX_ROWS:
+        return np.arange(len(found.arms)), np.arange(0)
+    return found.leaders[:NUM_LEADING], found.leaders[NUM_LEADING:]
 
 
 def html_table(name: str, explanation: Explanation, found: Overview, num_pending: int, selector: str) -> str:
@@ -71,7 +95,10 @@ def html_table(name: str, explanation: Explanation, found: Overview, num_pending
     """
     headings = ("arm", "rewards", "expected reward", "95% interval", "P(best)", "expected loss")
     head = "".join(f'<th style="{_CELL}">{heading}</th>' for heading in headings)
-    body = "".join(_html_row(found, index) for index in range(len(found.arms)))
+    shown, others = shown_arms(found)
+    body = "".join(_html_row(found, index) for index in shown)
+    if others.size:
+        body += f'<tr><td style="{_CELL};text-align:left" colspan="6">and {others.size} other arms with smaller means</td></tr>'
     verdict = explanation.report.partition("\n")[0].partition(": ")[2] or explanation.reason
     averaged = f"; {found.where}" if found.where else ""
     return (
@@ -79,7 +106,7 @@ def html_table(name: str, explanation: Explanation, found: Overview, num_pending
         f"<p><b>Bandit</b> on <code>{escape(name)}</code>: {escape(verdict)}</p>"
         f'<table style="border-collapse:collapse"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         f'<p style="opacity:.75">{int(found.num_rewards.sum())} rewards learnt, {num_pending} decisions pending; decisions by '
-        f"<code>{escape(selector)}</code>; {found.draws.shape[0]} posterior draws{averaged}. "
+        f"<code>{escape(selector)}</code>; {found.source}{averaged}. "
         f"{escape(explanation.reason[0].upper() + explanation.reason[1:])}.</p></div>"
     )
 
