@@ -98,6 +98,7 @@ def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
 def _density(found: Overview, index: int) -> tuple[np.ndarray, np.ndarray]:
     """Return points of an arm's density, which starts and ends at 0."""
     if found.exact is None:
+        assert found.draws is not None
         return _smoothed(found.draws[:, index])
     values = found.exact.quantiles[:, index]
     steps = np.diff(values)
