@@ -16,8 +16,22 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Their blocks build many engines, which takes a third of the time of all pages: run them with -m slow after editing them.
-SLOW_PAGES = ("docs/comparing.md", "docs/engines.md", "docs/tutorials/not-conjugate.md")
+# Their blocks build many engines or simulate, which takes two thirds of the time of all pages: run them with -m slow after
+# editing them.
+SLOW_PAGES = (
+    "docs/beyond-the-paper.md",
+    "docs/censored.md",
+    "docs/comparing.md",
+    "docs/conclusions.md",
+    "docs/engines.md",
+    "docs/live-experiments.md",
+    "docs/off-policy-evaluation.md",
+    "docs/simulating.md",
+    "docs/tutorials/contextual.md",
+    "docs/tutorials/delayed-outcomes.md",
+    "docs/tutorials/not-conjugate.md",
+    "docs/tutorials/order-value.md",
+)
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)  # an optional package that a page reads data from
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>.*)$")
 

@@ -244,6 +244,7 @@ def test_an_update_compiles_once_for_each_capacity(name):
     assert forms[0] == forms[1]
 
 
+@pytest.mark.slow
 def test_a_stream_compiles_as_often_as_its_capacity_doubles(monkeypatch, caplog):
     first_capacity, num_steps = 2, 5  # capacities 2, 4 and 8
     assert count_compilations("laplace", first_capacity, num_steps, monkeypatch, caplog) == 3

@@ -76,7 +76,7 @@ def test_the_answer_is_the_same_from_a_bandit_a_journal_and_a_frame(played):
     columns = {f"propensity_{name}": log.propensities[:, index] for index, name in enumerate(log.names)}
     names = np.array(log.names)[log.arm]
     table = pandas.DataFrame({"arm": names, "reward": log.reward, "propensity": log.propensity, **columns})
-    third = evaluate(table, ("high", "control"), model=RewardModel(conversion, 3))
+    third = evaluate(table, ("high", "control"), model=bandit.model)
     assert again.table().equals(found.table())
     # A frame's arms are sorted by name, so that draws of the outcome model differ.
     assert third.estimate == pytest.approx(found.estimate, abs=found.standard_error / 4)
@@ -115,6 +115,7 @@ def test_every_kind_of_target_is_near_the_truth():
     assert difference.estimate == pytest.approx(evaluate(log, ("high", "control")).estimate)
 
 
+@pytest.mark.slow
 def test_a_selector_is_evaluated_on_the_logged_path():
     model = RewardModel(conversion, 3)
     found = evaluate(frame(900), selectors.thompson(), model=model, baseline={name: 1 / 3 for name in RATES})
@@ -208,6 +209,7 @@ def test_outcome_models_along_the_log_know_earlier_blocks_only():
     assert (before[:201] == after[:201]).all() and (before[201:] != after[201:]).any()
 
 
+@pytest.mark.slow
 def test_rejection_sampling_earns_what_the_selector_would_have_earned():
     # A selector that always plays "high": accepted rows are those of that arm, a third of all.
     log = evaluate_log(1500)

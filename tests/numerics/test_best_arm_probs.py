@@ -113,6 +113,7 @@ MANY = {  # how many arms, successes, failures
 }
 
 
+@pytest.mark.slow
 def test_of_a_hundred_arms_those_that_decide_are_resolved():
     def reference(groups):
         """Integrate with scipy's functions, arms of a kind at once, from the values that their quantiles have together."""

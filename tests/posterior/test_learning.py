@@ -51,7 +51,8 @@ def hoarding(model):
     )
 
 
-@pytest.mark.parametrize("num_steps, capacity", [(20, 32), pytest.param(2000, 2048, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_steps, capacity", [(20, 32), (2000, 2048)])
 def test_growth_is_compiled_before_it_is_needed(num_steps, capacity, monkeypatch):
     monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_CAPACITY", 4)
     bandit = Bandit(conversion, 3, engine=hoarding, num_samples=8)

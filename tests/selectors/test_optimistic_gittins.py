@@ -75,7 +75,13 @@ INDICES = {
 }
 
 
-@pytest.mark.parametrize("case", INDICES)
+# One of every law and shape of tail; the others are slow.
+QUICK = ("flat", "rare", "cost", "counts", "waits", "normal", "student", "heavy")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in INDICES]
+)
 def test_the_index_is_the_root_of_its_equation(case):
     make, arguments, allowed, far_allowed = INDICES[case]
     with jax.enable_x64(True):

@@ -91,6 +91,7 @@ def test_what_only_a_core_ties_is_a_leaf(name):
     assert sorted(layout.members[layout.is_member]) == list(range(layout.count("real")))
 
 
+@pytest.mark.slow
 def test_a_tie_that_was_overlooked_is_found_by_the_certificate(monkeypatch):
     """Every reward reads the first arm too; told that it does not, the engine refuses rather than leave the tie out."""
 

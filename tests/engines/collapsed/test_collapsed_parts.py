@@ -121,6 +121,7 @@ def test_gaussians_of_any_size_have_their_normalizer_about_any_centre(size):
         np.testing.assert_allclose(log_normalizer(layout, moved.natural) + moved.constant, exact, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_normalizer_that_is_made_of_rounding_is_not_a_number():
     """A common mean of precision 1/4 behind five arms of precision 1e8: single precision has lost the quarter."""
     precision = np.diag([0.25 + 5e8, *[1e8] * 5])

@@ -75,6 +75,7 @@ def coin(arm, context):
     numpyro.sample("reward", dist.Binomial(context, rate + 0.0 * arm))
 
 
+@pytest.mark.slow
 def test_a_count_that_stops_growing_is_not_trusted():
     engine = conjugate(RewardModel(coin, 1, 1))
     update, state = quick_jit(engine.update), engine.init(KEY)
@@ -100,7 +101,12 @@ def waiting_time(shape):
 
 
 @pytest.mark.parametrize(
-    ("program", "is_infinite"), [(spend, True), (waiting_time(0.9), True), (waiting_time(1.1), False)]
+    ("program", "is_infinite"),
+    [
+        pytest.param(spend, True, marks=pytest.mark.slow),
+        (waiting_time(0.9), True),
+        (waiting_time(1.1), False),
+    ],
 )
 def test_an_expected_reward_without_an_expectation_is_named(program, is_infinite):
     # E exp(m + v / 2) under a power tail of v; E 1 / rate under Gamma(a, 1) is 1 / (a - 1), infinite for a up to 1.

@@ -353,7 +353,7 @@ def inverse_gamma_outcome():
     return Case(program, AMOUNTS, {"rate": gamma(2.0 + 3.0 * per_arm(1.0), 1.0 + per_arm(1.0 / AMOUNTS), 1.0)})
 
 
-@case
+@slow_case
 def half_normal_root_precision():
     def program(arm):
         root = numpyro.sample("root", dist.HalfNormal(2.0).expand([A]))

@@ -386,6 +386,7 @@ def test_masked_rows_may_hold_anything_and_change_nothing():
     )
 
 
+@pytest.mark.slow
 def test_a_posterior_beyond_the_precision_of_numbers_is_not_trusted():
     # Collinear features a thousand times over, against a prior 1e20 times weaker: no factor of that precision exists.
     with jax.enable_x64(True):
@@ -404,16 +405,12 @@ def vague_regression(arm, context):
     numpyro.sample("reward", dist.Normal((weight[arm] * context).sum(-1), 0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "reward", "context"),
     [
-        pytest.param(
-            gamma_poisson,
-            np.array([0, 1, 10**3, 10**6, 10**9]),
-            np.array([1e-6, 1.0, 1e3, 1e6, 1e9]),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(normal_inverse_gamma, np.array([1e-8, 1.0, -1e4, 1e8, 1e8 + 1]), None, marks=pytest.mark.slow),
+        (gamma_poisson, np.array([0, 1, 10**3, 10**6, 10**9]), np.array([1e-6, 1.0, 1e3, 1e6, 1e9])),
+        (normal_inverse_gamma, np.array([1e-8, 1.0, -1e4, 1e8, 1e8 + 1]), None),
         # Up to 1e5 times the noise: rounding could hide more than is certified beyond 1e6 times it.
         (regression, np.array([1e-8, 1.0, -1e3, 1e5, 1e5 + 1]), np.outer([1e-6, 1.0, 1e2, 1e3, -1e3], [1.0, 3.0])),
     ],

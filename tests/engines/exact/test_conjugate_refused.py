@@ -70,7 +70,7 @@ def normal(location: Any, scale: Any = 1.0) -> None:
 # Links that bend
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def squared_link(arm):
     bernoulli(rates()[arm] ** 2)
 
@@ -221,7 +221,7 @@ def absolute_mean_by_a_root(arm):
     normal(jnp.sqrt(reals()[arm] ** 2))
 
 
-@near_miss("comparison|where")
+@near_miss("comparison|where", is_slow=True)
 def rate_that_differs_near_one(arm):
     rate = rates()[arm]
     bernoulli(jnp.where(rate > 0.999, rate**2, rate))
@@ -307,7 +307,7 @@ def conjugate_value_with_a_wrong_slope(arm):
     normal(scaled_slope(reals()[arm]))
 
 
-@near_miss("not affine")
+@near_miss("not affine", is_slow=True)
 def bent_value_with_a_conjugate_slope(arm):
     normal(square_with_the_slope_of_a_line(reals()[arm]))
 
@@ -371,7 +371,7 @@ class ZeroInflated(dist.Distribution):
         return jnp.where(value == 0, jnp.log(self.gate + (1.0 - self.gate) * jnp.exp(-self.rate)), count)
 
 
-@near_miss("off the conjugate form")
+@near_miss("off the conjugate form", is_slow=True)
 def zero_inflated_by_hand(arm):
     numpyro.sample("reward", ZeroInflated(0.3, gammas()[arm]))
 
@@ -413,7 +413,7 @@ def mixture_likelihood(arm):
     numpyro.sample("reward", dist.MixtureSameFamily(weights, dist.Normal(means, 1.0)))
 
 
-@near_miss("support")
+@near_miss("support", is_slow=True)
 def uniform_up_to_a_latent(arm):
     limit = numpyro.sample("limit", dist.Pareto(1.0, 3.0).expand([A]))
     numpyro.sample("reward", dist.Uniform(0.0, limit[arm]))
@@ -655,7 +655,7 @@ def bent_below_a_large_constant(arm):
     numpyro.sample("reward", Offset(rates()[arm]))
 
 
-@near_miss("arm 1")
+@near_miss("arm 1", is_slow=True)
 def conjugate_on_all_arms_but_one(arm):
     rate = rates()[arm]
     bernoulli(jnp.where(arm == 1, rate**2, rate))

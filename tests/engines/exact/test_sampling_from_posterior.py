@@ -52,6 +52,7 @@ def assert_uncorrelated(x, y):
     assert abs(np.corrcoef(x, y)[0, 1]) < 4 / np.sqrt(M)
 
 
+@pytest.mark.slow
 def test_beta_draws_on_the_unit_interval():
     def program(arm):
         rate = numpyro.sample("rate", dist.Beta(0.5, 2.0).expand([A]))

@@ -39,9 +39,8 @@ def sales(arm, *, by=1.0):
     numpyro.sample("sale", dist.Bernoulli(rate[arm]))
 
 
-@pytest.mark.parametrize(
-    ("program", "outcomes"), [(sales, OUTCOMES[:1]), pytest.param(shop, OUTCOMES, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "outcomes"), [(sales, OUTCOMES[:1]), (shop, OUTCOMES)])
 def test_a_posterior_with_a_wider_prior_is_that_of_the_program_with_it(program, outcomes):
     models = {by: RewardModel(functools.partial(program, by=by), 2, outcomes=outcomes) for by in (1.0, 3.0)}
     reward = {"sale": [1, 0, 1], "visits": [4, 0, 9], "amount": [2.5, -1.0, 7.0], "choice": [0, 1, 1]}

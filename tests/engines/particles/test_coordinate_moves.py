@@ -67,6 +67,7 @@ def test_coordinate_moves_reach_the_end_of_a_funnel(seed):
     assert np.all(np.abs(found - EXACT) < 1.5 * ALLOWED)
 
 
+@pytest.mark.slow
 def test_slopes_show_which_coordinates_narrow_together():
     positions = exact_draws(3)
     still = jr.normal(jr.key(3), (NUM, 1))  # a latent that is independent of the others

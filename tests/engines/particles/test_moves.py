@@ -68,6 +68,7 @@ def test_particles_that_hardly_move_fail_a_check():
     assert not bool(evidence.is_sound) and float(evidence.autocorrelation) > MAX_AUTOCORRELATION
 
 
+@pytest.mark.slow
 def test_particles_that_cannot_leave_their_mode_fail_a_check():
     signs = jnp.where(jnp.arange(1000) < 300, 1.0, -1.0)[:, None]
     starts = signs * jnp.array([4.0, 3.0, -3.0]) + jr.normal(jr.key(0), (1000, 3))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pytest
 
 from ppl_bandit.engines.particles import tempering
 from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path, max_autocorrelation
@@ -16,6 +17,7 @@ def start_of(positions, log_targets):
     )
 
 
+@pytest.mark.slow
 def test_under_vmap_only_the_sets_that_need_it_are_moved_as_each_would_be_alone():
     """40 sets of 50 particles, of which 7 must be moved."""
     positions = jr.normal(jr.key(0), (40, 50, 1))
