@@ -107,7 +107,14 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
     names = list(header.identity["arms"])
     task, prior = bandit._build(names)
     found: ReplayResult = replay(
-        journal.store, name, header.last_change, task, prior, bandit._build, _progress(journal, name, arguments)
+        journal.store,
+        name,
+        header.last_change,
+        task,
+        prior,
+        bandit._build,
+        _progress(journal, name, arguments),
+        bandit._look_difference,
     )
     result = found._asdict() | {"first_broken_position": None if damage is None else damage.position}
     if damage is not None:

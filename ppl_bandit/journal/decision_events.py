@@ -4,7 +4,7 @@ import functools
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from ppl_bandit.journal.events import DECIDED, Event, new_ids
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.deciding import Chosen, decide_many, decide_once
 
-__all__ = ["choose_arms", "decision_events"]
+__all__ = ["choose_arms", "choose_by_selector", "decision_events"]
 
 
 def choose_arms(
@@ -29,12 +29,33 @@ def choose_arms(
         contexts: with a leading axis in a batch; one context otherwise.
     """
     task, learner = projection.task, projection.learner
+    allocation = projection.allocation
     if lane:
         seed, device_seed = _lane_seed(task.seed, lane)
         task, learner = task._replace(seed=seed), learner._replace(seed=device_seed)
     if is_batch:
-        return decide_many(task, learner, numbers, contexts, allowed)
-    return decide_once(task, learner, int(numbers[0]), contexts, allowed)
+        chosen = decide_many(task, learner, numbers, contexts, allowed)
+    else:
+        chosen = decide_once(task, learner, int(numbers[0]), contexts, allowed)
+    return chosen if allocation is None else _randomize(chosen, allocation, allowed, task.seed, numbers)
+
+
+def choose_by_selector(projection: Projection, number: int, context: Any, allowed: np.ndarray) -> Chosen:
+    """Return what the selector would decide now, whatever a design fixes; nothing is recorded."""
+    return decide_once(projection.task, projection.learner, number, context, allowed)
+
+
+def _randomize(
+    chosen: Chosen, allocation: Sequence[float], allowed: np.ndarray, seed: int, numbers: np.ndarray
+) -> Chosen:
+    """Return decisions whose arms are drawn with given probabilities; P(best) stays as the posterior has it."""
+    probs = np.where(allowed, allocation, 0.0)
+    probs = np.where(allowed, 1.0, 0.0) if probs.sum() == 0.0 else probs
+    probs /= probs.sum()
+    uniforms = [np.random.default_rng((seed, int(number))).random() for number in numbers]
+    arms = np.searchsorted(np.cumsum(probs)[:-1], uniforms, side="right")
+    propensities = np.broadcast_to(probs, chosen.propensities.shape)
+    return chosen._replace(arms=arms.tolist(), num_candidates=[0] * len(arms), propensities=propensities)
 
 
 def decision_events(

@@ -18,6 +18,7 @@ __all__ = [
     "DECIDED",
     "DISCARDED",
     "IMPORTED",
+    "LOOKED",
     "OPENED",
     "REWARDED",
     "Event",
@@ -33,6 +34,7 @@ __all__ = [
 OPENED = "opened"  # a new experiment: program, settings, versions
 CHANGED = "changed"  # the experiment continues with another program or other settings
 ARMS = "arms"  # arms were added or retired
+LOOKED = "looked"  # a look at a designed experiment: its verdict, the arms left, and their probabilities until the next
 DECIDED = "decided"
 REWARDED = "rewarded"  # some or all outcomes of a decision
 IMPORTED = "imported"  # rewards of plays that another system decided

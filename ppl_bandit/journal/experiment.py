@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit.journal.decision_events import choose_arms, decision_events
-from ppl_bandit.journal.events import ARMS, CHANGED, DECIDED, OPENED, Event, new_event, new_id
+from ppl_bandit.journal.events import ARMS, CHANGED, DECIDED, LOOKED, OPENED, Event, new_event, new_id
 from ppl_bandit.journal.projection import Projection, extend_history, learn_events, refit, reward_changes
 from ppl_bandit.journal.stores.store import (
     Conflict,
@@ -158,6 +158,26 @@ class Experiment:
                 self.projection = changed._replace(position=recorded[0].position, num_played=num_played)
                 return
 
+    def record_look(self, check: Callable[[Projection], dict[str, Any] | None]) -> Projection:
+        """Record a look at a designed experiment, and return the projection after it.
+
+        Args:
+            check: returns the body of the event, given the latest projection; None if no look is due.
+        """
+        with self.fold_lock:
+            while True:
+                self._fold_new_events()
+                body = check(self.projection)
+                if body is None:
+                    return self.projection
+                try:
+                    recorded = self.store.append(self.name, [new_event(LOOKED, body)], after=self.projection.position)
+                except Conflict:
+                    continue
+                self._fold_new_events(before=recorded[0].position)
+                self.fold(recorded)
+                return self.projection
+
     def resume(self, position: int, learner: Learner | None) -> None:
         """Fold the stream from its beginning.
 
@@ -209,6 +229,9 @@ class Experiment:
             if not is_learning:
                 return projection._replace(retired=frozenset(first.body["retired"]))
             return self._with_arms(projection, first)
+        if first.kind == LOOKED:
+            dropped = np.flatnonzero(~np.asarray(first.body["active"], bool)).tolist()
+            return projection._replace(retired=projection.retired | frozenset(dropped), look=first.body)
         if first.kind in (OPENED, CHANGED):
             if is_learning and self.identity is not None and first.body["identity"] != self.identity:
                 raise JournalError(

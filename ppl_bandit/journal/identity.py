@@ -23,6 +23,7 @@ __all__ = [
     "identity_differences",
     "library_versions",
     "selector_from",
+    "to_json",
 ]
 
 
@@ -56,14 +57,15 @@ def experiment_identity(task: Task, engine: Engine, burn_in: int) -> dict[str, A
         "outcomes": list(task.model.outcomes),
         "engine": {
             "name": engine.explanation.engine,
-            "settings": _to_json(engine.settings),
+            "settings": to_json(engine.settings),
             "may_fall_back": task.may_fall_back,
         },
-        "selector": _to_json(task.selector),
+        "selector": to_json(task.selector),
         "num_samples": task.num_samples,
         "draws": task.draws,
         "seed": task.seed,
         "burn_in": burn_in,
+        "design": None if task.design is None else dict(task.design.settings),
     }
 
 
@@ -88,6 +90,7 @@ def arguments_from_identity(identity: Mapping[str, Any], engine: Any = None, sel
         "draws": identity["draws"],
         "seed": identity["seed"],
         "burn_in": identity["burn_in"],
+        "design": identity.get("design"),
     }
 
 
@@ -134,14 +137,14 @@ def library_versions() -> dict[str, str]:
     return {name: version(name) for name in ("jax", "numpyro")}
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Return a setting as a JSON value; an object that has none is represented by its name."""
     if isinstance(value, Selector):
-        return {"name": value.name, "settings": _to_json(value.settings)}
+        return {"name": value.name, "settings": to_json(value.settings)}
     if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return np.asarray(value).tolist()
     if value is None or isinstance(value, bool | int | float | str):

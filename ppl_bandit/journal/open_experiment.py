@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.journal.checkpoints import load_checkpoint
-from ppl_bandit.journal.events import ARMS, CHANGED, OPENED, Event, new_event
+from ppl_bandit.journal.events import ARMS, CHANGED, LOOKED, OPENED, Event, new_event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions
 from ppl_bandit.journal.projection import Projection, initial_projection
@@ -45,7 +45,7 @@ class ExperimentHeader(NamedTuple):
 def read_header(store: SqlStore, name: str) -> ExperimentHeader | None:
     """Return the header of an experiment; None if it does not exist."""
     header = None
-    for event in store.read(name, kinds=(OPENED, CHANGED, ARMS)):
+    for event in store.read(name, kinds=(OPENED, CHANGED, ARMS, LOOKED)):
         with reading_event(name, event.position):
             header = _fold_header(header, event)
     return header
@@ -53,7 +53,10 @@ def read_header(store: SqlStore, name: str) -> ExperimentHeader | None:
 
 def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHeader | None:
     body = event.body
-    if event.kind != ARMS:
+    if event.kind == LOOKED and header is not None:
+        dropped = frozenset(index for index, is_active in enumerate(body["active"]) if not is_active)
+        return header._replace(retired=header.retired | dropped)
+    if event.kind in (OPENED, CHANGED):
         identity, position = body["identity"], event.position if event.kind == CHANGED else 0
         names, columns = list(identity["arms"]), body["context_columns"]
         return ExperimentHeader(identity, body["versions"], names, frozenset(), position, position, columns)

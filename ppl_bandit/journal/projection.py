@@ -4,7 +4,7 @@ An event brings rows of data, edits rows that were learnt before, or neither. Ne
 refits the posterior to the edited history from the prior, in one batch, so that a corrected reward leaves no trace.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +41,7 @@ class Projection(NamedTuple):
         history: all rows that were learnt.
         num_played: number of decisions for each arm.
         retired: indices of the arms that are no longer played.
+        look: body of the last look at a designed experiment; None before the first.
     """
 
     position: int
@@ -50,6 +51,14 @@ class Projection(NamedTuple):
     history: History
     num_played: np.ndarray
     retired: frozenset[int] = frozenset()
+    look: Mapping[str, Any] | None = None
+
+    @property
+    def allocation(self) -> Sequence[float] | None:
+        """Probabilities of the arms that a design fixes until the next look; None lets the selector decide."""
+        if self.task.design is None:
+            return None
+        return self.task.design.allocation if self.look is None else self.look["allocation"]
 
 
 class LearningStep(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.journal.decision_events import choose_arms
-from ppl_bandit.journal.events import DECIDED, Event
+from ppl_bandit.journal.events import DECIDED, LOOKED, Event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.stores.store import Store, read_batches, reading_event
@@ -46,6 +46,7 @@ def replay(
     prior: Learner,
     build: BuildTask,
     report: Callable[[int], None] = lambda position: None,
+    look_difference: Callable[[Projection, Event], str] = lambda projection, event: "",
 ) -> ReplayResult:
     """Make the decisions beyond a position again, in order, and stop at the first that differs.
 
@@ -57,6 +58,7 @@ def replay(
         after: position of the last change of the experiment; the rewards before it are learnt in one batch.
         task: with the arms at that position.
         report: called with each position that was reached.
+        look_difference: takes a recorded look again; returns the difference in words, empty if there is none.
     """
     experiment = Experiment(store, name, initial_projection(task, prior), build)
     late, num_decisions = _find_late_decisions(store, name, after)
@@ -85,6 +87,11 @@ def replay(
                 num_uses[late[first]] -= 1
                 if not num_uses[late[first]]:
                     del kept[late[first]]
+        if batch[0].kind == LOOKED:
+            with reading_event(name, first):
+                difference_of_look = look_difference(experiment.projection, batch[0])
+            if difference_of_look:
+                return ReplayResult(num_decisions, num_checked, first, difference_of_look)
         experiment.fold(batch)
         report(batch[-1].position)
     return ReplayResult(num_decisions, num_checked)

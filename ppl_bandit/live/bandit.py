@@ -22,18 +22,23 @@ from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_flag, check_text
 from ppl_bandit.journal.checkpoints import save_checkpoint
 from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.identity import to_json
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import bind_num_arms, open_experiment, takes_num_arms
 from ppl_bandit.journal.outcome_events import MakeEvents, discard_events, expiry_events
+from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.live.decisions import Decision, decision_from_event, decision_id
 from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
+from ppl_bandit.live.looks import LookVerdict, design_record, look_difference, refuse_stopped, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
 from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.gc_pause import paused_gc
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.recorded_design import design_from_settings
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Bandit"]
@@ -62,6 +67,8 @@ class Bandit(ReadableBandit):
         journal: a path, a URL or a `Journal`: every decision and reward is recorded there before the call returns, and
             opening the same journal and name again continues the experiment. None keeps everything in memory.
         name: of the experiment in the journal; None is "default".
+        design: a `Design`: `look` then says when to stop, and decisions after a stop are refused. Its selector and its burn-in
+            are used.
         allow_changed: whether to continue an experiment with another program or other settings than it was opened with; the
             change is recorded.
 
@@ -85,6 +92,7 @@ class Bandit(ReadableBandit):
         burn_in: int = 0,
         journal: str | PathLike | Journal | None = None,
         name: str | None = None,
+        design: Design | Mapping[str, Any] | None = None,
         allow_changed: bool = False,
     ):
         self.num_samples = check_count(num_samples, "num_samples")
@@ -100,6 +108,9 @@ class Bandit(ReadableBandit):
         check_engine(engine)
         self._factory = engines.choose if engine is None else engine
         self._may_fall_back = engine is None
+        self._design = design_from_settings(design) if isinstance(design, Mapping) else design
+        if self._design is not None:
+            selector, burn_in = _settings_of_design(self._design, selector, burn_in, len(names))
         self._selector = _DEFAULT_SELECTOR if selector is None else check_selector(selector)
         self._draws = check_flag(draws, "draws")
         self._pid = os.getpid()
@@ -129,6 +140,8 @@ class Bandit(ReadableBandit):
             allowed: the arms that may be played, as a list or a mask of booleans; None allows all.
         """
         projection = self._catch_up(wait=False)
+        if self._design is not None:
+            refuse_stopped(projection, self._design)
         context = check_contexts(projection.task.model, context, None, "context")
         mask = projection.task.arms.mask(allowed)
         (event,) = self._experiment.decide(projection, mask, context, None)
@@ -159,10 +172,26 @@ class Bandit(ReadableBandit):
             if num_rows == 0 or num_decisions not in (None, num_rows):
                 raise ValueError("contexts must have a leading axis with one row per decision")
         contexts = check_contexts(model, contexts, num_rows, "contexts")
+        if self._design is not None:
+            refuse_stopped(projection, self._design, num_rows)
         mask = projection.task.arms.mask(allowed)
         with paused_gc():  # thousands of long-lived objects at once
             events = self._experiment.decide(projection, mask, contexts, num_rows)
             return list(map(self._decision, events))
+
+    def look(self) -> LookVerdict:
+        """Take the look that is due by the design, record it, and say whether to stop.
+
+        A look is due as soon as its number of decisions is reached; if none is, the verdict of the last one is returned. The
+        same look gives the same verdict in every process and after a crash, and `operating_characteristics` simulates it.
+
+        Raises:
+            ValueError: if the bandit has no design.
+        """
+        if self._design is None:
+            raise ValueError("this bandit has no design: build it with design=Design(looks, stopping=...)")
+        self._check_process()
+        return take_look(self._experiment, self._design, lambda: len(self.pending()))
 
     def update(
         self,
@@ -265,6 +294,10 @@ class Bandit(ReadableBandit):
             )
         if name is not None:
             Arms(None, [*names, name])  # raises unless it is a new name
+        if self._design is not None:
+            raise ValueError(
+                "the experiment has a design, whose arms are fixed: start a new experiment with the new arm"
+            )
         if not takes_num_arms(self._program):
             raise ValueError(
                 "the program has a fixed number of arms: let it take num_arms, as in `def model(arm, *, num_arms): "
@@ -331,8 +364,12 @@ class Bandit(ReadableBandit):
                 raise ValueError(f"the experiment has {len(names)} arms, but the program has {model.num_arms}")
             model = RewardModel(bind_num_arms(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
-        task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
+        record = None if self._design is None else design_record(self._design, names)
+        task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws, record)
         return task, start(task, self._factory)
+
+    def _look_difference(self, projection: Projection, event: Event) -> str:
+        return "" if self._design is None else look_difference(projection, self._design, event.body)
 
     def _learn(self, make_events: MakeEvents) -> tuple[list[Event], Any]:
         """Record events and learn from them; return the events and the engine's diagnostics. An error changes nothing."""
@@ -356,3 +393,17 @@ class Bandit(ReadableBandit):
         return decision_from_event(
             event, context, (f"expected reward of {names}: {INFINITE_MEAN_TEXT}",) if names else ()
         )
+
+
+def _settings_of_design(
+    design: Design, selector: Selector | None, burn_in: int, num_arms: int
+) -> tuple[Selector | None, int]:
+    """Return the selector and the burn-in per arm of a design; others beside it are refused."""
+    if not isinstance(design, Design):
+        raise ValueError(f"design must be a Design, got {design!r}: build one with Design(looks, stopping=...)")
+    if selector is not None and to_json(selector) != to_json(design.selector):
+        raise ValueError(f"selector is {selector}, but the design has {design.selector}: give it to the design alone")
+    own = -(-design.burn_in // num_arms)
+    if burn_in not in (0, own):
+        raise ValueError(f"burn_in is {burn_in}, but the design has its own of {design.burn_in} decisions in all")
+    return design.selector, own

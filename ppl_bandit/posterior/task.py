@@ -1,12 +1,25 @@
 """The fixed settings of a live bandit."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Selector
 
-__all__ = ["Task"]
+__all__ = ["DesignRecord", "Task"]
+
+
+class DesignRecord(NamedTuple):
+    """What is recorded of the design of an experiment.
+
+    Attributes:
+        settings: the design as JSON values.
+        allocation: probabilities of the arms before the first look; None lets the selector decide.
+    """
+
+    settings: Mapping[str, Any]
+    allocation: tuple[float, ...] | None
 
 
 class Task(NamedTuple):
@@ -15,6 +28,7 @@ class Task(NamedTuple):
     Attributes:
         may_fall_back: whether another engine may replace an exact one that refuses a datum.
         draws: whether every decision draws the latents, even if the law of the decision is known (`engines.decide`).
+        design: None for an experiment without one.
     """
 
     model: RewardModel
@@ -24,3 +38,4 @@ class Task(NamedTuple):
     seed: int
     may_fall_back: bool
     draws: bool = False
+    design: DesignRecord | None = None

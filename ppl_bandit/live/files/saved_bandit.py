@@ -75,6 +75,7 @@ class SavedBandit(NamedTuple):
             history=history,
             num_played=np.asarray(header["num_played"], np.int64),
             retired=frozenset(header["retired"]),
+            look=header.get("look"),
         )
         learner = refit(projection, history)[0] if differences else self._learner(projection)
         events = [Event(*fields) for fields in header["decisions"]]
@@ -99,6 +100,7 @@ def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
             "versions": library_versions(),
             "context_form": context_structure(task.model.context),
             "retired": sorted(projection.retired),
+            "look": None if projection.look is None else dict(projection.look),
             "position": projection.position,
             "next_number": experiment.num_decisions,
             "num_played": projection.num_played.tolist(),

@@ -1,0 +1,294 @@
+"""Looks at a live experiment that has a design: the verdict, computed by the same function as in simulation, and its record."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from ppl_bandit.journal.decision_events import choose_by_selector
+from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.journal.projection import Projection
+from ppl_bandit.posterior.task import DesignRecord
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.trials.allocation import allocation_probs
+from ppl_bandit.trials.arm_posterior import arm_posterior
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look
+from ppl_bandit.trials.recorded_design import design_settings
+
+__all__ = ["LookVerdict", "design_record", "look_difference", "refuse_stopped", "take_look"]
+
+_LOOK_SEED = 0x10_0C  # folded into the seed, so that looks and decisions use different random numbers
+
+
+@dataclass(frozen=True)
+class LookVerdict:
+    """The verdict of a look at an experiment.
+
+    Attributes:
+        look: number of the look, from 1; the last one taken if none is due; 0 before the first.
+        is_due: whether this call took a look; otherwise the fields repeat the last one.
+        ending: "continue", or why the experiment stopped: "superiority", "equivalence", "futility", "undecided", ...
+        arm: the arm to use if the experiment has stopped: the superior one, else the active arm most likely best; None while
+            it goes on.
+        dropped: arms that the look dropped.
+        active: arms that are left.
+        control: the present control; None without one.
+        best_arm_probs: {arm: P(best among the arms left)}.
+        evidence: {rule: the value that is compared with its threshold}.
+        allocation: {arm: probability until the next look}; None if the selector decides each time.
+        num_decisions, num_rewards, num_pending: when the look was taken.
+        next_look: number of decisions at the next look; None after the last.
+        verdict: all of this in words.
+    """
+
+    look: int
+    is_due: bool
+    ending: str
+    arm: Any
+    dropped: list[Any]
+    active: list[Any]
+    control: Any
+    best_arm_probs: dict[Any, float]
+    evidence: dict[str, float]
+    allocation: dict[Any, float] | None
+    num_decisions: int
+    num_rewards: int
+    num_pending: int
+    next_look: int | None
+    verdict: str
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether the experiment has stopped."""
+        return self.ending != ENDINGS[CONTINUE]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as JSON values; arms are strings where they are keys."""
+        return asdict(self) | {"is_stop": self.is_stop}
+
+    def __str__(self) -> str:
+        return self.verdict
+
+
+def design_record(design: Design, names: Sequence[Any]) -> DesignRecord:
+    """Return what the journal stores of a design.
+
+    Raises:
+        ValueError: if the design does not fit the arms.
+    """
+    control, num_arms = design.control_index(names), len(names)
+    allocation = None
+    if design.allocation == "looks":
+        with jax.enable_x64(True):
+            start = jnp.full(num_arms, 1.0 / num_arms)
+            allocation = tuple(allocation_probs(design, start, jnp.ones(num_arms, bool), control).tolist())
+    return DesignRecord(design_settings(design), allocation)
+
+
+def take_look(experiment: Experiment, design: Design, num_pending: Callable[[], int]) -> LookVerdict:
+    """Take the look that is due, record it, and return its verdict; without one that is due, return the last.
+
+    A look is due as soon as its number of decisions is reached. If several are, only the last of them is taken. The last look
+    of a design with `max_rows` waits until no reward is pending.
+    """
+    before = experiment.catch_up().look
+    projection = experiment.record_look(lambda latest: look_body(latest, design, num_pending()))
+    return _verdict(projection, design, projection.look is not before, num_pending())
+
+
+def look_body(projection: Projection, design: Design, num_pending: int) -> dict[str, Any] | None:
+    """Return the event of the look that is due; None if none is."""
+    num_decisions, last = int(projection.num_played.sum()), projection.look
+    index = sum(rows <= num_decisions for rows in design.look_rows) - 1
+    if index <= (-1 if last is None else last["look"]) or (last is not None and last["ending"] != ENDINGS[CONTINUE]):
+        return None
+    if index == design.num_looks - 1 and design.max_rows is not None and num_pending:
+        return None
+    found, allocation = _check(projection, design, index)
+    return {
+        "look": index,
+        "num_decisions": num_decisions,
+        "num_rewards": len(projection.history),
+        "num_pending": num_pending,
+        "ending": ENDINGS[int(found.ending)],
+        "arm": int(found.arm),
+        "active": np.asarray(found.active).tolist(),
+        "dropped": np.flatnonzero(~found.active & ~_is_retired(projection)).tolist(),
+        "control": int(found.control),
+        "best_arm_probs": np.asarray(found.best_arm_probs).tolist(),
+        "evidence": dict(zip((rule.name for rule in design.rules), np.asarray(found.evidence).tolist(), strict=True)),
+        "allocation": allocation,
+    }
+
+
+def look_difference(projection: Projection, design: Design, recorded: Mapping[str, Any]) -> str:
+    """Take a recorded look again, at the projection before it; return the difference in words, empty if there is none."""
+    found, _ = _check(projection, design, recorded["look"])
+    ending = ENDINGS[int(found.ending)]
+    if ending != recorded["ending"]:
+        return f"the recorded verdict is {recorded['ending']!r}, the replayed one is {ending!r}"
+    if np.asarray(found.active).tolist() != recorded["active"]:
+        return "the recorded and the replayed look drop different arms"
+    return ""
+
+
+def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> None:
+    """Refuse decisions after the experiment has stopped, or beyond its last look.
+
+    Raises:
+        ValueError: says what to do instead.
+    """
+    look, names = projection.look, projection.task.arms.names
+    if look is not None and look["ending"] != ENDINGS[CONTINUE]:
+        raise ValueError(
+            f"the experiment stopped at look {look['look'] + 1} ({look['ending']}): play {names[look['arm']]!r} without the "
+            "bandit, or start a new experiment with another name=; pending rewards may still be reported"
+        )
+    left = design.last_rows - int(projection.num_played.sum())
+    if num_new > left:
+        raise ValueError(
+            f"the design ends after {design.last_rows} decisions, of which {max(left, 0)} are left: "
+            + ("call look()" if left <= 0 else f"ask for at most {left}")
+        )
+
+
+def _check(projection: Projection, design: Design, index: int) -> tuple[Look, list[float] | None]:
+    """Apply the design at one look: the verdict, and the allocation until the next."""
+    task, learner, last = projection.task, projection.learner, projection.look
+    names = task.arms.names
+    first = design.control_index(names)
+    control = (NO_ARM if first is None else first) if last is None else last["control"]
+    active = ~_is_retired(projection)
+    with jax.enable_x64(True):
+        key = jr.fold_in(jr.fold_in(jr.key(task.seed), _LOOK_SEED), index)
+        check = _compiled_check(_ById(learner.engine), _ById(design), task.model, first, task.num_samples)
+        found = jax.device_get(check(key, learner.state, np.int64(index), active, np.int64(control)))
+    if not np.all(np.isfinite(found.best_arm_probs)):
+        raise ValueError("the expected rewards are not finite at this posterior, so the look has no verdict")
+    if design.allocation == "each" or found.ending != CONTINUE:
+        return found, None
+    # The selector's probabilities at this posterior, from the function that makes decisions; its number is that of the look.
+    probs = choose_by_selector(projection, index, task.model.context, np.asarray(found.active)).propensities[0]
+    with jax.enable_x64(True):
+        return found, allocation_probs(design, jnp.asarray(probs), found.active, int(found.control)).tolist()
+
+
+def _is_retired(projection: Projection) -> np.ndarray:
+    return np.isin(np.arange(len(projection.task.arms)), list(projection.retired))
+
+
+class _ById:
+    """A value as a key of a cache: equal to itself alone. An engine and a design hold mappings, which have no hash."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.value is self.value
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_check(
+    own_engine: _ById, own_design: _ById, model: RewardModel, first_control: int | None, num_samples: int
+) -> Callable[..., Look]:
+    engine, design = own_engine.value, own_design.value
+
+    def check(key: Any, state: Any, index: Any, active: Any, control: Any) -> Look:
+        posterior = arm_posterior(key, model, engine, state, model.context, num_samples)
+        present = None if first_control is None else control
+        return check_look(design, index, posterior, active, present, first_control=first_control)
+
+    return jax.jit(check)
+
+
+def _verdict(projection: Projection, design: Design, is_due: bool, num_pending: int) -> LookVerdict:
+    names, look = projection.task.arms.names, projection.look
+    num_decisions = int(projection.num_played.sum())
+    later = [rows for rows in design.look_rows if rows > num_decisions]
+    if look is None:
+        rows = design.look_rows[0]
+        words = f"No look is due: the first takes place at {rows} decisions, and {num_decisions} were made."
+        active, control = list(names), design.control_index(names)
+        own = None if control is None else names[control]
+        return LookVerdict(
+            0,
+            False,
+            ENDINGS[CONTINUE],
+            None,
+            [],
+            active,
+            own,
+            {},
+            {},
+            None,
+            num_decisions,
+            len(projection.history),
+            num_pending,
+            rows,
+            words,
+        )
+    is_stop = look["ending"] != ENDINGS[CONTINUE]
+    found = LookVerdict(
+        look=look["look"] + 1,
+        is_due=is_due,
+        ending=look["ending"],
+        arm=names[look["arm"]] if is_stop else None,
+        dropped=[names[index] for index in look["dropped"]],
+        active=[name for name, is_active in zip(names, look["active"], strict=True) if is_active],
+        control=None if look["control"] == NO_ARM else names[look["control"]],
+        best_arm_probs=dict(zip(names, look["best_arm_probs"], strict=True)),
+        evidence=dict(look["evidence"]),
+        allocation=None if look["allocation"] is None else dict(zip(names, look["allocation"], strict=True)),
+        num_decisions=look["num_decisions"],
+        num_rewards=look["num_rewards"],
+        num_pending=look["num_pending"],
+        next_look=None if is_stop else next(iter(later), design.last_rows),
+        verdict="",
+    )
+    return LookVerdict(**{**vars(found), "verdict": _words(found, design, num_pending)})
+
+
+_REASONS = {
+    "superiority": "{arm} is superior",
+    "equivalence": "the arms are equivalent; {arm} leads",
+    "futility": "no arm is likely to reach the gain that matters; {arm} remains",
+    "expected_loss": "the expected loss of choosing {arm} now is below the bound",
+    "value_remaining": "little value remains beyond {arm}",
+    "precision": "all intervals are as narrow as asked for; {arm} leads",
+    "predictive_success": "success at the end is predicted; {arm} leads",
+    "undecided": "the last look is reached without a decision; {arm} leads",
+}
+
+
+def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
+    lines = []
+    at = f"look {found.look} of {design.num_looks} ({found.num_decisions} decisions, {found.num_rewards} rewards)"
+    if found.is_stop:
+        lines.append(f"Stop at {at}: {_REASONS[found.ending].format(arm=found.arm)}.")
+    else:
+        lines.append(f"Continue after {at}; the next look is at {found.next_look} decisions.")
+        if not found.is_due and found.next_look == design.last_rows and num_pending and design.max_rows is not None:
+            lines.append(f"The last look waits for {num_pending} pending rewards: report, discard or expire them.")
+    if found.dropped:
+        lines.append(f"Dropped: {', '.join(map(str, found.dropped))}.")
+    probs = ", ".join(f"{arm} {prob:.4g}" for arm, prob in found.best_arm_probs.items() if arm in found.active)
+    lines.append(f"P(best): {probs}.")
+    rules = {rule.name: rule for rule in design.rules}
+    for name, value in found.evidence.items():
+        threshold = rules[name].thresholds(design.num_looks)[found.look - 1]
+        limit = "none" if math.isinf(threshold) else f"{threshold:.6g}"
+        lines.append(f"{name}: {value:.6g}, threshold {limit}.")
+    if found.allocation is not None and not found.is_stop:
+        shares = ", ".join(f"{arm} {prob:.3f}" for arm, prob in found.allocation.items() if prob)
+        lines.append(f"Allocation until the next look: {shares}.")
+    return "\n".join(lines)

@@ -1,0 +1,47 @@
+"""A design as JSON values, for the journal and for files."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ppl_bandit.journal.identity import selector_from, to_json
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.stopping import StoppingRule
+
+__all__ = ["design_from_settings", "design_settings"]
+
+
+def design_settings(design: Design) -> dict[str, Any]:
+    """Return a design as JSON values, by the names of its arguments."""
+    values = {field.name: to_json(getattr(design, field.name)) for field in fields(design)}
+    return values | {"stopping": [_rule_settings(rule) for rule in design.rules]}
+
+
+def design_from_settings(settings: Mapping[str, Any]) -> Design:
+    """Return the design that `design_settings` describes.
+
+    Raises:
+        ValueError: if it is not a design, or names a selector or a rule that is not part of this library.
+    """
+    unknown = set(settings) - {field.name for field in fields(Design)}
+    if unknown or "looks" not in settings:
+        raise ValueError(f"a design has the arguments of Design, looks among them; got {sorted(settings)}")
+    rules = []
+    for rule in settings.get("stopping", ()):
+        threshold = math.inf if rule["threshold"] is None else rule["threshold"]
+        threshold = tuple(threshold) if isinstance(threshold, list) else threshold
+        rules.append(StoppingRule(rule["name"], threshold, dict(rule["settings"])))
+    selector = settings.get("selector")
+    others = {name: value for name, value in settings.items() if name not in ("looks", "selector", "stopping")}
+    return Design(
+        settings["looks"],
+        selector=None if selector is None else selector_from(selector),
+        stopping=rules,
+        **others,
+    )
+
+
+def _rule_settings(rule: StoppingRule) -> dict[str, Any]:
+    threshold = None if rule.threshold == math.inf else to_json(rule.threshold)  # JSON has no infinity
+    return {"name": rule.name, "threshold": threshold, "settings": to_json(rule.settings)}

@@ -1,0 +1,179 @@
+"""Looks at a live experiment: verdicts that are recorded, the same after a restart, and right by an independent quadrature."""
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import integrate, stats
+
+from ppl_bandit import Bandit, selectors
+from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.open_experiment import read_header
+from ppl_bandit.journal.replay import replay
+from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.trials import stopping
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.recorded_design import design_from_settings, design_settings
+
+ARMS = ["control", "low", "high"]
+DESIGN = Design(
+    [20, 40, 60],
+    selector=selectors.thompson(),
+    stopping=[stopping.superiority(0.99), stopping.inferiority(0.02), stopping.equivalence(0.9, 0.05)],
+    allocation="looks",
+    floors=0.1,
+)
+
+
+def conversion(arm):
+    with numpyro.plate("arms", 3):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def best_arm_probs(alphas, betas):
+    """P(best) of independent Beta laws by adaptive quadrature, to 1e-9."""
+    laws = [stats.beta(a, b) for a, b in zip(alphas, betas, strict=True)]
+    found = []
+    for own in laws:
+        others = [law for law in laws if law is not own]
+
+        def density(x, own=own, others=others):
+            return own.pdf(x) * np.prod([law.cdf(x) for law in others])
+
+        found.append(integrate.quad(density, 0.0, 1.0, epsabs=1e-10, limit=200)[0])
+    return found
+
+
+def play(bandit, num_decisions, rates, seed=0):
+    world = np.random.default_rng(seed)
+    for _ in range(num_decisions):
+        decision = bandit.select()
+        bandit.update(decision, float(world.random() < rates[decision.arm]))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """An experiment in a journal, reopened before every look, that stops for superiority, and its verdicts."""
+    path = tmp_path_factory.mktemp("looks") / "trial.db"
+    verdicts = []
+    for number in range(3):
+        bandit = Bandit(conversion, arms=ARMS, design=DESIGN, journal=path)
+        play(bandit, 20, {"control": 0.3, "low": 0.4, "high": 0.75}, seed=number)
+        verdicts.append(bandit.look())
+        if verdicts[-1].is_stop:
+            break
+    return path, verdicts, bandit
+
+
+def test_the_evidence_of_a_look_is_an_independent_quadrature(stopped):
+    path, verdicts, _ = stopped
+    first = verdicts[0]
+    rows = Bandit(conversion, arms=ARMS, design=DESIGN, journal=path).history().iloc[: first.num_rewards]
+    wins = [rows.reward[rows.arm == arm].sum() for arm in ARMS]
+    losses = [(1 - rows.reward[rows.arm == arm]).sum() for arm in ARMS]
+    expected = best_arm_probs(1.0 + np.array(wins), 1.0 + np.array(losses))
+    assert not first.is_stop and not first.dropped  # so P(best) is over all arms
+    # The library's quadrature of P(best) is right to 1e-5 (docs/conjugacy).
+    np.testing.assert_allclose([first.best_arm_probs[arm] for arm in ARMS], expected, atol=2e-5)
+    np.testing.assert_allclose(first.evidence["superiority"], max(expected), atol=2e-5)
+
+
+def test_an_experiment_stops_says_why_and_refuses_further_decisions(stopped):
+    path, verdicts, bandit = stopped
+    last = verdicts[-1]
+    assert last.is_stop and last.ending == "superiority" and last.arm == "high"
+    assert last.verdict.startswith(f"Stop at look {last.look} of 3")
+    for again in (bandit, Bandit(conversion, arms=ARMS, design=DESIGN, journal=path)):
+        with pytest.raises(ValueError, match=r"stopped at look .*play 'high' without the bandit"):
+            again.select()
+        with pytest.raises(ValueError, match="stopped at look"):
+            again.select_many(num_decisions=2)
+        repeated = again.look()
+        assert not repeated.is_due and repeated.to_dict() | {"is_due": True} == last.to_dict()
+
+
+def test_probabilities_are_fixed_between_looks_and_recorded(stopped):
+    path, verdicts, bandit = stopped
+    with Journal(path) as journal:
+        decided = [
+            event for batch in journal.store.decisions("default") for event in batch if event.body.get("propensities")
+        ]
+    probs = np.array([event.body["propensities"] for event in decided])
+    np.testing.assert_allclose(probs[:20], 1 / 3)
+    expected = [verdicts[0].allocation[arm] for arm in ARMS]
+    np.testing.assert_allclose(probs[20:40], np.tile(expected, (20, 1)), rtol=1e-12)
+    assert min(expected) >= 0.1 - 1e-12 and abs(sum(expected) - 1.0) < 1e-12
+    raw = np.array([verdicts[0].best_arm_probs[arm] for arm in ARMS])
+    assert (np.argsort(expected) == np.argsort(raw)).all()
+
+
+def test_a_replay_takes_the_looks_again(stopped):
+    path, _, _ = stopped
+    bandit = Bandit(conversion, arms=ARMS, design=DESIGN)
+    with Journal(path) as journal:
+        header = read_header(journal.store, "default")
+        task, prior = bandit._build(ARMS)
+        settings = (journal.store, "default", header.last_change, task, prior, bandit._build)
+        found = replay(*settings, look_difference=bandit._look_difference)
+        assert found.position is None and found.num_checked == found.num_decisions
+        other = Bandit(conversion, arms=ARMS, design=DESIGN.with_threshold("superiority", 0.5))
+        differs = replay(*settings, look_difference=other._look_difference)
+    assert differs.position is not None and "the replayed one is 'superiority'" in differs.difference
+
+
+def test_a_saved_bandit_keeps_its_looks(stopped, tmp_path):
+    _, verdicts, bandit = stopped
+    bandit.save(tmp_path / "trial.bandit")
+    loaded = Bandit.load(tmp_path / "trial.bandit", conversion)
+    assert loaded.look().to_dict() | {"is_due": True} == verdicts[-1].to_dict()
+
+
+def test_another_design_is_another_experiment(stopped):
+    path, _, _ = stopped
+    with pytest.raises(JournalError, match="design: it was"):
+        Bandit(conversion, arms=ARMS, design=DESIGN.with_threshold("superiority", 0.95), journal=path)
+
+
+def test_no_look_is_due_before_its_number_of_decisions():
+    bandit = Bandit(conversion, arms=ARMS, design=DESIGN)
+    play(bandit, 3, dict.fromkeys(ARMS, 0.5))
+    found = bandit.look()
+    assert not found.is_due and found.look == 0 and found.next_look == 20 and "20 decisions, and 3" in str(found)
+    with pytest.raises(ValueError, match="of which 57 are left: ask for at most 57"):
+        bandit.select_many(num_decisions=58)
+
+
+def test_the_last_look_waits_for_pending_rewards_and_missed_looks_are_skipped():
+    design = Design([4, 8], stopping=stopping.superiority(0.9999), max_rows=12)
+    bandit = Bandit(conversion, arms=ARMS, design=design)
+    play(bandit, 11, dict.fromkeys(ARMS, 0.5))
+    pending = bandit.select()
+    middle = bandit.look()
+    # Twelve decisions reach the last look, which waits; the second one, missed so far, is not taken in its place.
+    assert not middle.is_due and middle.num_pending == 1
+    bandit.discard(pending)
+    last = bandit.look()
+    assert last.is_due and last.look == 3 and last.ending == "undecided" and last.num_rewards == 11
+    with pytest.raises(ValueError, match="stopped at look 3"):
+        bandit.select()
+
+
+def test_designs_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="has no design"):
+        Bandit(conversion, arms=ARMS).look()
+    with pytest.raises(ValueError, match="control is 'placebo', which is no arm"):
+        Bandit(conversion, arms=ARMS, design=Design([10], control="placebo"))
+    with pytest.raises(ValueError, match="give it to the design alone"):
+        Bandit(conversion, arms=ARMS, selector=selectors.greedy(), design=Design([10]))
+    with pytest.raises(ValueError, match="must be a Design"):
+        Bandit(conversion, arms=ARMS, design=[10, 20])
+
+
+def test_a_design_is_restored_from_json_values():
+    rules = [stopping.superiority([0.999, 0.99, 0.98]), stopping.predictive_success(None, 20, below=0.05)]
+    design = Design([10, 20], selector=selectors.thompson(), stopping=rules, lag=[0.5, 0.5], max_rows=30)
+    settings = design_settings(design)
+    assert design_settings(design_from_settings(settings)) == settings
+    with pytest.raises(ValueError, match="a design has the arguments of Design"):
+        design_from_settings({"look": [1]})
