@@ -3,9 +3,11 @@
 import atexit
 import gc
 import os
+import random
 import shutil
 import sys
 import tempfile
+import time
 from importlib.metadata import version
 
 import pytest
@@ -28,6 +30,32 @@ if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
 os.environ.setdefault("XLA_FLAGS", flags)
 # A process holds millions of objects of compiled programs: looking through all of them for garbage takes a tenth of the time.
 gc.set_threshold(100_000, 20, 100)
+_SLICE_STARTED = time.monotonic()
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("slice", "run a part of the tests, for a limited time")
+    group.addoption("--slice-seed", help="run the files, and the tests of each, in a random order with this seed")
+    group.addoption("--slice-seconds", type=float, help="start no test after so many seconds")
+
+
+def pytest_collection_modifyitems(config, items):
+    seed = config.getoption("--slice-seed")
+    if seed is not None:
+        order = random.Random(seed)
+        files = sorted({item.nodeid.partition("::")[0] for item in items})
+        places = dict(zip(files, order.sample(range(len(files)), len(files)), strict=True))
+        items.sort(key=lambda item: item.nodeid)
+        order.shuffle(items)
+        items.sort(key=lambda item: places[item.nodeid.partition("::")[0]])
+
+
+def pytest_runtest_setup(item):
+    limit = item.config.getoption("--slice-seconds")
+    if limit is not None and time.monotonic() > _SLICE_STARTED + limit:
+        pytest.skip("the time of this slice is over")
+
+
 CACHING_MODULES = ("ppl_bandit.posterior", "ppl_bandit.live")  # their caches hold compiled programs
 
 

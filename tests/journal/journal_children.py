@@ -8,6 +8,8 @@ import os
 import queue
 import random
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -69,6 +71,47 @@ def decide_forever(url, pipe):
             name = waiting.pop(rng.randrange(len(waiting)))
             bandit.update(name, rng.randrange(2))
             pipe.send(("rewarded", name, 0))
+
+
+def serve(url, pipe, num_threads):
+    """Answer requests of a client, several at once, until told to stop; an answer is sent after the call has returned."""
+    bandit = open_bandit(url)
+    bandit.warm_up()
+    sending = threading.Lock()
+
+    def answer(kind, *arguments):
+        start = time.perf_counter()
+        if kind == "select":
+            decision = bandit.select()
+            found = (kind, decision.id, decision.arm)
+        else:
+            bandit.update(*arguments)
+            found = (kind, *arguments)
+        with sending:
+            pipe.send((*found, time.perf_counter() - start))
+
+    def work():
+        while True:
+            request = requests.get()
+            if request is None:
+                return
+            try:
+                answer(*request)
+            except Exception as error:  # the client must see it
+                with sending:
+                    pipe.send(("error", repr(error), None, 0.0))
+
+    requests = queue.SimpleQueue()
+    threads = [threading.Thread(target=work) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    pipe.send(("open", "", None, 0.0))
+    while (request := pipe.recv()) is not None:
+        requests.put(request)
+    for _ in threads:
+        requests.put(None)
+    for thread in threads:
+        thread.join()
 
 
 def decide_with_others(url, own, queues, num_decisions, results, is_done):
