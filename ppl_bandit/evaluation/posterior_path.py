@@ -6,6 +6,7 @@ or on later ones. So rows may be learnt in blocks: within a block the posterior 
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +19,18 @@ from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["PosteriorPath", "accepted_rewards", "follow_posterior"]
+__all__ = [
+    "NUM_SAMPLES",
+    "PathFunctions",
+    "PosteriorPath",
+    "follow_posterior",
+    "path_functions",
+    "rows_as_interaction",
+    "state_with_capacity",
+]
 
 _MAX_BLOCKS = 500
-_NUM_SAMPLES = 400
+NUM_SAMPLES = 400  # posterior draws at each decision
 
 
 class PosteriorPath(NamedTuple):
@@ -40,6 +49,31 @@ class PosteriorPath(NamedTuple):
     log_scores: np.ndarray | None = None
 
 
+class PathFunctions(NamedTuple):
+    """Compiled functions that follow a posterior; logs of one length share them.
+
+    Attributes:
+        read: (key, state, rows, steps) -> what was expected in the rows of a block; see `PosteriorPath`.
+        update: the engine's update.
+    """
+
+    read: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+def path_functions(
+    model: RewardModel, engine: Engine, selector: Selector | None = None, *, has_scores: bool = False
+) -> PathFunctions:
+    """Return the functions with which `follow_posterior` reads and learns a log.
+
+    Args:
+        selector: its probabilities are noted too, given the posterior at each logged decision.
+        has_scores: whether to compute the log predictive scores.
+    """
+    read = functools.partial(_read_block, model, engine, selector, has_scores)
+    return PathFunctions(jax.jit(read), jax.jit(engine.update))
+
+
 def follow_posterior(
     model: RewardModel,
     engine: Engine,
@@ -47,98 +81,33 @@ def follow_posterior(
     selector: Selector | None = None,
     *,
     has_scores: bool = False,
+    functions: PathFunctions | None = None,
     seed: int = 0,
 ) -> PosteriorPath:
     """Learn a log in the order of its decisions, and note what was expected before each.
 
     Args:
-        selector: its probabilities are noted too, given the posterior at each logged decision.
-        has_scores: whether to compute the log predictive scores.
+        selector, has_scores: see `path_functions`.
+        functions: made by `path_functions` with the same arguments, for several logs; None makes them.
     """
     num_rows = log.arm.size
     size = -(-num_rows // _MAX_BLOCKS)
     num_blocks = -(-num_rows // size)
     with jax.enable_x64(True):
         key_init, key_blocks = jr.split(jr.key(seed))
-        state = _with_capacity(engine, engine.init(key_init), num_blocks * size)
-        read = jax.jit(functools.partial(_read_block, model, engine, selector, has_scores))
-        update = jax.jit(engine.update)
+        state = state_with_capacity(engine, engine.init(key_init), num_blocks * size)
+        read, update = functions or path_functions(model, engine, selector, has_scores=has_scores)
         parts: tuple[list[np.ndarray], ...] = ([], [], [])
         for block in range(num_blocks):
             key_read, key_update = jr.split(jr.fold_in(key_blocks, block))
             start, stop = block * size, min((block + 1) * size, num_rows)
-            rows = _interaction(model, log, start, stop, size)
+            rows = rows_as_interaction(model, log, start, stop, size)
             steps = jnp.arange(start + 1, start + size + 1)
             for part, found in zip(parts, read(key_read, state, rows, steps), strict=True):
                 part.append(np.asarray(found)[: stop - start])
             state, _ = update(key_update, state, rows)
     means, probs, scores = map(np.concatenate, parts)
     return PosteriorPath(means, None if selector is None else probs, state, scores if has_scores else None)
-
-
-def accepted_rewards(
-    model: RewardModel, engine: Engine, selector: Selector, log: LoggedDecisions, *, seed: int = 0
-) -> np.ndarray:
-    """Return the rewards that a selector would have earned, by rejection sampling from a log.
-
-    The selector learns from accepted rows alone. In each row it has probabilities pi(a); the row is accepted with
-    probability pi(A) / (c e(A)), so that an accepted arm has the law pi. c is the largest ratio pi(a) / e(a) of the row;
-    with contexts it is the same number for all rows, the largest 1 / e(a) of the log, because acceptance must not depend on
-    the context. Without contexts, rows in which an arm has probability 0, such as those of a burn-in, are left out.
-
-    Raises:
-        ValueError: if the log lacks the probabilities of all arms, or no row can be used.
-    """
-    if log.propensities is None:
-        raise ValueError(
-            "rejection sampling needs the propensities of all arms in every row, not of the played arm alone"
-        )
-    is_used = (log.propensities > 0).all(axis=1)
-    if not is_used.any() or (log.contexts is not None and not is_used.all()):
-        raise ValueError(
-            f"rejection sampling needs positive propensities of all arms, and {int((~is_used).sum())} of {is_used.size} rows "
-            "have one that is 0: record with selectors.with_floor"
-        )
-    log = log._replace(
-        arm=log.arm[is_used],
-        reward=log.reward[is_used],
-        propensity=log.propensity[is_used],
-        propensities=log.propensities[is_used],
-        outcomes=None if log.outcomes is None else {name: own[is_used] for name, own in log.outcomes.items()},
-    )
-    assert log.propensities is not None
-    num_rows = log.arm.size
-    bound = None if log.contexts is None else float((1.0 / log.propensities).max())
-
-    def step(carry: tuple[Any, Any], row: tuple[Any, ...]) -> tuple[tuple[Any, Any], Any]:
-        state, num_accepted = carry
-        key, arm, outcome, propensities, context = row
-        key_draw, key_select, key_accept, key_update = jr.split(key, 4)
-        probs = decide(
-            key_draw,
-            key_select,
-            model.expected_rewards,
-            engine,
-            selector,
-            state,
-            context,
-            num_accepted + 1,
-            num_samples=_NUM_SAMPLES,
-        ).propensities
-        ratio = probs / propensities
-        limit = jnp.max(ratio) if bound is None else bound
-        is_accepted = jr.uniform(key_accept) * limit < ratio[arm]
-        reward, contexts = jax.tree.map(lambda leaf: leaf[None], (outcome, context))
-        state, _ = engine.update(key_update, state, Interaction(arm[None], reward, contexts, is_accepted[None]))
-        return (state, num_accepted + is_accepted), is_accepted
-
-    with jax.enable_x64(True):
-        key_init, key_rows = jr.split(jr.key(seed))
-        state = _with_capacity(engine, engine.init(key_init), num_rows)
-        rows = _interaction(model, log, 0, num_rows, num_rows)
-        given = jr.split(key_rows, num_rows), rows.arm, rows.reward, jnp.asarray(log.propensities), rows.context
-        _, is_accepted = jax.jit(functools.partial(jax.lax.scan, step))((state, jnp.asarray(0)), given)
-    return log.reward[np.asarray(is_accepted)]
 
 
 def _read_block(
@@ -156,7 +125,7 @@ def _read_block(
     Without a selector or scores their places hold the means.
     """
     key_draw, key_select = jr.split(key)
-    draws = engine.sample(key_draw, state, _NUM_SAMPLES)
+    draws = engine.sample(key_draw, state, NUM_SAMPLES)
 
     def read(key_row: Any, context: Any, step: Any) -> tuple[Any, Any]:
         mean = jnp.mean(model.expected_rewards(draws, context), axis=0)
@@ -172,7 +141,7 @@ def _read_block(
             state,
             context,
             step,
-            num_samples=_NUM_SAMPLES,
+            num_samples=NUM_SAMPLES,
         )
         return mean, chosen.propensities
 
@@ -180,10 +149,10 @@ def _read_block(
     if not has_scores:
         return means, probs, means
     log_likelihoods = jax.vmap(lambda latents: model.log_likelihood(latents, rows))(draws)
-    return means, probs, jax.nn.logsumexp(log_likelihoods, axis=0) - math.log(_NUM_SAMPLES)
+    return means, probs, jax.nn.logsumexp(log_likelihoods, axis=0) - math.log(NUM_SAMPLES)
 
 
-def _interaction(model: RewardModel, log: LoggedDecisions, start: int, stop: int, size: int) -> Interaction:
+def rows_as_interaction(model: RewardModel, log: LoggedDecisions, start: int, stop: int, size: int) -> Interaction:
     """Return rows of a log, repeated up to a fixed size and masked there."""
     index = np.minimum(np.arange(start, start + size), stop - 1)
     outcomes = {model.outcomes[0]: log.reward} if log.outcomes is None else log.outcomes
@@ -199,6 +168,7 @@ def _interaction(model: RewardModel, log: LoggedDecisions, start: int, stop: int
     )
 
 
-def _with_capacity(engine: Engine, state: Any, num_rows: int) -> Any:
+def state_with_capacity(engine: Engine, state: Any, num_rows: int) -> Any:
+    """Return a state that can hold this many rows."""
     reserve = engine.capabilities.reserve
     return state if reserve is None else reserve(state, num_rows)

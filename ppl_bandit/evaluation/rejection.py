@@ -5,19 +5,24 @@ reinforcement learning algorithms"). The path is shorter than the log, and the a
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines
+from ppl_bandit.engines.decide import decide
 from ppl_bandit.evaluation.estimators import weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, logged_decisions
-from ppl_bandit.evaluation.posterior_path import accepted_rewards
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, rows_as_interaction, state_with_capacity
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Selector
+from ppl_bandit.types import Engine, Interaction, Selector
 
-__all__ = ["RejectionResult", "evaluate_by_rejection"]
+__all__ = ["RejectionResult", "accept_function", "accepted_rows", "evaluate_by_rejection"]
 
 _MIN_ACCEPTED = 30
 
@@ -76,7 +81,8 @@ def evaluate_by_rejection(
     decisions = logged_decisions(log, model, name=name, outcome=outcome)
     with jax.enable_x64(True):
         engine = engines.choose(model)
-    rewards = accepted_rewards(model, engine, selector, decisions, seed=seed)
+    accept = accept_function(model, engine, selector)
+    rewards = decisions.reward[accepted_rows(model, engine, accept, decisions, seed=seed)]
     mean, error = weighted_mean(rewards) if rewards.size else (math.nan, math.nan)
     is_refused = rewards.size < _MIN_ACCEPTED
     start = f"{selector} would have made {rewards.size} decisions with the {decisions.arm.size} rows of the log"
@@ -88,3 +94,84 @@ def evaluate_by_rejection(
             f"{rewards.size} decisions from the start, not for {decisions.arm.size}."
         )
     return RejectionResult(mean, error, rewards.size, decisions.arm.size, rewards, is_refused, verdict)
+
+
+def accept_function(model: RewardModel, engine: Engine, selector: Selector) -> Callable[..., Any]:
+    """Return a compiled function that decides which rows of a log a selector accepts; logs of one length share it.
+
+    It takes a key, the engine's state before the first row, the rows, their propensities, and the largest ratio
+    pi(a) / e(a), or None for the largest of each row. It returns a flag per row.
+    """
+
+    def step(carry: tuple[Any, Any, Any], row: tuple[Any, ...]) -> tuple[tuple[Any, Any, Any], Any]:
+        state, num_accepted, bound = carry
+        key, arm, outcome, propensities, context = row
+        key_draw, key_select, key_accept, key_update = jr.split(key, 4)
+        probs = decide(
+            key_draw,
+            key_select,
+            model.expected_rewards,
+            engine,
+            selector,
+            state,
+            context,
+            num_accepted + 1,
+            num_samples=NUM_SAMPLES,
+        ).propensities
+        ratio = probs / propensities
+        limit = jnp.max(ratio) if bound is None else bound
+        is_accepted = jr.uniform(key_accept) * limit < ratio[arm]
+        reward, contexts = jax.tree.map(lambda leaf: leaf[None], (outcome, context))
+        state, _ = engine.update(key_update, state, Interaction(arm[None], reward, contexts, is_accepted[None]))
+        return (state, num_accepted + is_accepted, bound), is_accepted
+
+    @jax.jit
+    def accept(key: Any, state: Any, rows: Interaction, propensities: Any, bound: Any) -> Any:
+        given = jr.split(key, rows.arm.size), rows.arm, rows.reward, propensities, rows.context
+        return jax.lax.scan(step, (state, jnp.asarray(0), bound), given)[1]
+
+    return accept
+
+
+def accepted_rows(
+    model: RewardModel, engine: Engine, accept: Callable[..., Any], log: LoggedDecisions, *, seed: int = 0
+) -> np.ndarray:
+    """Return the indices of the rows of a log that a selector accepts: the decisions that it would have made.
+
+    The selector learns from accepted rows alone. In each row it has probabilities pi(a); the row is accepted with
+    probability pi(A) / (c e(A)), so that an accepted arm has the law pi. c is the largest ratio pi(a) / e(a) of the row;
+    with contexts it is the same number for all rows, the largest 1 / e(a) of the log, because acceptance must not depend on
+    the context. Without contexts, rows in which an arm has probability 0, such as those of a burn-in, are left out.
+
+    Args:
+        accept: made by `accept_function` for this model, engine and selector.
+
+    Raises:
+        ValueError: if the log lacks the probabilities of all arms, or no row can be used.
+    """
+    if log.propensities is None:
+        raise ValueError(
+            "rejection sampling needs the propensities of all arms in every row, not of the played arm alone"
+        )
+    is_used = (log.propensities > 0).all(axis=1)
+    if not is_used.any() or (log.contexts is not None and not is_used.all()):
+        raise ValueError(
+            f"rejection sampling needs positive propensities of all arms, and {int((~is_used).sum())} of {is_used.size} rows "
+            "have one that is 0: record with selectors.with_floor"
+        )
+    log = log._replace(
+        arm=log.arm[is_used],
+        reward=log.reward[is_used],
+        propensity=log.propensity[is_used],
+        propensities=log.propensities[is_used],
+        outcomes=None if log.outcomes is None else {name: own[is_used] for name, own in log.outcomes.items()},
+    )
+    assert log.propensities is not None
+    num_rows = log.arm.size
+    bound = None if log.contexts is None else float((1.0 / log.propensities).max())
+    with jax.enable_x64(True):
+        key_init, key_rows = jr.split(jr.key(seed))
+        state = state_with_capacity(engine, engine.init(key_init), num_rows)
+        rows = rows_as_interaction(model, log, 0, num_rows, num_rows)
+        is_accepted = accept(key_rows, state, rows, jnp.asarray(log.propensities), bound)
+    return np.flatnonzero(is_used)[np.asarray(is_accepted)]

@@ -62,7 +62,9 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
         raise ValueError(f"{argument} is missing: the program takes a context like {_shapes(model.context)}")
     if num_rows is None and type(contexts) is np.ndarray and type(model.context) is np.ndarray:
         is_same = contexts.shape == model.context.shape and contexts.dtype == np.float64 == model.context.dtype
-        if is_same and math.isfinite(contexts.sum()):  # the common case, several times as fast
+        if (
+            is_same and not model.has_index_limits and math.isfinite(contexts.sum())
+        ):  # the common case, several times as fast
             return contexts.copy()
     treedef: Any = jax.tree.structure(model.context)
     expected = jax.tree.leaves(model.context)
@@ -74,7 +76,13 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
         ) from None
     lead = () if num_rows is None else (num_rows,)
     arrays = [_check_leaf(leaf, example, lead, argument) for leaf, example in zip(leaves, expected, strict=True)]
-    return jax.tree.unflatten(treedef, arrays)
+    checked = jax.tree.unflatten(treedef, arrays)
+    if model.has_index_limits:
+        rows = jax.tree.map(lambda leaf: leaf[None], checked) if num_rows is None else checked
+        problem = model.outside_index(rows, argument)
+        if problem is not None:
+            raise ValueError(problem)
+    return checked
 
 
 def _check_leaf(leaf: Any, example: Any, lead: tuple[int, ...], argument: str) -> np.ndarray:

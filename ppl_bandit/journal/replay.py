@@ -19,7 +19,7 @@ from ppl_bandit.posterior.task import Task
 
 __all__ = ["ReplayResult", "replay"]
 
-_TOLERANCE = 1e-6  # of probabilities: quadratures compiled otherwise round by 1e-8; far below the 1 / M of p-hat
+_TOLERANCE = 1e-9  # of probabilities: rounding on another processor, far below the 1 / M between two values of p-hat
 
 
 class ReplayResult(NamedTuple):

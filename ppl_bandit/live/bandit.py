@@ -32,6 +32,7 @@ from ppl_bandit.live.decisions import Decision, decision_from_event, decision_id
 from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, design_record, look_difference, refuse_stopped, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
+from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import Task
@@ -127,6 +128,8 @@ class Bandit(ReadableBandit):
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
         self._num_rows_in_checkpoint = self.num_rewards
+        if self._selector.is_deterministic:
+            warnings.warn(evaluation_note(self._selector), stacklevel=2)
 
     def warm_up(self) -> None:
         """Wait until the first decision and the first update are compiled; the constructor starts both in the background."""

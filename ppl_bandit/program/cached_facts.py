@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from ppl_bandit.program.fingerprints import code_fingerprint, program_fingerprint
+from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.model import means
 from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.disk_cache import CacheEntry, cache_entry
@@ -59,6 +60,7 @@ def save_validation(program: Callable, num_arms: int, facts: Any, fingerprint: s
         "outcome_groups": [list(group) for group in facts.outcome_groups],
         "largest_integers": [int(number) for number in jax.tree.leaves(facts.largest_integers)],
         "moving_sites": list(facts.moving_sites),
+        "index_limits": [list(limit) for limit in facts.index_limits],
         "fingerprint": fingerprint,
     }
     disk_cache.save(program_entry(*given, _VALIDATION, fingerprint=lambda: fingerprint), values)
@@ -82,5 +84,8 @@ def load_validation(program: Callable, num_arms: int, context: Any, outcomes: tu
         "outcome_groups": tuple(map(tuple, values["outcome_groups"])),
         "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),
         "moving_sites": tuple(values["moving_sites"]),
+        "index_limits": tuple(
+            IndexLimit(tuple(map(tuple, terms)), *others) for terms, *others in values["index_limits"]
+        ),
         "fingerprint": values["fingerprint"],
     }

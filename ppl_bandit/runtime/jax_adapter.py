@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.custom_batching
+import numpy as np
 from jax import export
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -24,6 +25,7 @@ __all__ = [
     "all_equations",
     "apply_primitive",
     "called_jaxpr",
+    "clips_indices",
     "eliminate_dead_code",
     "evaluate_jaxpr",
     "export_function",
@@ -59,6 +61,12 @@ def apply_primitive(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """Apply the primitive of an equation, with the parameters of the equation, to values."""
     out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def clips_indices(eqn: Any) -> bool:
+    """Return whether an indexing equation was asked to clip its indices, or to fill in a number where they are out of range."""
+    mode, fill = eqn.params.get("mode"), eqn.params.get("fill_value")
+    return mode == jax.lax.GatherScatterMode.CLIP or (fill is not None and not np.isnan(fill))
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[tuple[Jaxpr, Sequence[Any]]]:

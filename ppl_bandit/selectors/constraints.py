@@ -55,7 +55,7 @@ def with_floor(selector: Selector, floor: float) -> Selector:
             propensities=explore_prob * uniform_probs + (1.0 - explore_prob) * inner.propensities,
         )
 
-    return wrap_selector(selector, {"floor": floor}, choose)
+    return wrap_selector(selector, {"floor": floor}, choose, is_affine=True)
 
 
 def with_control(selector: Selector, share: float, arm: int = 0) -> Selector:

@@ -160,6 +160,8 @@ def wrap_selector(
     selector: Selector,
     settings: Mapping[str, Any],
     choose: Callable[[Key, Bool[Array, " A"], Int[Array, ""], Follow], Selection],
+    *,
+    is_affine: bool = False,
 ) -> Selector:
     """Build a selector on another one, with its horizon and its use of marginals.
 
@@ -169,6 +171,8 @@ def wrap_selector(
         selector: the inner selector.
         settings: of the outer rule; the inner selector is added to them.
         choose: `(key, allowed, step, follow) -> Selection`, where `follow(key, allowed)` is the inner selection.
+        is_affine: whether the propensities are affine in those of the inner selector for the same allowed arms. The outer rule
+            then needs a table only if the inner one does.
     """
 
     def select(
@@ -186,11 +190,32 @@ def wrap_selector(
 
         return choose(key, mask, step, follow)
 
+    def select_from_probs(
+        key: Key,
+        shares: Float[Array, " A"],
+        step: int | Int[Array, ""],
+        *,
+        allowed: Bool[Array, " A"] | None = None,
+        marginals: Marginals | None = None,
+    ) -> Selection:
+        (shares,), mask, step = check_arguments(jnp.asarray(shares)[None], allowed, step)
+        from_probs = selector.select_from_probs
+        assert from_probs is not None
+
+        def follow(key: Key, allowed: Bool[Array, " A"]) -> Selection:
+            return from_probs(key, shares, step, allowed=allowed, marginals=marginals)
+
+        return choose(key, mask, step, follow)
+
     return Selector(
         _factory_of(choose),
         {"selector": selector, **settings},
         select,
+        select_from_probs if is_affine and selector.select_from_probs is not None else None,
         uses_marginals=selector.uses_marginals,
+        required_marginals=selector.required_marginals,
+        is_exact=is_affine and selector.is_exact,
+        is_linear=is_affine and selector.is_linear,
         horizon=selector.horizon,
     )
 

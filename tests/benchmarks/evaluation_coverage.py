@@ -2,21 +2,23 @@
 
 Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value. The
 parts `gaussian`, `uniform`, `bernstein` and `limit` simulate decisions in NumPy, independently of the library; `selectors`,
-`rejection`, `contexts` and `speed` use the library's own simulations. Estimates come from `ppl_bandit.evaluation`.
+`rejection`, `contexts` and `speed` use the library's own simulations (see evaluation_of_selectors.py). Estimates come from
+`ppl_bandit.evaluation`.
 """
 
 import argparse
 import math
-import time
+import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import evaluation_of_selectors as with_library
 import numpy as np
+from evaluation_of_selectors import show
 from scipy.special import ndtr
 
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.confidence_sequences import (
-    beta_binomial_log_mixture,
     empirical_bernstein_lower,
     normal_mixture_boundary,
     normal_mixture_parameter,
@@ -24,11 +26,9 @@ from ppl_bandit.evaluation.confidence_sequences import (
 from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 
 CHUNK = 250
 PARTS = ("gaussian", "uniform", "bernstein", "limit", "selectors", "rejection", "contexts", "speed")
-SELECTOR_STEPS = 10_000
 
 
 def gaussian_thompson(rng, num_runs, num_steps, gap, floor):
@@ -194,166 +194,6 @@ def limit_law_bias(num_runs, num_steps=1000):
     return found
 
 
-def bernoulli(arm):
-    """Two Bernoulli arms with uniform priors."""
-    import numpyro
-    import numpyro.distributions as dist
-
-    with numpyro.plate("arms", 2):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
-def selector_part(num_runs, rates=(0.3, 0.35), num_steps=SELECTOR_STEPS):
-    """Per-arm beta-binomial sequences under the library's selectors: was one arm's ever wrong, at any decision?"""
-    from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
-
-    model = RewardModel(bernoulli, 2)
-    environment = Environment(model, {"rate": np.array(rates)})
-    thompson = selectors.thompson()
-    for selector in (
-        thompson,
-        selectors.double_sampling(),
-        selectors.greedy(),
-        selectors.top_two(),
-        selectors.bayes_ucb(),
-        selectors.information_directed(),
-        selectors.optimistic_gittins(num_steps),
-        selectors.with_floor(thompson, 0.05),
-        selectors.with_control(thompson, 0.2),
-        selectors.with_limits(thompson, floors=0.3, decay=0.5),
-    ):
-        wrong: list[list[bool]] = [[], []]
-        for chunk in range(max(num_runs // CHUNK, 1)):
-            runs = simulate(
-                chunk,
-                model,
-                engines.conjugate,
-                selector,
-                environment,
-                num_steps=num_steps,
-                num_realizations=min(CHUNK, num_runs),
-                num_samples=100,
-            )
-            arms, rewards = runs["arm"].values, runs["reward"].values.astype(float)
-            for arm in (0, 1):
-                wrong[arm] += is_ever_wrong(arms == arm, rewards, rates[arm]).tolist()
-        for arm in (0, 1):
-            show(f"{selector.name}, arm {arm} with rate {rates[arm]}", wrong[arm], "at most .05")
-
-
-def is_ever_wrong(is_played, rewards, rate, alpha=0.05):
-    """Return, for each run, whether the interval excluded the rate after any play: its mixture exceeds 1 / alpha there."""
-    trials, sums = np.cumsum(is_played, axis=1), np.cumsum(np.where(is_played, rewards, 0.0), axis=1)
-    variance = rate * (1 - rate)
-    rho = normal_mixture_parameter(OPTIMAL_PLAYS, alpha) * variance
-    log_mixture = beta_binomial_log_mixture(sums - rate * trials, variance * trials, rho, rate, 1 - rate)
-    return (log_mixture > math.log(1 / alpha)).any(axis=1)
-
-
-def rejection_part(num_logs, num_rows=2000, horizon=400):
-    """Mean reward of the first accepted decisions of Thompson sampling from uniform logs, against simulated runs."""
-    from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
-    from ppl_bandit.evaluation.posterior_path import accepted_rewards
-
-    rates, model = np.array([0.3, 0.35]), RewardModel(bernoulli, 2)
-    engine, earned = engines.conjugate(model), []
-    for seed in range(num_logs):
-        rng = np.random.default_rng(seed)
-        arms = rng.integers(0, 2, num_rows)
-        rewards = (rng.random(num_rows) < rates[arms]).astype(float)
-        log = LoggedDecisions((0, 1), arms, rewards, np.full(num_rows, 0.5), np.full((num_rows, 2), 0.5))
-        found = accepted_rewards(model, engine, selectors.thompson(), log, seed=seed)
-        if found.size >= horizon:
-            earned.append(found[:horizon].mean())
-    runs = simulate(
-        0,
-        model,
-        engine,
-        selectors.thompson(),
-        Environment(model, {"rate": rates}),
-        num_steps=horizon,
-        num_realizations=2000,
-        num_samples=400,
-    )
-    truth = float(runs["reward"].mean())
-    show(f"relative error over {len(earned)} logs", np.array(earned) / truth - 1.0, "at most .02")
-
-
-def linear(arm, context):
-    """Two arms, linear in the context."""
-    import numpyro
-    import numpyro.distributions as dist
-
-    weight = numpyro.sample("weight", dist.Normal(np.zeros((2, 2)), 1.0).to_event(2))
-    numpyro.sample("reward", dist.Normal((weight[arm] * context).sum(-1), 0.5))
-
-
-def constant(arm, context):
-    """A wrong program: it ignores the context and believes in little noise."""
-    import numpyro
-    import numpyro.distributions as dist
-
-    level = numpyro.sample("level", dist.Normal(np.full(2, 3.0), 0.1).to_event(1))
-    numpyro.sample("reward", dist.Normal(level[arm] + 0.0 * context.sum(-1), 0.1))
-
-
-def contexts_part(num_runs, num_rows=500):
-    """Width and coverage of a contextual target's interval: a right program, a wrong one, and running means."""
-    import jax
-
-    from ppl_bandit import RewardModel, engines
-    from ppl_bandit.evaluation.posterior_path import follow_posterior
-
-    truth = math.sqrt(2 / math.pi)
-    models = {
-        "right": RewardModel(linear, 2, context=np.zeros(2)),
-        "wrong": RewardModel(constant, 2, context=np.zeros(2)),
-    }
-    with jax.enable_x64(True):
-        built = {name: engines.conjugate(model) for name, model in models.items()}
-    results: dict[str, list] = {"right": [], "wrong": [], "running means": []}
-    for seed in range(num_runs):
-        rng = np.random.default_rng(seed)
-        x = rng.normal(size=(num_rows, 2))
-        # The log prefers arm 1 where the second feature is positive.
-        first = np.where(x[:, 1] > 0, 0.25, 0.75)
-        arms = (rng.random(num_rows) >= first).astype(int)
-        rewards = np.where(arms == 0, x[:, 0], -x[:, 0]) + 0.5 * rng.normal(size=num_rows)
-        every = np.stack([first, 1 - first], axis=1)
-        log = LoggedDecisions((0, 1), arms, rewards, every[np.arange(num_rows), arms], every, x)
-        for name in results:
-            means = None if name not in models else follow_posterior(models[name], built[name], log).means
-            found = evaluate_decisions(log, lambda context: [context[0] > 0, context[0] <= 0], means=means)
-            low, high = found.interval
-            results[name].append((high - low, low <= truth <= high))
-    base = np.mean([row[0] for row in results["running means"]])
-    for name, rows in results.items():
-        show(
-            f"{name}: width, relative to running means", np.array([row[0] for row in rows]) / base, "right: at most .8"
-        )
-        show(f"{name}: covered", [row[1] for row in rows], "at least .94")
-
-
-def speed_part(num_rows=1_000_000, num_arms=10):
-    """Seconds for an arm, a contrast and a policy on a long log."""
-    rng = np.random.default_rng(0)
-    every = rng.dirichlet(np.full(num_arms, 2.0), num_rows)
-    arms = (rng.random(num_rows)[:, None] > every.cumsum(1)).sum(1).clip(0, num_arms - 1)
-    rewards = (rng.random(num_rows) < 0.1 + 0.05 * arms).astype(float)
-    log = LoggedDecisions(tuple(range(num_arms)), arms, rewards, every[np.arange(num_rows), arms], every)
-    for target in (3, (9, 0), dict.fromkeys(range(num_arms), 1 / num_arms)):
-        start = time.perf_counter()
-        evaluate_decisions(log, target)
-        print(f"  {str(target)[:44]:44s} {time.perf_counter() - start:8.2f} s   at most 5 s", flush=True)
-
-
-def show(name, values, expected=""):
-    values = np.asarray(values, float)
-    error = values.std() / math.sqrt(values.size)
-    print(f"  {name:44s} {values.mean():8.4f} +- {error:.4f}   {expected}", flush=True)
-
-
 def show_intervals(results, expected):
     for name in results[0]:
         values = np.array([row[name] for row in results])
@@ -372,8 +212,9 @@ def main():
     if unknown:
         parser.error(f"--parts has {', '.join(sorted(unknown))}, expected some of {', '.join(PARTS)}")
     seeds = range(max(num_runs // CHUNK, 1))
-    # JAX does not survive a fork.
-    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+    spawn = get_context("spawn")  # JAX does not survive a fork
+    counter = spawn.Value("i", 0)
+    with ProcessPoolExecutor(arguments.jobs, spawn, use_one_core, (counter,)) as pool:
         for gap, floor in ((0.0, 0.05), (0.5, 0.05), (0.5, 0.0)) if "gaussian" in parts else ():
             print(f"two Gaussian arms, gap {gap}, floor {floor}, T = 1,000, 95%: the losing arm, and the contrast")
             chunks = list(pool.map(gaussian_chunk, seeds, [gap] * len(seeds), [floor] * len(seeds)))
@@ -388,21 +229,26 @@ def main():
             print("stopping at the first exclusion of the truth")
             wrong = [value for chunk in pool.map(bernstein_chunk, seeds) for value in chunk]
             show("empirical Bernstein, policy, floor .02", wrong, "at most .05")
+        if "selectors" in parts:
+            with_library.selector_part(pool.map, num_runs)
+        if "rejection" in parts:
+            with_library.rejection_part(pool.map, max(num_runs // 20, 10))
+        if "contexts" in parts:
+            with_library.contexts_part(pool.map, max(num_runs // 5, 10))
     if "limit" in parts:
         print("limit law: half at random, then .9 for the leader")
         show("sqrt(T) bias of the sample mean", limit_law_bias(num_runs), "-.268")
-    if "selectors" in parts:
-        print(f"beta-binomial sequence of each arm, ever wrong in {SELECTOR_STEPS:,} decisions")
-        selector_part(num_runs)
-    if "rejection" in parts:
-        print("rejection sampling: what Thompson sampling would have earned in 400 decisions, from uniform logs")
-        rejection_part(max(num_runs // 50, 10))
-    if "contexts" in parts:
-        print("a policy by the sign of the context, 500 rows, 95%")
-        contexts_part(max(num_runs // 10, 10))
     if "speed" in parts:
-        print("1,000,000 rows, 10 arms")
-        speed_part()
+        with_library.speed_part()
+
+
+def use_one_core(counter):
+    """Pin a worker to a core of its own: a process of JAX takes all cores otherwise."""
+    with counter.get_lock():
+        number, counter.value = counter.value, counter.value + 1
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ def test_every_route_has_the_law_of_the_draws(program, context, rewards, route):
     compare(lambda probs, arm, num: np.log(num))
 
 
-def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws():
+@pytest.mark.parametrize("floor", [0.0, 0.05])
+def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(floor):
     """An arm that wins none of the M draws has a positive propensity: that of the arm's law over all draws."""
     with jax.enable_x64(True):
         model = RewardModel(conversion, 3)
@@ -108,6 +109,9 @@ def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(
         rows = Interaction(jnp.array([0, 0, 0, 0, 1, 1, 2]), jnp.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
         state, _ = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
         exact = np.asarray(engine.capabilities.marginals(state, None).best_arm_probs(None))
+        exact = floor + (1.0 - 3 * floor) * exact
+        thompson = selectors.thompson()
+        selector = selectors.with_floor(thompson, floor) if floor else thompson
 
         def one(key):
             key_draw, key_select = jr.split(key)
@@ -117,7 +121,7 @@ def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(
                 key_select,
                 model.expected_rewards,
                 engine,
-                selectors.thompson(),
+                selector,
                 state,
                 None,
                 jnp.asarray(7),
@@ -125,8 +129,7 @@ def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(
             )
 
         found = jax.device_get(jax.jit(jax.vmap(one))(jr.split(jr.key(1), NUM_RUNS)))
-    # The quadrature rounds by 1.3e-8 of a probability of 1 where it is compiled otherwise.
-    np.testing.assert_allclose(found.propensities, np.broadcast_to(exact, (NUM_RUNS, 3)), atol=1e-7)
+    np.testing.assert_allclose(found.propensities, np.broadcast_to(exact, (NUM_RUNS, 3)), atol=1e-12)
     assert (found.best_arm_probs[:, 1] == 0).any() and exact[1] > 0
     shares = np.mean(found.arm[:, None] == np.arange(3), axis=0)
     # 4.5 standard errors of a share.

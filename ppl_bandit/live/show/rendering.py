@@ -8,7 +8,7 @@ from ppl_bandit.live.show.figures import NUM_LEADING
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.types import Explanation, Selector
 
-__all__ = ["arms_text", "explanation_text", "html_table", "shown_arms"]
+__all__ = ["arms_text", "evaluation_note", "explanation_text", "html_table", "shown_arms"]
 
 _CELL = "padding:3px 12px;text-align:right;white-space:nowrap"
 _MAX_ROWS = 20  # arms that are listed in their own order; of more, the leading ones and one row for the others
@@ -51,10 +51,7 @@ def explanation_text(
             "exist; maximise a quantity that has a mean, such as the mean of the logarithm"
         )
     if selector.is_deterministic:
-        lines.append(
-            f"  evaluation: decisions of {selector.name} are deterministic; selectors.with_floor({selector.name}(...), 0.05) "
-            "makes `evaluate` possible"
-        )
+        lines.append(f"  {evaluation_note(selector)}")
     return "\n".join([*lines, *(["", certificate.strip("\n")] if certificate else [])])
 
 
@@ -83,6 +80,14 @@ def shown_arms(found: Overview) -> tuple[np.ndarray, np.ndarray]:
     if len(found.arms) <= _MAX_ROWS:
         return np.arange(len(found.arms)), np.arange(0)
     return found.leaders[:NUM_LEADING], found.leaders[NUM_LEADING:]
+
+
+def evaluation_note(selector: Selector) -> str:
+    """Return why a log of a deterministic selector's decisions cannot be evaluated, and the remedy, in one line."""
+    return (
+        f"evaluation: decisions of {selector.name} are deterministic, so that their log cannot tell about other arms; "
+        f"selectors.with_floor({selector.name}(...), 0.05) makes `evaluate` possible"
+    )
 
 
 def html_table(name: str, explanation: Explanation, found: Overview, num_pending: int, selector: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program.cached_facts import fingerprint_or_none, program_entry, save_validation
+from ppl_bandit.program.jaxpr.index_limits import first_outside
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, vary_contexts
 from ppl_bandit.program.model.supports import extreme_latents
@@ -22,7 +23,7 @@ from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, 
 from ppl_bandit.program.model.validation import validate
 from ppl_bandit.program.moving.keywords import has_clock
 from ppl_bandit.runtime.disk_cache import CacheEntry
-from ppl_bandit.types import Draws, Interaction, Key
+from ppl_bandit.types import Draws, Interaction, InvalidProgram, Key
 
 __all__ = ["RewardModel"]
 
@@ -68,10 +69,44 @@ class RewardModel:
         self._outcome_groups = facts.outcome_groups
         self._largest_integers = facts.largest_integers
         self._facts = facts
+        problem = self.outside_index(self.context_rows(1), "context")
+        if problem is not None:
+            raise InvalidProgram(problem)
 
     def __repr__(self) -> str:
         name = getattr(self.program, "__name__", "program")
         return f"RewardModel({name}, num_arms={self.num_arms}, outcomes={self.outcomes})"
+
+    @property
+    def has_index_limits(self) -> bool:
+        """Whether an entry of the context indexes an axis of the program."""
+        return bool(self._facts.index_limits)
+
+    def outside_index(self, contexts: Any, argument: str) -> str | None:
+        """Return which entry of contexts indexes an axis of the program out of range, in words; None if none does.
+
+        Args:
+            contexts: arrays with a leading axis.
+            argument: the name that the message gives to the contexts.
+        """
+        paths, _ = jax.tree_util.tree_flatten_with_path(contexts)
+        leaves = [np.reshape(leaf, (np.shape(leaf)[0], -1)) for _, leaf in paths]
+        for limit in self._facts.index_limits:
+            outside = first_outside(limit, leaves)
+            if outside is not None:
+                row, index = outside
+                entries = " and ".join(
+                    f"{argument}{jax.tree_util.keystr(paths[leaf][0])}{f'[{entry}]' if leaves[leaf].shape[1] > 1 else ''} = "
+                    f"{leaves[leaf][row, entry]:g}"
+                    for leaf, entry, _ in limit.terms
+                )
+                where = f" in row {row}" if leaves[0].shape[0] > 1 else ""
+                return (
+                    f"{entries}{where}: the program reads the entry {index} of an axis with {limit.size} entries, 0 to "
+                    f"{limit.size - 1}, and JAX would silently read another one; correct the value, give the program more "
+                    "entries, or clip the index in the program"
+                )
+        return None
 
     @functools.cached_property
     def program_fingerprint(self) -> str | None:

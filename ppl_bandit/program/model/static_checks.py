@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.entry_reads import DATA
+from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits
 from ppl_bandit.program.jaxpr.index_ranges import UNKNOWN, index_ranges
 from ppl_bandit.program.jaxpr.source_lines import source_line
 from ppl_bandit.program.model.failures import failing_line
@@ -29,12 +31,13 @@ _MAX_INTEGER = 3
 
 def check_dependence(
     spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool
-) -> tuple[tuple[tuple[str, ...], ...], Any]:
+) -> tuple[tuple[tuple[str, ...], ...], Any, tuple[IndexLimit, ...]]:
     """Check on the jaxpr what the prior and the expected reward depend on, and that arm indices stay in range.
 
     Returns:
-        Groups of outcomes, such that the density of an outcome depends on the values of outcomes of its own group only; and
-        for every leaf of the context the largest integer that may replace a 0 of the example.
+        Groups of outcomes, such that the density of an outcome depends on the values of outcomes of its own group only; for
+        every leaf of the context the largest integer that may replace a 0 of the example; and the limits of contexts that are
+        indices.
     """
     arm, context = spec.one_row_per_arm()
     outcomes: dict[str, Any] = {name: np.zeros(spec.num_arms, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
@@ -88,11 +91,14 @@ def check_dependence(
             )
     span = range(first + 1, first + 1 + len(jax.tree.leaves(context)))
     largest = jax.tree.unflatten(jax.tree.structure(context), _largest_integers(closed, leaves, span, first))
+    given = [leaf if number == first or number in span else DATA for number, leaf in enumerate(leaves)]
+    with jax.ensure_compile_time_eval():
+        limits = find_index_limits(closed, given, span)
     own: list[frozenset] = [frozenset()] * (len(labels) - len(outcomes)) + [
         frozenset([name]) for name in sorted(outcomes)
     ]
     reached = dependencies(closed, own)[num_prior + 1 :]
-    return _groups(dict(zip(spec.outcomes, reached, strict=True))), largest
+    return _groups(dict(zip(spec.outcomes, reached, strict=True))), largest, limits
 
 
 def _index_ranges(closed: ClosedJaxpr, cases: Sequence[Sequence[Any]]) -> list[list[tuple[int, int, int]]]:

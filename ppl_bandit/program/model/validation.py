@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.program.cached_facts import load_validation
+from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.numeric_checks import check_row_independence, choose_mean_method
 from ppl_bandit.program.model.sites import (
@@ -38,6 +39,7 @@ class ProgramFacts(NamedTuple):
         outcome_groups: outcomes whose densities depend on each other's values.
         largest_integers: for each leaf of the context, the largest integer that may replace a 0 of the example.
         moving_sites: latents that are sampled from those of the step before.
+        index_limits: of contexts that are indices.
         fingerprint: its `program_fingerprint`, if these facts come from the disk cache.
     """
 
@@ -51,6 +53,7 @@ class ProgramFacts(NamedTuple):
     outcome_groups: tuple[tuple[str, ...], ...]
     largest_integers: Any
     moving_sites: tuple[str, ...] = ()
+    index_limits: tuple[IndexLimit, ...] = ()
     fingerprint: str | None = None
 
 
@@ -79,13 +82,13 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
     spec = ProgramSpec(program, int(num_arms), context, outcomes, tuple(latents), kinds)
     with jax.enable_x64(True):
         moves = support_depends_on_latents(spec, shapes)
-        groups, largest = check_dependence(spec, shapes, has_expected_reward)
+        groups, largest, limits = check_dependence(spec, shapes, has_expected_reward)
         mean_method = None if has_expected_reward else choose_mean_method(spec)
         if mean_method is not means.MEAN_METHODS[0]:
             check_row_independence(spec, mean_method)
         moving = find_moving_sites(spec, shapes, trace)
     method = means.describe(mean_method, outcomes)
-    return ProgramFacts(outcomes, context, shapes, kinds, mean_method, method, moves, groups, largest, moving)
+    return ProgramFacts(outcomes, context, shapes, kinds, mean_method, method, moves, groups, largest, moving, limits)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

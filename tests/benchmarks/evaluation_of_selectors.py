@@ -1,0 +1,218 @@
+"""Evaluation with the library's own selectors, engines and simulations: the parts of evaluation_coverage.py that use them."""
+
+import functools
+import math
+import time
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
+from ppl_bandit.evaluation.confidence_sequences import beta_binomial_log_mixture, normal_mixture_parameter
+from ppl_bandit.evaluation.evaluation import evaluate_decisions
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.evaluation.posterior_path import follow_posterior, path_functions
+from ppl_bandit.evaluation.rejection import accept_function, accepted_rows
+from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
+
+__all__ = ["contexts_part", "rejection_part", "selector_part", "show", "speed_part"]
+
+RATES = np.array([0.3, 0.35])
+NUM_STEPS = 10_000
+HORIZONS = (100, 400)
+
+
+def show(name, values, expected=""):
+    """Print a mean with its standard error."""
+    values = np.asarray(values, float)
+    error = values.std() / math.sqrt(values.size)
+    print(f"  {name:52s} {values.mean():8.4f} +- {error:.4f} ({values.size})  {expected}", flush=True)
+
+
+def bernoulli(arm):
+    """Two Bernoulli arms with uniform priors."""
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+@functools.cache
+def built():
+    """Return the model, its engine and its world; built once in every process."""
+    model = RewardModel(bernoulli, 2)
+    with jax.enable_x64(True):
+        return model, engines.conjugate(model), Environment(model, {"rate": RATES})
+
+
+def all_selectors():
+    """Return every selector of the library, by name."""
+    thompson = selectors.thompson()
+    listed = (
+        thompson,
+        selectors.double_sampling(),
+        selectors.greedy(),
+        selectors.top_two(),
+        selectors.bayes_ucb(),
+        selectors.information_directed(),
+        selectors.optimistic_gittins(NUM_STEPS),
+        selectors.with_floor(thompson, 0.05),
+        selectors.with_control(thompson, 0.2),
+        selectors.with_limits(thompson, floors=0.3, decay=0.5),
+    )
+    return {selector.name: selector for selector in listed}
+
+
+def selector_part(map_chunks, num_runs, chunk=125):
+    """Per-arm beta-binomial sequences under the library's selectors: was one arm's ever wrong, at any decision?"""
+    print(f"beta-binomial sequence of each arm, ever wrong in {NUM_STEPS:,} decisions")
+    names, num_chunks = list(all_selectors()), -(-num_runs // chunk)
+    tasks = [(name, seed, min(chunk, num_runs)) for name in names for seed in range(num_chunks)]
+    found = iter(map_chunks(selector_chunk, *zip(*tasks, strict=True)))
+    for name in names:
+        wrong = np.concatenate([next(found) for _ in range(num_chunks)], axis=1)
+        for arm in (0, 1):
+            show(f"{name}, arm {arm} with rate {RATES[arm]}", wrong[arm], "at most .05")
+
+
+def selector_chunk(name, seed, num_runs):
+    """Return (2, runs): was the sequence of each arm ever wrong?"""
+    model, engine, environment = built()
+    runs = simulate(
+        seed,
+        model,
+        engine,
+        all_selectors()[name],
+        environment,
+        num_steps=NUM_STEPS,
+        num_realizations=num_runs,
+        num_samples=100,
+    )
+    arms, rewards = runs["arm"].values, runs["reward"].values.astype(float)
+    return np.stack([is_ever_wrong(arms == arm, rewards, RATES[arm]) for arm in (0, 1)])
+
+
+def is_ever_wrong(is_played, rewards, rate, alpha=0.05):
+    """Return, for each run, whether the interval excluded the rate after any play: its mixture exceeds 1 / alpha there."""
+    trials, sums = np.cumsum(is_played, axis=1), np.cumsum(np.where(is_played, rewards, 0.0), axis=1)
+    variance = rate * (1 - rate)
+    rho = normal_mixture_parameter(OPTIMAL_PLAYS, alpha) * variance
+    log_mixture = beta_binomial_log_mixture(sums - rate * trials, variance * trials, rho, rate, 1 - rate)
+    return (log_mixture > math.log(1 / alpha)).any(axis=1)
+
+
+def rejection_part(map_chunks, num_logs, num_rows=1200, chunk=25):
+    """Compare the decisions that Thompson sampling accepts from uniform logs with simulated runs of the same length.
+
+    The mean true rate of the decisions is compared: it has the mean of the rewards without their noise.
+    """
+    print(
+        f"rejection sampling: Thompson sampling from uniform logs of {num_rows} rows, relative error of what it earns"
+    )
+    model, engine, environment = built()
+    runs = simulate(
+        0,
+        model,
+        engine,
+        selectors.thompson(),
+        environment,
+        num_steps=num_rows,
+        num_realizations=2000,
+        num_samples=400,
+    )
+    earned = RATES.max() - np.cumsum(runs["regret"].values, axis=1, dtype=float) / np.arange(1, num_rows + 1)
+    expected, spread = earned.mean(axis=0), earned.std(axis=0) / math.sqrt(len(earned))
+    seeds = [range(start, min(start + chunk, num_logs)) for start in range(0, num_logs, chunk)]
+    paths = [path for paths in map_chunks(rejection_chunk, seeds, [num_rows] * len(seeds)) for path in paths]
+    lengths = np.array([rates.size for rates, _ in paths])
+    print(f"  accepted decisions: {lengths.min()} to {lengths.max()}, mean {lengths.mean():.0f}")
+    for horizon in HORIZONS:
+        first = np.array([rates[:horizon].mean() for rates, _ in paths if rates.size >= horizon])
+        reference = f"at most .02; the simulations' own error {spread[horizon - 1] / expected[horizon - 1]:.4f}"
+        show(f"the first {horizon} decisions", first / expected[horizon - 1] - 1.0, reference)
+    at_end = np.array([rates.mean() / expected[rates.size - 1] - 1.0 for rates, _ in paths])
+    show("all accepted decisions", at_end, "at most .02")
+    show("all accepted decisions, rewards", [reward / expected[rates.size - 1] - 1.0 for rates, reward in paths])
+
+
+def rejection_chunk(seeds, num_rows):
+    """Return, for each log, the true rates of the accepted decisions and the mean of their rewards."""
+    model, engine, _ = built()
+    accept, found = accept_function(model, engine, selectors.thompson()), []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        arms = rng.integers(0, 2, num_rows)
+        rewards = (rng.random(num_rows) < RATES[arms]).astype(float)
+        log = LoggedDecisions((0, 1), arms, rewards, np.full(num_rows, 0.5), np.full((num_rows, 2), 0.5))
+        rows = accepted_rows(model, engine, accept, log, seed=seed)
+        found.append((RATES[arms[rows]], rewards[rows].mean()))
+    return found
+
+
+def linear(arm, context):
+    """Two arms, linear in the context."""
+    weight = numpyro.sample("weight", dist.Normal(np.zeros((2, 2)), 1.0).to_event(2))
+    numpyro.sample("reward", dist.Normal((weight[arm] * context).sum(-1), 0.5))
+
+
+def constant(arm, context):
+    """A wrong program: it ignores the context and believes in little noise."""
+    level = numpyro.sample("level", dist.Normal(np.full(2, 3.0), 0.1).to_event(1))
+    numpyro.sample("reward", dist.Normal(level[arm] + 0.0 * context.sum(-1), 0.1))
+
+
+def contexts_part(map_chunks, num_runs, num_rows=500, chunk=50):
+    """Width and coverage of a contextual target's interval: a right program, a wrong one, and running means."""
+    print(f"a policy by the sign of the context, {num_rows} rows, 95%")
+    seeds = [range(start, min(start + chunk, num_runs)) for start in range(0, num_runs, chunk)]
+    chunks = list(map_chunks(contexts_chunk, seeds, [num_rows] * len(seeds)))
+    results = {name: np.concatenate([own[name] for own in chunks]) for name in chunks[0]}
+    base = results["running means"][:, 0].mean()
+    for name, rows in results.items():
+        show(f"{name}: width, relative to running means", rows[:, 0] / base, "right: at most .8")
+        show(f"{name}: covered", rows[:, 1], "at least .94")
+
+
+def contexts_chunk(seeds, num_rows):
+    """Return {outcome model: (runs, 2)}: the width of the interval, and whether it covered the truth."""
+    truth = math.sqrt(2 / math.pi)
+    paths = {}
+    for name, program in (("right", linear), ("wrong", constant)):
+        model = RewardModel(program, 2, context=np.zeros(2))
+        with jax.enable_x64(True):
+            engine = engines.conjugate(model)
+        paths[name] = model, engine, path_functions(model, engine)
+    results: dict[str, list] = {"right": [], "wrong": [], "running means": []}
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(num_rows, 2))
+        # The log prefers arm 1 where the second feature is positive.
+        first = np.where(x[:, 1] > 0, 0.25, 0.75)
+        arms = (rng.random(num_rows) >= first).astype(int)
+        rewards = np.where(arms == 0, x[:, 0], -x[:, 0]) + 0.5 * rng.normal(size=num_rows)
+        every = np.stack([first, 1 - first], axis=1)
+        log = LoggedDecisions((0, 1), arms, rewards, every[np.arange(num_rows), arms], every, x)
+        for name, own in results.items():
+            means = None
+            if name in paths:
+                model, engine, functions = paths[name]
+                means = follow_posterior(model, engine, log, functions=functions).means
+            found = evaluate_decisions(log, lambda context: [context[0] > 0, context[0] <= 0], means=means)
+            low, high = found.interval
+            own.append((high - low, low <= truth <= high))
+    return {name: np.array(own, float) for name, own in results.items()}
+
+
+def speed_part(num_rows=1_000_000, num_arms=10):
+    """Seconds for an arm, a contrast and a policy on a long log."""
+    print(f"{num_rows:,} rows, {num_arms} arms")
+    rng = np.random.default_rng(0)
+    every = rng.dirichlet(np.full(num_arms, 2.0), num_rows)
+    arms = (rng.random(num_rows)[:, None] > every.cumsum(1)).sum(1).clip(0, num_arms - 1)
+    rewards = (rng.random(num_rows) < 0.1 + 0.05 * arms).astype(float)
+    log = LoggedDecisions(tuple(range(num_arms)), arms, rewards, every[np.arange(num_rows), arms], every)
+    for target in (3, (9, 0), dict.fromkeys(range(num_arms), 1 / num_arms)):
+        start = time.perf_counter()
+        evaluate_decisions(log, target)
+        print(f"  {str(target)[:52]:52s} {time.perf_counter() - start:8.2f} s   at most 5 s", flush=True)

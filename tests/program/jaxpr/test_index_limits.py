@@ -1,0 +1,94 @@
+"""Contexts that are indices: values out of range are refused when a model is built and at every call."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import InvalidProgram, RewardModel
+from ppl_bandit.inputs.checks import check_contexts
+
+
+def program(index, sizes=(5,)):
+    """Return a program whose outcome reads one entry, at `index(context)`, of an array of latents."""
+
+    def read(arm, context):
+        level = numpyro.sample("level", dist.Normal(np.zeros(sizes), 1.0).to_event(len(sizes)))
+        bonus = numpyro.sample("bonus", dist.Normal(np.zeros(2), 1.0).to_event(1))
+        numpyro.sample("reward", dist.Normal(level[index(context)] + bonus[arm], 1.0))
+
+    return read
+
+
+def build(index, example=None, sizes=(5,)):
+    return RewardModel(program(index, sizes), 2, context={"user": 0, "week": 0} if example is None else example)
+
+
+def refusal(model, **entries):
+    with pytest.raises(ValueError, match="silently") as caught:
+        check_contexts(model, entries, None, "context")
+    return str(caught.value)
+
+
+def test_a_value_outside_the_indexed_axis_is_refused_by_name_with_the_size():
+    model = build(lambda context: context["user"])
+    assert check_contexts(model, {"user": 4, "week": 99}, None, "context")["user"] == 4
+    assert "context['user'] = 7: the program reads the entry 7 of an axis with 5 entries" in refusal(
+        model, user=7, week=0
+    )
+    assert "context['user'] = -1" in refusal(model, user=-1, week=0)
+    rows = {"user": np.array([0, 4, 5]), "week": np.zeros(3, int)}
+    with pytest.raises(ValueError, match=r"contexts\['user'\] = 5 in row 2"):
+        check_contexts(model, rows, 3, "contexts")
+
+
+def test_an_example_outside_the_axis_is_refused_when_the_model_is_built():
+    with pytest.raises(InvalidProgram, match=r"context\['user'\] = 7"):
+        build(lambda context: context["user"], {"user": 7, "week": 0})
+    with pytest.raises(InvalidProgram, match=r"context\['user'\] = -2"):
+        build(lambda context: context["user"], {"user": -2, "week": 0})
+
+
+def test_every_axis_has_its_own_limit():
+    model = build(lambda context: (context["user"], context["week"]), sizes=(5, 3))
+    check_contexts(model, {"user": 4, "week": 2}, None, "context")
+    assert "context['week'] = 3" in refusal(model, user=4, week=3)
+    assert "context['user'] = 5" in refusal(model, user=5, week=2)
+
+
+def test_an_index_computed_from_several_entries_is_followed():
+    model = build(lambda context: 2 * context["user"] + context["week"] - 1, {"user": 1, "week": 0})
+    check_contexts(model, {"user": 0, "week": 5}, None, "context")
+    message = refusal(model, user=2, week=2)
+    assert "context['user'] = 2 and context['week'] = 2: the program reads the entry 5" in message
+    assert "entry -1" in refusal(model, user=0, week=0)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        lambda context: jnp.clip(context["user"], 0, 4),
+        lambda context: jnp.mod(context["user"], 5),
+        lambda context: jnp.where((context["user"] >= 0) & (context["user"] < 5), context["user"], 0),
+    ],
+    ids=["clip", "mod", "where"],
+)
+def test_a_program_that_keeps_its_index_in_range_is_not_refused(index):
+    model = build(index)
+    assert not model.has_index_limits
+    check_contexts(model, {"user": 700, "week": 0}, None, "context")
+
+
+def test_a_program_that_clips_from_below_is_refused_above_only():
+    model = build(lambda context: jnp.maximum(context["user"], 0))
+    check_contexts(model, {"user": -3, "week": 0}, None, "context")
+    assert "context['user'] = 5" in refusal(model, user=5, week=0)
+
+
+def test_entries_of_one_array_are_told_apart_and_real_features_are_free():
+    model = build(lambda context: context[:, 1].astype(int), np.zeros(3))
+    check_contexts(model, np.array([99.5, 4.0, -7.25]), None, "context")
+    with pytest.raises(ValueError, match=r"context\[1\] = 5"):
+        check_contexts(model, np.array([0.0, 5.0, 0.0]), None, "context")
+    assert not build(lambda context: 0, np.zeros(3)).has_index_limits
