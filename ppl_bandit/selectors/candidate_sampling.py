@@ -5,6 +5,9 @@ optimal arm; `draw_mode` draws N_{t+1} arms from Cat(p-hat) and returns the most
 """
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,29 +18,71 @@ from ppl_bandit.numerics.random_bits import uniform
 from ppl_bandit.selectors.winner_frequencies import pick_arm, share_equally
 from ppl_bandit.types import Key
 
-__all__ = ["draw_mode", "log_false_alarm", "num_candidates"]
+__all__ = ["FALSE_ALARMS", "GAUSSIAN", "draw_mode", "log_false_alarm", "num_candidates"]
+
+GAUSSIAN = "gaussian"
+LogTail: TypeAlias = Callable[[Float[Array, " A"], Float[Array, ""]], Float[Array, " A"]]
 
 
-def num_candidates(probs: Float[Array, " A"], allowed: Bool[Array, " A"], max_candidates: int) -> Int[Array, ""]:
+def num_candidates(
+    probs: Float[Array, " A"],
+    allowed: Bool[Array, " A"],
+    max_candidates: int,
+    rule: int | Callable[[Any], Any] | None = None,
+    false_alarm: str = GAUSSIAN,
+) -> Int[Array, ""]:
     """Choose how many candidates to draw: N = floor(log10(1 / p_FA)), at least 1 and at most `max_candidates`.
 
     Args:
         probs: p-hat; 0 where an arm is not allowed.
         allowed: arms that may be played.
         max_candidates: the most to draw; also the answer when one arm wins every draw, or only one is allowed.
+        rule: a fixed N, or a function of 1 / p_FA in place of the logarithm; None is the logarithm.
+        false_alarm: the approximation of p_FA, one of `FALSE_ALARMS`.
     """
-    digits = -log_false_alarm(probs, allowed) / math.log(10.0)
+    if isinstance(rule, int):
+        return jnp.asarray(min(rule, max_candidates))
+    log_prob = log_false_alarm(probs, allowed, false_alarm)
+    digits = -log_prob / math.log(10.0) if rule is None else jnp.asarray(rule(jnp.exp(-log_prob)), probs.dtype)
     # p_FA can be a power of ten exactly (two arms at 1/2 among 51 give 0.01); rounding must not lose that digit.
     digits = digits * (1.0 + 16.0 * jnp.finfo(probs.dtype).eps)
-    return jnp.clip(jnp.floor(digits), 1, max_candidates).astype(int)
+    # A function of 1 / p_FA = infinity may be nan.
+    return jnp.clip(jnp.nan_to_num(jnp.floor(digits), nan=max_candidates), 1, max_candidates).astype(int)
 
 
-def log_false_alarm(probs: Float[Array, " A"], allowed: Bool[Array, " A"]) -> Float[Array, ""]:
+def _log_gaussian_tail(mean: Float[Array, " A"], leader: Float[Array, ""]) -> Float[Array, " A"]:
+    """Return the log mass beyond p* of a Gaussian truncated to [0, 1]: 1 - Phi_[0,1]((p* - p_a) / s_a)."""
+    scale = jnp.sqrt(mean * (1.0 - mean))
+    log_beyond_leader = log_ndtr((mean - leader) / scale)
+    log_beyond_one = log_ndtr((mean - 1.0) / scale)
+    log_outside = jnp.log1p(-ndtr(-mean / scale) - jnp.exp(log_beyond_one))
+    # p* <= 1 - p_a keeps the two tails at least a constant factor apart: the difference loses no digits.
+    return log_beyond_leader + jnp.log1p(-jnp.exp(log_beyond_one - log_beyond_leader)) - log_outside
+
+
+def _log_markov_bound(mean: Float[Array, " A"], leader: Float[Array, ""]) -> Float[Array, " A"]:
+    """Return the log of p_a / p*."""
+    return jnp.log(mean) - jnp.log(leader)
+
+
+def _log_chebyshev_bound(mean: Float[Array, " A"], leader: Float[Array, ""]) -> Float[Array, " A"]:
+    """Return the log of s_a^2 / (p* - p_a)^2; infinite for an arm that ties with the leader."""
+    return jnp.log(mean) + jnp.log1p(-mean) - 2.0 * jnp.log(leader - mean)
+
+
+FALSE_ALARMS: Mapping[str, LogTail] = MappingProxyType(
+    {GAUSSIAN: _log_gaussian_tail, "markov": _log_markov_bound, "chebyshev": _log_chebyshev_bound}
+)
+
+
+def log_false_alarm(
+    probs: Float[Array, " A"], allowed: Bool[Array, " A"], false_alarm: str = GAUSSIAN
+) -> Float[Array, ""]:
     """Compute log p_FA, the log probability of not picking the optimal arm.
 
-    p_FA is the mean of p_FA^(a) over the allowed arms other than the leader, and p_FA^(a) = 1 - Phi_[0,1]((p* - p_a) /
-    s_a) with s_a^2 = p_a (1 - p_a): the mass beyond p* of a Gaussian truncated to [0, 1]. An arm that no draw favours
-    (s_a = 0) has p_FA^(a) = 0.
+    p_FA is the mean of p_FA^(a) over the allowed arms other than the leader. p_FA^(a) is the probability that a variable with
+    mean p_a and variance s_a^2 = p_a (1 - p_a) exceeds p*: that of a Gaussian truncated to [0, 1], or the bound of Markov or
+    Chebyshev. An arm that no draw favours (s_a = 0) has p_FA^(a) = 0.
 
     Returns:
         The log, -inf when one arm wins every draw or only one is allowed.
@@ -46,12 +91,7 @@ def log_false_alarm(probs: Float[Array, " A"], allowed: Bool[Array, " A"]) -> Fl
     is_rival = allowed & (jnp.arange(probs.size) != leader)
     is_favoured = is_rival & (probs > 0)
     mean = jnp.where(is_favoured, probs, 0.5)
-    scale = jnp.sqrt(mean * (1.0 - mean))
-    log_beyond_leader = log_ndtr((mean - probs[leader]) / scale)
-    log_beyond_one = log_ndtr((mean - 1.0) / scale)
-    log_outside = jnp.log1p(-ndtr(-mean / scale) - jnp.exp(log_beyond_one))
-    # p* <= 1 - p_a keeps the two tails at least a constant factor apart: the difference loses no digits.
-    log_tail = log_beyond_leader + jnp.log1p(-jnp.exp(log_beyond_one - log_beyond_leader)) - log_outside
+    log_tail = FALSE_ALARMS[false_alarm](mean, probs[leader])
     num_rivals = jnp.maximum(jnp.sum(is_rival), 1).astype(probs.dtype)
     return logsumexp(jnp.where(is_favoured, log_tail, -jnp.inf)) - jnp.log(num_rivals)
 

@@ -4,9 +4,17 @@ They range from matching that probability to playing its maximum: Thompson sampl
 greedy is double sampling with infinitely many, and top-two splits the play between two arms in a fixed proportion.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 
-from ppl_bandit.selectors.candidate_sampling import draw_mode, num_candidates
+from ppl_bandit.selectors.candidate_sampling import (
+    FALSE_ALARMS,
+    GAUSSIAN,
+    draw_mode,
+    num_candidates as choose_num_candidates,
+)
 from ppl_bandit.selectors.mode_probs import mode_probs
 from ppl_bandit.selectors.selector_contract import RuleInputs, make_selector
 from ppl_bandit.selectors.winner_frequencies import draw_arm, is_largest, share_equally
@@ -17,7 +25,14 @@ __all__ = ["double_sampling", "greedy", "thompson", "top_two"]
 _ROUNDING = 8.0  # equal shares of thirds and sevenths, added up in another order, differ by an epsilon or two
 
 
-def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: bool = False) -> Selector:
+def double_sampling(
+    max_candidates: int = 1000,
+    ties: str = "random",
+    *,
+    exact: bool = False,
+    num_candidates: int | Callable[[Any], Any] | None = None,
+    false_alarm: str = GAUSSIAN,
+) -> Selector:
     """Draw N arms from Cat(p-hat) and play their mode, with N larger the surer the best arm: the paper's policy.
 
     N = floor(log10(1 / p_FA)), where p_FA is the probability that another arm is better than the leader.
@@ -34,6 +49,10 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: 
         exact: whether p-hat is the exact probability that each arm is best, by quadrature, in place of a share of M
             draws, wherever the engine offers it (an exact posterior with independent arms). Then no arm's p-hat is ever
             0, so that no arm is excluded because M is small.
+        num_candidates: a fixed N; or a function of 1 / p_FA, written in jax.numpy, such as `jnp.log` or `jnp.sqrt`, whose value
+            is rounded down and cut to [1, max_candidates]; None is `jnp.log10`, the paper's choice.
+        false_alarm: how p_FA is approximated from p-hat: "gaussian", the tail of a truncated Gaussian as in the paper, or the
+            bound of "markov" or "chebyshev". The bounds are larger, so that N is smaller.
 
     Returns:
         A selector whose propensities are the exact distribution of the mode.
@@ -48,14 +67,26 @@ def double_sampling(max_candidates: int = 1000, ties: str = "random", *, exact: 
             f'ties must be "random" or "lowest", got {ties!r}; "random" does not depend on the order of the arms'
         )
     is_lowest_first = ties == "lowest"
+    is_fixed = isinstance(num_candidates, int) and not isinstance(num_candidates, bool)
+    if num_candidates is not None and not callable(num_candidates):
+        if not is_fixed or not 1 <= num_candidates <= max_candidates:
+            raise ValueError(
+                f"num_candidates must be an integer from 1 to max_candidates = {max_candidates}, or a function of 1 / p_FA, "
+                f"got {num_candidates!r}; None is the logarithm to base 10"
+            )
+    if false_alarm not in FALSE_ALARMS:
+        raise ValueError(f"false_alarm must be one of {', '.join(map(repr, FALSE_ALARMS))}, got {false_alarm!r}")
 
     def rule(key: Key, inputs: RuleInputs):
         probs = inputs.best_arm_probs
-        num = num_candidates(probs, inputs.allowed, max_candidates)
+        num = choose_num_candidates(probs, inputs.allowed, max_candidates, num_candidates, false_alarm)
         arm = draw_mode(key, probs, num, is_lowest_first=is_lowest_first)
         return arm, num, mode_probs(probs, num, is_lowest_first=is_lowest_first)
 
-    settings = {"max_candidates": max_candidates, "ties": ties, "exact": exact}
+    settings: dict[str, Any] = {"max_candidates": max_candidates, "ties": ties, "exact": exact}
+    # Defaults are left out, so that journals and files of earlier releases name the same selector.
+    settings |= {} if num_candidates is None else {"num_candidates": num_candidates}
+    settings |= {} if false_alarm == GAUSSIAN else {"false_alarm": false_alarm}
     return make_selector(rule, settings=settings, is_lowest_first=is_lowest_first, reads_table=False, is_exact=exact)
 
 

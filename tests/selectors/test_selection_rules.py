@@ -46,6 +46,50 @@ def test_double_sampling_draws_more_candidates_the_surer_it_is():
     assert nums == [1, 1, 2, 4, 11, 22, 1000]
 
 
+def test_the_number_of_candidates_can_be_fixed_or_another_function_of_the_false_alarm():
+    def num(counts, **settings):
+        return int(double_sampling(**settings)(jr.key(0), winners(counts), 1).num_candidates)
+
+    assert num([10, 90], num_candidates=7) == 7
+    # 1 / p_FA = 10**2.40 = 251 by scipy.stats.truncnorm.
+    assert num([10, 90], num_candidates=jnp.log) == 5 and num([10, 90], num_candidates=jnp.sqrt) == 15
+    assert num([10, 90], num_candidates=lambda inverse: inverse, max_candidates=100) == 100
+    # Markov: p_a / p* = 1/9 for one arm. Chebyshev: .09 / .8^2 = .1406; for a tie it is infinite.
+    assert num([10, 90], num_candidates=lambda inverse: inverse, false_alarm="markov") == 9
+    assert num([10, 90], num_candidates=lambda inverse: inverse, false_alarm="chebyshev") == 7
+    assert num([50, 50], false_alarm="chebyshev") == num([50, 50], false_alarm="markov") == 1
+    # The mean over the arms other than the leader: (.05 + .15) / .8 / 2 = 1/8.
+    assert num([5, 15, 80], num_candidates=lambda inverse: inverse, false_alarm="markov") == 8
+    assert num([0, 100], num_candidates=jnp.log, false_alarm="markov") == 1000  # infinite
+
+
+def test_settings_of_double_sampling_are_recorded_unless_they_are_the_defaults():
+    assert dict(double_sampling().settings) == {"max_candidates": 1000, "ties": "random", "exact": False}
+    assert double_sampling(false_alarm="markov", num_candidates=3).settings["num_candidates"] == 3
+    for wrong in (0, 1001, 2.0, True):
+        with pytest.raises(ValueError, match="num_candidates must be an integer from 1"):
+            double_sampling(num_candidates=wrong)
+    with pytest.raises(ValueError, match="false_alarm must be one of 'gaussian', 'markov', 'chebyshev'"):
+        double_sampling(false_alarm="hoeffding")
+
+
+def test_bayes_ucb_takes_a_constant_quantile_or_a_function_of_the_step():
+    # Arm 0 is certain of .5; arm 1 is uniform on [0, 1], so that its quantile of order q is q.
+    marginals = Marginals(cdf=lambda x: x, quantile=lambda order: jnp.stack([jnp.full_like(order, 0.5), order]))
+    table = jnp.zeros((4, 2))
+
+    def played(step, quantile):
+        return int(bayes_ucb(quantile)(jr.key(0), table, step, marginals=marginals).arm)
+
+    assert [played(step, 0.4) for step in (1, 100)] == [0, 0] and [played(step, 0.9) for step in (1, 100)] == [1, 1]
+    by_step = lambda step: 1.0 - 1.0 / jnp.sqrt(step)  # noqa: E731
+    assert [played(step, by_step) for step in (2, 3, 5)] == [0, 0, 1]
+    assert dict(bayes_ucb().settings) == {} and bayes_ucb(0.9).settings["quantile"] == 0.9
+    for wrong in (0.0, 1.0, True, 2):
+        with pytest.raises(ValueError, match="strictly inside"):
+            bayes_ucb(wrong)
+
+
 def test_double_sampling_gives_the_papers_authors_result_with_lowest_ties():
     # p-hat = (.1, .9) gives N = 2: arm 0 is played unless both candidates are arm 1.
     for selector, expected in [(double_sampling(ties="lowest"), 0.19), (DOUBLE_SAMPLING, 0.1)]:
