@@ -388,14 +388,14 @@ class Bandit(ReadableBandit):
 
     def _decision(self, event: Event) -> Decision:
         context = self._context_structure.unflatten(event.body["context"] or ())
+        notes = (self.model.expected_reward_note,) if self.model.expected_reward_note else ()
         has_infinite_mean = self._learner.engine.capabilities.infinite_means
         if has_infinite_mean is None:
-            return decision_from_event(event, context, ())
+            return decision_from_event(event, context, notes)
         flags = zip(self.arms, has_infinite_mean(self._learner.state, context), strict=True)
         names = ", ".join(str(name) for name, is_infinite in flags if is_infinite)
-        return decision_from_event(
-            event, context, (f"expected reward of {names}: {INFINITE_MEAN_TEXT}",) if names else ()
-        )
+        infinite = (f"expected reward of {names}: {INFINITE_MEAN_TEXT}",) if names else ()
+        return decision_from_event(event, context, (*notes, *infinite))
 
 
 def _settings_of_design(

@@ -8,8 +8,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpyro.distributions as dist
-from numpyro.distributions import Distribution
+from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.transforms import Transform
 
 __all__ = [
@@ -17,10 +18,12 @@ __all__ = [
     "class_name",
     "components",
     "distribution_name",
+    "has_circular_part",
     "inner_distribution",
     "mask_of",
     "parameters_of",
     "patched_methods",
+    "support_bounds",
     "without_censoring",
     "without_mask",
 ]
@@ -74,6 +77,25 @@ def components(fn: Any) -> Iterator[Any]:
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, Distribution | Transform):
                 yield from components(part)
+
+
+def has_circular_part(fn: Distribution) -> bool:
+    """Return whether a distribution, or one inside it, is a law of angles: its `.mean` is a direction, not an average."""
+    return any(part is constraints.circular for part in components(fn))
+
+
+def support_bounds(fn: Distribution) -> tuple[Any, Any]:
+    """Return the ends of the support of a continuous law of one number, infinite where there is none.
+
+    Raises:
+        NotImplementedError: for a support that is not an interval of real numbers.
+    """
+    support = fn.support
+    low, high = (getattr(support, field, None) for field in ("lower_bound", "upper_bound"))
+    is_interval = low is not None or high is not None or support is constraints.real
+    if support.is_discrete or support.event_dim or not is_interval:
+        raise NotImplementedError
+    return -jnp.inf if low is None else low, jnp.inf if high is None else high
 
 
 def parameters_of(fn: Distribution) -> dict[str, Any]:

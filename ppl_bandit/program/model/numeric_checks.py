@@ -119,7 +119,7 @@ def check_row_independence(spec: ProgramSpec, mean_method: means.MeanMethod | No
             "the log likelihood is not finite at any value tried from the interior of the prior: check that the outcome's "
             "parameters stay inside their domain (probabilities in [0, 1], scales above 0)"
         )
-    is_noisy = mean_method is means.MONTE_CARLO  # its random numbers differ between a batch and a row
+    is_noisy = mean_method is not None and mean_method.uses_draws  # its random numbers differ between a batch and a row
     if not density_same.all() or not (is_noisy or expected_same.all()):
         raise InvalidProgram(
             "a row's likelihood or expected reward changes with the other rows of the batch: rows must be independent given "

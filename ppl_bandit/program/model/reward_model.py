@@ -129,6 +129,11 @@ class RewardModel:
         save_validation(self.program, self.num_arms, self._facts, self.program_fingerprint)
 
     @property
+    def expected_reward_note(self) -> str:
+        """A warning about the accuracy of the expected rewards; "" if they are as accurate as floating point allows."""
+        return means.MONTE_CARLO_NOTE if self._mean_method is means.MONTE_CARLO else ""
+
+    @property
     def outcome_groups(self) -> tuple[tuple[str, ...], ...]:
         """The outcomes in groups: the density of an outcome depends on values of its own group only."""
         grouped = {name for group in self._outcome_groups for name in group}
@@ -163,9 +168,8 @@ class RewardModel:
         arms = jnp.arange(self.num_arms)
 
         def row(latents: Mapping[str, Array]) -> Float[Array, " A"]:
-            if (
-                self._mean_method is means.MONTE_CARLO
-            ):  # one arm at a time, so that all arms use the same random numbers
+            # One arm at a time, so that all arms use the same random numbers.
+            if self._mean_method is not None and self._mean_method.uses_draws:
                 return jax.vmap(lambda arm: self._expected(latents, arm[None], self.context_rows(1, context))[0])(arms)
             return self._expected(latents, arms, self.context_rows(self.num_arms, context))
 
