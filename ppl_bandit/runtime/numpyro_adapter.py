@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jaxtyping import Array
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.transforms import Transform
 
@@ -20,6 +21,8 @@ __all__ = [
     "distribution_name",
     "has_circular_part",
     "inner_distribution",
+    "is_improper",
+    "locations_of",
     "mask_of",
     "parameters_of",
     "patched_methods",
@@ -79,6 +82,11 @@ def components(fn: Any) -> Iterator[Any]:
                 yield from components(part)
 
 
+def is_improper(fn: Distribution) -> bool:
+    """Return whether a distribution is NumPyro's improper uniform, which cannot be sampled."""
+    return isinstance(base_distribution(fn), dist.ImproperUniform)
+
+
 def has_circular_part(fn: Distribution) -> bool:
     """Return whether a distribution, or one inside it, is a law of angles: its `.mean` is a direction, not an average."""
     return any(part is constraints.circular for part in components(fn))
@@ -96,6 +104,34 @@ def support_bounds(fn: Distribution) -> tuple[Any, Any]:
     if support.is_discrete or support.event_dim or not is_interval:
         raise NotImplementedError
     return -jnp.inf if low is None else low, jnp.inf if high is None else high
+
+
+def locations_of(fn: Distribution) -> list[Array]:
+    """Return the centre of a law, or of every component of a mixture, each of the law's batch shape; [] if it has none."""
+    fn = without_censoring(base_distribution(fn))
+    if isinstance(fn, dist.MixtureSameFamily):
+        return [
+            found[..., part] for found in locations_of(fn.component_distribution) for part in range(found.shape[-1])
+        ]
+    if isinstance(fn, dist.MixtureGeneral):
+        return [location for part in fn.component_distributions for location in locations_of(part)]
+    if isinstance(fn, dist.TransformedDistribution):
+        found = locations_of(fn.base_dist)
+        for transform in fn.transforms:
+            found = [transform(location) for location in found]
+        return found
+    if (
+        isinstance(fn, dist.FoldedDistribution)
+        or "Truncated" in type(fn).__name__
+        or "ZeroInflated" in type(fn).__name__
+    ):
+        inner = inner_distribution(fn)
+        return [] if inner is None else locations_of(inner)
+    try:
+        location = getattr(fn, "loc", None)
+        return [jnp.broadcast_to(fn.mean if location is None else location, fn.batch_shape)]
+    except (NotImplementedError, AttributeError, TypeError, ValueError):
+        return []
 
 
 def parameters_of(fn: Distribution) -> dict[str, Any]:

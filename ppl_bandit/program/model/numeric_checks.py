@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array
 
+from ppl_bandit.program.fingerprints import jaxpr_fingerprint
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.probing import feasible_latents, feasible_rewards
 from ppl_bandit.program.model.sites import ProgramSpec
@@ -121,8 +122,26 @@ def check_row_independence(spec: ProgramSpec, mean_method: means.MeanMethod | No
         )
     is_noisy = mean_method is not None and mean_method.uses_draws  # its random numbers differ between a batch and a row
     if not density_same.all() or not (is_noisy or expected_same.all()):
+        if _is_impure(spec):
+            raise InvalidProgram(
+                "two runs of the program with the same arguments differ, so that its readings would disagree: it changes "
+                "something outside of itself, such as a counter or a list that grows, or draws from a random generator of "
+                "Python or NumPy; compute such numbers once, outside of the program, and draw with numpyro.sample"
+            )
         raise InvalidProgram(
             "a row's likelihood or expected reward changes with the other rows of the batch: rows must be independent given "
             "the latents, so use no sum, sort, shift or cumulative operation along the rows"
         )
     return int(verdicts.min())
+
+
+def _is_impure(spec: ProgramSpec) -> bool:
+    """Return whether two traces of the program, with the same arguments, are different computations."""
+
+    def densities() -> list[Array]:
+        trace = spec.run({}, jnp.zeros(1, int), repeat_rows(spec.context, 1), {})
+        return [log_prob(site) for site in trace.values() if site["type"] == "sample"]
+
+    # Two functions: `make_jaxpr` caches the trace of one.
+    first, second = (jaxpr_fingerprint(jax.make_jaxpr(lambda number=number: densities())()) for number in range(2))
+    return first != second

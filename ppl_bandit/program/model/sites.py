@@ -11,7 +11,7 @@ from numpyro.distributions import biject_to
 
 from ppl_bandit.program.model.failures import failure_message, traced_value_message
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, run_program
-from ppl_bandit.runtime.numpyro_adapter import class_name, mask_of
+from ppl_bandit.runtime.numpyro_adapter import class_name, is_improper, mask_of
 from ppl_bandit.types import InvalidProgram
 
 __all__ = ["ProgramSpec", "check_expected_reward", "check_latents", "check_outcomes", "is_latent", "abstract_trace"]
@@ -68,7 +68,7 @@ def abstract_trace(
     caught: dict[str, Any] = {}
 
     def body(arm: Array, rows: Any, previous: Any) -> None:
-        caught.update(run_program(program, arm, rows, {}, previous=previous))
+        caught.update(run_program(program, arm, rows, {}, choose=_refuse_improper, previous=previous))
         for site in caught.values():  # here: the bounds of a support may be tracers, which are invalid later
             site["has_bijection"] = site["type"] != "sample" or _has_bijection(site["fn"])
 
@@ -89,6 +89,20 @@ def abstract_trace(
             raise InvalidProgram(traced_value_message(error, program)) from error
         raise InvalidProgram(failure_message(error, program, num_rows)) from error
     return caught
+
+
+def _refuse_improper(site: Site) -> None:
+    """Refuse a prior that cannot be sampled.
+
+    Raises:
+        InvalidProgram: for an improper prior.
+    """
+    if site["type"] == "sample" and is_improper(site["fn"]):
+        raise InvalidProgram(
+            f"the latent '{site['name']}' has the improper prior ImproperUniform, from which nothing can be drawn before there "
+            "are data: give it a proper prior that is as wide as the values that you consider possible, such as "
+            "dist.Normal(0.0, 100.0), dist.HalfNormal(100.0) or dist.Uniform(low, high)"
+        )
 
 
 def _has_bijection(fn: Any) -> bool:

@@ -322,3 +322,24 @@ def test_a_callback_in_float64_is_refused_with_what_works():
         InvalidProgram, match=r"line \d+ of test_validation.py: .*pure_callback.*float64.*jax_enable_x64"
     ):
         RewardModel(click, 2)
+
+
+def test_an_improper_prior_is_refused_with_proper_ones_named():
+    def program(arm):
+        level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (2,), ()))
+        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+    with pytest.raises(InvalidProgram, match=r"'level' has the improper prior.*dist\.Normal\(0\.0, 100\.0\)"):
+        RewardModel(program, 2)
+
+
+def test_a_program_that_counts_its_runs_is_not_taken_for_rows_that_depend_on_each_other():
+    runs = []
+
+    def program(arm):
+        runs.append(arm)
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Normal(level[arm], 1.0 + len(runs)))
+
+    with pytest.raises(InvalidProgram, match="two runs of the program with the same arguments differ.*counter"):
+        RewardModel(program, 2)
