@@ -148,6 +148,7 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     actions.add_parser(
         "status", parents=[common, model], help="arms, counts, pending; with --model the posterior and P(best)"
     )
+    actions.add_parser("look", parents=[common, model], help="take the look that is due by the design (needs --model)")
     show = actions.add_parser("show", parents=[common], help="everything recorded about one decision")
     show.add_argument("id", metavar="ID", help="the decision's id")
     actions.add_parser("replay", parents=[common, model], help="recompute every decision (needs --model)")

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
+from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.runtime.cpu_threads import num_cores
 from ppl_bandit.simulation.environment import Environment

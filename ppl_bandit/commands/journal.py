@@ -26,10 +26,12 @@ def execute(
     arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
 ) -> tuple[Any, int]:
     """Run an action; the status is 1 if the journal is damaged or a replayed decision differs."""
-    with Journal(arguments.url, read_only=True) as journal:
+    is_look = arguments.action == "look"  # the one action that records an event
+    with Journal(arguments.url, must_exist=is_look, read_only=not is_look) as journal:
         name = find_experiment(journal, arguments.name)
         action: dict[str, Callable] = {
             "status": _status,
+            "look": _look,
             "show": _show,
             "replay": _replay,
             "export": _export,
@@ -72,6 +74,16 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
         show(f"  DAMAGED at position {found['first_broken_position']}: {found['damage']}")
         return found, 1
     return found, 0
+
+
+def _look(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+    if arguments.model is None:
+        raise JournalError("look needs the program: give --model path/to/file.py, or file.py:function")
+    header = read_header(journal.store, name)
+    assert header is not None  # `find_experiment` checked that the experiment exists
+    found = _bandit(header, arguments.model, journal=journal, name=name).look()
+    show(found.verdict)
+    return found.to_dict(), 0
 
 
 def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:

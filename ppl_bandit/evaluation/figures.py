@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ppl_bandit.numerics.figure_style import figure_tools
+from ppl_bandit.display.figure_style import figure_tools
 
 if TYPE_CHECKING:
     import pandas

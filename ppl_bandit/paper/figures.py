@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
+from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.paper.runs import GridRegret
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, paper_data
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.numerics.figure_style import figure_tools, save_figure, styles
+from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.simulation.elimination import Tuned
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Bandit
+from ppl_bandit.display.figure_style import styles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.live.show.rendering import arms_text
 from ppl_bandit.numerics.expected_loss import losses_from_table
-from ppl_bandit.numerics.figure_style import styles
 from ppl_bandit.types import Explanation
 
 M = 4000

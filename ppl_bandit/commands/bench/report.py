@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ppl_bandit.numerics.figure_style import figure_tools, save_figure
+from ppl_bandit.display.figure_style import figure_tools, save_figure
 
 __all__ = ["BenchResult", "draw_live", "live_table", "markdown"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ppl_bandit.comparison.measurement.engine_runs import flatten_latents
 from ppl_bandit.comparison.measurement.results import Comparison
-from ppl_bandit.numerics.figure_style import figure_tools
+from ppl_bandit.display.figure_style import figure_tools
 
 __all__ = ["EngineStyle", "add_title_and_legend", "each_engine", "new_figure", "reference_name"]
 

@@ -19,8 +19,8 @@ from ppl_bandit.comparison.output.figure_layout import (
     reference_name,
 )
 from ppl_bandit.comparison.output.latent_figures import draw_densities, draw_forest
+from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.live.show.arviz_export import observed_outcomes, replicate_outcomes
-from ppl_bandit.numerics.figure_style import figure_tools
 from ppl_bandit.runtime.compile_ahead import quick_jit
 
 __all__ = ["COMPARISON_FIGURES", "draw_figures"]

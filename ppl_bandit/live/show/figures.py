@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.live.show.closed_form import ORDERS
 from ppl_bandit.live.show.overview import Overview
-from ppl_bandit.numerics.figure_style import figure_tools, styles
 from ppl_bandit.types import Explanation
 
 __all__ = ["NUM_LEADING", "plot_bandit", "posterior_kind"]

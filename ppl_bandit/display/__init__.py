@@ -1,0 +1,1 @@
+"""What people see: the style of figures, and HTML pages."""
