@@ -17,7 +17,11 @@ ENGINES: Mapping[str, Callable[..., Engine]] = {
     "laplace": engines.laplace,
     "reweight": engines.reweight,
 }
-_MOVING_ENGINES = {"kalman": engines.kalman, "particle-filter": engines.particle_filter}
+_MOVING_ENGINES: Mapping[str, Callable[..., Engine]] = {
+    "kalman": engines.kalman,
+    "collapsed-kalman": engines.collapsed_kalman,
+    "particle-filter": engines.particle_filter,
+}
 SELECTORS: Mapping[str, tuple[str, Callable[[], Selector]]] = {  # {name: (label in tables, factory)}
     "ds": ("double sampling", selectors.double_sampling),
     "ds-lowest": ("double sampling, ties lowest", lambda: selectors.double_sampling(ties="lowest")),

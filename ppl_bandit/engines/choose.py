@@ -10,6 +10,7 @@ from ppl_bandit.engines.approximate.reweight import reweight
 from ppl_bandit.engines.collapsed.collapsed import collapsed
 from ppl_bandit.engines.deferred import deferred_explanation
 from ppl_bandit.engines.exact.conjugate import conjugate
+from ppl_bandit.engines.moving.collapsed_kalman import collapsed_kalman
 from ppl_bandit.engines.moving.kalman import kalman
 from ppl_bandit.engines.moving.particle_filter import particle_filter
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -25,15 +26,18 @@ _PROVED: Mapping[str, Callable[[RewardModel], Engine]] = {
 }
 
 
-_PROVED_MOVING: Mapping[str, Callable[[RewardModel], Engine]] = {"kalman": kalman}
+_PROVED_MOVING: Mapping[str, Callable[[RewardModel], Engine]] = {
+    "kalman": kalman,
+    "collapsed_kalman": collapsed_kalman,
+}
 
 
 def choose(model: RewardModel) -> Engine:
     """Return the exact engine of a program if its posterior is proved conjugate, else `collapsed`, else `reweight`.
 
-    For a program whose latents move these are `kalman` and `particle_filter`. `collapsed` is chosen if the posterior is
-    proved conjugate given a few sites that are not most of the program. The explanation contains the reasons of the engines
-    that refused, with what would make the program conjugate.
+    For a program whose latents move these are `kalman`, `collapsed_kalman` and `particle_filter`. `collapsed` is chosen if
+    the posterior is proved conjugate given a few sites that are not most of the program. The explanation contains the
+    reasons of the engines that refused, with what would make the program conjugate.
 
     The name of the chosen engine is cached on disk. A later process then skips the proofs that failed, until the text of the
     explanation is read.

@@ -23,13 +23,14 @@ __all__ = ["LADDER", "NotCertified", "learn"]
 # The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`).
 LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
     "kalman": engines.particle_filter,
+    "collapsed_kalman": engines.particle_filter,
     "collapsed": engines.reweight,
     "reweight": engines.nuts,
     "laplace": engines.nuts,
     "svi": engines.nuts,
 }
 _MAX_EXAMPLES = 8  # refused rows that the fallback is tested with
-_RENEWED = ("collapsed", "reweight")  # engines that renew their draws as rewards arrive
+_RENEWED = ("collapsed", "collapsed_kalman", "reweight")  # engines that renew their draws as rewards arrive
 _MAX_DOUBTED = 10  # times in a row that draws may be renewed and still lack evidence
 
 _LOGGER = logging.getLogger("ppl_bandit")

@@ -34,6 +34,7 @@ _FACTORIES = {
     engines.laplace: "laplace",
     engines.nuts: "nuts",
     engines.kalman: "kalman",
+    engines.collapsed_kalman: "collapsed_kalman",
     engines.particle_filter: "particle_filter",
 }
 

@@ -47,7 +47,7 @@ def given(model: RewardModel, values: Mapping[str, Array]) -> RewardModel:
     """Return the model of the other sites, with some sites fixed to values, which may be traced."""
     # A NumPy array could not be indexed by a traced arm.
     fixed = {name: jnp.asarray(value) for name, value in values.items()}
-    view = _with_program(model, handlers.substitute(model.program, data=fixed))
+    view = _with_program(model, handlers.substitute(model.program, data=fixed), fixed)
     view.latent_shapes = {name: shape for name, shape in model.latent_shapes.items() if name not in values}
     return view
 
@@ -57,12 +57,15 @@ def without(model: RewardModel, names: Sequence[str]) -> RewardModel:
     return _with_program(model, handlers.block(model.program, hide=list(names)))
 
 
-def _with_program(model: RewardModel, handled: Callable) -> RewardModel:
+def _with_program(model: RewardModel, handled: Callable, fixed: Mapping[str, Array] | None = None) -> RewardModel:
+    """Return a model with another program; `fixed` is added to the latents of the step before."""
     view = copy.copy(model)
 
     @functools.wraps(model.program)
-    def program(*rows: Any) -> Any:
-        return handled(*rows)
+    def program(*rows: Any, previous: Mapping[str, Array] | None = None, **keywords: Any) -> Any:
+        if previous is not None:
+            keywords["previous"] = {**previous, **(fixed or {})}
+        return handled(*rows, **keywords)
 
     view.program = program
     return view

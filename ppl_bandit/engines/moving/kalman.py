@@ -35,7 +35,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
 
-__all__ = ["KalmanState", "kalman", "prove_linear_step"]
+__all__ = ["KalmanState", "absorb_row", "kalman", "prove_linear_step"]
 
 _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 6, 4  # random points of a certificate
 _REMEDY = (
@@ -97,7 +97,7 @@ def kalman(model: RewardModel) -> Engine:
         single = jax.tree.map(lambda leaf: leaf[None], row)
         elapsed, _ = elapsed_until(model, state.clock, row.context)
         before = predicted(state, row.context)
-        after, residual, is_held = _absorb_row(model, layout, before.posterior, single)
+        after, residual, is_held = absorb_row(model, layout, before.posterior, single)
         is_counted = jnp.array(True) if row.mask is None else row.mask
         is_step = step_is_certified(elapsed) | ~is_counted
         is_fine = is_affine(residual) & is_held & is_step & is_counted
@@ -177,7 +177,7 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
     return layout, residual
 
 
-def _absorb_row(
+def absorb_row(
     model: RewardModel, layout: Layout, before: Posterior, row: Interaction
 ) -> tuple[Posterior, Residual, Bool[Array, ""]]:
     """Return the posterior with a row added, the row's residual, and whether jax's precision holds the posterior."""

@@ -1,5 +1,7 @@
 """A linear Gaussian step, x_2 = F x_1 + b + noise with covariance Q, derived from the density of the program's step."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -29,10 +31,18 @@ class LinearStep(NamedTuple):
     noise: Float[Array, "R S S"]
 
 
-def derive_step(model: RewardModel, layout: Layout, elapsed: Array | float | None = None) -> LinearStep:
+def derive_step(
+    model: RewardModel,
+    layout: Layout,
+    elapsed: Array | float | None = None,
+    fixed: Mapping[str, Array] = MappingProxyType({}),
+) -> LinearStep:
     """Derive the step of a program whose step is linear Gaussian; what it returns for another program is meaningless.
 
     With H the second derivatives of log p(x_2 | x_1), the covariance is -inverse(H_22), and F = -inverse(H_22) H_21.
+
+    Args:
+        fixed: values of the static latents that are not in the layout.
     """
     num_real = layout.count(REAL)
     is_moving = np.zeros(num_real, bool)
@@ -41,7 +51,7 @@ def derive_step(model: RewardModel, layout: Layout, elapsed: Array | float | Non
     (moving,) = np.nonzero(is_moving)
 
     def log_density(both: Float[Array, "2 D"]) -> Array:
-        before, after = (latents_at(layout, Coordinates({}, real)) for real in both)
+        before, after = ({**fixed, **latents_at(layout, Coordinates({}, real))} for real in both)
         return model.log_transition(after, before, elapsed)
 
     origin = jnp.zeros((2, num_real))

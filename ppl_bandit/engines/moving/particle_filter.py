@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.explanation import program_name
-from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, require_moving
+from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, learn_in_order, require_moving
 from ppl_bandit.engines.moving.window import StaticMoves, Window, static_moves
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.diagnostics import notable_k_hat
@@ -140,20 +140,7 @@ def particle_filter(model: RewardModel, *, num_particles: int = 4000, window: in
         return renewed, FilterInfo(is_trusted, ess, k_hat, disagreement, renewed.num_refreshes, values)
 
     def update(key: Key, state: FilterState, interaction: Interaction) -> tuple[FilterState, FilterInfo]:
-        rows = jax.tree.map(jnp.asarray, interaction)
-        if interaction.arm.shape[0] == 1 and interaction.mask is None:
-            return learn(key, state, jax.tree.map(lambda leaf: leaf[0], rows))
-        num_rows = interaction.arm.shape[0]
-        mask = jnp.ones(num_rows, bool) if interaction.mask is None else rows.mask
-
-        def step(carry: tuple[FilterState, FilterInfo], given: Any) -> tuple[tuple[FilterState, FilterInfo], None]:
-            number, is_counted, row = given
-            return jax.lax.cond(is_counted, lambda: learn(jr.fold_in(key, number), carry[0], row), lambda: carry), None
-
-        blank = jax.eval_shape(learn, key, state, jax.tree.map(lambda leaf: leaf[0], rows))[1]
-        info = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), blank)
-        given = jnp.arange(num_rows), mask, rows._replace(mask=None)
-        return jax.lax.scan(step, (state, info), given)[0]
+        return learn_in_order(learn, key, state, interaction)
 
     def sample(key: Key, state: FilterState, num_samples: int) -> Draws:
         key_pick, key_move = jr.split(key)

@@ -20,9 +20,9 @@ from ppl_bandit.engines.exact.proof.examination import read_prior
 from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["joint_layout", "measure_step", "two_steps"]
+__all__ = ["PREFIX", "joint_layout", "measure_step", "two_steps"]
 
-_PREFIX = "previous"
+PREFIX = "previous"
 
 
 def two_steps(model: RewardModel, elapsed: Array | float | None = None) -> RewardModel:
@@ -37,16 +37,16 @@ def two_steps(model: RewardModel, elapsed: Array | float | None = None) -> Rewar
     def program(*rows: Any) -> None:
         outcomes = model.outcome_values(dict.fromkeys(model.outcomes, jnp.zeros(rows[0].shape)))
         first = handlers.block(handlers.substitute(model.program, data=outcomes), hide=list(model.outcomes))
-        with handlers.scope(prefix=_PREFIX):
+        with handlers.scope(prefix=PREFIX):
             trace = handlers.trace(first).get_trace(*rows)
-        previous = {name: trace[f"{_PREFIX}/{name}"]["value"] for name in model.latent_shapes}
+        previous = {name: trace[f"{PREFIX}/{name}"]["value"] for name in model.latent_shapes}
         fixed = handlers.substitute(model.program, data={name: previous[name] for name in static})
         keywords = {} if elapsed is None else {"elapsed": elapsed}
         handlers.block(fixed, hide=once)(*rows, previous=previous, **keywords)
 
     view = copy.copy(model)
     view.program = program
-    before = {f"{_PREFIX}/{name}": shape for name, shape in model.latent_shapes.items()}
+    before = {f"{PREFIX}/{name}": shape for name, shape in model.latent_shapes.items()}
     view.latent_shapes = {**before, **{name: model.latent_shapes[name] for name in model.moving_sites}}
     view.moving_sites = ()
     return view

@@ -1,0 +1,214 @@
+"""Kalman filters over particles: exact given a few static latents, such as the scale of the steps.
+
+Each particle is a value of these outer latents with the Kalman filter of the others given it (Rao-Blackwellised). The
+predictive density of each row weights the particles. After a resampling, Metropolis-Hastings moves of the outer latents
+replay the rows of a window from the filters at its start. The first window starts at the prior, so that its moves are
+exact. When it is full, the next starts with a Gaussian law of the outer latents, fitted to the particles, and with each
+particle's own filter.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.engines.exact.families.posterior import Posterior
+from ppl_bandit.engines.moving.linear_step import LinearStep, invert_blocks
+from ppl_bandit.engines.moving.outer_split import explain_split, split_program
+from ppl_bandit.engines.moving.replay import Filters, Replay, each_particle, filters_of
+from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, learn_in_order, require_moving
+from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
+from ppl_bandit.engines.particles.diagnostics import notable_k_hat
+from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample
+from ppl_bandit.engines.settings import check_settings
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
+
+__all__ = ["CollapsedKalmanState", "collapsed_kalman"]
+
+_NUM_FILTERS = 2
+_RESAMPLE_SHARE = 0.5
+_CHECKS = (
+    Check("the effective sample size, as a share of the particles,", 0.1, is_minimum=True),
+    Check("k-hat of the weights", 0.7),
+    Check("the difference of the means of two independent sets of particles, in standard deviations,", 0.7),
+    Check("certificate", failure="the row's likelihood is not Gaussian given the outer latents"),
+)
+
+
+class CollapsedKalmanState(NamedTuple):
+    """Two independent sets of H particles.
+
+    Attributes:
+        positions: of the outer latents, in unconstrained space.
+        laws: the filter of the other latents at each particle, at the last step.
+        steps: the step of the other latents at each particle; None if it depends on the time elapsed.
+        num_refreshes: number of times that the particles were resampled.
+    """
+
+    positions: Float[Array, "2 H K"]
+    log_weights: Float[Array, "2 H"]
+    laws: Posterior
+    steps: LinearStep | None
+    clock: Clock
+    log_evidences: Float[Array, " 2"]
+    replay: Replay
+    num_refreshes: Int[Array, ""]
+
+    @property
+    def log_evidence(self) -> Float[Array, ""]:
+        """Log p(data) so far."""
+        return logsumexp(jnp.asarray(self.log_evidences)) - jnp.log(_NUM_FILTERS)
+
+    @property
+    def log_evidence_error(self) -> Float[Array, ""]:
+        """Half the difference of two independent estimates."""
+        return 0.5 * jnp.abs(self.log_evidences[0] - self.log_evidences[1])
+
+
+class CollapsedKalmanInfo(NamedTuple):
+    """Measures of an update, at the last row.
+
+    Attributes:
+        is_trusted: whether all checks passed.
+        ess: effective sample size of all particles, twice that of the worse set, before any resampling.
+        may_recover: whether the next rows can restore the trust: not if a row is not certified.
+        is_full: always false; rows beyond the window are not stored.
+    """
+
+    is_trusted: Bool[Array, ""]
+    ess: Float[Array, ""]
+    k_hat: Float[Array, ""]
+    disagreement: Float[Array, ""]
+    num_refreshes: Int[Array, ""]
+    may_recover: Bool[Array, ""]
+    is_full: Bool[Array, ""]
+    check_values: Float[Array, " checks"]
+
+    def failed_checks(self) -> list[str]:
+        """Name each failed check with its value and its bound."""
+        return describe_failures(_CHECKS, self.check_values)
+
+
+def collapsed_kalman(
+    model: RewardModel, outer: tuple[str, ...] | None = None, *, num_particles: int = 1000, window: int = 200
+) -> Engine:
+    """Return Kalman filters over particles of a few static latents, or refuse.
+
+    Args:
+        outer: static latents given which the program is linear Gaussian; None finds the smallest set.
+        num_particles: of both sets together.
+        window: rows that a move of the outer latents replays at most.
+
+    Raises:
+        NotConjugate: if the program is not linear Gaussian given a few static latents, or not provably so.
+        ValueError: if no latent moves, or a setting is invalid.
+    """
+    require_moving(model, "collapsed_kalman")
+    check_settings(1.0, num_particles=num_particles, window=window)
+    num_own = -(-num_particles // _NUM_FILTERS)
+    with jax.enable_x64(True):
+        split = split_program(model, outer)
+    filters = filters_of(model, split, window)
+
+    def init(key: Key) -> CollapsedKalmanState:
+        drawn = model.sample_prior(key, _NUM_FILTERS * num_own)
+        outer_draws = {name: drawn[name] for name in split.space.names}
+        positions = jax.vmap(split.space.unconstrain)(outer_draws).reshape(_NUM_FILTERS, num_own, split.space.size)
+        laws, _ = each_particle(filters.start)(positions)
+        return CollapsedKalmanState(
+            positions,
+            jnp.zeros((_NUM_FILTERS, num_own)),
+            laws,
+            None if model.has_clock else each_particle(filters.step)(positions),
+            first_clock(),
+            jnp.zeros(_NUM_FILTERS),
+            filters.empty_replay(laws),
+            jnp.zeros((), int),
+        )
+
+    def predicted(state: CollapsedKalmanState, context: Any = None) -> CollapsedKalmanState:
+        elapsed, clock = elapsed_until(model, state.clock, context)
+        return state._replace(laws=filters.predict(state.positions, state.steps, state.laws, elapsed), clock=clock)
+
+    def learn(key: Key, state: CollapsedKalmanState, row: Interaction) -> tuple[CollapsedKalmanState, Any]:
+        elapsed, _ = elapsed_until(model, state.clock, row.context)
+        before = predicted(state, row.context)
+        laws, log_densities = each_particle(lambda at, law: filters.absorb(at, law, row))(before.positions, before.laws)
+        log_weights = jax.vmap(finite_log_weights)(before.log_weights + log_densities)
+        old, new = (jax.vmap(normalize_weights)(own) for own in (before.log_weights, log_weights))
+        pooled = finite_log_weights(jnp.log(new.weights).ravel())
+        k_hat = notable_k_hat(pooled, normalize_weights(pooled))
+        disagreement = _disagreement(before.positions, laws, new.weights)
+        ess = _NUM_FILTERS * jnp.min(new.ess)
+        first = jax.tree.map(lambda leaf: leaf[:, 0], (before.positions, before.laws))
+        is_certified = jnp.all(jax.vmap(lambda at, law: filters.is_certified(at, law, row))(*first))
+        values = jnp.stack([ess / (_NUM_FILTERS * num_own), k_hat, disagreement, is_certified.astype(k_hat.dtype)])
+        after = before._replace(
+            laws=laws,
+            log_weights=log_weights - jnp.max(log_weights, axis=1, keepdims=True),
+            clock=before.clock.after_row(),
+            log_evidences=before.log_evidences + new.log_mean - old.log_mean,
+        )
+        replay = filters.extend(before.replay, after.positions, laws, new.weights, row, elapsed)
+        after = after._replace(replay=replay)
+        is_uneven = jnp.min(new.ess) < _RESAMPLE_SHARE * num_own
+        renewed = jax.lax.cond(is_uneven, lambda: _renew(filters, key, after), lambda: after)
+        is_trusted = jnp.all(passed_checks(_CHECKS, values))
+        flags = renewed.num_refreshes, is_certified, jnp.array(False)
+        return renewed, CollapsedKalmanInfo(is_trusted, ess, k_hat, disagreement, *flags, values)
+
+    def update(key: Key, state: CollapsedKalmanState, interaction: Interaction) -> tuple[CollapsedKalmanState, Any]:
+        return learn_in_order(learn, key, state, interaction)
+
+    def sample(key: Key, state: CollapsedKalmanState, num_samples: int) -> Draws:
+        key_pick, key_draw = jr.split(key)
+        weights = state.log_weights - logsumexp(state.log_weights, axis=1, keepdims=True)
+        picks = resample(jr.uniform(key_pick), weights.ravel(), num_samples)
+        now = predicted(state)
+        positions, laws = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[picks], (now.positions, now.laws))
+        return jax.vmap(filters.draw)(jr.split(key_draw, num_samples), positions, laws)
+
+    return Engine(
+        init,
+        update,
+        sample,
+        explain_split(model, split, num_own, window),
+        settings={"num_particles": num_particles, "window": window},
+        capabilities=Capabilities(advance=lambda key, state, context: predicted(state, context)),
+    )
+
+
+def _renew(filters: Filters, key: Key, state: CollapsedKalmanState) -> CollapsedKalmanState:
+    """Resample both sets of particles, and move their outer latents."""
+    key_resample, key_move = jr.split(key)
+    num_own = state.log_weights.shape[1]
+    offsets = jr.uniform(key_resample, (_NUM_FILTERS,))
+    index = jax.vmap(lambda offset, own: resample(offset, own, num_own))(offsets, state.log_weights)
+    positions, laws, bases = jax.tree.map(
+        lambda leaf: jax.vmap(lambda own, at: own[at])(leaf, index), (state.positions, state.laws, state.replay.laws)
+    )
+    replay = state.replay._replace(laws=bases)
+    positions, laws = filters.move(key_move, replay, positions, laws)
+    return state._replace(
+        positions=positions,
+        laws=laws,
+        log_weights=jnp.zeros_like(state.log_weights),
+        steps=None if state.steps is None else each_particle(filters.step)(positions),
+        replay=replay,
+        num_refreshes=state.num_refreshes + 1,
+    )
+
+
+def _disagreement(positions: Float[Array, "2 H K"], laws: Posterior, weights: Float[Array, "2 H"]) -> Float[Array, ""]:
+    """Return the largest difference of the sets' means, over outer latents and means of the others, in standard deviations."""
+    variances = jnp.diagonal(invert_blocks(laws.precision), axis1=-2, axis2=-1)
+    values = [positions, laws.mean.reshape(*weights.shape, -1)]
+    within = [jnp.zeros_like(positions), variances.reshape(*weights.shape, -1)]
+    own, spread = jnp.concatenate(values, axis=-1), jnp.concatenate(within, axis=-1)
+    mean = jnp.einsum("fh,fhd->fd", weights, own)
+    variance = jnp.einsum("fh,fhd->fd", weights, spread + jnp.square(own - mean[:, None])).mean(axis=0)
+    return jnp.max(jnp.abs(mean[0] - mean[1]) / jnp.sqrt(jnp.maximum(variance, 1e-300)))

@@ -1,0 +1,121 @@
+"""Find the static latents given which a program is linear Gaussian, and prove it for every value that they can take.
+
+The proof is that of the collapsed engine, on the program of two steps in a row: given the outer latents, the latents of
+both steps and the likelihood are Gaussian.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from ppl_bandit.engines.collapsed.inspection import inspect
+from ppl_bandit.engines.collapsed.outer import OuterSpace, given, outer_space
+from ppl_bandit.engines.exact.certificate.certificate import Evidence
+from ppl_bandit.engines.exact.explanation import program_name, residual_text
+from ppl_bandit.engines.exact.families.layout import REAL, Layout
+from ppl_bandit.engines.exact.proof.assignment import kind_of_support, read_supports, supports_of
+from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
+from ppl_bandit.engines.exact.refusals import refusal
+from ppl_bandit.engines.moving.two_steps import PREFIX, two_steps
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Explanation, NotConjugate
+
+__all__ = ["FilterSplit", "explain_split", "split_program"]
+
+_MAX_OUTER_DIMS = 6  # of particles that moves replay
+_MAX_TRIES = 4
+
+
+class FilterSplit(NamedTuple):
+    """A program divided into outer latents, which are static, and others, which are Gaussian given them.
+
+    Attributes:
+        space: the unconstrained space of the outer latents.
+        layout: the Gaussian blocks of the others.
+        centre: the point about which likelihoods are expanded.
+        evidence: that the program of two steps is Gaussian given the outer latents.
+    """
+
+    space: OuterSpace
+    layout: Layout
+    centre: Float[np.ndarray, " D"]
+    evidence: Evidence
+
+
+def split_program(model: RewardModel, outer: tuple[str, ...] | None) -> FilterSplit:
+    """Return the split of a program at `outer`, or at the smallest set of static latents that works; runs in float64.
+
+    Raises:
+        NotConjugate: if there is none.
+        ValueError: if `outer` does not name static latents.
+    """
+    static = [name for name in model.latent_shapes if name not in model.moving_sites]
+    if outer is not None and (not outer or not set(outer) <= set(static)):
+        raise ValueError(f"outer must name some of the static latents {static}, got {list(outer)}")
+    supports = supports_of(model)
+    kinds = {name: None if support is None else kind_of_support(support) for name, support in supports.items()}
+    bent = [name for name in model.moving_sites if kinds[name] != REAL]
+    if bent:
+        raise _refused(model, f"'{bent[0]}' moves and is not real", [])
+    joint = two_steps(model)
+    joint_supports, tried = supports_of(joint), list[str]()
+    for names in [tuple(outer)] if outer is not None else itertools.islice(_candidates(model, kinds), _MAX_TRIES):
+        try:
+            split = inspect(joint, tuple(f"{PREFIX}/{name}" for name in names), joint_supports)
+        except NotConjugate as refused:
+            tried.append(f"given {', '.join(names)}: {refused}")
+            continue
+        if any(site.kind != REAL for site in split.layout.sites):
+            tried.append(f"given {', '.join(names)}: other latents are not Gaussian")
+            continue
+        values = {name: split.values[f"{PREFIX}/{name}"][0] for name in names}
+        view = given(model, values)
+        layout = split_gaussian_blocks(view, read_supports(view))
+        space = outer_space(model, names, supports)
+        return FilterSplit(space, layout, np.zeros(layout.count(REAL)), split.evidence)
+    raise _refused(model, "no few static latents leave the rest linear Gaussian", tried)
+
+
+def _candidates(model: RewardModel, kinds: dict[str, str | None]) -> Iterator[tuple[str, ...]]:
+    """Yield sets of static latents: those that are not real, then with one, two, ... real ones."""
+    static = [name for name in model.latent_shapes if name not in model.moving_sites]
+    always = [name for name in static if kinds[name] != REAL]
+    real = [name for name in static if kinds[name] == REAL]
+    for count in range(len(real) + 1):
+        for more in itertools.combinations(real, count):
+            names = tuple(name for name in static if name in (*always, *more))
+            size = sum(int(np.prod(model.latent_shapes[name], dtype=int)) for name in names)
+            if names and size <= _MAX_OUTER_DIMS:
+                yield names
+
+
+def _refused(model: RewardModel, reason: str, tried: list[str]) -> NotConjugate:
+    text = "; ".join([f"has no Kalman filters over particles: {reason}", *tried])
+    return refusal(model, text, "engines.particle_filter needs no proof")
+
+
+def explain_split(model: RewardModel, split: FilterSplit, num_own: int, window: int) -> Explanation:
+    """Explain a program that is linear Gaussian given its outer latents."""
+    outer, inner = ", ".join(split.space.names), ", ".join(site.name for site in split.layout.sites)
+    sites = {site.name: f"Gaussian, given {outer}" for site in split.layout.sites}
+    sites |= {name: f"{2 * num_own} weighted particles" for name in split.space.names}
+    time = 'context["time"] is the time of a step' if model.has_clock else "every learnt reward is one step"
+    lines = [
+        f"{program_name(model)}: EXACT GIVEN {outer}: {inner} by a Kalman filter at each particle.",
+        "",
+        *(f"  {name}: {sites[name]}" for name in model.latent_shapes),
+        "",
+        f"  expected reward: {model.expected_reward_method}",
+        f"  time: {time}; a decision predicts to its own time, then reads the table",
+        f"  proved: for every value of {outer}, the step and the likelihood are real-analytic in {inner}",
+        f"  certified: two steps in a row and the likelihood are Gaussian at random values of {outer};",
+        f"    largest residual {residual_text(split.evidence)}; every new datum is certified at two particles",
+        f"  approximated: {outer}, by 2 independent sets of {num_own} particles; moves after a resampling replay the last rows",
+        f"    (at most {window}) from the filters at the start of the window",
+        "  evidence: effective sample size, k-hat of the weights, and the disagreement of the two sets, at every row",
+    ]
+    reason = f"exact given {outer}: {inner} by Kalman filters, {outer} represented by {2 * num_own} particles"
+    return Explanation("collapsed_kalman", False, reason, sites, "\n".join(lines))

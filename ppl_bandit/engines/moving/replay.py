@@ -1,0 +1,211 @@
+"""Kalman filters at particles of outer latents, and moves of the outer latents that replay a window of rows."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, Bool, Float, Int
+
+from ppl_bandit.engines.collapsed.outer import given
+from ppl_bandit.engines.exact.certificate.certificate import is_affine
+from ppl_bandit.engines.exact.families.gaussian import reals_of
+from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, latents_at
+from ppl_bandit.engines.moving.gaussian_rows import RowForm, absorb_form, prior_law, read_row
+from ppl_bandit.engines.moving.kalman import absorb_row
+from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, invert_blocks, predict
+from ppl_bandit.engines.moving.outer_split import FilterSplit
+from ppl_bandit.engines.particles.covariance import mean_and_covariance, mean_and_root
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Interaction, Key
+
+__all__ = ["Filters", "Replay", "each_particle", "filters_of"]
+
+_SCALES = (1.5, 0.7)  # of the proposals of the moves, in standard deviations, divided by sqrt(K)
+
+
+class Replay(NamedTuple):
+    """The rows since the start of a window, and what is known at its start.
+
+    Attributes:
+        rows, elapsed: of W places, without a mask; the time before each row, 0 for no step.
+        length: number of places in use.
+        is_first: whether the window starts at the prior.
+        laws: each particle's filter at the start.
+        mean, root: the Gaussian law of the outer latents at the start of a later window, by set of particles.
+    """
+
+    rows: Interaction
+    elapsed: Float[Array, " W"]
+    length: Int[Array, ""]
+    is_first: Bool[Array, ""]
+    laws: Posterior
+    mean: Float[Array, "2 K"]
+    root: Float[Array, "2 K K"]
+
+
+class Filters(NamedTuple):
+    """The functions of the filters of a program; `at` is a position (K,) of the outer latents.
+
+    Attributes:
+        start: at -> the law at the first step, and the log density of the position under the prior.
+        step: at -> the step, for a program without a clock.
+        predict: (positions, steps, laws, elapsed) -> laws, of all particles.
+        absorb: (at, law, row) -> the law after a row, and the log predictive density of the row.
+        is_certified: (at, law, row) -> whether the row's likelihood is Gaussian at the position.
+        draw: (key, at, law) -> {site: value}.
+        empty_replay: laws -> the empty window.
+        extend: (replay, positions, laws, weights, row, elapsed) -> the window with one more row.
+        move: (key, replay, positions, laws) -> moved positions, and their laws.
+    """
+
+    start: Callable[..., tuple[Posterior, Array]]
+    step: Callable[[Array], LinearStep]
+    predict: Callable[..., Posterior]
+    absorb: Callable[..., tuple[Posterior, Array]]
+    is_certified: Callable[..., Array]
+    draw: Callable[..., dict[str, Array]]
+    empty_replay: Callable[[Posterior], Replay]
+    extend: Callable[..., Replay]
+    move: Callable[..., tuple[Array, Posterior]]
+
+
+def each_particle(function: Callable) -> Callable:
+    """Return a function of one particle as a function of (2, H) particles."""
+    return jax.vmap(jax.vmap(function))
+
+
+def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
+    """Return the filters of a program that is linear Gaussian given the outer latents of a split.
+
+    Args:
+        size: number of rows W of a window.
+    """
+    layout, space = split.layout, split.space
+
+    def centre() -> Coordinates:
+        return Coordinates({}, jnp.asarray(split.centre, jnp.result_type(float)))
+
+    def start(at: Float[Array, " K"]) -> tuple[Posterior, Float[Array, ""]]:
+        values, log_jacobian = space.constrain(at)
+        law, log_prior = prior_law(model, layout, centre(), values)
+        return law, log_prior + log_jacobian
+
+    def step(at: Float[Array, " K"], elapsed: Array | None = None) -> LinearStep:
+        return derive_step(model, layout, elapsed, space.constrain(at)[0])
+
+    def predict_one(at: Array, own: LinearStep | None, law: Posterior, elapsed: Float[Array, ""]) -> Posterior:
+        taken = step(at, jnp.where(elapsed > 0.0, elapsed, 1.0)) if own is None else own
+        return jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), predict(taken, law), law)
+
+    def predict_all(
+        positions: Array, steps: LinearStep | None, laws: Posterior, elapsed: Float[Array, ""]
+    ) -> Posterior:
+        return each_particle(lambda at, own, law: predict_one(at, own, law, elapsed))(positions, steps, laws)
+
+    def form_of(at: Float[Array, " K"], row: Interaction) -> RowForm:
+        return read_row(model, layout, centre(), space.constrain(at)[0], row)
+
+    def absorb(at: Float[Array, " K"], law: Posterior, row: Interaction) -> tuple[Posterior, Float[Array, ""]]:
+        return absorb_form(layout, centre(), law, form_of(at, row))
+
+    def is_certified(at: Float[Array, " K"], law: Posterior, row: Interaction) -> Bool[Array, ""]:
+        view = given(model, space.constrain(at)[0])
+        _, residual, is_held = absorb_row(view, layout, law, jax.tree.map(lambda leaf: leaf[None], row))
+        return is_affine(residual) & is_held
+
+    def draw(key: Key, at: Float[Array, " K"], law: Posterior) -> dict[str, Array]:
+        noise = jr.normal(key, law.mean.shape, law.mean.dtype)
+        covariance = invert_blocks(law.precision)
+        if covariance.shape[-1] == 1:
+            steps = jnp.sqrt(covariance[..., 0]) * noise
+        else:
+            steps = jnp.einsum("rst,rt->rs", jnp.linalg.cholesky(covariance), noise)
+        inner = latents_at(layout, Coordinates({}, reals_of(layout, law.mean + steps)))
+        return {**inner, **space.constrain(at)[0]}
+
+    def empty_replay(laws: Posterior) -> Replay:
+        outcomes = model.outcome_values(dict.fromkeys(model.outcomes, jnp.zeros(size)))
+        reward = outcomes if len(model.outcomes) > 1 else outcomes[model.outcomes[0]]
+        rows = Interaction(jnp.zeros(size, int), reward, jax.tree.map(jnp.asarray, model.context_rows(size)))
+        num = len(laws.mean)
+        flags = jnp.zeros(size), jnp.zeros((), int), jnp.array(True)
+        roots = jnp.zeros((num, space.size, space.size)) + jnp.eye(space.size)
+        return Replay(rows, *flags, laws, jnp.zeros((num, space.size)), roots)
+
+    def extend(
+        replay: Replay,
+        positions: Float[Array, "2 H K"],
+        laws: Posterior,
+        weights: Float[Array, "2 H"],
+        row: Interaction,
+        elapsed: Float[Array, ""],
+    ) -> Replay:
+        def put(buffer: Array, value: Array) -> Array:
+            return buffer.at[replay.length].set(jnp.asarray(value, buffer.dtype))
+
+        longer = replay._replace(
+            rows=jax.tree.map(put, replay.rows, row._replace(mask=None)),
+            elapsed=put(replay.elapsed, elapsed),
+            length=replay.length + 1,
+        )
+
+        def restart() -> Replay:
+            eye = jnp.eye(space.size)
+            fit = jax.vmap(lambda own, w: mean_and_root(own, eye, jnp.asarray(1e6), w))
+            mean, root = fit(positions, weights)
+            zero, no = jnp.zeros_like(longer.length), jnp.zeros_like(longer.is_first)
+            return longer._replace(length=zero, is_first=no, laws=laws, mean=mean, root=root)
+
+        return jax.lax.cond(longer.length >= size, restart, lambda: longer)
+
+    def replay_rows(
+        replay: Replay, mean: Array, root: Array, base: Posterior, at: Float[Array, " K"]
+    ) -> tuple[Float[Array, ""], Posterior]:
+        """Return the log target of a position, and its filter after the rows of the window."""
+        forms = jax.vmap(lambda row: form_of(at, row))(replay.rows)
+        own = None if model.has_clock else step(at)
+        first, log_prior = start(at)
+        distance = jax.scipy.linalg.solve_triangular(root, at - mean, lower=True)
+        log_base = jnp.where(replay.is_first, log_prior, -0.5 * jnp.sum(jnp.square(distance)))
+        law = jax.tree.map(lambda new, old: jnp.where(replay.is_first, new, old), first, base)
+
+        def absorb_place(carry: tuple[Posterior, Array], place: Any) -> tuple[tuple[Posterior, Array], None]:
+            law, total = carry
+            form, elapsed, is_used = place
+            after, log_density = absorb_form(layout, centre(), predict_one(at, own, law, elapsed), form)
+            kept = jax.tree.map(lambda new, old: jnp.where(is_used, new, old), after, law)
+            return (kept, total + jnp.where(is_used, log_density, 0.0)), None
+
+        is_used = jnp.arange(size) < replay.length
+        (law, total), _ = jax.lax.scan(absorb_place, (law, log_base), (forms, replay.elapsed, is_used))
+        return total, law
+
+    def move_set(
+        key: Key, replay: Replay, mean: Array, base: Array, bases: Posterior, positions: Array, laws: Posterior
+    ) -> tuple[Array, Posterior]:
+        num = len(positions)
+        _, covariance = mean_and_covariance(positions)
+        _, root = mean_and_root(positions, covariance + 1e-12 * jnp.eye(space.size), jnp.asarray(float(num)))
+        target = jax.vmap(lambda own, at: replay_rows(replay, mean, base, own, at))
+        current, _ = target(bases, positions)
+        for number, scale in enumerate(_SCALES):
+            key_step, key_accept = jr.split(jr.fold_in(key, number))
+            proposed = positions + scale / space.size**0.5 * jr.normal(key_step, positions.shape) @ root.T
+            found, filtered = target(bases, proposed)
+            is_accepted = jnp.log(jr.uniform(key_accept, (num,))) < found - current
+            current = jnp.where(is_accepted, found, current)
+            pick = jax.vmap(lambda is_new, new, old: jax.tree.map(partial(jnp.where, is_new), new, old))
+            positions, laws = pick(is_accepted, (proposed, filtered), (positions, laws))
+        return positions, laws
+
+    def move(
+        key: Key, replay: Replay, positions: Float[Array, "2 H K"], laws: Posterior
+    ) -> tuple[Float[Array, "2 H K"], Posterior]:
+        each = jax.vmap(move_set, in_axes=(0, None, 0, 0, 0, 0, 0))
+        keys = jr.split(key, len(positions))
+        return each(keys, replay, replay.mean, replay.root, replay.laws, positions, laws)
+
+    return Filters(start, step, predict_all, absorb, is_certified, draw, empty_replay, extend, move)

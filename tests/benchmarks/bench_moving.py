@@ -1,0 +1,208 @@
+"""Regret in worlds that move, of programs that say so, against discounted and windowed Thompson sampling.
+
+    python tests/benchmarks/bench_moving.py --runs 1000 --steps 500 --out moving
+
+writes `moving.json` with mean cumulative regret and standard errors, and the time of a step. All methods use Thompson
+sampling and see the same worlds, drawn from the moving program, so differences are paired.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import Normal
+
+from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate
+from ppl_bandit.types import Engine, Explanation, Interaction
+
+NUM_ARMS = 3
+DISCOUNTS, WINDOWS = (0.9, 0.95, 0.98, 0.99, 1.0), (25, 50, 100, 200)
+
+
+def gaussian_walk(arm: Any, *, previous: Any = None) -> None:
+    """Levels that return slowly to 0: their stationary standard deviation is 1."""
+    with numpyro.plate("arms", NUM_ARMS):
+        law = Normal(0.0, 1.0) if previous is None else Normal(0.98 * previous["level"], 0.199)
+        level = numpyro.sample("level", law)
+    numpyro.sample("reward", Normal(level[arm], 1.0))
+
+
+def gaussian_walk_unknown(arm: Any, *, previous: Any = None) -> None:
+    """The same with an unknown scale of the steps."""
+    drift = numpyro.sample("drift", dist.LogNormal(-2.0, 1.0))
+    with numpyro.plate("arms", NUM_ARMS):
+        law = Normal(0.0, 1.0) if previous is None else Normal(0.98 * previous["level"], drift)
+        level = numpyro.sample("level", law)
+    numpyro.sample("reward", Normal(level[arm], 1.0))
+
+
+def logistic_walk(arm: Any, *, previous: Any = None) -> None:
+    """Log odds that return slowly to 0: their stationary standard deviation is 1.5."""
+    with numpyro.plate("arms", NUM_ARMS):
+        law = Normal(0.0, 1.5) if previous is None else Normal(0.98 * previous["level"], 0.2985)
+        level = numpyro.sample("level", law)
+    numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
+
+
+def gaussian_still(arm: Any) -> None:
+    """Levels that do not move."""
+    with numpyro.plate("arms", NUM_ARMS):
+        level = numpyro.sample("level", Normal(0.0, 1.0))
+    numpyro.sample("reward", Normal(level[arm], 1.0))
+
+
+def bernoulli_still(arm: Any) -> None:
+    """Rates that do not move."""
+    with numpyro.plate("arms", NUM_ARMS):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+class Recent(NamedTuple):
+    """The latest rows in a ring buffer."""
+
+    arm: Any
+    reward: Any
+    num_rows: Any
+
+
+def sliding_window(model: RewardModel, *, size: int) -> Engine:
+    """Return an engine that learns the latest rows only, for the two programs above that do not move."""
+    is_gaussian = "level" in model.latent_shapes
+
+    def init(key: Any) -> Recent:
+        return Recent(jnp.full(size, -1), jnp.zeros(size), jnp.zeros((), int))
+
+    def update(key: Any, state: Recent, rows: Interaction) -> tuple[Recent, Any]:
+        place = state.num_rows % size
+        arm, reward = state.arm.at[place].set(rows.arm[0]), state.reward.at[place].set(rows.reward[0].astype(float))
+        return Recent(arm, reward, state.num_rows + 1), ()
+
+    def sample(key: Any, state: Recent, num_samples: int) -> dict[str, Any]:
+        is_own = (state.arm[:, None] == jnp.arange(NUM_ARMS)).astype(float)
+        count, total = is_own.sum(axis=0), state.reward @ is_own
+        if is_gaussian:
+            return {"level": total / (1 + count) + jr.normal(key, (num_samples, NUM_ARMS)) / jnp.sqrt(1 + count)}
+        return {"rate": jr.beta(key, 1 + total, 1 + count - total, (num_samples, NUM_ARMS))}
+
+    return Engine(init, update, sample, Explanation("window", False, "", {}))
+
+
+def methods(world: Callable) -> dict[str, tuple[Callable, Callable[[RewardModel], Engine]]]:
+    """Return the programs and engines that play a world, by name."""
+    still = bernoulli_still if world is logistic_walk else gaussian_still
+    found = {"the world's program": (world, engines.choose)}
+    if world is gaussian_walk:
+        found["unknown drift"] = gaussian_walk_unknown, engines.choose
+    for discount in DISCOUNTS:
+        name = "not moving" if discount == 1.0 else f"discount {discount:g}"
+        found[name] = still, partial(engines.conjugate, discount=discount)
+    return found | {f"window {size}": (still, partial(sliding_window, size=size)) for size in WINDOWS}
+
+
+def measure_regret(
+    world: Callable, num_runs: int, num_steps: int, seed: int, save: Callable[[dict[str, Any]], None]
+) -> None:
+    """Save mean cumulative regret, its standard error, and its curve, by method."""
+    environment, found = Environment.from_prior(RewardModel(world, NUM_ARMS)), dict[str, Any]()
+    best = np.zeros(num_runs)
+    for name, (program, factory) in methods(world).items():
+        model = RewardModel(program, NUM_ARMS)
+        begun = time.perf_counter()
+        data = simulate(
+            seed,
+            model,
+            factory(model),
+            selectors.thompson(),
+            environment,
+            num_steps=num_steps,
+            num_realizations=num_runs,
+            num_samples=200,
+        )
+        curve = data.regret.values.cumsum(axis=1)
+        best = best if found else curve[:, -1]
+        gaps = curve[:, -1] - best
+        found[name] = {
+            "engine": data.attrs["engine"],
+            "regret": float(curve[:, -1].mean()),
+            "standard_error": float(curve[:, -1].std(ddof=1) / np.sqrt(num_runs)),
+            "gap": float(gaps.mean()),
+            "gap_error": float(gaps.std(ddof=1) / np.sqrt(num_runs)),
+            "curve": curve.mean(axis=0)[:: max(1, num_steps // 100)].tolist(),
+            "trusted": float(data.is_trusted.values.mean()),
+            "seconds": time.perf_counter() - begun,
+        }
+        print(world.__name__, name, {key: own for key, own in found[name].items() if key != "curve"}, flush=True)
+        save(found)
+
+
+def measure_steps(program: Callable, num_steps: int) -> dict[str, float]:
+    """Return the time of building a live bandit, and of its steps (a decision and an update), in seconds."""
+    rng, level = np.random.default_rng(0), np.zeros(NUM_ARMS)
+    begun = time.perf_counter()
+    bandit = Bandit(program, NUM_ARMS, seed=1)
+    bandit.warm_up()
+    build, seconds = time.perf_counter() - begun, []
+    for _ in range(num_steps):
+        level = 0.98 * level + 0.2 * rng.normal(size=NUM_ARMS)
+        begun = time.perf_counter()
+        decision = bandit.select()
+        mean = level[decision.arm]
+        reward = int(rng.random() < 1 / (1 + np.exp(-mean))) if program is logistic_walk else mean + rng.normal()
+        bandit.update(decision, reward)
+        seconds.append(time.perf_counter() - begun)
+    later = seconds[20:] or seconds
+    return {
+        "engine": bandit.explanation.engine,
+        "build": build,
+        "first": max(seconds[:20]),
+        "median": statistics.median(later),
+        "largest": max(later),
+    }
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--live", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worlds", default="gaussian_walk,logistic_walk")
+    parser.add_argument("--out", default="moving")
+    arguments = parser.parse_args()
+    programs = {program.__name__: program for program in (gaussian_walk, gaussian_walk_unknown, logistic_walk)}
+    found: dict[str, Any] = {
+        "runs": arguments.runs,
+        "steps": arguments.steps,
+        "device": str(jax.devices()[0].device_kind),
+    }
+    for name, program in programs.items():
+        if arguments.live:
+            found.setdefault("live", {})[name] = measure_steps(program, arguments.live)
+            print(name, found["live"][name], flush=True)
+
+    def save(name: str, by_method: dict[str, Any]) -> None:
+        found.setdefault("regret", {})[name] = by_method
+        with open(f"{arguments.out}.json", "w") as file:
+            json.dump(found, file, indent=1)
+
+    for name in filter(None, arguments.worlds.split(",")):
+        measure_regret(programs[name], arguments.runs, arguments.steps, arguments.seed, partial(save, name))
+    if arguments.live and not arguments.worlds:
+        with open(f"{arguments.out}.json", "w") as file:
+            json.dump(found, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
