@@ -167,7 +167,7 @@ def _largest_array(jaxpr: Any) -> int:
     sizes = [1]
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "scan":
-            sizes += [math.prod(var.aval.shape) * 8 for var in eqn.outvars]
+            sizes += [math.prod(var.aval.shape) * var.aval.dtype.itemsize for var in eqn.outvars]
         sizes += [_largest_array(inner) for inner, _ in inner_jaxprs(eqn)]
     return max(sizes)
 
