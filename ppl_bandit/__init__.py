@@ -7,8 +7,6 @@ proved conjugate - and plays arms by double sampling or by another selector.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ppl_bandit.runtime.gc_pause import paused_gc
-
 if TYPE_CHECKING:
     from ppl_bandit import engines, selectors
     from ppl_bandit.comparison import compare
@@ -91,18 +89,12 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("engines", "selectors"):
-        return _imported(name)
+        return importlib.import_module(f"{__name__}.{name}")
     if name == "stopping":
-        return _imported("trials.stopping")
+        return importlib.import_module(f"{__name__}.trials.stopping")
     # Cached in the globals: a function may have the name of its module, which the import system would set there.
-    globals()[name] = getattr(_imported(_HOMES.get(name, "types")), name)
+    globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'types')}"), name)
     return globals()[name]
-
-
-def _imported(module: str) -> Any:
-    # Garbage collection takes a tenth of the time of importing JAX and NumPyro.
-    with paused_gc(is_permanent=True):
-        return importlib.import_module(f"{__name__}.{module}")
 
 
 def __dir__() -> list[str]:

@@ -32,10 +32,3 @@ with contextlib.suppress(SystemExit):
     main({words!r})
 """
     assert loaded(script) == []
-
-
-def test_garbage_is_collected_as_before_when_all_is_imported():
-    script = "import gc; {} from ppl_bandit import Bandit; print('ON' if gc.isenabled() else 'OFF')"
-    for before, state in (("", "ON"), ("gc.disable();", "OFF")):
-        finished = subprocess.run([sys.executable, "-c", script.format(before)], capture_output=True, text=True)
-        assert finished.stdout.strip() == state, finished.stderr

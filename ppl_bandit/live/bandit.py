@@ -37,7 +37,6 @@ from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.gc_pause import paused_gc
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.recorded_design import design_from_settings
 from ppl_bandit.types import Engine, Selector
@@ -178,9 +177,7 @@ class Bandit(ReadableBandit):
         if self._design is not None:
             refuse_stopped(projection, self._design, num_rows)
         mask = projection.task.arms.mask(allowed)
-        with paused_gc():  # thousands of long-lived objects at once
-            events = self._experiment.decide(projection, mask, contexts, num_rows)
-            return list(map(self._decision, events))
+        return list(map(self._decision, self._experiment.decide(projection, mask, contexts, num_rows)))
 
     def look(self) -> LookVerdict:
         """Take the look that is due by the design, record it, and say whether to stop.

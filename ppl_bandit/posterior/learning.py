@@ -19,8 +19,8 @@ from ppl_bandit.posterior.warm_start import restore_engine, restore_functions, s
 from ppl_bandit.program.model.recorded_readings import collect_recordings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import forbid_programs
-from ppl_bandit.runtime import warm_start
 from ppl_bandit.runtime.packed_state import Packed, pack, unpack, with_changes
+from ppl_bandit.runtime.warm_start import load_warm_start
 from ppl_bandit.types import Engine, Interaction
 
 __all__ = [
@@ -102,7 +102,7 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         return _build(factory, task.model)
 
     entry = start_entry(task, factory)
-    cached = warm_start.load(entry)
+    cached = load_warm_start(entry)
     with jax.enable_x64(True), collect_recordings() as recordings:
         engine = build() if cached is None else restore_engine(cached, build)
         reserve = engine.capabilities.reserve

@@ -17,10 +17,9 @@ from ppl_bandit.engines.deferred import deferred_engine, engine_facts
 from ppl_bandit.posterior.compiled_functions import CompiledFunctions
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.recorded_readings import Recordings
-from ppl_bandit.runtime import warm_start
 from ppl_bandit.runtime.disk_cache import CacheEntry
 from ppl_bandit.runtime.exported_functions import can_export
-from ppl_bandit.runtime.warm_start import WarmStart
+from ppl_bandit.runtime.warm_start import WarmStart, save_warm_start
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["restore_engine", "restore_functions", "save_start", "start_entry"]
@@ -59,7 +58,7 @@ def save_start(
         facts = {**engine_facts(engine), "recordings": recordings.to_json() if grows else {}}
     except TypeError:  # a context with pytree nodes that cannot be stored
         return
-    warm_start.save(entry, WarmStart(facts, functions))
+    save_warm_start(entry, WarmStart(facts, functions))
     task.model.save_validation()
 
 

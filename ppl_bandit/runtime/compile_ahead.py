@@ -12,7 +12,6 @@ import jax
 
 from ppl_bandit.runtime.cpu_threads import ThreadNeeds, one_blas_thread, thread_needs, with_threads
 from ppl_bandit.runtime.exported_functions import ExportedFunction, export_traced, form_to_json, import_exported
-from ppl_bandit.runtime.gc_pause import paused_gc
 from ppl_bandit.runtime.xla_options import in_order_options, quick_options, small_options
 
 __all__ = ["CompiledAhead", "LoweredProgram", "lower", "quick_jit", "run_once"]
@@ -139,7 +138,7 @@ class CompiledAhead:
 
     def _lower(self, form: Any, is_exported: bool = False) -> LoweredProgram:
         begin = time.perf_counter()
-        with jax.enable_x64(True), paused_gc():
+        with jax.enable_x64(True):
             key = _exported_key(form) if self.exported or is_exported else None
             exported = None if key is None else self.exported.get(key)
             if key is not None and exported is None and is_exported:
@@ -182,5 +181,5 @@ def quick_jit(function: Callable, **settings: Any) -> jax.stages.Wrapped:
 
 def run_once(function: Callable[[], Any]) -> Any:
     """Compile a function in the shortest time, run it once, and return NumPy arrays."""
-    with paused_gc(), one_blas_thread():
+    with one_blas_thread():
         return jax.device_get(quick_jit(function)())

@@ -13,7 +13,7 @@ from ppl_bandit.runtime.cpu_threads import ThreadNeeds
 from ppl_bandit.runtime.disk_cache import CacheEntry
 from ppl_bandit.runtime.exported_functions import ExportedFunction, form_from_json
 
-__all__ = ["WarmStart", "load", "save"]
+__all__ = ["WarmStart", "load_warm_start", "save_warm_start"]
 
 
 class WarmStart(NamedTuple):
@@ -28,14 +28,14 @@ class WarmStart(NamedTuple):
     functions: dict[str, dict[str, ExportedFunction]]
 
 
-def save(entry: CacheEntry | None, start: WarmStart) -> None:
+def save_warm_start(entry: CacheEntry | None, start: WarmStart) -> None:
     """Store a warm start; without effect if the cache is off."""
     exported = [(name, form, own) for name, by_form in start.functions.items() for form, own in by_form.items()]
     described = [[name, form, own.output, list(own.needs), own.options] for name, form, own in exported]
     disk_cache.save(entry, {"facts": start.facts, "functions": described}, [own.program for _, _, own in exported])
 
 
-def load(entry: CacheEntry | None) -> WarmStart | None:
+def load_warm_start(entry: CacheEntry | None) -> WarmStart | None:
     """Return the warm start that was stored under a key; None if there is none."""
     found = disk_cache.load(entry)
     if found is None:

@@ -106,14 +106,7 @@ def make_selector(
             propensities=jnp.where(is_usable, propensities, jnp.nan),
         )
 
-    def select(
-        key: Key,
-        table: Float[Array, "M A"],
-        step: int | Int[Array, ""],
-        *,
-        allowed: Bool[Array, " A"] | None = None,
-        marginals: Marginals | None = None,
-    ) -> Selection:
+    def select(key, table, step, *, allowed=None, marginals=None) -> Selection:
         table, allowed, step = check_arguments(table, allowed, step)
         step = _within(step, horizon)
         if is_exact and marginals is not None and selector.can_skip_table(marginals):
@@ -123,14 +116,7 @@ def make_selector(
         scores = None if found is None else _check_scores(jnp.asarray(found, table.dtype), allowed)
         return decide(key, table, None, allowed, scores, step)
 
-    def select_from_probs(
-        key: Key,
-        shares: Float[Array, " A"],
-        step: int | Int[Array, ""],
-        *,
-        allowed: Bool[Array, " A"] | None = None,
-        marginals: Marginals | None = None,
-    ) -> Selection:
+    def select_from_probs(key, shares, step, *, allowed=None, marginals=None) -> Selection:
         (shares,), allowed, step = check_arguments(jnp.asarray(shares)[None], allowed, step)
         step = _within(step, horizon)
         scores = None
@@ -175,14 +161,7 @@ def wrap_selector(
             then needs a table only if the inner one does.
     """
 
-    def select(
-        key: Key,
-        table: Float[Array, "M A"],
-        step: int | Int[Array, ""],
-        *,
-        allowed: Bool[Array, " A"] | None = None,
-        marginals: Marginals | None = None,
-    ) -> Selection:
+    def select(key, table, step, *, allowed=None, marginals=None) -> Selection:
         table, mask, step = check_arguments(table, allowed, step)
 
         def follow(key: Key, allowed: Bool[Array, " A"]) -> Selection:

@@ -1,118 +1,119 @@
-"""Measure the runtime tricks of docs/tricks.md one by one: with and without each of them, alternating.
+"""Measure the runtime tricks of docs/tricks.md one by one, on a live step and on a first decision.
 
-Usage: python tests/benchmarks/bench_runtime.py [options] [dispatch] [packed] [gc] [blas]
+For each trick, processes with and without it take turns of 20 live steps; then fresh processes with an empty cache measure the
+time from their start to the first decision. Processes compile as users do.
+
+Usage: python tests/benchmarks/bench_runtime.py [options] [order] [dispatch] [packed] [blas] [--case bernoulli] [--turns 30]
 """
 
+import argparse
 import contextlib
-import gc
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from ppl_bandit.runtime.compile_ahead import lower
-from ppl_bandit.runtime.cpu_threads import one_blas_thread
-from ppl_bandit.runtime.gc_pause import paused_gc
-from ppl_bandit.runtime.packed_state import pack, unpack
-from ppl_bandit.runtime.xla_options import quick_options, small_options
-
-jax.config.update("jax_enable_compilation_cache", False)
-STATE = {f"leaf {i}": np.arange(3.0) for i in range(12)}
+STEPS = 20
+STARTS = 3
 
 
-def small_program(state):
-    """Some hundred operations on a few numbers, like one decision."""
-    for _ in range(40):
-        state = jax.tree.map(lambda leaf: jnp.tanh(leaf) + jnp.max(leaf), state)
-    return state
+def without(trick):
+    """Turn a trick off in this process, before anything is compiled."""
+    import jax
+
+    from ppl_bandit.runtime import packed_state, xla_options
+
+    if trick in ("options", "order"):
+        for options in (xla_options._LARGE, xla_options._SMALL, xla_options._BATCH, xla_options._QUICK):
+            kept = {} if trick == "options" else dict(options)
+            kept.update(xla_options._IN_ORDER) if trick == "options" else kept.pop("xla_cpu_scheduler_type")
+            options.clear()
+            options.update(kept)
+    elif trick == "dispatch":
+        jax.config.update("jax_cpu_enable_async_dispatch", True)
+    elif trick == "packed":
+        packed_state._MAX_PACKED_SIZE = -1  # every leaf is then an array of its own
 
 
-def alternate(*functions, num_rounds=7):
-    """Return the least time of each function over several rounds."""
-    times = [[] for _ in functions]
-    for _ in range(num_rounds):
-        for function, own in zip(functions, times, strict=True):
-            begin = time.perf_counter()
-            function()
-            own.append(time.perf_counter() - begin)
-    return [min(own) for own in times]
+def work(trick, case_name):
+    """Play one side: print the time of the first decision, then the median step of each turn that is asked for."""
+    import numpy as np
+
+    from ppl_bandit import Bandit
+    from ppl_bandit.commands.bench.players import CASES, case_program
+
+    if trick:
+        without(trick)
+    case = CASES[case_name]
+    program, context = case_program(case)
+    bandit = Bandit(program, case.num_arms, context=context)
+    bandit.select(context)
+    print(time.time(), flush=True)
+    bandit.warm_up()
+    rng, truth = np.random.default_rng(0), case.truth()
+    for _ in sys.stdin:
+        spent = []
+        for _ in range(STEPS):
+            context = rng.uniform(size=case.num_features) if case.num_features else None
+            began = time.perf_counter()
+            decision = bandit.select(context)
+            reward = float(truth[decision.arm] @ context if case.num_features else rng.random() < truth[decision.arm])
+            bandit.update(decision, reward)
+            spent.append(time.perf_counter() - began)
+        print(statistics.median(spent), flush=True)
 
 
-def show(name, unit, scale, **seconds):
-    print(f"{name:<28}" + "".join(f"{label} {value * scale:8.2f} {unit}   " for label, value in seconds.items()))
-
-
-def options():
-    def compiled(own):
-        return lower(jax.jit(small_program, compiler_options=own).trace(STATE)).compile()
-
-    plain, small, quick = alternate(
-        *(lambda own=own: compiled(own) for own in (None, small_options(), quick_options()))
+def compare(trick, case_name, num_turns):
+    """Print the step and the first decision with and without a trick."""
+    steps, starts = ([], []), ([], [])
+    with contextlib.ExitStack() as stack:
+        sides = [_process(stack, own, case_name) for own in ("", trick)]
+        for side, _ in sides:
+            side.stdout.readline()
+        for _ in range(num_turns):
+            for own, (side, _) in zip(steps, sides, strict=True):
+                side.stdin.write("turn\n")
+                side.stdin.flush()
+                own.append(float(side.stdout.readline()))
+    for _ in range(STARTS):
+        for own, name in zip(starts, ("", trick), strict=True):
+            with contextlib.ExitStack() as stack:
+                side, began = _process(stack, name, case_name)
+                own.append(float(side.stdout.readline()) - began)
+    ratio = statistics.median(off / on for on, off in zip(*steps, strict=True))
+    medians = [1e6 * statistics.median(own) for own in steps]
+    first = [statistics.median(own) for own in starts]
+    print(
+        f"{trick:<10} {case_name:<14} step {medians[0]:.0f} us, without {medians[1]:.0f} us (x {ratio:.2f}); "
+        f"first decision {first[0]:.2f} s, without {first[1]:.2f} s",
+        flush=True,
     )
-    show("compile a small program", "ms", 1e3, default=plain, small=small, quick=quick)
-    runs = [compiled(own) for own in (None, small_options())]
-    plain, small = alternate(*(lambda run=run: [jax.block_until_ready(run(STATE)) for _ in range(100)] for run in runs))
-    show("run it", "us", 1e4, default=plain, small=small)
 
 
-def dispatch():
-    script = (
-        "import sys, time, numpy as np, jax; jax.config.update('jax_cpu_enable_async_dispatch', sys.argv[1] == 'on')\n"
-        "f = jax.jit(lambda x: x + 1); x = f(np.ones(3)); best = 1.0\n"
-        "for _ in range(50):\n"
-        "    t = time.perf_counter(); [np.asarray(f(x)) for _ in range(100)]; best = min(best, time.perf_counter() - t)\n"
-        "print(best / 100)"
-    )
-    found = {
-        label: statistics.median(
-            float(subprocess.run([sys.executable, "-c", script, label], capture_output=True, check=True).stdout)
-            for _ in range(3)
-        )
-        for label in ("on", "off")
-    }
-    show("call, asynchronous dispatch", "us", 1e6, **found)
-
-
-def packed():
-    with jax.enable_x64(True):
-        plain = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))
-        one = jax.jit(lambda row: pack(plain(unpack(row))))
-        row = one(pack(STATE))
-
-        def separate():
-            tree = STATE
-            for _ in range(100):
-                tree = plain(tree)
-                jax.device_get(tree)
-
-        def together():
-            own = row
-            for _ in range(100):
-                own = one(own)
-                unpack(own)
-
-        plain_time, packed_time = alternate(separate, together)
-    show("step of 12 small arrays", "us", 1e4, separate=plain_time, packed=packed_time)
-
-
-def garbage():
-    def trace(context):
-        gc.collect()
-        with context():
-            jax.jit(lambda state: small_program(state)).trace(STATE)
-
-    collected, paused = alternate(lambda: trace(contextlib.nullcontext), lambda: trace(paused_gc))
-    show("trace a small program", "ms", 1e3, collected=collected, paused=paused)
+def _process(stack, trick, case_name):
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": folder}
+    command = [sys.executable, __file__, "--worker", trick, "--case", case_name]
+    began = time.time()
+    side = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    stack.callback(side.wait)
+    stack.callback(side.stdin.close)
+    return side, began
 
 
 def blas():
-    factorize = jax.jit(jnp.linalg.cholesky)
-    matrix = np.eye(200) * 2.0
+    """Time a factorization while another thread is busy, with BLAS on all cores and on one."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from ppl_bandit.runtime.cpu_threads import one_blas_thread
+
+    factorize, matrix = jax.jit(jnp.linalg.cholesky), np.eye(200) * 2.0
     jax.block_until_ready(factorize(matrix))
     is_done = threading.Event()
 
@@ -120,21 +121,32 @@ def blas():
         while not is_done.is_set():
             np.sum(np.random.default_rng(0).normal(size=1_000_000))
 
-    def run(context):
-        with context():
-            for _ in range(20):
+    threads = [threading.Thread(target=busy) for _ in range(max(1, len(os.sched_getaffinity(0)) // 2))]
+    for thread in threads:
+        thread.start()
+    times = ([], [])
+    for _ in range(20):
+        for own, context in zip(times, (contextlib.nullcontext, one_blas_thread), strict=True):
+            began = time.perf_counter()
+            with context():
                 jax.block_until_ready(factorize(matrix))
-
-    thread = threading.Thread(target=busy)
-    thread.start()
-    several, one = alternate(lambda: run(contextlib.nullcontext), lambda: run(one_blas_thread))
+            own.append(time.perf_counter() - began)
     is_done.set()
-    thread.join()
-    show("factorize, one core busy", "ms", 1e3 / 20, several=several, one=one)
+    for thread in threads:
+        thread.join()
+    several, one = (1e3 * statistics.median(own) for own in times)
+    print(f"blas       factorize 200 x 200, half of the cores busy: all threads {several:.2f} ms, one {one:.2f} ms")
 
-
-PARTS = {"options": options, "dispatch": dispatch, "packed": packed, "gc": garbage, "blas": blas}
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tricks", nargs="*", default=["options", "order", "dispatch", "packed", "blas"])
+    parser.add_argument("--case", default="bernoulli")
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--worker")
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        work(arguments.worker, arguments.case)
+    else:
+        for name in arguments.tricks:
+            blas() if name == "blas" else compare(name, arguments.case, arguments.turns)
