@@ -30,6 +30,7 @@ if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
 os.environ.setdefault("XLA_FLAGS", flags)
 # A process holds millions of objects of compiled programs: looking through all of them for garbage takes a tenth of the time.
 gc.set_threshold(100_000, 20, 100)
+LONGEST = "test_user_options.py"  # runs first: at the end, the other process would wait for it
 _SLICE_STARTED = time.monotonic()
 
 
@@ -48,6 +49,8 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: item.nodeid)
         order.shuffle(items)
         items.sort(key=lambda item: places[item.nodeid.partition("::")[0]])
+    else:
+        items.sort(key=lambda item: item.path.name != LONGEST)
 
 
 def pytest_runtest_setup(item):

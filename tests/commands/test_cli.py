@@ -72,7 +72,7 @@ def test_the_demo_proves_plays_and_draws(capsys, tmp_path, monkeypatch):
 
 
 def test_a_reader_that_closes_the_output_causes_no_traceback():
-    command = [sys.executable, "-m", "ppl_bandit.commands.cli", "check", "bernoulli", "--explain"]
+    command = [sys.executable, "-m", "ppl_bandit.commands.cli", "check", "nosuchmodel"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()  # before the first line is written
     errors = process.stderr.read()

@@ -1,5 +1,7 @@
 """Whatever the route to a decision - law of p-hat, joint law of the arms, draws of all latents - its law is the same."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -45,11 +47,17 @@ def priced(arm):
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
+@functools.cache
+def proved(program, context=None):
+    """A reward model of three arms and its exact engine; called in double precision."""
+    model = RewardModel(program, 3, context)
+    return model, engines.conjugate(model)
+
+
 def decisions(program, context, rewards, draws):
     """Return p-hat, arm and N of many decisions on the same posterior."""
     with jax.enable_x64(True):
-        model = RewardModel(program, 3, context)
-        engine = engines.conjugate(model)
+        model, engine = proved(program, context)
         rows = None if context is None else jnp.full((len(rewards),), context)
         state, _ = jax.jit(engine.update)(
             jr.key(0), engine.init(jr.key(0)), Interaction(jnp.arange(len(rewards)) % 3, jnp.asarray(rewards), rows)
@@ -104,8 +112,7 @@ def test_every_route_has_the_law_of_the_draws(program, context, rewards, route):
 def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(floor):
     """An arm that wins none of the M draws has a positive propensity: that of the arm's law over all draws."""
     with jax.enable_x64(True):
-        model = RewardModel(conversion, 3)
-        engine = engines.conjugate(model)
+        model, engine = proved(conversion)
         rows = Interaction(jnp.array([0, 0, 0, 0, 1, 1, 2]), jnp.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
         state, _ = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
         exact = np.asarray(engine.capabilities.marginals(state, None).best_arm_probs(None))
@@ -148,8 +155,7 @@ def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(
 def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
     """Such as one that offers a mixture's P(best) but not its tails: the selector reads the table then."""
     with jax.enable_x64(True):
-        model = RewardModel(conversion, 3)
-        engine = engines.conjugate(model)
+        model, engine = proved(conversion)
         rows = Interaction(jnp.array([0, 0, 0, 0, 1, 2]), jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]))
         state, _ = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
 
@@ -173,8 +179,7 @@ def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
 def test_a_mixture_is_asked_for_its_probabilities_only_by_selectors_that_want_them():
     """Averaged over particles they take longer than draws, which other selectors do as well with."""
     with jax.enable_x64(True):
-        model = RewardModel(conversion, 3)
-        exact = engines.conjugate(model)
+        model, exact = proved(conversion)
 
         def averaged(state, context):
             return exact.capabilities.marginals(state, context)._replace(is_mixture=True)

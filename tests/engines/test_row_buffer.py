@@ -1,5 +1,7 @@
 """The row buffer keeps the data in order, counts equal rows and grows by doubling."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,15 +22,19 @@ def regression(arm, context):
     numpyro.sample("reward", dist.Normal(slope[arm] * context["x"] + share[arm, 0], noise))
 
 
-MODEL = RewardModel(regression, 2, context={"x": 1.0})
+@functools.cache
+def reward_model():
+    return RewardModel(regression, 2, context={"x": 1.0})
 
 
 ROWS = Interaction(jnp.array([0, 1, 1]), jnp.array([0.3, -1.0, 2.0]), {"x": jnp.array([1.0, 2.0, -0.5])})
 
 
 def test_rows_that_count_are_written_in_order_and_the_others_are_not():
-    buffer = append_rows(MODEL, empty_buffer(MODEL, 4), ROWS._replace(mask=jnp.array([True, False, True])))
-    buffer = append_rows(MODEL, buffer, ROWS._replace(mask=jnp.array([False, True, False])))
+    buffer = append_rows(
+        reward_model(), empty_buffer(reward_model(), 4), ROWS._replace(mask=jnp.array([True, False, True]))
+    )
+    buffer = append_rows(reward_model(), buffer, ROWS._replace(mask=jnp.array([False, True, False])))
     data = read_buffer(buffer)
     assert int(buffer.num_rows) == 3
     np.testing.assert_array_equal(data.rows.mask, [True, True, True, False])
@@ -38,27 +44,32 @@ def test_rows_that_count_are_written_in_order_and_the_others_are_not():
 
 
 def test_equal_rows_are_kept_once_and_counted():
-    buffer = append_rows(MODEL, empty_buffer(MODEL, 4), ROWS)
+    buffer = append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS)
     again = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:2], leaf[:1]]), ROWS)
-    buffer = append_rows(MODEL, buffer, again)
+    buffer = append_rows(reward_model(), buffer, again)
     assert int(buffer.num_rows) == 3
     np.testing.assert_array_equal(read_buffer(buffer).weights, [3.0, 2.0, 1.0, 0.0])
-    kept_apart = append_rows(MODEL, append_rows(MODEL, empty_buffer(MODEL, 8), ROWS, merges=False), again, merges=False)
+    kept_apart = append_rows(
+        reward_model(),
+        append_rows(reward_model(), empty_buffer(reward_model(), 8), ROWS, merges=False),
+        again,
+        merges=False,
+    )
     assert int(kept_apart.num_rows) == 6
     # A zero with a sign is equal to one without.
     zeros = Interaction(jnp.zeros(2, int), jnp.array([0.0, -0.0]), {"x": jnp.array([-0.0, 0.0])})
-    assert int(append_rows(MODEL, empty_buffer(MODEL, 4), zeros).num_rows) == 1
+    assert int(append_rows(reward_model(), empty_buffer(reward_model(), 4), zeros).num_rows) == 1
 
 
 def test_the_rows_of_some_arms_are_read_alone():
-    data = read_buffer(append_rows(MODEL, empty_buffer(MODEL, 4), ROWS), of=jnp.array([False, True]))
+    data = read_buffer(append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS), of=jnp.array([False, True]))
     assert int(data.num_rows) == 2
     np.testing.assert_array_equal(data.places[:2], [1, 2])
     np.testing.assert_array_equal(data.weights, [0.0, 1.0, 1.0, 0.0])
 
 
 def test_capacity_doubles_until_the_rows_fit_and_the_data_stay():
-    buffer = append_rows(MODEL, empty_buffer(MODEL, 4), ROWS)
+    buffer = append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS)
     assert not has_room_for(buffer, ROWS)
     assert has_room_for(buffer, ROWS._replace(mask=jnp.array([False, True, False])))
     assert grow_buffer(buffer, 1) is buffer
@@ -69,7 +80,7 @@ def test_capacity_doubles_until_the_rows_fit_and_the_data_stay():
 
 
 def test_an_older_row_counts_for_less_by_the_discount():
-    buffer = append_rows(MODEL, empty_buffer(MODEL, 4), ROWS)
+    buffer = append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS)
     np.testing.assert_allclose(read_buffer(buffer, 0.9).weights, [0.81, 0.9, 1.0, 0.0], rtol=1e-6)
 
 

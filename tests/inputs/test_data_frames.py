@@ -1,5 +1,7 @@
 """Frames become rows by the names of their columns, and what is wrong is named by row and column."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -22,8 +24,16 @@ def vector(arm, context):
     numpyro.sample("reward", dist.Normal(jnp.sum(weight[arm] * context, axis=-1), 1.0))
 
 
-SALES = RewardModel(sales, 2, {"age": jnp.asarray(0.0), "visits": jnp.asarray(0)})
-VECTOR = RewardModel(vector, 2, jnp.zeros(3))
+@functools.cache
+def sales_model():
+    return RewardModel(sales, 2, {"age": jnp.asarray(0.0), "visits": jnp.asarray(0)})
+
+
+@functools.cache
+def vector_model():
+    return RewardModel(vector, 2, jnp.zeros(3))
+
+
 ROWS = {"visits": [3, 1], "unused": ["x", "y"], "reward": [1.5, -0.5], "age": [40.0, 20.0], "arm": ["a", "b"]}
 
 
@@ -35,7 +45,7 @@ def frames(columns):
 def test_columns_are_matched_by_name_whatever_their_order():
     for frame in frames(ROWS):
         assert is_frame(frame)
-        arms, rewards, contexts = rows_from(SALES, frame, "arm", None, None)
+        arms, rewards, contexts = rows_from(sales_model(), frame, "arm", None, None)
         assert arms == ["a", "b"]
         np.testing.assert_array_equal(rewards["reward"], [1.5, -0.5])
         np.testing.assert_array_equal(contexts["age"], [40.0, 20.0])
@@ -46,13 +56,13 @@ def test_columns_are_matched_by_name_whatever_their_order():
 def test_a_list_of_a_dictionarys_columns_is_not_read_by_position():
     (frame, _) = frames(ROWS)
     for order in (["age", "visits"], ["visits", "age"]):
-        np.testing.assert_array_equal(contexts_from(SALES, frame, order)["age"], [40.0, 20.0])
+        np.testing.assert_array_equal(contexts_from(sales_model(), frame, order)["age"], [40.0, 20.0])
 
 
 def test_other_names_are_said_and_a_vectors_columns_are_listed():
     (frame, _) = frames({"years": [40.0], "visits": [3], "x": [1.0], "y": [2.0], "z": [3.0]})
-    np.testing.assert_array_equal(contexts_from(SALES, frame, {"age": "years"})["age"], [40.0])
-    np.testing.assert_array_equal(contexts_from(VECTOR, frame, ["z", "x", "y"]), [[3.0, 1.0, 2.0]])
+    np.testing.assert_array_equal(contexts_from(sales_model(), frame, {"age": "years"})["age"], [40.0])
+    np.testing.assert_array_equal(contexts_from(vector_model(), frame, ["z", "x", "y"]), [[3.0, 1.0, 2.0]])
 
 
 def test_an_array_or_a_dictionary_is_not_a_frame():
@@ -78,18 +88,18 @@ def test_what_is_wrong_is_named_by_row_and_column(changed, arguments, message):
     for frame in frames(ROWS | changed):
         settings = {"arm": "arm", "reward": None, "contexts": None} | arguments
         with pytest.raises(ValueError, match=message):
-            rows_from(SALES, frame, **settings)
+            rows_from(sales_model(), frame, **settings)
 
 
 def test_a_column_that_stands_twice_is_refused():
     frame = pandas.DataFrame([[1.0, 2.0, 3]], columns=["age", "age", "visits"])
     with pytest.raises(ValueError, match="has the column 'age' twice"):
-        contexts_from(SALES, frame)
+        contexts_from(sales_model(), frame)
 
 
 def test_a_bandit_decides_and_learns_from_frames():
     frame, other = frames(ROWS)
-    bandit, again, by_hand = (Bandit(SALES, arms=["a", "b"]) for _ in range(3))
+    bandit, again, by_hand = (Bandit(sales_model(), arms=["a", "b"]) for _ in range(3))
     bandit.update_many(frame)
     again.update_many(other, reward="reward", contexts=["visits", "age"])
     by_hand.update_many(

@@ -62,7 +62,7 @@ def test_a_pivot_that_is_no_more_than_rounding_has_no_integral():
     for dtype, is_known in ((jnp.float32, False), (jnp.float64, True)):
         with jax.enable_x64(True):
             arrow = Arrow(*(jnp.asarray(part, dtype) for part in (leaves, -leaves, np.full((1, 1, 1), core))))
-            _, log_det = gaussian_integral(arrow, jnp.zeros((1, 6), dtype))
+            _, log_det = jax.jit(gaussian_integral)(arrow, jnp.zeros((1, 6), dtype))
         assert np.isfinite(log_det[0]) == is_known
     np.testing.assert_allclose(log_det[0], np.log(0.25) + 5 * np.log(1e8), rtol=1e-8)
 
@@ -72,5 +72,5 @@ def test_what_is_not_positive_has_no_integral():
     dense[1, 0, 0, 0] = -1.0  # a leaf
     dense[2, 0, 3, 3] = -1.0  # the core
     with jax.enable_x64(True):
-        _, log_det = gaussian_integral(arrows_of(dense, 3, 1), jnp.zeros((1, 4, BATCH)))
+        _, log_det = jax.jit(gaussian_integral)(arrows_of(dense, 3, 1), jnp.zeros((1, 4, BATCH)))
     np.testing.assert_array_equal(np.isfinite(log_det[0]), [True, False, False])

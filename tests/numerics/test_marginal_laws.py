@@ -1,5 +1,7 @@
 """Closed-form laws of arms: their distribution functions, quantiles, and the probability of being best, against scipy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -33,7 +35,8 @@ GAMMAS = {
 STUDENTS = {
     "two_degrees": ([2.0, 2.0], [0.0, 0.5], [1.0, 1.0]),
     "one_narrow": ([2.0, 300.0], [0.0, 0.5], [1.0, 0.01]),
-    "normal": ([np.inf, np.inf, np.inf], [0.0, 0.5, -0.2], [1.0, 2.0, 0.5]),
+    "normal": ([np.inf, np.inf], [0.0, 0.5], [1.0, 2.0]),
+    "three_normals": ([np.inf, np.inf, np.inf], [0.0, 0.5, -0.2], [1.0, 2.0, 0.5]),
 }
 
 
@@ -43,34 +46,41 @@ def double_precision():
         yield
 
 
+def inverse_gamma_law(shape, rate):
+    return marginal_laws.gamma_law(shape, rate, 0.0, 1.0, -1.0)
+
+
+@functools.cache
+def compiled(function, law):
+    """`function` of a law, as a function of the law's parameters: compiled once for each number of arms."""
+    return jax.jit(lambda parameters, *others: function(law(*parameters), *others))
+
+
 def beta(case):
-    a, b = (np.array(values) for values in BETAS[case])
-    return marginal_laws.beta_law(jnp.asarray(a), jnp.asarray(b)), [stats.beta(*row) for row in zip(a, b, strict=True)]
+    a, b = map(np.array, BETAS[case])
+    return marginal_laws.beta_law, (a, b), [stats.beta(*row) for row in zip(a, b, strict=True)]
 
 
 def gamma(case):
     shape, rate, power = GAMMAS[case]
-    law = marginal_laws.gamma_law(jnp.asarray(shape), jnp.asarray(rate), 0.0, 1.0, power)
-    rows = zip(shape, rate, strict=True)
-    return law, [stats.gamma(a, scale=1 / b) if power > 0 else stats.invgamma(a, scale=b) for a, b in rows]
+    law, scipy_law = marginal_laws.gamma_law, lambda a, b: stats.gamma(a, scale=1 / b)
+    if power < 0:
+        law, scipy_law = inverse_gamma_law, lambda a, b: stats.invgamma(a, scale=b)
+    return law, (np.array(shape), np.array(rate)), [scipy_law(a, b) for a, b in zip(shape, rate, strict=True)]
 
 
 def student(case):
-    df, loc, scale = STUDENTS[case]
-    rows = zip(df, loc, scale, strict=True)
-    law = marginal_laws.student_t_law(jnp.asarray(df), jnp.asarray(loc), jnp.asarray(scale))
-    return law, [stats.t(n, m, s) if np.isfinite(n) else stats.norm(m, s) for n, m, s in rows]
+    df, loc, scale = map(np.array, STUDENTS[case])
+    dists = [stats.t(n, m, s) if np.isfinite(n) else stats.norm(m, s) for n, m, s in zip(df, loc, scale, strict=True)]
+    return marginal_laws.student_t_law, (df, loc, scale), dists
 
 
-COMPILED_APART = ("three", "three_scales")  # three arms; the other Betas have two and share what is compiled
-CASES = (
-    [
-        pytest.param(beta, case, id=f"beta-{case}", marks=[pytest.mark.slow] if case in COMPILED_APART else [])
-        for case in BETAS
-    ]
-    + [pytest.param(gamma, case, id=f"gamma-{case}") for case in GAMMAS]
-    + [pytest.param(student, case, id=f"student-{case}") for case in STUDENTS]
-)
+CASES = [
+    # The laws of two arms share what is compiled.
+    pytest.param(make, case, id=f"{make.__name__}-{case}", marks=[pytest.mark.slow] if "three" in case else [])
+    for make, cases in ((beta, BETAS), (gamma, GAMMAS), (student, STUDENTS))
+    for case in cases
+]
 
 
 def reference_probs(dists):
@@ -92,18 +102,20 @@ def reference_probs(dists):
 
 @pytest.mark.parametrize("make, case", CASES)
 def test_the_probability_of_being_best_is_exact_to_1e_4(make, case):
-    law, dists = make(case)
-    np.testing.assert_allclose(best_arm_probs.best_arm_probs(law), reference_probs(dists), rtol=0, atol=1e-4)
+    law, parameters, dists = make(case)
+    found = compiled(best_arm_probs.best_arm_probs, law)(parameters)
+    np.testing.assert_allclose(found, reference_probs(dists), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("make, case", CASES)
 def test_distribution_functions_and_quantiles_match_scipy(make, case):
-    law, dists = make(case)
+    law, parameters, dists = make(case)
     for order in (1e-3, 0.1, 0.5, 0.9, 1 - 1 / 1500):
         x = np.array([d.ppf(order) for d in dists])
-        np.testing.assert_allclose(marginal_laws.cdf(law, jnp.asarray(x)), order, rtol=1e-3, atol=1e-6)
+        below = compiled(marginal_laws.cdf, law)(parameters, x)
+        np.testing.assert_allclose(below, order, rtol=1e-3, atol=1e-6)
         # A quantile is as good as the probability on its far side: within 0.1 % of the smaller one.
-        found = np.asarray(marginal_laws.quantile(law, jnp.asarray(order)))
+        found = np.asarray(compiled(marginal_laws.quantile, law)(parameters, order))
         reached = [d.cdf(q) if order <= 0.5 else d.sf(q) for d, q in zip(dists, found, strict=True)]
         np.testing.assert_allclose(reached, min(order, 1 - order), rtol=1e-3)
 
@@ -145,11 +157,10 @@ def test_two_random_arms_match_many_nodes(monkeypatch, family, least, most, tole
 def test_the_smaller_of_two_probabilities_keeps_its_digits():
     # Densities are cut off where they have fallen by 1e-10, and single precision has seven digits.
     for apart in (3.0, 5.0, 6.0):
-        law = marginal_laws.student_t_law(jnp.full(2, jnp.inf), jnp.array([0.0, apart]), jnp.array([1.0, 0.4]))
         expected = stats.norm.sf(apart / np.hypot(1.0, 0.4))
         for order in ([0, 1], [1, 0]):
-            law = jax.tree.map(lambda leaf, order=order: leaf[np.array(order)] if jnp.ndim(leaf) else leaf, law)
-            found = np.asarray(best_arm_probs.best_arm_probs(law))
+            parameters = np.full(2, np.inf), np.array([0.0, apart])[order], np.array([1.0, 0.4])[order]
+            found = np.asarray(compiled(best_arm_probs.best_arm_probs, marginal_laws.student_t_law)(parameters))
             assert found.min() == pytest.approx(expected, rel=1e-4, abs=1e-9) and found.sum() == 1.0
 
 
@@ -166,14 +177,14 @@ def test_arms_without_spread_compete_as_points():
         np.testing.assert_allclose(
             marginal_laws.cdf(law, jnp.array([point - 0.1, 5.0, 3.0])), [0.0, 1.0, 1.0], atol=1e-5
         )
-    none, normal = jnp.zeros(2), jnp.full(2, jnp.inf)
     for loc, scale, first in (
-        ([0.3, 0.3], none, 0.5),
-        ([0.3, 0.2], none, 1.0),
+        ([0.3, 0.3], [0.0, 0.0], 0.5),
+        ([0.3, 0.2], [0.0, 0.0], 1.0),
         ([0.0, 1.0], [0.0, 1.0], stats.norm.cdf(-1)),
     ):
-        law = marginal_laws.student_t_law(normal, jnp.array(loc), jnp.asarray(scale))
-        np.testing.assert_allclose(won(law), [first, 1 - first], atol=1e-6)
+        parameters = np.full(2, np.inf), np.array(loc), np.array(scale)
+        found = compiled(best_arm_probs.best_arm_probs, marginal_laws.student_t_law)(parameters)
+        np.testing.assert_allclose(found, [first, 1 - first], atol=1e-6)
     for precise in (True, False):
         with jax.enable_x64(precise):
             zeros = jnp.zeros(3)
@@ -216,12 +227,13 @@ def test_hundreds_of_arms_match_draws():
 
 
 def test_arms_that_may_not_be_played_do_not_compete():
-    law = marginal_laws.beta_law(jnp.array([3.0, 5.0, 90.0]), jnp.array([4.0, 4.0, 10.0]))
-    found = best_arm_probs.best_arm_probs(law, jnp.array([True, True, False]))
-    pair = best_arm_probs.best_arm_probs(marginal_laws.beta_law(jnp.array([3.0, 5.0]), jnp.array([4.0, 4.0])))
+    probs = compiled(best_arm_probs.best_arm_probs, marginal_laws.beta_law)
+    parameters = np.array([3.0, 5.0, 90.0]), np.array([4.0, 4.0, 10.0])
+    found = probs(parameters, np.array([True, True, False]))
+    pair = probs(tuple(values[:2] for values in parameters))
     # The two integrals have different nodes, and each is off by up to 2e-5.
     np.testing.assert_allclose(found, [*pair, 0.0], atol=4e-5)
-    np.testing.assert_allclose(best_arm_probs.best_arm_probs(law, jnp.array([False, True, False])), [0.0, 1.0, 0.0])
+    np.testing.assert_allclose(probs(parameters, np.array([False, True, False])), [0.0, 1.0, 0.0])
 
 
 def test_prices_and_costs_scale_the_laws_of_their_arms():
@@ -232,10 +244,15 @@ def test_prices_and_costs_scale_the_laws_of_their_arms():
     num = 400_000
     draws = np.stack([offset[i] + slope[i] * d.rvs(num, random_state=i) for i, d in enumerate(dists)])
     shares = np.bincount(draws.argmax(0), minlength=3) / num
-    law = marginal_laws.beta_law(a, b, offset, slope)
-    found = np.asarray(best_arm_probs.best_arm_probs(law))
+
+    @jax.jit
+    def probs_and_quantile(a, b):
+        law = marginal_laws.beta_law(a, b, offset, slope)
+        return best_arm_probs.best_arm_probs(law), marginal_laws.quantile(law, jnp.array(0.9))
+
+    found, quantile = map(np.asarray, probs_and_quantile(a, b))
     np.testing.assert_array_less(np.abs(found - shares), 5 * np.sqrt(shares * (1 - shares) / num) + 1e-5)
-    np.testing.assert_allclose(marginal_laws.quantile(law, jnp.array(0.9))[2], 4.0 - 8.0 * dists[2].ppf(0.1), rtol=1e-5)
+    np.testing.assert_allclose(quantile[2], 4.0 - 8.0 * dists[2].ppf(0.1), rtol=1e-5)
 
 
 OFFERS = {

@@ -85,7 +85,7 @@ def test_rounding_changes_the_distribution_function_of_a_gamma_draw_by_less_than
     key, index = threefry_key(jr.key(8)), jnp.arange(200_000, dtype=jnp.uint32)
     with in_precision("float64"):
         shapes = jnp.full(index.shape, concentration)
-        found = np.asarray(sampling._propose_log_gamma_ratio(key, index, jnp.uint32(0), shapes))
+        found = np.asarray(jax.jit(sampling._propose_log_gamma_ratio)(key, index, jnp.uint32(0), shapes))
     high, low = (np.asarray(words, np.float64) for words in threefry(key, index, jnp.uint32(0)))
     high2, low2 = (np.asarray(words, np.float64) for words in threefry(key, index, jnp.uint32(1)))
     # The first word is a signed integer in two's complement.

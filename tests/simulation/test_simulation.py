@@ -1,5 +1,6 @@
 """Simulated realizations: results do not depend on chunks and devices, and have the law of the live bandit."""
 
+import functools
 import json
 import os
 import subprocess
@@ -32,15 +33,28 @@ def drifting(arm):
     numpyro.sample("reward", dist.Bernoulli(0.5 * rate[arm] + 0.25))
 
 
-MODEL = RewardModel(two_arms, 2)
-ENGINE = engines.conjugate(MODEL)
-WORLD = Environment(MODEL, {"rate": jnp.array([0.4, 0.8])})
+@functools.cache
+def reward_model():
+    return RewardModel(two_arms, 2)
+
+
+@functools.cache
+def exact_engine():
+    return engines.conjugate(reward_model())
+
+
+@functools.cache
+def world_of_two():
+    return Environment(reward_model(), {"rate": jnp.array([0.4, 0.8])})
+
+
 DOUBLE, THOMPSON = selectors.double_sampling(), selectors.thompson()
 
 
-def run(selector=DOUBLE, world=WORLD, engine=ENGINE, seed=0, **settings):
+def run(selector=DOUBLE, world=None, engine=None, seed=0, **settings):
+    world, engine = world or world_of_two(), engine or exact_engine()
     settings = {"num_steps": 20, "num_realizations": 12, "num_samples": 50} | settings
-    return simulate(seed, MODEL, engine, selector, world, **settings)
+    return simulate(seed, reward_model(), engine, selector, world, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +167,7 @@ def test_several_outcomes_and_an_approximate_engine_with_capacity_for_all_steps(
 
 
 def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
-    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 4)
+    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 3)
     monkeypatch.setattr(chunks, "num_cores", lambda: 1)
 
     def interrupt(self, num):
@@ -163,11 +177,10 @@ def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
 
     calls = []
     monkeypatch.setattr(SimulationProgress, "advance", interrupt)
-    found = run()
-    assert found.sizes["realization"] == 12 and found.attrs["is_complete"] == 1  # the third chunk was done
+    found = run(THOMPSON, num_realizations=9)
+    assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 1  # the third chunk was done
     calls.clear()
-    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 3)
-    found = run()
+    found = run(THOMPSON)
     assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 0
     assert "interrupted" in capsys.readouterr().err
     # Of two selectors the first was done with six realizations, and the second with three.
@@ -219,7 +232,7 @@ def test_a_world_with_other_arms_is_refused():
 )
 def test_a_truth_that_does_not_fit_is_refused(truth, changes, message):
     with pytest.raises(ValueError, match=message):
-        Environment(MODEL, truth, changes=changes)
+        Environment(reward_model(), truth, changes=changes)
 
 
 SHARDED = """
@@ -228,7 +241,7 @@ if len(sys.argv) > 2:
     jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=int(sys.argv[3]))
 import jax.numpy as jnp, numpy as np
 sys.path.insert(0, sys.argv[1])
-from test_simulation import MODEL, ENGINE, WORLD, DOUBLE, run
+from test_simulation import run
 mesh = jax.make_mesh((len(jax.devices()),), ("realization",))
 found = run(mesh=mesh)
 summary = run(mesh=mesh, summary=True)
@@ -281,7 +294,12 @@ def test_approximate_engines_have_the_regret_of_the_exact_one(factory, num_reali
     # runs of a skewed law, without one of the rare bad ones, underestimate it.
     exact = run(THOMPSON, num_steps=40, num_realizations=100 * num_realizations, summary=True)
     found = run(
-        THOMPSON, engine=factory(MODEL), num_steps=40, num_realizations=num_realizations, num_samples=200, summary=True
+        THOMPSON,
+        engine=factory(reward_model()),
+        num_steps=40,
+        num_realizations=num_realizations,
+        num_samples=200,
+        summary=True,
     )
     error = float(exact.final_regret.std()) * np.sqrt(1.01 / num_realizations)
     assert abs(float(found.final_regret.mean()) - float(exact.final_regret.mean())) < 3 * error

@@ -1,5 +1,7 @@
 """Worlds from the prior, successive elimination, and tune."""
 
+import functools
+
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -27,18 +29,24 @@ def conversion(arm):
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
-MODEL = RewardModel(conversion, 2)
-ENGINE = engines.conjugate(MODEL)
+@functools.cache
+def reward_model():
+    return RewardModel(conversion, 2)
+
+
+@functools.cache
+def exact_engine():
+    return engines.conjugate(reward_model())
 
 
 @pytest.mark.slow
 def test_every_realization_has_its_own_world_and_all_selectors_see_the_same_worlds():
     runs = simulate(
         0,
-        MODEL,
-        ENGINE,
+        reward_model(),
+        exact_engine(),
         {"Thompson": selectors.thompson(), "Gittins": selectors.optimistic_gittins(20)},
-        Environment.from_prior(MODEL),
+        Environment.from_prior(reward_model()),
         num_steps=20,
         num_realizations=400,
     )
@@ -54,7 +62,7 @@ def test_every_realization_has_its_own_world_and_all_selectors_see_the_same_worl
 
 def test_a_world_that_is_not_drawn_has_no_truth():
     with pytest.raises(ValueError, match=r"the truth is not drawn yet: call environment\.world\(key\)"):
-        Environment.from_prior(MODEL).expected_rewards(None)
+        Environment.from_prior(reward_model()).expected_rewards(None)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +89,12 @@ def test_worlds_are_drawn_inside_any_support(prior):
 )
 def test_scales_of_a_prior_are_positive(scales, message):
     with pytest.raises(ValueError, match=message):
-        Environment.from_prior(MODEL, scales=scales)
+        Environment.from_prior(reward_model(), scales=scales)
 
 
 def test_only_a_truth_that_is_given_can_change():
     with pytest.raises(ValueError, match="changes was given without a truth"):
-        Environment(MODEL, None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
+        Environment(reward_model(), None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
 
 
 def regret_of(name, regret, selector=None):
@@ -184,9 +192,8 @@ def test_with_several_scales_regret_is_relative_to_the_best_candidate_of_each():
     assert "regret at 0.3 of the prior's scale" in str(found) and found.heaviest < 1 / 400
 
 
-@pytest.mark.parametrize(
-    "name", ["reals", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rates", "shares"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["reals", "rates", "shares"])
 def test_worlds_of_a_wider_prior_lie_farther_from_its_middle(name):
     """The same prior draws, moved; sites that no expected reward depends on stay."""
 
@@ -230,7 +237,7 @@ def test_posterior_regret_sums_the_gaps_of_the_plays_under_each_truth():
     rates, slopes = rng.uniform(size=(5, 2)), rng.normal(size=(5, 2))
     plain = rates[:, None, :] + np.zeros((5, 12, 1))
     contextual = slopes[:, None, :] * contexts[:, None]
-    found = posterior_regret(MODEL, {"rate": jnp.asarray(rates)}, jnp.asarray(arms), None)
+    found = posterior_regret(reward_model(), {"rate": jnp.asarray(rates)}, jnp.asarray(arms), None)
     model = RewardModel(sloped, 2, jnp.array(0.5))
     others = posterior_regret(model, {"slope": jnp.asarray(slopes)}, jnp.asarray(arms), jnp.asarray(contexts))
     for (regret, is_stuck), rewards in ((found, plain), (others, contextual)):
@@ -244,9 +251,9 @@ def test_posterior_regret_sums_the_gaps_of_the_plays_under_each_truth():
 def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise(scales):
     """For wider and narrower priors too: the truth has the law of the posterior under the world's own prior."""
     rule, found = selectors.optimistic_gittins(30, 0.1), {}
-    worlds = Environment.from_prior(MODEL, scales=scales, engine=ENGINE)
+    worlds = Environment.from_prior(reward_model(), scales=scales, engine=exact_engine())
     for num_truths in (1, None):
-        simulator = CandidateSimulator(MODEL, ENGINE, worlds, 30, 1000, 0, 512, num_truths)
+        simulator = CandidateSimulator(reward_model(), exact_engine(), worlds, 30, 1000, 0, 512, num_truths)
         simulator.compile({"": rule})
         found[num_truths] = simulator.simulate({"": rule}, 0, 512)[""]
     (truth, is_stuck), (judged, are_stuck) = found[1], found[None]
@@ -264,14 +271,22 @@ def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise(scales)
 
 
 def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
-    own, other = Environment.from_prior(MODEL), Environment.from_prior(RewardModel(conversion, 2))
-    assert has_posterior_regret(MODEL, ENGINE, own) and not has_posterior_regret(MODEL, ENGINE, other)
-    doubted = Environment.from_prior(MODEL, scales=(3.0,), engine=ENGINE)
-    assert has_posterior_regret(MODEL, ENGINE, doubted) and not has_posterior_regret(MODEL, ENGINE._replace(), doubted)
-    assert not has_posterior_regret(MODEL, ENGINE, Environment.from_prior(MODEL, scales=(3.0,)))
-    assert not has_posterior_regret(MODEL, ENGINE, Environment(MODEL, {"rate": jnp.array([0.2, 0.3])}))
-    forgetful = engines.conjugate(MODEL, discount=0.99)
-    assert not has_posterior_regret(MODEL, forgetful, own)
+    own, other = Environment.from_prior(reward_model()), Environment.from_prior(RewardModel(conversion, 2))
+    assert has_posterior_regret(reward_model(), exact_engine(), own) and not has_posterior_regret(
+        reward_model(), exact_engine(), other
+    )
+    doubted = Environment.from_prior(reward_model(), scales=(3.0,), engine=exact_engine())
+    assert has_posterior_regret(reward_model(), exact_engine(), doubted) and not has_posterior_regret(
+        reward_model(), exact_engine()._replace(), doubted
+    )
+    assert not has_posterior_regret(
+        reward_model(), exact_engine(), Environment.from_prior(reward_model(), scales=(3.0,))
+    )
+    assert not has_posterior_regret(
+        reward_model(), exact_engine(), Environment(reward_model(), {"rate": jnp.array([0.2, 0.3])})
+    )
+    forgetful = engines.conjugate(reward_model(), discount=0.99)
+    assert not has_posterior_regret(reward_model(), forgetful, own)
     assert forgetful.capabilities.with_wider_prior is None  # a discounted posterior moves towards its own prior
 
     def believed(arm):  # worlds are drawn without the factor, the posterior includes it
@@ -280,10 +295,10 @@ def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
         numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
     model = RewardModel(believed, 2)
-    assert model.terms_beside_draws() == ("belief",) and not MODEL.terms_beside_draws()
+    assert model.terms_beside_draws() == ("belief",) and not reward_model().terms_beside_draws()
     assert not has_posterior_regret(model, engines.conjugate(model), Environment.from_prior(model))
     assert not has_posterior_regret(
-        MODEL, ENGINE._replace(explanation=ENGINE.explanation._replace(is_exact=False)), own
+        reward_model(), exact_engine()._replace(explanation=exact_engine().explanation._replace(is_exact=False)), own
     )
 
 
@@ -291,14 +306,14 @@ def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
 def test_tune_returns_a_selector_that_a_bandit_can_use():
     heard = []
     tuned = tune(
-        MODEL,
+        reward_model(),
         30,
         {
             "top-two": selectors.top_two(),
             "patience 1": selectors.optimistic_gittins(30),
             "patience .1": selectors.optimistic_gittins(30, 0.1),
         },
-        engine=ENGINE,
+        engine=exact_engine(),
         num_worlds=128,
         say=heard.append,
     )
@@ -307,7 +322,7 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
     assert heard[0] == "compiling 2 functions for 3 candidates ..." and heard[2].startswith("after 32 worlds and ")
     assert tuned.regret["patience 1"].shape == (128,)
     assert str(tuned).count("\n") == 4
-    bandit = Bandit(MODEL, engine=lambda model: ENGINE, selector=selectors.optimistic_gittins(2))
+    bandit = Bandit(reward_model(), engine=lambda model: exact_engine(), selector=selectors.optimistic_gittins(2))
     for _ in range(2):
         bandit.update(bandit.select(), reward=1.0)
     with pytest.raises(ValueError, match="step 3 is beyond the horizon of 2 decisions"):
@@ -317,9 +332,11 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
 
 
 def test_candidates_are_every_selector_and_several_patiences():
-    named = candidates(MODEL, ENGINE, 100)
+    named = candidates(reward_model(), exact_engine(), 100)
     assert {"Gittins, patience 2, learning 1", "Gittins, patience 1", "information-directed"} <= named.keys()
-    fewer = candidates(MODEL, ENGINE._replace(capabilities=ENGINE.capabilities._replace(marginals=None)), 100)
+    fewer = candidates(
+        reward_model(), exact_engine()._replace(capabilities=exact_engine().capabilities._replace(marginals=None)), 100
+    )
     assert named.keys() - fewer.keys() == {"Gittins, patience 2, learning 1", "Gittins, patience 4, learning 0.5"}
 
 
@@ -331,14 +348,20 @@ def test_candidates_are_every_selector_and_several_patiences():
         (dict(selectors={}), "selectors is empty"),
         (dict(num_worlds=1.5), "num_worlds must be a positive integer, got 1.5"),
         (dict(tolerance=-0.1), r"tolerance must be a number in \[0, 1\), got -0.1; 0 plays all num_worlds"),
-        (dict(environment=Environment.from_prior(MODEL), contexts=lambda key: 0), "contexts was given together"),
-        (dict(environment=Environment.from_prior(MODEL), doubt=3.0), "doubt was given together with environment"),
+        (
+            dict(environment=Environment.from_prior(reward_model()), contexts=lambda key: 0),
+            "contexts was given together",
+        ),
+        (
+            dict(environment=Environment.from_prior(reward_model()), doubt=3.0),
+            "doubt was given together with environment",
+        ),
         (dict(doubt=0.3), "doubt must be a number of at least 1, got 0.3"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        tune(MODEL, engine=ENGINE, **({"horizon": 10} | arguments))
+        tune(reward_model(), engine=exact_engine(), **({"horizon": 10} | arguments))
 
 
 def known_noise(arm):
@@ -354,12 +377,13 @@ def own_noise(arm):
     numpyro.sample("reward", dist.Normal(mean[arm], jnp.sqrt(variance[arm])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "count"),
     [
         (conversion, 2.0),
-        pytest.param(known_noise, 9.0 / 4.0, marks=pytest.mark.slow),
-        pytest.param(own_noise, 4.0, marks=pytest.mark.slow),
+        (known_noise, 9.0 / 4.0),
+        (own_noise, 4.0),
     ],  # a + b; 3^2 / 2^2; sigma^2 / (sigma / 2)^2
 )
 def test_a_prior_is_worth_as_many_rewards_as_a_textbook_says(program, count):
@@ -372,10 +396,17 @@ def test_a_prior_is_worth_as_many_rewards_as_a_textbook_says(program, count):
 @pytest.mark.slow
 def test_the_tuned_selector_is_as_good_as_any_fixed_one_on_new_worlds():
     """Bernoulli arms, horizon 300: tuned on 256 worlds, tested on 1,024 others, paired."""
-    named = candidates(MODEL, ENGINE, 300)
-    tuned = tune(MODEL, 300, named, engine=ENGINE, num_worlds=256)
+    named = candidates(reward_model(), exact_engine(), 300)
+    tuned = tune(reward_model(), 300, named, engine=exact_engine(), num_worlds=256)
     judged = simulate(
-        1, MODEL, ENGINE, named, Environment.from_prior(MODEL), num_steps=300, num_realizations=1024, summary=True
+        1,
+        reward_model(),
+        exact_engine(),
+        named,
+        Environment.from_prior(reward_model()),
+        num_steps=300,
+        num_realizations=1024,
+        summary=True,
     ).final_regret
     own = judged.sel(selector=tuned.name)
     for name in named:

@@ -8,6 +8,7 @@ import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate
 
@@ -42,6 +43,7 @@ def test_a_bernoulli_bandit_counts_successes_and_states_its_propensities():
     assert np.all(np.abs(draws.mean(0) - mean) < 4 * sd / math.sqrt(20_000))  # four standard errors
 
 
+@pytest.mark.slow  # another program on the same path: exact proof, select, update, draws
 def test_a_linear_bandit_learns_the_normal_equations():
     bandit, world = Bandit(linear, 2, context=np.zeros(2), num_samples=200), np.random.default_rng(1)
     precision, moment = np.tile(np.eye(2), (2, 1, 1)), np.zeros((2, 2))

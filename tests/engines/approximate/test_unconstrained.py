@@ -1,5 +1,7 @@
 """The unconstrained density of a program agrees with NumPyro."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -23,15 +25,17 @@ def regression(arm, context):
     numpyro.sample("reward", dist.Normal(slope[arm] * context["x"] + share[arm, 0], noise))
 
 
-MODEL = RewardModel(regression, 2, context={"x": 1.0})
+@functools.cache
+def reward_model():
+    return RewardModel(regression, 2, context={"x": 1.0})
 
 
 ROWS = Interaction(jnp.array([0, 1, 1]), jnp.array([0.3, -1.0, 2.0]), {"x": jnp.array([1.0, 2.0, -0.5])})
 
 
 def test_the_log_joint_is_minus_the_potential_energy_of_numpyro():
-    space = unconstrained_space(MODEL)
-    data = read_buffer(append_rows(MODEL, empty_buffer(MODEL, 8), ROWS))
+    space = unconstrained_space(reward_model())
+    data = read_buffer(append_rows(reward_model(), empty_buffer(reward_model(), 8), ROWS))
     assert space.size == 1 + 2 + 2 * 2
 
     def conditioned(arm, context, reward):
@@ -47,12 +51,12 @@ def test_the_log_joint_is_minus_the_potential_energy_of_numpyro():
 
 
 def test_prior_draws_go_to_the_reals_and_back():
-    space = unconstrained_space(MODEL)
+    space = unconstrained_space(reward_model())
 
     @jax.jit
     def there_and_back(key):
         positions, log_weights = space.draw_prior(key, 5)
-        return jax.vmap(space.constrain)(positions), MODEL.sample_prior(key, 5), log_weights
+        return jax.vmap(space.constrain)(positions), reward_model().sample_prior(key, 5), log_weights
 
     back, expected, log_weights = there_and_back(jr.key(1))
     for name, values in back.items():

@@ -334,7 +334,7 @@ def is_plain(draw: Draw) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_programs"), [("hierarchy", 40), pytest.param("share", 20, marks=pytest.mark.slow)]
+    ("name", "num_programs"), [("hierarchy", 20), pytest.param("share", 20, marks=pytest.mark.slow)]
 )
 def test_no_random_program_passes_for_exact_with_another_posterior(name, num_programs):
     tally = examine_many(name, num_programs, seed=1)
