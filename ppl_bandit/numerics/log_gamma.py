@@ -37,7 +37,10 @@ def betaln(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, "..."
     # z - z_b, computed without a + b, whose rounding would lose digits of a.
     gap = jnp.where((b < _STEPS) & (a + b >= _STEPS), a - _STEPS, a)
     log_gamma_a = (z_a - 0.5) * jnp.log(z_a) - z_a + _HALF_LOG_TWO_PI
-    difference = gap - (z_b - 0.5) * _log1p(gap / z_b) - gap * jnp.log(z)
+    ratio = gap / z_b
+    # Large ratios: XLA's log1p has errors of 1e-14. (1 + ratio) - 1 cannot correct for rounding: XLA simplifies it to ratio.
+    log_ratio = jnp.where(jnp.abs(ratio) > 0.1, jnp.log(1.0 + ratio), jnp.log1p(ratio))
+    difference = gap - (z_b - 0.5) * log_ratio - gap * jnp.log(z)
     found = (
         log_gamma_a
         + difference
@@ -63,10 +66,3 @@ def _stirling_remainder(z: Array) -> Array:
     for coefficient in _SERIES[-2::-1]:
         total = total * square + coefficient
     return total * inverse
-
-
-def _log1p(x: Array) -> Array:
-    """Return log(1 + x), corrected for the rounding of 1 + x."""
-    sum_ = 1.0 + x
-    kept = sum_ - 1.0
-    return jnp.where(kept == 0, x, jnp.log(sum_) * (x / jnp.where(kept == 0, 1.0, kept)))
