@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ppl_bandit.journal.journal import Journal
     from ppl_bandit.journal.stores.store import JournalError
     from ppl_bandit.live.bandit import Bandit
-    from ppl_bandit.live.decisions import Decision
+    from ppl_bandit.live.decisions import Decision, Slate
     from ppl_bandit.posterior.fallback import NotCertified
     from ppl_bandit.program.model.reward_model import RewardModel
     from ppl_bandit.simulation.elimination import Tuned
@@ -54,6 +54,7 @@ __all__ = [
     "RewardModel",
     "Selection",
     "Selector",
+    "Slate",
     "Tuned",
     "compare",
     "engines",
@@ -69,6 +70,7 @@ __all__ = [
 _HOMES = {
     "Bandit": "live.bandit",
     "Decision": "live.decisions",
+    "Slate": "live.decisions",
     "Design": "trials.design",
     "Environment": "simulation.environment",
     "Evaluation": "evaluation.evaluation",

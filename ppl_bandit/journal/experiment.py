@@ -91,16 +91,61 @@ class Experiment:
             num_rows: number of decisions in the batch; None for a single decision.
         """
         is_batch = num_rows is not None
+
+        def make(projection: Projection, lane: str, numbers: np.ndarray) -> list[Event]:
+            mask = self._playable(projection, allowed)
+            chosen = choose_arms(projection, lane, numbers, contexts, mask, is_batch=is_batch)
+            return decision_events(projection, chosen, int(numbers[0]), lane, mask, contexts, is_batch=is_batch)
+
+        return self._record(projection, num_rows or 1, make)
+
+    def decide_slate(self, projection: Projection, allowed: np.ndarray, context: Any, size: int) -> list[Event]:
+        """Choose distinct arms one after another, and record one decision for each place.
+
+        Every place has its own number, and so its own posterior draws and random choice; the arms chosen before are not
+        allowed. So the probability of the slate is the product of the propensities of its places.
+        """
+
+        def make(projection: Projection, lane: str, numbers: np.ndarray) -> list[Event]:
+            remaining, events = allowed.copy(), list[Event]()
+            for number in numbers:
+                mask = self._playable(projection, remaining)
+                chosen = choose_arms(projection, lane, number[None], context, mask, is_batch=False)
+                events += decision_events(projection, chosen, int(number), lane, mask, context, is_batch=False)
+                remaining[chosen.arms[0]] = False
+            slate = events[0].batch
+            return [event._replace(batch=slate, body=event.body | {"place": p}) for p, event in enumerate(events)]
+
+        return self._record(projection, size, make)
+
+    def next_propensities(
+        self, projection: Projection, allowed: np.ndarray, context: Any, chosen: Sequence[int] = ()
+    ) -> np.ndarray:
+        """Return the probability with which the next decision would play each arm, (A,); nothing is recorded.
+
+        Args:
+            chosen: arms in the places before, for the next place of a slate.
+        """
+        remaining = allowed.copy()
+        remaining[list(chosen)] = False
+        number = np.array([self._next_number + len(chosen)])
+        mask = self._playable(projection, remaining)
+        return choose_arms(projection, self._lane, number, context, mask, is_batch=False).propensities[0]
+
+    def _record(
+        self, projection: Projection, num: int, make: Callable[[Projection, str, np.ndarray], list[Event]]
+    ) -> list[Event]:
+        """Record decisions with the next numbers.
+
+        Args:
+            make: (projection, lane, numbers) -> the events.
+        """
         while True:
             with self._numbering:
-                mask = self._playable(projection, allowed)
-                first, last = self._next_number, self._next_number + (num_rows or 1)
+                first, last = self._next_number, self._next_number + num
                 self._next_number, lane = last, self._lane
             try:
-                numbers = np.arange(first, last)
-                chosen = choose_arms(projection, lane, numbers, contexts, mask, is_batch=is_batch)
-                events = decision_events(projection, chosen, first, lane, mask, contexts, is_batch=is_batch)
-                return self.store.append(self.name, events)
+                return self.store.append(self.name, make(projection, lane, np.arange(first, last)))
             except (
                 DecisionNumberTaken
             ):  # another process decides at the same time: use a random number stream of our own

@@ -118,6 +118,9 @@ def _find_late_decisions(store: Store, name: str, after: int) -> tuple[dict[int,
 def _first_difference(projection: Projection, batch: Sequence[Event]) -> tuple[int, str] | None:
     """Make the decisions of one call again; return the position and the difference of the first that differs."""
     model, names, body = projection.task.model, projection.task.arms.names, batch[0].body
+    if len(batch) > 1 and "place" in body:  # a slate: each place is a decision of its own
+        found = (_first_difference(projection, [event]) for event in batch)
+        return next((difference for difference in found if difference is not None), None)
     mask = np.ones(len(names), bool) if body["allowed"] is None else np.asarray(body["allowed"])
     contexts = [context_from_leaves(model, event.body["context"]) for event in batch]
     numbers, is_batch, context = np.array([event.number for event in batch]), "row" in body, contexts[0]

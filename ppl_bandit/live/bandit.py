@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, overload
 
 import jax
 
@@ -28,7 +28,7 @@ from ppl_bandit.journal.open_experiment import bind_num_arms, open_experiment, t
 from ppl_bandit.journal.outcome_events import MakeEvents, discard_events, expiry_events
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.memory import MemoryStore
-from ppl_bandit.live.decisions import Decision, decision_from_event, decision_id
+from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
 from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, design_record, look_difference, refuse_stopped, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
@@ -134,18 +134,29 @@ class Bandit(ReadableBandit):
         """Wait until the first decision and the first update are compiled; the constructor starts both in the background."""
         self._learner.run.wait()
 
-    def select(self, context: Any = None, allowed: Any = None) -> Decision:
-        """Decide which arm to play, and record the decision.
+    @overload
+    def select(self, context: Any = None, allowed: Any = None, *, size: None = None) -> Decision: ...
+
+    @overload
+    def select(self, context: Any = None, allowed: Any = None, *, size: int) -> Slate: ...
+
+    def select(self, context: Any = None, allowed: Any = None, *, size: int | None = None) -> Decision | Slate:
+        """Decide which arm to play, or which arms to show in order, and record the decision.
 
         Args:
             context: the context of this decision, for a program that takes one.
             allowed: the arms that may be played, as a list or a mask of booleans; None allows all.
+            size: number of places of a slate: distinct arms, chosen one after another from the same posterior. Each place is
+                an ordinary decision among the arms that are left. None chooses one arm.
         """
         projection = self._catch_up(wait=False)
         if self._design is not None:
             refuse_stopped(projection, self._design)
         context = check_contexts(projection.task.model, context, None, "context")
         mask = projection.task.arms.mask(allowed)
+        if size is not None:
+            size = self._check_size(projection, mask, size)
+            return Slate(tuple(map(self._decision, self._experiment.decide_slate(projection, mask, context, size))))
         (event,) = self._experiment.decide(projection, mask, context, None)
         return self._decision(event)
 
@@ -195,7 +206,7 @@ class Bandit(ReadableBandit):
 
     def update(
         self,
-        decision: Decision | str | None = None,
+        decision: Decision | Slate | str | None = None,
         reward: Any = None,
         *,
         arm: Any = None,
@@ -208,8 +219,9 @@ class Bandit(ReadableBandit):
         learnt when the last is known.
 
         Args:
-            decision: a decision of this experiment, or its id.
-            reward: a number, or {outcome: number} for several outcomes.
+            decision: a decision of this experiment, or its id; or a slate.
+            reward: a number, or {outcome: number} for several outcomes. Of a slate, {place: reward} with places from 0, or a
+                list with None for places without a reward yet; each is learnt as an ordinary reward.
             arm: without a decision, the arm that was played.
             context: without a decision, its context.
             correct: whether to replace the reward reported before. The posterior then is as if only the new reward had been
@@ -258,10 +270,10 @@ class Bandit(ReadableBandit):
         given = (frame, arm, reward, decisions, arms, rewards, contexts, correct)
         return self._learn(many_rewards(self._experiment, *given))[1]
 
-    def discard(self, decision: Decision | str, *, correct: bool = False) -> None:
-        """Expect no reward for a decision; with `correct`, remove the reward that it has."""
+    def discard(self, decision: Decision | Slate | str, *, correct: bool = False) -> None:
+        """Expect no reward for a decision, or for any place of a slate; with `correct`, remove the reward that it has."""
         correct = check_flag(correct, "correct")
-        self._learn(discard_events(self._experiment, [decision_id(decision)], correct))
+        self._learn(discard_events(self._experiment, decision_ids(decision), correct))
 
     def expire(self, older_than: Any, reward: Any = None) -> int:
         """Settle decisions whose reward has been pending for too long, and return their number.

@@ -1,5 +1,6 @@
-"""One decision, as `Bandit.select` returns it."""
+"""One decision, or a slate of them, as `Bandit.select` returns it."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from ppl_bandit.journal.events import Event
 
-__all__ = ["Decision", "decision_from_event", "decision_id"]
+__all__ = ["Decision", "Slate", "decision_from_event", "decision_id", "decision_ids"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,42 @@ class Decision:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Slate:
+    """Distinct arms in order, one decision for each place; `Bandit.update` takes their rewards by place.
+
+    Attributes:
+        decisions: of the places, in order; the propensities of each are given the arms in the places before.
+    """
+
+    decisions: tuple[Decision, ...]
+
+    @property
+    def arms(self) -> list[Any]:
+        """The arms, by place."""
+        return [decision.arm for decision in self.decisions]
+
+    @property
+    def propensity(self) -> float:
+        """The probability of this slate: the product of the propensities of its places."""
+        return math.prod(decision.propensity for decision in self.decisions)
+
+    @property
+    def propensities(self) -> np.ndarray:
+        """(places, A), the probability of each arm in each place, given the arms in the places before."""
+        return np.stack([decision.propensities for decision in self.decisions])
+
+    @property
+    def context(self) -> Any:
+        """The context of the slate, or None."""
+        return self.decisions[0].context
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the slate as JSON values, for a message or a log."""
+        decisions = [decision.to_dict() for decision in self.decisions]
+        return {"arms": self.arms, "propensity": self.propensity, "decisions": decisions}
+
+
 def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> Decision:
     """Return the decision that an event records."""
     body, propensities = event.body, event.body["propensities"]
@@ -62,6 +99,11 @@ def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> D
         context,
         notes,
     )
+
+
+def decision_ids(decision: Any) -> list[str]:
+    """Return the ids of the decisions of a slate, or that of one decision."""
+    return [one.id for one in decision.decisions] if isinstance(decision, Slate) else [decision_id(decision)]
 
 
 def decision_id(decision: Any) -> str:

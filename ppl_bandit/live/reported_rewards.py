@@ -11,7 +11,7 @@ from ppl_bandit.inputs.data_frames import is_frame, rows_from
 from ppl_bandit.inputs.numbers import check_flag
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.outcome_events import MakeEvents, import_events, reward_events
-from ppl_bandit.live.decisions import Decision, decision_id
+from ppl_bandit.live.decisions import Decision, Slate, decision_id
 from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.program.model.reward_model import RewardModel
 
@@ -26,8 +26,9 @@ def one_reward(experiment: Experiment, decision: Any, reward: Any, arm: Any, con
     if decision is not None:
         if arm is not None or context is not None:
             raise ValueError("give a decision or arm= and context=, not both: a decision has its arm and context")
-        values = reward_values(task.model, reward, is_partial=True)
-        return reward_events(experiment, {decision_id(decision): values}, correct)
+        given = _by_place(decision, reward) if isinstance(decision, Slate) else {decision_id(decision): reward}
+        rewards = {id: reward_values(task.model, own, is_partial=True) for id, own in given.items()}
+        return reward_events(experiment, rewards, correct)
     if arm is None:
         raise ValueError("give a decision, or arm= (and context= for a program that takes one)")
     if correct:
@@ -80,6 +81,28 @@ def reward_values(model: RewardModel, reward: Any, *, is_partial: bool = False) 
     """Return {outcome: value} of one reward."""
     checked = check_rewards(model, reward, None, "reward", is_partial=is_partial)
     return {name: float(values[0]) for name, values in checked.items()}
+
+
+def _by_place(slate: Slate, rewards: Any) -> dict[str, Any]:
+    """Return {decision: reward} of a slate, from {place: reward} or a list with None for places without a reward yet."""
+    size = len(slate.decisions)
+    if isinstance(rewards, Mapping):
+        wrong = [place for place in rewards if isinstance(place, bool) or place not in range(size)]
+        if wrong:
+            raise ValueError(
+                f"reward has the places {wrong}, expected places from 0 to {size - 1}: give {{place: reward}}"
+            )
+        by_place = dict(rewards)
+    elif isinstance(rewards, str | bytes) or not hasattr(rewards, "__len__") or len(rewards) != size:
+        raise ValueError(
+            f"reward of a slate must be {{place: reward}} or a list with one entry for each of its {size} places, None where "
+            f"there is none yet; got {rewards!r}"
+        )
+    else:
+        by_place = {place: reward for place, reward in enumerate(rewards) if reward is not None}
+    if not by_place:
+        raise ValueError("reward has no place with a reward: report at least one, or discard the slate")
+    return {slate.decisions[place].id: reward for place, reward in by_place.items()}
 
 
 def _by_decision(model: RewardModel, decisions: Any, rewards: Any) -> dict[str, dict[str, float]]:

@@ -1,5 +1,6 @@
 """The methods that read a bandit: arms, posterior, tables, texts and figures. None of them changes a later decision."""
 
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = ["ReadableBandit"]
+
+_MAX_SLATES = 2000  # that `propensities` adds up: one compiled decision each
 
 
 class ReadableBandit:
@@ -114,6 +117,38 @@ class ReadableBandit:
         context = check_contexts(self.model, context, None, "context")
         num = self.num_samples if num_samples is None else check_count(num_samples, "num_samples")
         return draw_expected_rewards(learner, context, num)
+
+    def propensities(self, context: Any = None, allowed: Any = None, *, size: int | None = None) -> np.ndarray:
+        """Return the probability with which `select` would play each arm now, (A,); no decision is recorded.
+
+        Args:
+            context: as in `select`.
+            allowed: as in `select`.
+            size: number of places of a slate. The result is then (size, A): the probability of each arm in each place, a sum
+                over all arms in the places before.
+        """
+        projection = self._catch_up()
+        context = check_contexts(self.model, context, None, "context")
+        mask = projection.task.arms.mask(allowed)
+        if size is None:
+            return self._experiment.next_propensities(projection, mask, context)
+        size = self._check_size(projection, mask, size)
+        num_slates = math.perm(self._num_playable(projection, mask), size - 1)
+        if num_slates > _MAX_SLATES:
+            raise ValueError(
+                f"size={size} of {int(mask.sum())} arms needs a sum over {num_slates} slates, the limit is {_MAX_SLATES}: "
+                "allow fewer arms, or read the probabilities of one slate, select(size=...).propensities"
+            )
+        found = np.zeros((size, len(self.arms)))
+        slates: dict[tuple[int, ...], float] = {(): 1.0}
+        for place in range(size):
+            longer = {}
+            for chosen, prob in slates.items():
+                probs = prob * self._experiment.next_propensities(projection, mask, context, chosen)
+                found[place] += probs
+                longer |= {(*chosen, arm): float(probs[arm]) for arm in np.flatnonzero(probs)}
+            slates = longer
+        return found
 
     def explain(self) -> str:
         """Return a text: the engine and why it was chosen, the arms so far, and the selector."""
@@ -200,6 +235,18 @@ class ReadableBandit:
             return arm_overview(self.model, self.arms, played, draw(learner, self.num_samples), chosen)
 
         return by_draws() if exact is None else exact_overview(self.arms, played, exact, by_draws, num_contexts)
+
+    def _num_playable(self, projection: Projection, mask: np.ndarray) -> int:
+        return int(mask.sum()) - sum(bool(mask[arm]) for arm in projection.retired)
+
+    def _check_size(self, projection: Projection, mask: np.ndarray, size: Any) -> int:
+        size, num_playable = check_count(size, "size"), self._num_playable(projection, mask)
+        if size > num_playable:
+            raise ValueError(
+                f"size={size} places need as many distinct arms, but {num_playable} may be played: allow more arms, or ask for "
+                f"a slate of at most {num_playable}"
+            )
+        return size
 
     @property
     def _task(self) -> Task:
