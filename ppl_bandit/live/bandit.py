@@ -33,6 +33,7 @@ from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, design_record, look_difference, refuse_stopped, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
 from ppl_bandit.live.show.rendering import evaluation_note
+from ppl_bandit.live.slates import check_size
 from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import Task
@@ -155,7 +156,7 @@ class Bandit(ReadableBandit):
         context = check_contexts(projection.task.model, context, None, "context")
         mask = projection.task.arms.mask(allowed)
         if size is not None:
-            size = self._check_size(projection, mask, size)
+            size = check_size(projection, mask, size)
             return Slate(tuple(map(self._decision, self._experiment.decide_slate(projection, mask, context, size))))
         (event,) = self._experiment.decide(projection, mask, context, None)
         return self._decision(event)

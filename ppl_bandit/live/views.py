@@ -2,7 +2,10 @@
 
 import math
 import os
+import textwrap
 import time
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,9 +22,12 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
-from ppl_bandit.live.show.overview import Overview, arm_overview, exact_overview, subsample_contexts
-from ppl_bandit.live.show.rendering import explanation_text, html_table
+from ppl_bandit.live.show.lookahead import losses_after
+from ppl_bandit.live.show.overview import Overview, arm_overview, exact_overview, slot_note, subsample_contexts
+from ppl_bandit.live.show.rendering import bandit_html, explanation_text
+from ppl_bandit.live.show.report import Report, evidence_text, make_report
 from ppl_bandit.live.show.tables import history_table, pending_table
+from ppl_bandit.live.slates import place_propensities
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -31,8 +37,6 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = ["ReadableBandit"]
-
-_MAX_SLATES = 2000  # that `propensities` adds up: one compiled decision each
 
 
 class ReadableBandit:
@@ -132,23 +136,7 @@ class ReadableBandit:
         mask = projection.task.arms.mask(allowed)
         if size is None:
             return self._experiment.next_propensities(projection, mask, context)
-        size = self._check_size(projection, mask, size)
-        num_slates = math.perm(self._num_playable(projection, mask), size - 1)
-        if num_slates > _MAX_SLATES:
-            raise ValueError(
-                f"size={size} of {int(mask.sum())} arms needs a sum over {num_slates} slates, the limit is {_MAX_SLATES}: "
-                "allow fewer arms, or read the probabilities of one slate, select(size=...).propensities"
-            )
-        found = np.zeros((size, len(self.arms)))
-        slates: dict[tuple[int, ...], float] = {(): 1.0}
-        for place in range(size):
-            longer = {}
-            for chosen, prob in slates.items():
-                probs = prob * self._experiment.next_propensities(projection, mask, context, chosen)
-                found[place] += probs
-                longer |= {(*chosen, arm): float(probs[arm]) for arm in np.flatnonzero(probs)}
-            slates = longer
-        return found
+        return place_propensities(self._experiment, projection, mask, context, size)
 
     def explain(self) -> str:
         """Return a text: the engine and why it was chosen, the arms so far, and the selector."""
@@ -172,6 +160,8 @@ class ReadableBandit:
             contexts: contexts to average over, with a leading axis; None averages over at most 200 contexts of the learnt
                 rewards, or uses the example context if there is none.
         """
+        if contexts is None and slot_note(self.model):
+            warnings.warn(slot_note(self.model), stacklevel=2)
         return self._overview(contexts).to_frame()
 
     def plot(self, contexts: Any = None, unit: str = "") -> Any:
@@ -186,6 +176,8 @@ class ReadableBandit:
         """
         found = self._overview(contexts)
         caption = f"{found.source}; decisions by {self._selector.name}"
+        if contexts is None and slot_note(self.model):
+            caption = "\n".join(textwrap.wrap(f"{caption}. NOTE: {slot_note(self.model)}", 130))
         return plot_bandit(found, self._rows()[0], self._headline, caption, unit)
 
     def __repr__(self) -> str:
@@ -193,8 +185,38 @@ class ReadableBandit:
         names = f"{len(self.arms)} arm{'s' * (len(self.arms) > 1)} ({', '.join(map(str, arms))})"
         return f"<Bandit on {self._headline}; {names}; decisions by {self._selector.name}>"
 
+    def report(self, contexts: Any = None, *, more: Sequence[int] | None = None) -> Report:
+        """Return the answer in a few lines: which arm leads, by how much, how certain that is, and what more data would change.
+
+        The expected loss after n more decisions assumes that they are shared among the arms with the current propensities
+        (`numerics.expected_loss` has the formula). Where the number of rewards that a posterior is worth has no closed form,
+        it is estimated by simulating the program at posterior draws.
+
+        Args:
+            contexts: as in `summary`.
+            more: numbers n of further decisions; None takes about as many as there are rewards, and ten times as many.
+        """
+        found, num_rewards = self._overview(contexts), self.num_rewards
+        if more is None:
+            size = 10 ** math.floor(math.log10(max(num_rewards, 10)))
+            about = max(size * round(num_rewards / size), 10)
+            more = (about, 10 * about)
+        numbers = sorted({check_count(n, "more") for n in more})
+        pending = self.pending()
+        oldest = f", the oldest since {pending.decided[0]:%Y-%m-%d %H:%M} UTC" if len(pending) else ""
+        return make_report(
+            found,
+            losses_after(self._experiment, found, numbers),
+            played=self._rows()[0],
+            title=self._headline,
+            evidence=evidence_text(self._name, self.explanation, found, self._learner.doubts),
+            num_pending=len(pending),
+            oldest=oldest,
+            note="" if contexts is not None else slot_note(self.model),
+        )
+
     def _repr_html_(self) -> str:
-        return html_table(self._name, self.explanation, self._overview(), len(self.pending()), str(self._selector))
+        return bandit_html(self._name, self.explanation, self._overview(), len(self.pending()), str(self._selector))
 
     def to_arviz(self, num_samples: int = 1000) -> Any:
         """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1)."""
@@ -234,19 +256,7 @@ class ReadableBandit:
         def by_draws() -> Overview:
             return arm_overview(self.model, self.arms, played, draw(learner, self.num_samples), chosen)
 
-        return by_draws() if exact is None else exact_overview(self.arms, played, exact, by_draws, num_contexts)
-
-    def _num_playable(self, projection: Projection, mask: np.ndarray) -> int:
-        return int(mask.sum()) - sum(bool(mask[arm]) for arm in projection.retired)
-
-    def _check_size(self, projection: Projection, mask: np.ndarray, size: Any) -> int:
-        size, num_playable = check_count(size, "size"), self._num_playable(projection, mask)
-        if size > num_playable:
-            raise ValueError(
-                f"size={size} places need as many distinct arms, but {num_playable} may be played: allow more arms, or ask for "
-                f"a slate of at most {num_playable}"
-            )
-        return size
+        return by_draws() if exact is None else exact_overview(self.arms, played, exact, by_draws, chosen)
 
     @property
     def _task(self) -> Task:

@@ -14,7 +14,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Overview", "arm_overview", "exact_overview", "subsample_contexts"]
+__all__ = ["Overview", "arm_overview", "exact_overview", "slot_note", "subsample_contexts"]
 
 _MAX_CONTEXTS = 200  # the standard error of an average is then 7% of the spread between contexts
 _MAX_ENTRIES = 20_000_000  # of all tables together: 160 MB
@@ -35,6 +35,7 @@ class Overview(NamedTuple):
         draws: (M, A), expected rewards, averaged over contexts; None where all numbers are in closed form.
         num_contexts: number of contexts averaged over; 0 for a program without context.
         exact: the laws in closed form; None where these numbers come from draws.
+        contexts: those averaged over, with a leading axis.
     """
 
     arms: list[Any]
@@ -48,6 +49,7 @@ class Overview(NamedTuple):
     draws: np.ndarray | None
     num_contexts: int
     exact: ClosedForm | None = None
+    contexts: Any = None
 
     @property
     def leaders(self) -> np.ndarray:
@@ -139,25 +141,35 @@ def arm_overview(
         np.where(is_median.any(), np.nan, losses_from_table(tables).mean(axis=0)),
         averaged,
         num_contexts,
+        contexts=contexts,
     )
 
 
 def exact_overview(
-    arms: Sequence[Any], played: np.ndarray, exact: ClosedForm, by_draws: Callable[[], Overview], num_contexts: int
+    arms: Sequence[Any], played: np.ndarray, exact: ClosedForm, by_draws: Callable[[], Overview], contexts: Any
 ) -> Overview:
     """Summarise the arms in closed form.
 
     Args:
         exact: the laws at one context, or of a program without context.
         by_draws: the same by draws, for arms that are not independent.
-        num_contexts: 1, or 0 for a program without context.
+        contexts: the context, with a leading axis; None for a program without context.
     """
     intervals = {name: getattr(exact, name) for name in ("mean", "is_median", "low", "high")}
     if exact.best_prob is None or exact.loss is None:
         return by_draws()._replace(**intervals, exact=exact)
     counts = np.bincount(played, minlength=len(arms))
     probs = {"best_prob": exact.best_prob, "loss": exact.loss}
-    return Overview(list(arms), counts, **intervals, **probs, draws=None, num_contexts=num_contexts, exact=exact)
+    return Overview(
+        list(arms),
+        counts,
+        **intervals,
+        **probs,
+        draws=None,
+        num_contexts=0 if contexts is None else 1,
+        exact=exact,
+        contexts=contexts,
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -168,6 +180,17 @@ def _reward_tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any]
         return jax.lax.map(lambda context: model.expected_rewards(draws, context), contexts)
 
     return jax.jit(read)
+
+
+def slot_note(model: RewardModel) -> str:
+    """Return what to say if the arms are places of a list of candidates that changes with every decision; else empty."""
+    is_list = any(np.ndim(leaf) and np.shape(leaf)[0] == model.num_arms for leaf in jax.tree.leaves(model.context))
+    if not is_list or any(shape[:1] == (model.num_arms,) for shape in model.latent_shapes.values()):
+        return ""
+    return (
+        "the arms are places in a list of candidates that changes with every decision, so numbers by arm mean little; pass "
+        "contexts= with one list of candidates"
+    )
 
 
 def subsample_contexts(contexts: Any, table_size: int) -> Any:

@@ -8,7 +8,7 @@ from ppl_bandit.live.show.figures import NUM_LEADING
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.types import Explanation, Selector
 
-__all__ = ["arms_text", "evaluation_note", "explanation_text", "html_table", "shown_arms"]
+__all__ = ["arms_text", "bandit_html", "evaluation_note", "explanation_text", "html_table", "shown_arms"]
 
 _CELL = "padding:3px 12px;text-align:right;white-space:nowrap"
 _MAX_ROWS = 20  # arms that are listed in their own order; of more, the leading ones and one row for the others
@@ -90,7 +90,7 @@ def evaluation_note(selector: Selector) -> str:
     )
 
 
-def html_table(name: str, explanation: Explanation, found: Overview, num_pending: int, selector: str) -> str:
+def bandit_html(name: str, explanation: Explanation, found: Overview, num_pending: int, selector: str) -> str:
     """Return the arms as an HTML table with a heading and a footer, without scripts or external files.
 
     Args:
@@ -98,22 +98,26 @@ def html_table(name: str, explanation: Explanation, found: Overview, num_pending
         num_pending: number of decisions with a pending reward.
         selector: the call that makes it, as text.
     """
+    verdict = explanation.report.partition("\n")[0].partition(": ")[2] or explanation.reason
+    averaged = f"; {found.where}" if found.where else ""
+    return (
+        '<div style="font-family:sans-serif;font-size:13px;max-width:60em">'
+        f"<p><b>Bandit</b> on <code>{escape(name)}</code>: {escape(verdict)}</p>{html_table(found)}"
+        f'<p style="opacity:.75">{int(found.num_rewards.sum())} rewards learnt, {num_pending} decisions pending; decisions by '
+        f"<code>{escape(selector)}</code>; {found.source}{averaged}. "
+        f"{escape(explanation.reason[0].upper() + explanation.reason[1:])}.</p></div>"
+    )
+
+
+def html_table(found: Overview) -> str:
+    """Return the arms as an HTML table."""
     headings = ("arm", "rewards", "expected reward", "95% interval", "P(best)", "expected loss")
     head = "".join(f'<th style="{_CELL}">{heading}</th>' for heading in headings)
     shown, others = shown_arms(found)
     body = "".join(_html_row(found, index) for index in shown)
     if others.size:
         body += f'<tr><td style="{_CELL};text-align:left" colspan="6">and {others.size} other arms with smaller means</td></tr>'
-    verdict = explanation.report.partition("\n")[0].partition(": ")[2] or explanation.reason
-    averaged = f"; {found.where}" if found.where else ""
-    return (
-        '<div style="font-family:sans-serif;font-size:13px;max-width:60em">'
-        f"<p><b>Bandit</b> on <code>{escape(name)}</code>: {escape(verdict)}</p>"
-        f'<table style="border-collapse:collapse"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        f'<p style="opacity:.75">{int(found.num_rewards.sum())} rewards learnt, {num_pending} decisions pending; decisions by '
-        f"<code>{escape(selector)}</code>; {found.source}{averaged}. "
-        f"{escape(explanation.reason[0].upper() + explanation.reason[1:])}.</p></div>"
-    )
+    return f'<table style="border-collapse:collapse"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _html_row(found: Overview, index: int) -> str:

@@ -1,0 +1,184 @@
+"""The answer for a person who must decide: which arm leads, by how much, how certain that is, what more data would change."""
+
+import base64
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
+from ppl_bandit.live.show.overview import Overview
+from ppl_bandit.live.show.rendering import html_table
+from ppl_bandit.numerics.figure_style import figure_tools
+from ppl_bandit.types import Explanation
+
+__all__ = ["Report", "evidence_text", "make_report"]
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """The state of an experiment in a few lines; `print(report)` shows them.
+
+    Attributes:
+        text: the lines.
+        leader: the arm with the largest posterior mean.
+        runner_up: the arm with the next largest; None if there is one arm.
+        mean, interval: posterior mean of the leader's expected reward, and its central 95% interval.
+        lead, lead_interval: how much more the leader earns than the runner-up, with the central 95% interval.
+        best_prob: probability that the leader is the best arm.
+        loss: expected loss of choosing the leader now, per decision: E[max_b theta_b - theta_leader].
+        loss_after: {n: the same after n more decisions}.
+        num_rewards, num_pending: rewards learnt, and decisions that wait for one.
+    """
+
+    text: str
+    leader: Any
+    runner_up: Any
+    mean: float
+    interval: tuple[float, float]
+    lead: float
+    lead_interval: tuple[float, float]
+    best_prob: float
+    loss: float
+    loss_after: Mapping[int, float]
+    num_rewards: int
+    num_pending: int
+    overview: Overview = field(repr=False)
+    played: np.ndarray = field(repr=False)
+    title: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        names = ("text", "leader", "runner_up", "mean", "interval", "lead", "lead_interval", "best_prob", "loss")
+        found = {name: getattr(self, name) for name in (*names, "num_rewards", "num_pending")}
+        arms = self.overview.to_frame().to_dict("records")
+        return found | {"loss_after": {str(n): loss for n, loss in self.loss_after.items()}, "arms": arms}
+
+    def plot(self, unit: str = "") -> Any:
+        """Return the figure of `Bandit.plot`."""
+        return plot_bandit(self.overview, self.played, self.title, self.overview.source, unit)
+
+    def to_html(self, path: str | PathLike | None = None) -> str:
+        """Return the report as one HTML page with its figure, and write it to a file if a path is given."""
+        figure, picture = self.plot(), io.BytesIO()
+        figure.savefig(picture, dpi=110)
+        figure_tools().close(figure)
+        data = base64.b64encode(picture.getvalue()).decode()
+        page = (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+            f'content="width=device-width, initial-scale=1"><title>{escape(self.title)}</title>'
+            "<style>body{font-family:sans-serif;max-width:62em;margin:2em auto;padding:0 1em;line-height:1.5}"
+            "table{display:block;overflow-x:auto}img{max-width:100%}</style></head><body>"
+            f"<h1>{escape(self.title)}</h1>{self._repr_html_()}"
+            f'<img alt="{escape(self.text.partition(chr(10))[0])}" src="data:image/png;base64,{data}"></body></html>\n'
+        )
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.text.splitlines())
+        return f"<div>{lines}{html_table(self.overview)}</div>"
+
+
+def make_report(
+    found: Overview,
+    loss_after: Mapping[int, float],
+    *,
+    played: np.ndarray,
+    title: str,
+    evidence: str,
+    num_pending: int,
+    oldest: str,
+    note: str = "",
+) -> Report:
+    """Write the report.
+
+    Args:
+        loss_after: {n: expected loss of the leader after n more decisions}.
+        played: index of the arm of every learnt reward, in order.
+        evidence: what the numbers rest on, in words.
+        oldest: since when the oldest pending decision waits, in words.
+        note: a remark about what the arms mean; empty for none.
+    """
+    order, num_rewards = found.leaders, int(found.num_rewards.sum())
+    leader = int(order[0])
+    where = f", {found.where}" if found.where else ""
+    centre = "median" if found.is_median[leader] else "mean"
+    interval = float(found.low[leader]), float(found.high[leader])
+    rewards = "1 reward" if num_rewards == 1 else f"{num_rewards} rewards"
+    lines = [
+        f"{name_of(found.arms[leader])} leads after {rewards}: expected reward {found.mean[leader]:.4g} (posterior {centre}; "
+        f"95% interval {interval[0]:.4g} to {interval[1]:.4g}{where})"
+    ]
+    runner_up, lead = None, (np.nan, np.nan, np.nan)
+    if order.size > 1:
+        second = int(order[1])
+        runner_up, lead = found.arms[second], found.lead(leader, second)
+        lines[0] += f", {lead[0]:.3g} more than {name_of(runner_up)} (95% interval {lead[1]:.3g} to {lead[2]:.3g})"
+        lines.append(f"It is the best of {order.size} arms with probability {probability(found.best_prob[leader])}.")
+        lines.append(_loss_text(float(found.loss[leader]), loss_after))
+    lines[0] += "."
+    waiting = "1 decision waits" if num_pending == 1 else f"{num_pending} decisions wait"
+    lines.append(f"Evidence: {evidence}.")
+    lines.append(
+        f"Pending: {waiting} for a reward{oldest}." if num_pending else "Pending: no decision waits for a reward."
+    )
+    if note:
+        lines.append(f"Note: {note}.")
+    return Report(
+        "\n".join(lines),
+        found.arms[leader],
+        runner_up,
+        float(found.mean[leader]),
+        interval,
+        lead[0],
+        lead[1:],
+        float(found.best_prob[leader]),
+        float(found.loss[leader]),
+        dict(loss_after),
+        num_rewards,
+        num_pending,
+        found,
+        played,
+        title,
+    )
+
+
+def evidence_text(name: str, explanation: Explanation, found: Overview, doubts: str) -> str:
+    """Return what the numbers rest on, in words.
+
+    Args:
+        name: of the program.
+        doubts: why the draws cannot be trusted; empty if they can.
+    """
+    text = f"{posterior_kind(explanation)} posterior of the program {name}, {found.source}"
+    if doubts:
+        return f"{text}. NOT TRUSTED: {doubts}"
+    return text if explanation.is_exact else f"{text}; no diagnostic contradicts the draws"
+
+
+def name_of(arm: Any) -> str:
+    """Return an arm's name in a sentence."""
+    return f"arm {arm}" if isinstance(arm, int) else str(arm)
+
+
+def probability(value: float) -> str:
+    """Return a probability in three digits, without claiming 0 or 1."""
+    return "below 0.001" if value < 0.0005 else "above 0.999" if value > 0.9995 else f"{value:.3f}"
+
+
+def _loss_text(loss: float, after: Mapping[int, float]) -> str:
+    if np.isnan(loss):
+        return "The expected loss of choosing it is not defined, because an expected reward has no posterior mean."
+    text = f"Choosing it now loses {loss:.2g} per decision, on average over the posterior"
+    later = [f"{value:.2g} after {n:,} more decisions" for n, value in after.items()]
+    return f"{text}; about {', '.join(later)}." if later else f"{text}."

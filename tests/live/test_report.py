@@ -1,0 +1,98 @@
+"""The report: the answer in a few lines, and the expected loss after more decisions against brute force."""
+
+import re
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, selectors
+from ppl_bandit.live.show.lookahead import simulated_pseudo_counts
+from ppl_bandit.numerics.expected_loss import loss_after, losses_from_table
+
+
+def clicks(arm):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def brute_force_loss(a, b, num_rows, num_worlds, rng):
+    """The expected loss after more rewards of Bernoulli arms with posteriors Beta(a, b), by simulation."""
+    rates = rng.beta(a, b, (num_worlds, len(a)))
+    successes = rng.binomial(num_rows, rates)
+    means = (a + successes) / (a + b + num_rows)
+    lost = rates.max(axis=1) - np.take_along_axis(rates, means.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return lost.mean(), lost.std() / np.sqrt(num_worlds)
+
+
+@pytest.fixture(scope="module")
+def bandit():
+    made = Bandit(clicks, arms=["old", "new"], selector=selectors.thompson())
+    made.update_many(arms=["old"] * 40 + ["new"] * 40, rewards=[1] * 12 + [0] * 28 + [1] * 17 + [0] * 23)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "num_rows"),
+    [((13, 18), (29, 24), (20, 60)), ((13, 18), (29, 24), (400, 400)), ((3, 4, 5), (7, 6, 9), (10, 10, 10))],
+)
+def test_the_loss_after_more_rewards_agrees_with_brute_force(a, b, num_rows):
+    a, b, num_rows, rng = np.array(a), np.array(b), np.array(num_rows), np.random.default_rng(0)
+    table = rng.beta(a, b, (200_000, len(a)))
+    found = loss_after(table, num_rows, a + b)
+    brute, error = brute_force_loss(a, b, num_rows, 400_000, rng)
+    now = losses_from_table(table).min()
+    # The shape of the law of the posterior means is approximate: 5% of today's loss, and four standard errors.
+    assert found == pytest.approx(brute, abs=0.05 * now + 4 * error)
+    assert found < now
+    assert loss_after(table, 0 * num_rows, a + b) == pytest.approx(now)
+
+
+def test_a_simulated_posterior_is_worth_as_many_rewards_as_its_counts(bandit):
+    draws = bandit.posterior(4000)
+    counts = simulated_pseudo_counts(bandit.model, draws, draws["rate"], np.arange(2), None, np.array([40, 40]), seed=0)
+    # Beta(a, b) is worth a + b = 42. R^2 of k = 40 rewards is near 1/2; over 4,000 draws its standard error is at most .016,
+    # and 42 = k (1 / R^2 - 1) changes by k / R^4 = 160 times that.
+    np.testing.assert_allclose(counts, 42.0, atol=4 * 160 * 0.016)
+
+
+def test_a_report_answers_in_five_lines(bandit):
+    bandit.select()
+    report = bandit.report(more=(100, 1000))
+    lines = str(report).splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("new leads after 80 rewards: expected reward 0.4286 (posterior mean; 95% interval 0.28")
+    assert re.search(r", 0\.119 more than old \(95% interval -0\.\d+ to 0\.\d+\)\.$", lines[0])
+    assert re.fullmatch(r"It is the best of 2 arms with probability 0\.8\d\d\.", lines[1])
+    assert (
+        "Choosing it now loses" in lines[2]
+        and "after 100 more decisions" in lines[2]
+        and "after 1,000 more" in lines[2]
+    )
+    assert lines[3] == "Evidence: exact posterior of the program clicks, numbers in closed form."
+    assert re.match(r"Pending: 1 decision waits for a reward, the oldest since 20\d\d-", lines[4])
+    assert report.leader == "new" and report.runner_up == "old" and report.num_pending == 1
+    assert report.loss > report.loss_after[100] > report.loss_after[1000] > 0
+    # Thompson sampling shares the 100 decisions by P(best): brute force with as many rows for each arm.
+    shares = bandit.propensities()
+    a, b = np.array([13.0, 18.0]), np.array([29.0, 24.0])
+    brute, error = brute_force_loss(a, b, np.round(100 * shares).astype(int), 400_000, np.random.default_rng(1))
+    # 5% of today's loss for the shape of the law, 5% for the 4,000 draws behind the ratio.
+    assert report.loss_after[100] == pytest.approx(brute, abs=0.1 * report.loss + 4 * error)
+
+
+def test_a_report_is_a_page_with_a_figure_and_plain_values(bandit, tmp_path):
+    report = bandit.report(more=(100,))
+    page = report.to_html(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == page
+    assert "data:image/png;base64," in page and "new leads after 80 rewards" in page and "<script" not in page
+    assert report.to_dict()["loss_after"].keys() == {"100"} and len(report.to_dict()["arms"]) == 2
+    assert "<table" in report._repr_html_()
+
+
+def test_a_report_without_rewards_or_with_wrong_numbers():
+    fresh = Bandit(clicks, 2)
+    assert str(fresh.report()).startswith("arm 0 leads after 0 rewards: expected reward 0.5")
+    with pytest.raises(ValueError, match="more"):
+        fresh.report(more=(0,))
