@@ -145,10 +145,18 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     model = argparse.ArgumentParser(add_help=False)
     model.add_argument("--model", metavar="MODEL", help=f"the program: {_MODEL}")
     actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser(
-        "status", parents=[common, model], help="arms, counts, pending; with --model the posterior and P(best)"
+    status = actions.add_parser(
+        "status",
+        parents=[common, model],
+        help="arms, counts, pending; with --model intervals, P(best) and expected loss of each arm",
     )
     actions.add_parser("look", parents=[common, model], help="take the look that is due by the design (needs --model)")
+    status.add_argument("--out", type=Path, help="with --model: write a figure of the posterior to this PNG file")
+    report = actions.add_parser("report", parents=[common, model], help="the answer in five lines (needs --model)")
+    report.add_argument(
+        "--more", type=int, nargs="+", metavar="N", help="further decisions after which to state the expected loss"
+    )
+    report.add_argument("--out", type=Path, help="folder for report.html and report.png")
     show = actions.add_parser("show", parents=[common], help="everything recorded about one decision")
     show.add_argument("id", metavar="ID", help="the decision's id")
     actions.add_parser("replay", parents=[common, model], help="recompute every decision (needs --model)")

@@ -32,6 +32,7 @@ def execute(
         action: dict[str, Callable] = {
             "status": _status,
             "look": _look,
+            "report": _report,
             "show": _show,
             "replay": _replay,
             "export": _export,
@@ -59,17 +60,21 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
             f"{value}{note}"
         )
     if arguments.model is None:
+        if arguments.out is not None:
+            raise JournalError("--out writes a figure of the posterior, which needs the program: give --model too")
         shares = found["last_best_arm_probs"]
         if shares is not None:
             show(
                 f"  P(best) at the last decision: {', '.join(f'{share:.3f}' for share in shares)}; --model: current values"
             )
     else:
-        header = read_header(journal.store, name)
-        assert header is not None  # `find_experiment` checked that the experiment exists
-        bandit = _bandit(header, arguments.model, journal=journal, name=name)
+        bandit = _recorded_bandit(journal, name, arguments.model)
         found["explanation"] = bandit.explain()
+        found["posterior"] = bandit.summary().to_dict("records")
         show(found["explanation"])
+        if arguments.out is not None:
+            found["out"] = _write_figure(bandit.plot(), arguments.out)
+            show(f"wrote {found['out']}")
     if found["damage"] is not None:
         show(f"  DAMAGED at position {found['first_broken_position']}: {found['damage']}")
         return found, 1
@@ -79,11 +84,36 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
 def _look(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
     if arguments.model is None:
         raise JournalError("look needs the program: give --model path/to/file.py, or file.py:function")
-    header = read_header(journal.store, name)
-    assert header is not None  # `find_experiment` checked that the experiment exists
-    found = _bandit(header, arguments.model, journal=journal, name=name).look()
+    found = _recorded_bandit(journal, name, arguments.model).look()
     show(found.verdict)
     return found.to_dict(), 0
+
+
+def _report(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+    if arguments.model is None:
+        raise JournalError("report needs the program: give --model path/to/file.py, or file.py:function")
+    report = _recorded_bandit(journal, name, arguments.model).report(more=arguments.more)
+    result = report.to_dict()
+    show(report.text)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        report.to_html(arguments.out / "report.html")
+        result["out"] = [str(arguments.out / "report.html"), _write_figure(report.plot(), arguments.out / "report.png")]
+        show(f"wrote {' and '.join(result['out'])}")
+    return result, 0
+
+
+def _write_figure(figure: Any, path: Path) -> str:
+    path = path / "posterior.png" if path.is_dir() else path.with_suffix(".png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return str(path)
+
+
+def _recorded_bandit(journal: Journal, name: str, model: str) -> Bandit:
+    header = read_header(journal.store, name)
+    assert header is not None  # `find_experiment` checked that the experiment exists
+    return _bandit(header, model, journal=journal, name=name)
 
 
 def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:

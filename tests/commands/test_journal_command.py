@@ -59,6 +59,24 @@ def test_status_counts_and_with_the_model_prints_the_posterior(recorded, capsys)
     assert sum(arm["num_pending"] for arm in found["arms"]) == 3
     status, out, _ = run(capsys, folder / "j.db", "status", "--model", folder / "slopes.py")
     assert status == 0 and "learnt from 4 rewards" in out and "decisions  pending" in out
+    assert "P(best)  loss" in out
+
+
+def test_status_and_report_write_the_posterior_as_figures_and_a_page(recorded, capsys, tmp_path):
+    folder, _ = recorded
+    words = folder / "j.db", "status", "--model", folder / "slopes.py", "--json", "--out", tmp_path / "arms.png"
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and (tmp_path / "arms.png").stat().st_size > 5000
+    assert {"mean", "low", "high", "p_best", "loss"} <= set(json.loads(out)["posterior"][0])
+    status, _, err = run(capsys, folder / "j.db", "status", "--out", tmp_path / "arms.png")
+    assert status == 2 and "give --model too" in err
+    words = folder / "j.db", "report", "--model", folder / "slopes.py", "--more", "50", "--out", tmp_path / "page"
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and "leads after 4 rewards" in out and "after 50 more decisions" in out
+    assert "leads after 4 rewards" in (tmp_path / "page" / "report.html").read_text()
+    assert (tmp_path / "page" / "report.png").exists()
+    status, _, err = run(capsys, folder / "j.db", "report")
+    assert status == 2 and "report needs the program" in err
 
 
 def test_show_prints_everything_about_one_decision(recorded, capsys):

@@ -1,20 +1,17 @@
 """The answer for a person who must decide: which arm leads, by how much, how certain that is, what more data would change."""
 
-import base64
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.live.show.rendering import html_table
-from ppl_bandit.numerics.figure_style import figure_tools
 from ppl_bandit.types import Explanation
 
 __all__ = ["Report", "evidence_text", "make_report"]
@@ -68,25 +65,15 @@ class Report:
 
     def to_html(self, path: str | PathLike | None = None) -> str:
         """Return the report as one HTML page with its figure, and write it to a file if a path is given."""
-        figure, picture = self.plot(), io.BytesIO()
-        figure.savefig(picture, dpi=110)
-        figure_tools().close(figure)
-        data = base64.b64encode(picture.getvalue()).decode()
-        page = (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-            f'content="width=device-width, initial-scale=1"><title>{escape(self.title)}</title>'
-            "<style>body{font-family:sans-serif;max-width:62em;margin:2em auto;padding:0 1em;line-height:1.5}"
-            "table{display:block;overflow-x:auto}img{max-width:100%}</style></head><body>"
-            f"<h1>{escape(self.title)}</h1>{self._repr_html_()}"
-            f'<img alt="{escape(self.text.partition(chr(10))[0])}" src="data:image/png;base64,{data}"></body></html>\n'
-        )
+        answer, *lines = self.text.splitlines()
+        parts = [html_paragraphs(lines), f'<div class="wide">{html_table(self.overview)}</div>']
+        page = html_page(self.title, answer, [*parts, html_figure(answer, self.plot())])
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<p>{escape(line)}</p>" for line in self.text.splitlines())
-        return f"<div>{lines}{html_table(self.overview)}</div>"
+        return f"<div>{html_paragraphs(self.text.splitlines())}{html_table(self.overview)}</div>"
 
 
 def make_report(
