@@ -27,8 +27,8 @@ def one_reward(experiment: Experiment, decision: Any, reward: Any, arm: Any, con
         if arm is not None or context is not None:
             raise ValueError("give a decision or arm= and context=, not both: a decision has its arm and context")
         given = _by_place(decision, reward) if isinstance(decision, Slate) else {decision_id(decision): reward}
-        rewards = {id: reward_values(task.model, own, is_partial=True) for id, own in given.items()}
-        return reward_events(experiment, rewards, correct)
+        by_id = {id: reward_values(task.model, own, is_partial=True) for id, own in given.items()}
+        return reward_events(experiment, by_id, correct)
     if arm is None:
         raise ValueError("give a decision, or arm= (and context= for a program that takes one)")
     if correct:

@@ -47,7 +47,7 @@ def place_propensities(
     found = np.zeros((size, allowed.size))
     slates: dict[tuple[int, ...], float] = {(): 1.0}
     for place in range(size):
-        longer = {}
+        longer: dict[tuple[int, ...], float] = {}
         for chosen, prob in slates.items():
             probs = prob * experiment.next_propensities(projection, allowed, context, chosen)
             found[place] += probs

@@ -48,8 +48,9 @@ def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]
         table, counts = draws_from(exact, max(task.num_samples, _NUM_DRAWS), task.seed), exact.pseudo_counts
     else:
         drawn = draw(projection.learner, task.num_samples)
-        table = arm_overview(task.model, found.arms, np.arange(0), drawn, found.contexts).draws
-        assert table is not None
+        averaged = arm_overview(task.model, found.arms, np.arange(0), drawn, found.contexts).draws
+        assert averaged is not None  # it is made from draws
+        table = averaged
         known = None if exact is None else exact.pseudo_counts
         counts = (
             known
