@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.evaluation.evaluate import evaluate
@@ -22,6 +23,7 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
+from ppl_bandit.live.show.levels_over_time import levels_over_time, plot_levels
 from ppl_bandit.live.show.lookahead import losses_after
 from ppl_bandit.live.show.overview import Overview, arm_overview, exact_overview, slot_note, subsample_contexts
 from ppl_bandit.live.show.rendering import bandit_html, explanation_text
@@ -31,7 +33,7 @@ from ppl_bandit.live.slates import place_propensities
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Selector
+from ppl_bandit.types import Interaction, Selector
 
 if TYPE_CHECKING:
     import pandas
@@ -168,12 +170,18 @@ class ReadableBandit:
         """Return a figure: the posterior of each arm's expected reward, and the share of each arm in the plays.
 
         Up to six arms are drawn as densities. Of more arms, the 15 with the largest means are drawn as intervals, and the
-        others in one row.
+        others in one row. If the program's latents move, the figure shows the expected rewards over time, with bands.
 
         Args:
             contexts: as in `summary`.
             unit: of the expected reward, for its axis.
         """
+        if self.model.moving_sites and self.num_rewards:
+            played, rewards, seen = self._rows()
+            rows = Interaction(jnp.asarray(played), dict(rewards), seen)
+            levels = levels_over_time(self.model, self._learner.engine, self.seed, rows)
+            caption = f"decisions by {self._selector.name}"
+            return plot_levels(levels, self.arms, played, self._headline, caption, unit)
         found = self._overview(contexts)
         caption = f"{found.source}; decisions by {self._selector.name}"
         if contexts is None and slot_note(self.model):

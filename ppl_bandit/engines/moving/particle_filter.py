@@ -156,7 +156,8 @@ def particle_filter(model: RewardModel, *, num_particles: int = 4000, window: in
         sample,
         _explain(model, num_own, None if moves is None else window),
         settings={"num_particles": num_particles, "window": window},
-        capabilities=Capabilities(advance=advance),
+        # Without a clock every decision reads the next step, and `sample` takes it for the particles that it draws alone.
+        capabilities=Capabilities(advance=advance if model.has_clock else None),
     )
 
 

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Environment, compare, engines, selectors, simulate, tune
+from ppl_bandit.live.show.levels_over_time import levels_over_time
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -56,6 +57,12 @@ def test_a_live_bandit_steps_once_for_each_reward_in_the_order_of_arrival():
     np.testing.assert_allclose(np.diag(known["covariance"]), variance, atol=1e-9)
     assert "Kalman filter" in bandit.explain()
     assert len(bandit.summary()) == 3
+    rows = Interaction(np.array([decisions[place].arm for place in order]), np.array(rewards))
+    levels = levels_over_time(model(), engine(), 0, rows)
+    # Means of 400 draws: three standard errors.
+    assert np.all(np.abs(levels.mean[-1] - mean) < 3 * np.sqrt(variance / 400))
+    assert levels.num_rewards.tolist() == [1, 2, 3, 4]
+    assert len(bandit.plot().axes) == 2
 
 
 def test_a_journal_continues_and_a_corrected_reward_is_refitted_in_the_same_order(tmp_path):

@@ -1,0 +1,92 @@
+"""Expected rewards over time, for a program whose latents move: the laws that the engine had after each reward."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Engine, Interaction
+
+__all__ = ["LevelsOverTime", "levels_over_time", "plot_levels"]
+
+_MAX_POINTS = 200
+_NUM_DRAWS = 400
+_MAX_ARMS = 6  # whose bands can be told apart
+
+
+class LevelsOverTime(NamedTuple):
+    """Laws of the arms' expected rewards, as a decision right after some rewards would have read them.
+
+    Attributes:
+        num_rewards: number of rewards before each point.
+        mean, low, high: posterior mean and central 95% interval.
+    """
+
+    num_rewards: Int[np.ndarray, " P"]
+    mean: Float[np.ndarray, "P A"]
+    low: Float[np.ndarray, "P A"]
+    high: Float[np.ndarray, "P A"]
+
+
+def levels_over_time(model: RewardModel, engine: Engine, seed: int, rows: Interaction) -> LevelsOverTime:
+    """Learn rows again from the prior, and return the laws at no more than 200 points on the way.
+
+    Args:
+        rows: all that was learnt, in order; at least one.
+    """
+    num_rows = len(rows.arm)
+    size = -(-num_rows // _MAX_POINTS)
+    num_points = -(-num_rows // size)
+    place = np.arange(num_points * size)
+    is_row: Any = place < num_rows
+    rows = jax.tree.map(lambda leaf: np.asarray(leaf)[np.where(is_row, place, num_rows - 1)], rows._replace(mask=None))
+    chunks = jax.tree.map(lambda leaf: leaf.reshape(num_points, size, *leaf.shape[1:]), rows._replace(mask=is_row))
+
+    def step(state: Any, given: tuple[Array, Interaction]) -> tuple[Any, tuple[Array, Array]]:
+        number, chunk = given
+        key_update, key_move, key_draw = jr.split(jr.fold_in(jr.key(seed), number), 3)
+        state, _ = engine.update(key_update, state, chunk)
+        context = jax.tree.map(lambda leaf: leaf[-1], chunk.context)
+        ahead = state if engine.capabilities.advance is None else engine.capabilities.advance(key_move, state, context)
+        table = model.expected_rewards(engine.sample(key_draw, ahead, _NUM_DRAWS), context)
+        return state, (jnp.mean(table, axis=0), jnp.quantile(table, jnp.array([0.025, 0.975]), axis=0))
+
+    with jax.enable_x64(True):
+        points = jnp.arange(num_points), jax.tree.map(jnp.asarray, chunks)
+        run = jax.jit(lambda points: jax.lax.scan(step, engine.init(jr.key(seed)), points)[1])
+        mean, ends = jax.device_get(run(points))
+    return LevelsOverTime(np.minimum(size * (1 + np.arange(num_points)), num_rows), mean, ends[:, 0], ends[:, 1])
+
+
+def plot_levels(found: LevelsOverTime, arms: list[Any], played: np.ndarray, title: str, caption: str, unit: str) -> Any:
+    """Return a figure: a line and a band for each arm over the rewards, and below it which arm was played.
+
+    Of more than six arms, those with the largest means at the end are drawn.
+
+    Args:
+        played: index of the arm of every learnt reward, in order.
+        unit: of the expected reward.
+    """
+    plt = figure_tools()
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(9, 5.2), sharex=True, layout="constrained", height_ratios=(4, 1)
+    )
+    shown = np.sort(np.argsort(-found.mean[-1])[:_MAX_ARMS])
+    for row, (index, (colour, dash)) in enumerate(zip(shown, styles(), strict=False)):
+        above.plot(found.num_rewards, found.mean[:, index], color=colour, linestyle=dash, label=str(arms[index]))
+        above.fill_between(
+            found.num_rewards, found.low[:, index], found.high[:, index], color=colour, alpha=0.15, linewidth=0
+        )
+        numbers = 1 + np.flatnonzero(played == index)
+        below.plot(numbers, np.full(numbers.size, row), "|", color=colour, markersize=7)
+    above.set(ylabel=f"expected reward{f' ({unit})' if unit else ''}", title=title)
+    above.legend(fontsize=8, loc="upper left", ncols=min(3, shown.size))
+    below.set(xlabel="reward number", ylabel="played", yticks=range(shown.size), yticklabels=[arms[i] for i in shown])
+    below.set_ylim(shown.size - 0.5, -0.5)
+    figure.supxlabel(f"mean and 95% interval of the next decision's law; {caption}", fontsize=8)
+    return figure
