@@ -38,6 +38,7 @@ from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.outcome_information import check_information_directed, outcome_information, silent_arms_note
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.recorded_design import design_from_settings
 from ppl_bandit.types import Engine, Selector
@@ -122,12 +123,16 @@ class Bandit(ReadableBandit):
         else:
             self._program = program
             self._reward_model = RewardModel(bind_num_arms(program, len(names)), len(names), context, outcomes)
+        check_information_directed(self._reward_model, self._selector)
         self._context_structure: Any = jax.tree.structure(self._reward_model.context)
         task, prior = self._build(list(names.names))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
         self._num_rows_in_checkpoint = self.num_rewards
+        silent = [self.arms[arm] for arm in outcome_information(self._reward_model).silent]
+        if silent:
+            warnings.warn(silent_arms_note(silent), stacklevel=2)
         if self._selector.is_deterministic:
             warnings.warn(evaluation_note(self._selector), stacklevel=2)
 

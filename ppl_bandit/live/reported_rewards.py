@@ -25,7 +25,11 @@ def one_reward(experiment: Experiment, decision: Any, reward: Any, arm: Any, con
         raise ValueError("reward is missing")
     if decision is not None:
         if arm is not None or context is not None:
-            raise ValueError("give a decision or arm= and context=, not both: a decision has its arm and context")
+            raise ValueError(
+                "give a decision or arm= and context=, not both: a decision has its arm and context; a covariate that is known "
+                "only with the reward, such as an exposure, is an extra outcome of the program: outcomes=('days', 'left'), "
+                "update(decision, {'days': 12.0, 'left': 1})"
+            )
         given = _by_place(decision, reward) if isinstance(decision, Slate) else {decision_id(decision): reward}
         by_id = {id: reward_values(task.model, own, is_partial=True) for id, own in given.items()}
         return reward_events(experiment, by_id, correct)

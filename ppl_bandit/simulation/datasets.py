@@ -75,6 +75,7 @@ def compact(run: Rollout) -> Rollout:
         run.num_candidates.astype(jnp.int16),
         run.best_arm_probs.astype(jnp.float32),
         run.is_trusted,
+        None if run.realised_regret is None else run.realised_regret.astype(jnp.float32),
     )
 
 
@@ -131,6 +132,8 @@ def step_dataset(parts: list[Rollout]) -> "xarray.Dataset":
     fields = {**runs._asdict(), **rewards}
     if isinstance(runs.reward, Mapping):
         del fields["reward"]
+    if runs.realised_regret is None:
+        del fields["realised_regret"]
     dims = ("realization", "step", "arm")
     num_runs, num_steps = runs.arm.shape
     return xarray.Dataset(
@@ -248,6 +251,7 @@ _LONG_NAMES = {
     "arm": "arm played",
     "reward": "reward",
     "regret": "expected (pseudo) regret of the step",
+    "realised_regret": "the best arm's expected reward less the reward",
     "num_candidates": "candidates drawn, N",
     "best_arm_probs": "posterior probability that the arm is best, p-hat",
     "is_trusted": "whether the engine trusts its posterior",

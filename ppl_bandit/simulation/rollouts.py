@@ -25,6 +25,7 @@ class Rollout(NamedTuple):
         num_candidates: N_{t+1}.
         best_arm_probs: p-hat.
         is_trusted: whether the engine trusts its update after the step.
+        realised_regret: the best arm's true expected reward less the reward; None if the reward is not the only outcome.
     """
 
     arm: Int[Array, " T"]
@@ -33,6 +34,7 @@ class Rollout(NamedTuple):
     num_candidates: Int[Array, " T"]
     best_arm_probs: Float[Array, "T A"]
     is_trusted: Bool[Array, " T"]
+    realised_regret: Float[Array, " T"] | None = None
 
 
 def rollout(
@@ -99,6 +101,7 @@ def rollout_with_state(
             chosen.num_candidates,
             chosen.best_arm_probs,
             jnp.asarray(getattr(info, "is_trusted", True)),
+            jnp.max(truth) - reward if environment.reward_model.is_reward_an_outcome else None,
         )
         return (state, environment.step(jr.fold_in(key_step, 5))), (record, context)
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.program.outcome_information import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import datasets
@@ -70,8 +71,8 @@ def simulate(
         progress: whether to report progress on the standard error: a bar on a terminal, else a line every 20 seconds.
 
     Returns:
-        A dataset over `realization`, `step` and `arm`: arm, reward, regret (expected, of each step), num_candidates,
-        best_arm_probs, is_trusted. Or, with `summary`, statistics of them over `step`, `arm`, `checkpoint`,
+        A dataset over `realization`, `step` and `arm`: arm, reward, regret (expected, of each step), realised_regret,
+        num_candidates, best_arm_probs, is_trusted. Or, with `summary`, statistics of them over `step`, `arm`, `checkpoint`,
         `quantile`, and each realization's final regret.
     """
     counts = {"num_steps": num_steps, "num_realizations": num_realizations, "num_samples": num_samples}
@@ -91,6 +92,8 @@ def simulate(
     named = {name: as_selector(select) for name, select in several.items()}
     if not named:
         raise ValueError("selector is empty: give at least one")
+    for select in named.values():
+        check_information_directed(reward_model, select)
     if precision not in ("float64", "float32"):
         raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
     num_realizations = int(num_realizations)

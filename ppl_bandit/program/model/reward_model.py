@@ -78,6 +78,11 @@ class RewardModel:
         return f"RewardModel({name}, num_arms={self.num_arms}, outcomes={self.outcomes})"
 
     @property
+    def is_reward_an_outcome(self) -> bool:
+        """Whether the quantity to maximise is the mean of the only outcome, and not one that `expected_reward` names."""
+        return self._mean_method is not None
+
+    @property
     def has_index_limits(self) -> bool:
         """Whether an entry of the context indexes an axis of the program."""
         return bool(self._facts.index_limits)

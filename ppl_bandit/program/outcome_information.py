@@ -1,0 +1,147 @@
+"""What the outcome of each arm tells about the quantity to maximise, for programs with an `expected_reward` site.
+
+With such a site, reward and information can differ: in a duel of two items, the outcome tells which of them is better, and
+the reward is how good they are. At a few draws of latents, the scores (gradients of the log density of drawn outcomes) span the
+directions about which the outcome tells something. The gradient of the expected reward must be one of them.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro.distributions as dist
+from jax.flatten_util import ravel_pytree
+
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime import disk_cache
+from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.types import Interaction, Selector
+
+__all__ = ["OutcomeInformation", "check_information_directed", "outcome_information", "silent_arms_note"]
+
+_NUM_WORLDS = 3
+_NUM_OUTCOMES = 128
+_MAX_SIZE = 10**7
+_ROUNDING = 1e-7
+
+
+class OutcomeInformation(NamedTuple):
+    """Arms whose outcome does not tell about their own expected reward.
+
+    Attributes:
+        silent: the expected reward depends on latents, the density of the outcome on none.
+        misleading: the outcome tells about latents, but not, or not only, about those that the expected reward depends on.
+    """
+
+    silent: tuple[int, ...] = ()
+    misleading: tuple[int, ...] = ()
+
+
+def outcome_information(model: RewardModel) -> OutcomeInformation:
+    """Find the arms whose outcome does not tell about their expected reward; none if that is the mean of the outcome."""
+    size = sum(int(np.prod(shape)) for shape in model.latent_shapes.values())
+    if model.is_reward_an_outcome or model.num_arms * _NUM_OUTCOMES * size > _MAX_SIZE:
+        return OutcomeInformation()
+    entry = model.cache_entry("outcome_information")
+    cached = disk_cache.load(entry)
+    if cached is not None:
+        return OutcomeInformation(*map(tuple, cached[0]["arms"]))
+    # Other contexts than the example, which may be all zeros.
+    contexts = model.varied_context_rows(np.random.default_rng(0), np.zeros(_NUM_WORLDS, bool))
+
+    def read() -> tuple[Any, Any]:
+        keys = jr.split(jr.key(0), _NUM_WORLDS)
+        return jax.vmap(lambda key, context: _gradients(model, key, context))(keys, contexts)
+
+    with jax.enable_x64(True):
+        rewards, scores = map(np.asarray, run_once(read))  # (worlds, A, D), (worlds, A, outcomes, D)
+    silent, misleading = [], []
+    for arm in range(model.num_arms):
+        depends, tells, fits = zip(*map(_judge, rewards[:, arm], scores[:, arm]), strict=True)
+        if any(depends) and not any(tells):
+            silent.append(arm)
+        elif any(tells) and not any(fits):
+            misleading.append(arm)
+    disk_cache.save(entry, {"arms": [silent, misleading]})
+    return OutcomeInformation(tuple(silent), tuple(misleading))
+
+
+def check_information_directed(model: RewardModel, selector: Selector) -> None:
+    """Refuse information-directed sampling where it would measure information by the wrong quantity.
+
+    Raises:
+        ValueError: if the selector is, or wraps, `information_directed`, and the outcome of an arm does not tell about its
+            expected reward.
+    """
+    inner: Any = selector
+    while isinstance(inner, Selector) and inner.name != "information_directed":
+        inner = inner.settings.get("selector")
+    if inner is None or model.is_reward_an_outcome:
+        return
+    found = outcome_information(model)
+    arms = sorted((*found.silent, *found.misleading))
+    if arms:
+        raise ValueError(
+            "selector is information_directed(), which measures the information of an arm by its expected reward, and here "
+            f"the outcome of {_listed(arms)} does not tell about the arm's expected_reward: it could play the same arm for "
+            "ever; use selectors.thompson(), selectors.double_sampling() or selectors.top_two()"
+        )
+
+
+def silent_arms_note(arms: list[Any]) -> str:
+    """Return a warning about arms whose outcome tells nothing, in one line."""
+    return (
+        f"the outcome of {_listed(arms)} does not depend on any latent, but its expected reward does: playing it teaches "
+        "nothing, so that a selector that prefers it stops learning; leave such arms out with allowed= while the bandit "
+        "learns, or give every arm a floor with selectors.with_floor"
+    )
+
+
+def _listed(arms: list[Any]) -> str:
+    shown = ", ".join(map(repr, arms[:5]))
+    return f"arm{'s' if len(arms) > 1 else ''} {shown}{f' and {len(arms) - 5} more' if len(arms) > 5 else ''}"
+
+
+def _judge(reward: np.ndarray, scores: np.ndarray) -> tuple[bool, bool, bool]:
+    """Return whether the expected reward depends on latents, the outcome tells about some, and about those of the reward."""
+    size, total = float(np.linalg.norm(reward)), float(np.linalg.norm(scores))
+    depends, tells = size > _ROUNDING, total > _ROUNDING
+    if not depends or not tells or not np.isfinite(scores).all():
+        return depends, tells, not depends and not tells
+    _, values, directions = np.linalg.svd(scores, full_matrices=False)
+    directions = directions[values > _ROUNDING * values[0]]
+    rest = reward - directions.T @ (directions @ reward)
+    return depends, tells, float(np.linalg.norm(rest)) < 1e-4 * size
+
+
+def _gradients(model: RewardModel, key: Any, context: Any) -> tuple[Any, Any]:
+    """Return the gradient of each arm's expected reward, (A, D), and scores of drawn outcomes, (A, outcomes, D).
+
+    Derivatives are by the latents on the real line, so that the sum of a simplex is not a direction.
+    """
+    key_latents, key_outcomes = jr.split(key)
+    trace = model.trace({}, jnp.zeros(1, int), model.context_rows(1, context), key=key_latents)
+    maps = {name: dist.biject_to(trace[name]["fn"].support) for name in model.latent_shapes}
+    start, unravel = ravel_pytree({name: maps[name].inv(trace[name]["value"]) for name in maps})
+
+    def latents_at(point: Any) -> dict[str, Any]:
+        return {name: maps[name](value) for name, value in unravel(point).items()}
+
+    def expected(point: Any) -> Any:
+        draws = jax.tree.map(lambda leaf: leaf[None], latents_at(point))
+        return model.expected_rewards(draws, context)[0]
+
+    def score(arm: Any, key: Any) -> Any:
+        rows = model.context_rows(1, context)
+        reward = model.draw_reward(key, latents_at(start), arm[None], rows)
+
+        def log_density(point: Any) -> Any:
+            return jnp.sum(model.log_likelihood(latents_at(point), Interaction(arm[None], reward, rows)))
+
+        return jax.grad(log_density)(start)
+
+    arms = jnp.arange(model.num_arms)
+    keys = jr.split(key_outcomes, _NUM_OUTCOMES)
+    return jax.jacrev(expected)(start), jax.vmap(lambda arm: jax.vmap(lambda key: score(arm, key))(keys))(arms)
