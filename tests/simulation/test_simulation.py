@@ -66,6 +66,7 @@ def test_every_step_is_labelled_and_consistent(whole):
     assert dict(whole.sizes) == {"realization": 12, "step": 20, "arm": 2}
     np.testing.assert_array_equal(whole.step, np.arange(1, 21))
     np.testing.assert_allclose(whole.regret, np.where(whole["arm"] == 0, 0.4, 0.0), atol=1e-7)
+    np.testing.assert_allclose(whole.realised_regret, 0.8 - whole.reward, atol=1e-6)
     np.testing.assert_allclose(whole.best_arm_probs.sum("arm"), 1.0, atol=1e-6)
     assert set(np.unique(whole.reward)) == {0.0, 1.0} and bool(whole.is_trusted.all())
     assert int(whole.num_candidates.min()) >= 1 and whole.selector == "double_sampling"
@@ -162,7 +163,8 @@ def test_several_outcomes_and_an_approximate_engine_with_capacity_for_all_steps(
     reported = capsys.readouterr().err
     assert "thompson: compiling (1 of 1 selectors)" in reported
     assert "thompson: 1 of 2 realizations; about" in reported and "s left for this selector" in reported
-    assert found.bought.shape == found.spend.shape == (2, 10) and "reward" not in found
+    assert found.bought.shape == found.spend.shape == (2, 10)
+    assert "reward" not in found and "realised_regret" not in found
     assert bool(np.isfinite(found.best_arm_probs).all()) and found.attrs["engine"] == "laplace"
 
 
