@@ -115,3 +115,9 @@ def test_an_upward_arrow_is_found_however_it_is_spelled(source):
 @pytest.mark.parametrize("source", ["import jax", "from ppl_bandit.types import Key", "from ..numerics import tails"])
 def test_a_downward_arrow_is_not_a_fault(source):
     assert upward("ppl_bandit.selectors.constraints", source) == []
+
+
+def test_no_two_test_files_have_the_same_name():
+    """pytest imports test files by their names alone: two of one name end the run before its first test."""
+    names = sorted(path.name for path in (ROOT / "tests").rglob("*.py"))
+    assert [name for name in names if names.count(name) > 1] == []
