@@ -31,13 +31,16 @@ TWO_MODES = density_of(
 )
 
 
-def moved(target, starts, kernel=hamiltonian, step_size=0.5):
-    """Move by the kernel alone: coordinate moves would compensate for a kernel that does not move."""
+def compiled_moves(target, starts, kernel=hamiltonian, step_size=0.5):
+    """Move by the kernel alone, given a key: coordinate moves would compensate for a kernel that does not move."""
     ess, unit = jnp.asarray(1.0 * len(starts)), jnp.eye(starts.shape[1])
-    moves = jax.jit(
+    return jax.jit(
         lambda key: move(key, target, starts, ess, unit, jnp.array(step_size), kernel, first_coordinate_moves=0)
     )
-    return moves(jr.key(1))
+
+
+def moved(*arguments, **options):
+    return compiled_moves(*arguments, **options)(jr.key(1))
 
 
 def test_moved_particles_keep_their_law_and_have_a_small_autocorrelation():
@@ -86,19 +89,24 @@ def test_particles_far_from_the_target_fail_a_check():
 
 
 def test_moves_that_keep_diverging_end_early_and_are_flagged():
-    """A twentieth of the particles diverges in every transition, although all of them mix."""
-    num_transitions = 0
+    """A twentieth of the particles diverges in every transition, although all of them mix.
+
+    A window whose checks fail by chance is no reason to end, so with some random numbers all windows are run.
+    """
+    transitions = []
 
     def diverging(key, target, positions, step_size):
-        def count():
-            nonlocal num_transitions
-            num_transitions += 1
-
-        jax.debug.callback(count)
+        jax.debug.callback(lambda: transitions.append(None))
         after = hamiltonian(key, target, positions, step_size)
         return after._replace(is_divergent=jnp.arange(len(positions)) % 20 == 0)
 
-    end = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), diverging)
-    jax.effects_barrier()
-    assert not bool(end.evidence.is_sound) and float(end.evidence.autocorrelation) < MAX_AUTOCORRELATION
-    assert 0 < num_transitions < 4 + 8 + 16 + 32 + 64  # all windows
+    moves, numbers = compiled_moves(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), diverging), []
+    for seed in range(8):
+        transitions.clear()
+        end = moves(jr.key(seed))
+        jax.effects_barrier()
+        assert not bool(end.evidence.is_sound) and float(end.evidence.autocorrelation) < MAX_AUTOCORRELATION
+        numbers.append(len(transitions))
+    all_windows = 4 + 8 + 16 + 32 + 64
+    assert max(numbers) <= all_windows
+    assert np.median(numbers) < all_windows, numbers
