@@ -6,15 +6,25 @@ ordered: one is recorded only if no reward was recorded since the position at wh
 that every process folds the same events in the same order into the same posterior.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ppl_bandit.journal.decision_events import choose_arms, decision_events
 from ppl_bandit.journal.events import ARMS, CHANGED, DECIDED, LOOKED, OPENED, Event, new_event, new_id
-from ppl_bandit.journal.projection import Projection, extend_history, learn_events, refit, reward_changes
+from ppl_bandit.journal.projection import (
+    LearnRequest,
+    Projection,
+    extend_history,
+    learn_events,
+    learn_requests,
+    refit,
+    reward_changes,
+)
+from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.store import (
     Conflict,
     DecisionNumberTaken,
@@ -55,6 +65,9 @@ class Experiment:
         self.projection = projection
         self.identity = identity
         self.fold_lock = threading.RLock()  # a thread that replaces `projection` holds it
+        self._learn = GroupedCalls[LearnRequest](self._learning_turn, self._learn_all)
+        self._learning = threading.RLock()
+        self._has_rivals = False  # whether another process was seen to learn at the same time
         self._build = build
         self._numbering = threading.Lock()
         self._next_number = 0
@@ -166,26 +179,48 @@ class Experiment:
         Returns:
             The recorded events, the engine's diagnostics (None if nothing was learnt), and warnings for the user.
         """
-        with self.fold_lock:
-            while True:
-                self._fold_new_events()
-                projection = self.projection
-                events = make_events(projection)
-                if not events:
-                    return [], None, []
-                step = learn_events(projection, events)
-                try:
-                    recorded = self.store.append(self.name, events, after=projection.position)
-                except Conflict:
-                    continue
-                if recorded[0].position > projection.position + 1:
-                    self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
-                self.projection = self.projection._replace(
-                    learner=step.learner,
-                    history=extend_history(step.history, step.rows, recorded),
-                    position=recorded[-1].position,
-                )
-                return recorded, step.info, step.warnings
+        request = LearnRequest(make_events)
+        self._learn(request)
+        if request.error is not None:
+            raise request.error
+        assert request.result is not None  # done without an error
+        return request.result
+
+    @contextlib.contextmanager
+    def _learning_turn(self) -> Iterator[None]:
+        with (
+            self._learning,
+            self.store.turn(self.name) if self._has_rivals else contextlib.nullcontext(),
+            self.fold_lock,
+        ):
+            yield
+
+    def _learn_all(self, requests: Sequence[LearnRequest]) -> None:
+        """Learn from the events of several threads one after another, and record them in one transaction."""
+        while True:
+            self._fold_new_events()
+            projection = self.projection
+            planned = learn_requests(projection, [request for request in requests if not request.is_done])
+            if not planned:
+                return
+            events = [event for _, own, _ in planned for event in own]
+            try:
+                recorded = self.store.append(self.name, events, after=projection.position)
+            except Conflict:
+                self._has_rivals = True
+                continue
+            if recorded[0].position > projection.position + 1:
+                self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
+            history, results, rest = planned[0][2].history, [], recorded
+            for _, own, step in planned:
+                own, rest = rest[: len(own)], rest[len(own) :]
+                history = extend_history(history, step.rows, own)
+                results.append((own, step.info, step.warnings))
+            learner, position = planned[-1][2].learner, recorded[-1].position
+            self.projection = self.projection._replace(learner=learner, history=history, position=position)
+            for (request, _, _), result in zip(planned, results, strict=True):
+                request.result = result
+            return
 
     def change_arms(self, names: list[Any], retired: frozenset[int]) -> None:
         """Record new or retired arms, and continue with them."""

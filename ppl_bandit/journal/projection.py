@@ -4,7 +4,7 @@ An event brings rows of data, edits rows that were learnt before, or neither. Ne
 refits the posterior to the edited history from the prior, in one batch, so that a corrected reward leaves no trace.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -107,6 +107,59 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
     if learner.engine.explanation.is_exact and not after.engine.explanation.is_exact:
         _refuse_overflow(joined)
     return LearningStep(after, history, rows, info, warnings)
+
+
+class LearnRequest:
+    """A thread's call that learns from events, and its result.
+
+    Attributes:
+        make_events: returns the events, given the latest projection; it may raise to refuse, or return none.
+        result: the recorded events, the engine's diagnostics and warnings; None if not done.
+    """
+
+    def __init__(self, make_events: Callable[[Projection], list[Event]]):
+        self.make_events = make_events
+        self.result: tuple[list[Event], Any, list[str]] | None = None
+        self.error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has a result."""
+        return self.result is not None or self.error is not None
+
+
+def learn_requests(
+    projection: Projection, requests: Sequence[LearnRequest]
+) -> list[tuple[LearnRequest, list[Event], LearningStep]]:
+    """Learn from the events of several calls, one after another; return those to record.
+
+    Requests that are refused, or have no events, get their result. Only first rewards of different decisions are learnt in one
+    group, because other events are checked against those that are recorded; a request that must wait is left as it is.
+    """
+    planned: list[tuple[LearnRequest, list[Event], LearningStep]] = []
+    decisions: set[str | None] = {None}  # rows of no decision are learnt alone
+    for request in requests:
+        try:
+            events = request.make_events(projection)
+            if not events:
+                request.result = [], None, []
+                continue
+            own = {event.decision for event in events}
+            is_first = all(event.kind == REWARDED for event in events) and decisions.isdisjoint(own)
+            if planned and not is_first:
+                continue
+            step = learn_events(projection, events)
+        except Exception as error:
+            request.error = error
+            continue
+        planned.append((request, events, step))
+        if not is_first:
+            break
+        decisions |= own
+        # The positions are not known yet: no later step of the group reads them.
+        history = extend_history(step.history, step.rows, events)
+        projection = projection._replace(learner=step.learner, history=history)
+    return planned
 
 
 def refit(projection: Projection, history: History, more: Rows | None = None) -> tuple[Learner, Any, list[str]]:

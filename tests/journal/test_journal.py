@@ -6,6 +6,7 @@ import pickle
 import sqlite3
 import stat
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -17,7 +18,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
-from ppl_bandit.journal import experiment as experiment_module
+from ppl_bandit.journal import projection
 from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, REWARDED, new_event, new_id
 from ppl_bandit.journal.identity import fingerprint
@@ -433,18 +434,48 @@ def test_a_history_edits_rows_by_position():
     assert len(history) == 599 and history.rows()[1]["reward"][299] == 300.0
 
 
+def test_rewards_of_threads_that_wait_are_recorded_together_and_a_wrong_one_is_refused_alone(
+    parts, tmp_path, monkeypatch
+):
+    bandit, one_by_one = make(parts, journal=tmp_path / "j.db"), make(parts)
+    decisions = bandit.select_many(num_decisions=4)
+    experiment, appended, append = bandit._experiment, [], bandit._experiment.store.append
+    monkeypatch.setattr(
+        experiment.store,
+        "append",
+        lambda name, events, **options: appended.append(events) or append(name, events, **options),
+    )
+    given = [(decisions[0], 1), (decisions[1], 7), (decisions[2], 0), (decisions[0], 1), (decisions[3], 1)]
+    with ThreadPoolExecutor(len(given)) as pool:
+        with experiment._learning:  # as if a reward was being learnt
+            calls = [pool.submit(bandit.update, *pair) for pair in given]
+            while len(experiment._learn._queue) < len(given):
+                time.sleep(0.01)
+        errors = [call.exception(60) for call in calls]
+    assert [isinstance(error, ValueError) for error in errors] == [False, True, False, False, False]
+    assert [len(events) for events in appended] == [3]  # one transaction; what was reported twice counts once
+    assert bandit.num_rewards == 3
+    for event in appended[0]:
+        one_by_one.update(arm=ARMS[event.arm], reward=event.body["reward"]["reward"])
+    assert counts(bandit) == counts(one_by_one) == counts(make(parts, journal=tmp_path / "j.db"))
+    assert bandit.history()["reward"].tolist() == [event.body["reward"]["reward"] for event in appended[0]]
+    assert check_replay(bandit, "default").position is None
+    bandit.update(decisions[3], 0, correct=True)  # the row is found by its position
+    assert counts(bandit) == counts(make(parts, journal=tmp_path / "j.db"))
+
+
 def test_decisions_do_not_wait_for_a_reward_that_is_being_learnt(parts, monkeypatch):
     bandit, plain = make(parts), make(parts)
     decision, same = bandit.select(), plain.select()
     has_begun, may_end = threading.Event(), threading.Event()
-    learn_events = experiment_module.learn_events
+    learn_events = projection.learn_events
 
     def slow(*arguments):
         has_begun.set()
         assert may_end.wait(60)
         return learn_events(*arguments)
 
-    monkeypatch.setattr(experiment_module, "learn_events", slow)
+    monkeypatch.setattr(projection, "learn_events", slow)
     with ThreadPoolExecutor(1) as pool:
         reward = pool.submit(bandit.update, decision, 1)
         assert has_begun.wait(60)

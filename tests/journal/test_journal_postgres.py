@@ -135,7 +135,7 @@ def test_a_lock_that_another_session_holds_is_an_error_in_time_and_blocks_no_rea
 def test_a_server_process_that_is_stopped_is_an_error_in_time(server):
     with Journal(server.url, timeout=1.0) as journal:
         journal.store.append("stopped", [decided(0)])
-        connection = journal.store._backend._connections[True]
+        connection = journal.store._backend._connections["writer"]
         process = connection.info.backend_pid
         os.kill(process, signal.SIGSTOP)
         started = time.monotonic()

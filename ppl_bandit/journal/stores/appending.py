@@ -109,8 +109,10 @@ def _check_head(experiment: str, last: tuple[int, str], head: tuple[int, str]) -
 
 def _find_recorded(execute: Execute, request: AppendRequest) -> list[Event]:
     """Return the events of a request that was committed before its connection broke, or before its thread was interrupted."""
+    batches = list({event.batch: None for event in request.events})
     rows = execute(
-        f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND batch = ? ORDER BY position",
-        (request.experiment, request.events[0].batch),
+        f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND batch IN ({', '.join('?' * len(batches))}) "
+        "ORDER BY position",
+        (request.experiment, *batches),
     )
     return [event_from_row(request.experiment, row) for row in rows]

@@ -10,6 +10,7 @@ brought up to date by the next call; indexing an event twice changes nothing.
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ppl_bandit.journal.events import DECIDED, DISCARDED, Event
@@ -51,6 +52,10 @@ class MemoryStore:
             self._unread.extend(recorded)
             self._index_unread()
             return recorded
+
+    def turn(self, experiment: str) -> AbstractContextManager:
+        """Return a context without effect: no other process learns."""
+        return nullcontext()
 
     def read(
         self,

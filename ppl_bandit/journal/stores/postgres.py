@@ -6,6 +6,7 @@ three round trips: begin and lock; read the end of the stream; write and commit.
 
 A broken connection is opened again. The next attempt first looks up whether the last one was committed, so that nothing is
 recorded twice. There is one connection for reading and one for writing: a writer that waits for a lock blocks no reader.
+A third one is opened when processes were seen to learn at the same time; they then take turns.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from ppl_bandit.journal.stores.watchdog import Watchdog
 __all__ = ["PostgresBackend"]
 
 _RETRY_DELAYS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)  # seconds between attempts to connect again
+_TURN_TIMEOUT = 1.0  # seconds to wait for the turn to learn, which only avoids conflicts
 _SECRET_KEYWORDS = ("password", "sslpassword", "passfile", "sslkey", "oauth_client_secret")
 
 
@@ -46,8 +48,8 @@ class PostgresBackend:
         self._timeout, self.read_only = timeout, read_only
         self._settings = self._parse(connection)
         self.label = _label(self._settings)
-        self._locks = {is_writer: threading.RLock() for is_writer in (False, True)}
-        self._connections: dict[bool, Any] = {False: None, True: None}
+        self._locks = {role: threading.RLock() for role in ("reader", "writer", "turn")}
+        self._connections: dict[str, Any] = dict.fromkeys(self._locks)
         self._is_closed, self._was_open = False, False
         self._watchdog = Watchdog(timeout + 2.0)  # the server ends a statement after `timeout`, if it can
         self.version = VERSION
@@ -58,8 +60,8 @@ class PostgresBackend:
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; connect again if the connection is broken."""
-        is_writer = bool(locks)
-        with self._locks[is_writer]:
+        role = "writer" if locks else "reader"
+        with self._locks[role]:
             if self._is_closed:
                 raise JournalError(f"{self.label}: the journal was closed: open it again")
             is_again, delays = False, list(_RETRY_DELAYS if self._was_open else ())
@@ -74,13 +76,13 @@ class PostgresBackend:
                     ) from None
                 except self._psycopg.OperationalError as error:
                     # The flag stays set when reconnecting fails: the commit of the first attempt is still in doubt.
-                    is_again = is_again or self._connections[is_writer] is not None
-                    self._drop(is_writer)
+                    is_again = is_again or self._connections[role] is not None
+                    self._drop(role)
                     if not delays and not self._was_open:
                         raise JournalError(
                             f"{self.label} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
                         ) from None
-                    if not delays or self._watchdog.has_fired(is_writer):
+                    if not delays or self._watchdog.has_fired(role):
                         raise JournalError(
                             f"{self.label} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
                             "recorded: call again with the same decision and reward; it counts once"
@@ -89,19 +91,40 @@ class PostgresBackend:
                 except self._psycopg.Error as error:
                     raise JournalError(f"{self.label}: {self._scrubbed(error)}; nothing was recorded") from None
 
+    @contextlib.contextmanager
+    def turn(self, experiment: str) -> Iterator[None]:
+        """Hold a lock of the session; who cannot get it within a second goes on without it."""
+        try:
+            self._call_in_turn("pg_advisory_lock", experiment)
+            yield
+        finally:
+            self._call_in_turn("pg_advisory_unlock", experiment)
+
+    def _call_in_turn(self, function: str, experiment: str) -> None:
+        try:
+            if self._connections["turn"] is None and function == "pg_advisory_lock":
+                self._connections["turn"] = self._connect(min(self._timeout, _TURN_TIMEOUT))
+            connection = self._connections["turn"]
+            if connection is not None:
+                with self._watchdog.watching("turn", connection.fileno()):
+                    connection.execute(f"SELECT {function}(hashtextextended(%s, 1347439683))", (experiment,))
+        except self._psycopg.Error as error:
+            if not isinstance(error, self._psycopg.errors.LockNotAvailable | self._psycopg.errors.QueryCanceled):
+                self._drop("turn")
+
     def close(self) -> None:
         """Close the connections."""
         self._is_closed = True
-        for is_writer, lock in self._locks.items():
+        for role, lock in self._locks.items():
             with lock:
-                self._drop(is_writer)
+                self._drop(role)
         self._watchdog.stop()
 
     def _run_once(self, work: Callable[[Execute, bool], Result], locks: Sequence[str], is_again: bool) -> Result:
-        is_writer = bool(locks)
-        if self._connections[is_writer] is None:
-            self._connections[is_writer] = self._connect()
-        connection, self._was_open = self._connections[is_writer], True
+        role = "writer" if locks else "reader"
+        if self._connections[role] is None:
+            self._connections[role] = self._connect(self._timeout)
+        connection, self._was_open = self._connections[role], True
         writes: list[tuple[str, Sequence[Any]]] = []
 
         def execute(statement: str, parameters: Sequence[Any] = (), is_many: bool = False) -> list[tuple]:
@@ -112,8 +135,8 @@ class PostgresBackend:
             cursor = connection.execute(statement, parameters)
             return cursor.fetchall() if cursor.description else []
 
-        with self._watchdog.watching(is_writer, connection.fileno()):
-            if not is_writer:
+        with self._watchdog.watching(role, connection.fileno()):
+            if not locks:
                 return work(execute, is_again)
             with self._transaction(connection, locks):
                 result = work(execute, is_again)
@@ -148,10 +171,10 @@ class PostgresBackend:
         """Send several statements without waiting for the answer to each, if libpq can."""
         return connection.pipeline() if self._psycopg.Pipeline.is_supported() else contextlib.nullcontext()
 
-    def _connect(self) -> Any:
-        milliseconds = int(1000 * self._timeout)
+    def _connect(self, timeout: float) -> Any:
+        milliseconds = int(1000 * timeout)
         defaults = {
-            "connect_timeout": max(2, min(10, int(self._timeout))),  # libpq waits for at least 2 seconds
+            "connect_timeout": max(2, min(10, int(timeout))),  # libpq waits for at least 2 seconds
             "application_name": "ppl_bandit",
             "keepalives": 1,
             "keepalives_idle": 10,
@@ -196,8 +219,8 @@ class PostgresBackend:
             )
         return found[0][0] if found else None
 
-    def _drop(self, is_writer: bool) -> None:
-        connection, self._connections[is_writer] = self._connections[is_writer], None
+    def _drop(self, role: str) -> None:
+        connection, self._connections[role] = self._connections[role], None
         if connection is not None:
             with contextlib.suppress(self._psycopg.Error):
                 connection.close()

@@ -8,10 +8,12 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ppl_bandit.journal.events import Event, digest_of, group_by_decision
 from ppl_bandit.journal.stores.appending import AppendRequest, Execute, append_requests
+from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.journal.stores.tables import COLUMNS, VERSION_WITH_HEADS, event_from_row
 
@@ -44,6 +46,9 @@ class Backend(Protocol):
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer of these experiments."""
 
+    def turn(self, experiment: str) -> AbstractContextManager:
+        """See `SqlStore.turn`; it may be without effect."""
+
     def close(self) -> None:
         """Close the connection."""
 
@@ -62,20 +67,12 @@ class SqlStore:
         self._backend = backend
         self._pid = os.getpid()
         self._writing = threading.Lock()
-        self._queueing = threading.Lock()
-        self._queue: list[AppendRequest] = []
+        self._append = GroupedCalls[AppendRequest](lambda: self._writing, self._append_all)
 
     def append(self, experiment: str, events: Sequence[Event], after: int | None = None) -> list[Event]:
-        """Append events; the first thread appends those of all threads in the queue."""
+        """Append events; threads that append at the same time share a transaction."""
         request = AppendRequest(experiment, events, after)
-        with self._queueing:
-            self._queue.append(request)
-        with self._writing:
-            if not request.is_done:
-                with self._queueing:
-                    requests, self._queue = self._queue, []
-                # The queue lacks this request if the thread that took it was interrupted.
-                self._append_all(requests if request in requests else [request, *requests])
+        self._append(request)
         if request.error is not None:
             raise request.error
         assert request.recorded is not None  # done without an error
@@ -228,6 +225,10 @@ class SqlStore:
                 return
             after = rows[-1][0]
 
+    def turn(self, experiment: str) -> AbstractContextManager:
+        """Wait until no other process learns; a hint that avoids conflicts, given up after a second."""
+        return self._backend.turn(experiment)
+
     def close(self) -> None:
         """Close the connection."""
         self._backend.close()
@@ -245,7 +246,7 @@ class SqlStore:
             raise JournalError(f"{self._backend.label} was opened to read only; nothing was recorded")
         return self._backend.run(work, locks)
 
-    def _append_all(self, requests: list[AppendRequest]) -> None:
+    def _append_all(self, requests: Sequence[AppendRequest]) -> None:
         """Append the events of all requests in one transaction; if the database fails, none of them is recorded."""
         by_experiment: dict[str, list[AppendRequest]] = defaultdict(list)
         for request in requests:

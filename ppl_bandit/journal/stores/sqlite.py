@@ -4,6 +4,7 @@ Write-ahead logging with `synchronous=FULL`: a committed transaction is on the d
 not do. Readers do not wait for writers, so there is one connection for reading and one for writing.
 """
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -97,6 +98,10 @@ class SqliteBackend:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+    def turn(self, experiment: str) -> contextlib.AbstractContextManager:
+        """Return a context without effect: SQLite has no lock that outlasts a transaction."""
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         """Close both connections; SQLite then moves the write-ahead log into the file."""

@@ -1,7 +1,7 @@
 """The interface of an event store, and its errors."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from ppl_bandit.journal.events import Event
@@ -64,6 +64,9 @@ class Store(Protocol):
         whole: bool = False,
     ) -> list[Event]:
         """Return the events between two positions, both excluded, in order; unless `whole`, decisions have no body."""
+
+    def turn(self, experiment: str) -> AbstractContextManager:
+        """Wait until no other process learns, if the store can; a hint that avoids conflicts."""
 
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
         """Return all events of some decisions, in order; unknown decisions are left out."""

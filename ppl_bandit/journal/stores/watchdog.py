@@ -21,13 +21,13 @@ class Watchdog:
     def __init__(self, seconds: float):
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._calls: dict[bool, tuple[float, int]] = {}  # deadline and socket of the running calls, by connection
-        self._fired: set[bool] = set()
+        self._calls: dict[str, tuple[float, int]] = {}  # deadline and socket of the running calls, by connection
+        self._fired: set[str] = set()
         self._thread: threading.Thread | None = None
         self._is_stopped = threading.Event()
 
     @contextlib.contextmanager
-    def watching(self, key: bool, fileno: int) -> Iterator[None]:
+    def watching(self, key: str, fileno: int) -> Iterator[None]:
         """Shut down a socket if the body takes too long; `key` is its connection."""
         if self._thread is None:
             period = min(1.0, self._seconds / 4)
@@ -43,7 +43,7 @@ class Watchdog:
             with self._lock:
                 self._calls.pop(key, None)
 
-    def has_fired(self, key: bool) -> bool:
+    def has_fired(self, key: str) -> bool:
         """Return whether the last call of a connection was ended."""
         return key in self._fired
 

@@ -1,0 +1,44 @@
+"""Threads that call at the same time: the first does the work of all (group commit)."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["GroupedCalls"]
+
+
+class Request(Protocol):
+    """What a thread wants, and its result."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has a result."""
+
+
+AnyRequest = TypeVar("AnyRequest", bound=Request)
+
+
+class GroupedCalls(Generic[AnyRequest]):
+    """Collects the requests of threads that wait for a lock.
+
+    Args:
+        lock: returns the context that is held during the work.
+        work: does some requests; it must do the first, and may leave others to their own threads.
+    """
+
+    def __init__(self, lock: Callable[[], AbstractContextManager], work: Callable[[Sequence[AnyRequest]], None]):
+        self._lock, self._work = lock, work
+        self._queueing = threading.Lock()
+        self._queue: list[AnyRequest] = []
+
+    def __call__(self, request: AnyRequest) -> None:
+        """Do a request, and those of the threads that wait; or wait until another thread has done it."""
+        with self._queueing:
+            self._queue.append(request)
+        with self._lock():
+            if not request.is_done:
+                # A request that another thread took and left, also because of Ctrl-C, is no longer in the queue.
+                with self._queueing:
+                    others, self._queue = [other for other in self._queue if other is not request], []
+                self._work([request, *others])
