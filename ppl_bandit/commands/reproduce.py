@@ -62,30 +62,56 @@ def reproduce(
     sizes = settings.FULL if is_full else settings.QUICK
     precision = "float32" if is_full and not is_on_cpu() else "float64"
     out.mkdir(parents=True, exist_ok=True)
+    names = dict.fromkeys(setting for name in chosen for setting in FIGURE_SETTINGS[name])
+    clock = _Clock(show, len(names) + len(_grid_names(chosen)))
     began = time.time()
+    cost = "use a GPU" if is_full else "compilation alone takes about half a minute a part on two cores"
+    show(f"{clock.num_parts} parts; {cost}; the time left is stated after each part")
     runs: dict[str, xarray.Dataset] = {}
-    for setting in dict.fromkeys(setting for name in chosen for setting in FIGURE_SETTINGS[name]):
+    for setting in names:
         show(f"{settings.SETTINGS[setting].title}: {sizes.runs[setting]} realizations of 4 policies ...")
         runs[setting] = paper.run_setting(
             setting, sizes.runs[setting], seed=seed, precision=precision, progress=has_bar
         )
+        clock.finish_part()
     grids: dict[str, GridRegret] = {}
     options: dict[str, Any] = {"seed": seed, "precision": precision, "advance": lambda: show("  one policy done")}
     if "bernoulli-kl" in chosen:
         for name, num_arms, num in (("A = 2", 2, sizes.num_pairs), ("A = 3", 3, sizes.num_triples)):
             show(f"Bernoulli grid, {name}: {num or 'all'} problems, {sizes.grid_runs} realizations, 3 policies ...")
             grids[name] = paper.bernoulli_grid(num_arms, num, sizes.grid_runs, **options)
+            clock.finish_part()
     if "linear-kl" in chosen:
         show(
             f"linear Gaussian grid: {sizes.num_linear or 'all'} problems, {sizes.grid_runs} realizations, 3 policies ..."
         )
         grids["linear"] = paper.linear_grid(sizes.num_linear, sizes.grid_runs, **options)
+        clock.finish_part()
     _draw(chosen, runs, grids, sizes.grid_runs, out)
     numbers = paper.verdicts(runs)
     (out / "reproduction.md").write_text(_report(numbers, runs, grids, seed, precision, time.time() - began))
     for setting, dataset in runs.items():
         dataset.to_netcdf(out / f"{setting}.nc")
     return numbers
+
+
+def _grid_names(chosen: Sequence[str]) -> list[str]:
+    return ["A = 2", "A = 3"] * ("bernoulli-kl" in chosen) + ["linear"] * ("linear-kl" in chosen)
+
+
+class _Clock:
+    """Tells after each part how long the others will take, if they take as long as those before."""
+
+    def __init__(self, show: Callable[[str], None], num_parts: int):
+        self.num_parts = num_parts
+        self._show, self._num_done, self._began = show, 0, time.monotonic()
+
+    def finish_part(self) -> None:
+        """Count a part, and show the time left."""
+        self._num_done += 1
+        spent = time.monotonic() - self._began
+        left = spent / self._num_done * (self.num_parts - self._num_done)
+        self._show(f"  {self._num_done} of {self.num_parts} parts in {spent:.0f} s; about {left:.0f} s left")
 
 
 def _draw(

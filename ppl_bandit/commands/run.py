@@ -69,5 +69,5 @@ def _caption(name: str, runs: "xarray.Dataset") -> str:
     facts = runs.attrs
     return (
         f"{name}: {facts['num_realizations']} realizations of {facts['num_steps']} steps, M = {facts['num_samples']}, "
-        f"{facts['engine']} engine, key {facts['key']}, worlds from the {facts['worlds']}; regret is expected (pseudo) regret"
+        f"{facts['engine']} engine, worlds from the {facts['worlds']}; regret is expected (pseudo) regret"
     )

@@ -1,7 +1,7 @@
 """The decisions of an experiment, from its event store, in the order in which they were made."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,8 @@ def decisions_from_experiment(experiment: Experiment, outcome: str | None) -> Lo
     _check_unbroken(experiment.store, experiment.name)
     task = experiment.catch_up().task
     decisions = experiment.store.decisions(experiment.name)
-    found = _from_events(decisions, task.arms.names, task.model.outcomes, outcome, task.model)
+    imported = experiment.store.imported(experiment.name)
+    found = _from_events(decisions, imported, task.arms.names, task.model.outcomes, outcome, task.model)
     return found._replace(num_without_propensity=max(len(experiment.history) - found.arm.size, 0))
 
 
@@ -45,13 +46,41 @@ def decisions_from_journal(
             f"{journal!r} has no experiment {name!r}; its experiments: {', '.join(journal.experiments())}"
         )
     _check_unbroken(journal.store, name)
-    found = _from_events(journal.store.decisions(name), header.names, header.identity["outcomes"], outcome, model)
-    imported = journal.store.read(name, kinds=(IMPORTED,))
-    return found._replace(num_without_propensity=sum(len(event.body["arms"]) for event in imported))
+    decisions, imported = journal.store.decisions(name), journal.store.imported(name)
+    found = _from_events(decisions, imported, header.names, header.identity["outcomes"], outcome, model)
+    others = [event for event in journal.store.read(name, kinds=(IMPORTED,)) if "propensity" not in event.body]
+    return found._replace(num_without_propensity=sum(len(event.body["arms"]) for event in others))
+
+
+class _Play(NamedTuple):
+    """One rewarded play: a decision, or an imported one, which has the propensity of its own arm alone."""
+
+    position: int
+    arm: int
+    propensity: float
+    propensities: Any
+    reward: Mapping[str, float]
+    context: Any
+
+
+def _imported_plays(event: Event) -> list[_Play]:
+    body = event.body
+    return [
+        _Play(
+            event.position,
+            int(arm),
+            float(body["propensity"][row]),
+            None,
+            {name: values[row] for name, values in body["rewards"].items()},
+            None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]],
+        )
+        for row, arm in enumerate(body["arms"])
+    ]
 
 
 def _from_events(
     decisions: Sequence[Sequence[Event]],
+    imported: Sequence[Event],
     names: Sequence[Any],
     outcomes: Sequence[str],
     outcome: str | None,
@@ -60,11 +89,12 @@ def _from_events(
     """Return the rewarded decisions of an experiment.
 
     A corrected reward counts with its last value, an expired one with the value that it was given. Pending and discarded
-    decisions are unrewarded. Imported plays have no propensity and are left out. An arm that was added later has propensity
-    0 before.
+    decisions are unrewarded. Imported plays count if their propensity was given; the propensities of all arms are then not
+    known. An arm that was added later has propensity 0 before.
 
     Args:
         decisions: the events of every decision.
+        imported: those of imported plays whose propensity was given.
         names: the arms now.
         outcome: the outcome to evaluate; None takes the only one.
         model: whose context the recorded one is; None reads no contexts.
@@ -75,26 +105,41 @@ def _from_events(
     if chosen not in outcomes:
         raise ValueError(f"outcome is {chosen!r}, expected one of {list(outcomes)}")
     records = sorted(map(fold_decision, decisions), key=lambda record: record.decided.position)
-    rewarded = [record for record in records if record.status == REWARDED_STATUS]
-    arm = np.array([record.decided.arm for record in rewarded], np.int64)
-    propensities = np.zeros((len(rewarded), len(names)))
-    for row, record in enumerate(rewarded):
-        values = record.decided.body["propensities"]
-        propensities[row, : len(values)] = values
-    values = {name: np.array([record.reward[name] for record in rewarded], float) for name in outcomes}
+    plays = [
+        _Play(
+            record.decided.position,
+            int(record.decided.arm or 0),
+            record.propensity,
+            record.decided.body["propensities"],
+            record.reward,
+            record.context,
+        )
+        for record in records
+        if record.status == REWARDED_STATUS
+    ]
+    num_unrewarded = len(records) - len(plays)
+    plays += [play for event in imported for play in _imported_plays(event)]
+    plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
+    arm = np.array([play.arm for play in plays], np.int64)
+    propensities = None
+    if not imported:
+        propensities = np.zeros((len(plays), len(names)))
+        for row, play in enumerate(plays):
+            propensities[row, : len(play.propensities)] = play.propensities
+    values = {name: np.array([play.reward[name] for play in plays], float) for name in outcomes}
     contexts = None
-    if model is not None and model.context is not None and rewarded:
-        leaves = [np.stack([np.asarray(r.context[i]) for r in rewarded]) for i in range(len(rewarded[0].context))]
+    if model is not None and model.context is not None and plays:
+        leaves = [np.stack([np.asarray(play.context[i]) for play in plays]) for i in range(len(plays[0].context))]
         contexts = jax.tree.unflatten(jax.tree.structure(model.context), leaves)
     return LoggedDecisions(
         tuple(names),
         arm,
         values[chosen],
-        propensities[np.arange(arm.size), arm],
+        np.array([play.propensity for play in plays], float),
         propensities,
         contexts,
         values,
-        len(records) - len(rewarded),
+        num_unrewarded,
     )
 
 

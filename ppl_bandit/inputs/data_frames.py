@@ -13,7 +13,7 @@ import numpy as np
 from ppl_bandit.inputs.columns import cell_number, context_columns, contexts_from_columns
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["FrameRows", "contexts_from", "is_frame", "rows_from"]
+__all__ = ["FrameRows", "column_numbers", "contexts_from", "is_frame", "rows_from"]
 
 FrameRows = tuple[list[Any], dict[str, np.ndarray], Any]  # arms, {outcome: rewards}, contexts
 
@@ -119,6 +119,16 @@ def _python_value(cell: Any) -> Any:
     if cell is None or is_nan or type(cell).__name__ in ("NAType", "NaTType"):
         return None
     return cell.item() if isinstance(cell, np.generic) else cell
+
+
+def column_numbers(frame: Any, column: Any) -> np.ndarray:
+    """Return the numbers of one column.
+
+    Raises:
+        ValueError: if the frame has no such column, or a cell is not a number.
+    """
+    _check_columns(frame, [column])
+    return _numbers(frame, column, "f")
 
 
 def _numbers(frame: Any, column: str, kind: str) -> np.ndarray:

@@ -49,13 +49,15 @@ def reward_events(
     return make
 
 
-def import_events(rows: Rows) -> MakeEvents:
-    """Make the event of rows that another system decided."""
-    body = {  # arrays: only a store that writes JSON converts them to lists
+def import_events(rows: Rows, propensity: np.ndarray | None = None) -> MakeEvents:
+    """Make the event of rows that another system decided, with the probability of each play if it is known."""
+    body: dict[str, Any] = {  # arrays: only a store that writes JSON converts them to lists
         "arms": np.array(rows.arms),
         "rewards": {name: np.array(values) for name, values in rows.rewards.items()},
         "contexts": None if rows.contexts is None else [np.array(leaf) for leaf in jax.tree.leaves(rows.contexts)],
     }
+    if propensity is not None:
+        body["propensity"] = propensity
     return lambda projection: [new_event(IMPORTED, body)]
 
 

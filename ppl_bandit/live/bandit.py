@@ -250,6 +250,7 @@ class Bandit(ReadableBandit):
         arms: Any = None,
         rewards: Any = None,
         contexts: Any = None,
+        propensity: Any = None,
         correct: bool = False,
     ) -> Any:
         """Learn from many rewards at once: all rows, or none if any is wrong.
@@ -266,6 +267,8 @@ class Bandit(ReadableBandit):
             rewards: (N,), or {outcome: (N,)} for several outcomes.
             contexts: the context of each row of `arms`, with a leading axis N; with a frame, its context columns as a list,
                 or as {name: column}, if they do not have the context's own names.
+            propensity: the probability with which each play of `arms` was chosen, (N,); with a frame, the name of its column.
+                It does not change what is learnt. `evaluate` then counts these plays as decisions.
             correct: whether to replace the rewards reported before.
 
         Returns:
@@ -273,7 +276,7 @@ class Bandit(ReadableBandit):
         """
         if decisions is None:
             self._catch_up()
-        given = (frame, arm, reward, decisions, arms, rewards, contexts, correct)
+        given = (frame, arm, reward, decisions, arms, rewards, contexts, propensity, correct)
         return self._learn(many_rewards(self._experiment, *given))[1]
 
     def discard(self, decision: Decision | Slate | str, *, correct: bool = False) -> None:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.inputs.checks import check_contexts, check_rewards
-from ppl_bandit.inputs.data_frames import is_frame, rows_from
+from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.numbers import check_flag
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.outcome_events import MakeEvents, import_events, reward_events
@@ -53,6 +53,7 @@ def many_rewards(
     arms: Any,
     rewards: Any,
     contexts: Any,
+    propensity: Any,
     correct: bool,
 ) -> MakeEvents:
     """Return the events of `Bandit.update_many`; the arguments are its arguments."""
@@ -64,13 +65,15 @@ def many_rewards(
                 "arms=, rewards= and contexts="
             )
         arms, rewards, contexts = rows_from(task.model, frame, arm, reward, contexts)
+        propensity = None if propensity is None else column_numbers(frame, propensity)
     elif rewards is None:
         raise ValueError("rewards is missing")
     if (decisions is None) == (arms is None):
         raise ValueError("give decisions= or arms=, and not both")
     if decisions is not None:
-        if contexts is not None:
-            raise ValueError("contexts was given with decisions=: a decision has its context")
+        if contexts is not None or propensity is not None:
+            name = "contexts" if propensity is None else "propensity"
+            raise ValueError(f"{name} was given with decisions=: a decision has its {name.removesuffix('s')}")
         return reward_events(experiment, _by_decision(task.model, decisions, rewards), correct)
     if correct:
         raise ValueError("correct=True needs decisions=: plays that another system decided cannot be found again")
@@ -78,13 +81,34 @@ def many_rewards(
     if indices.size == 0:
         raise ValueError("arms is empty: give at least one row")
     checked = check_rewards(task.model, rewards, indices.size, "rewards")
-    return import_events(Rows(indices, checked, check_contexts(task.model, contexts, indices.size, "contexts")))
+    rows = Rows(indices, checked, check_contexts(task.model, contexts, indices.size, "contexts"))
+    return import_events(rows, None if propensity is None else _check_propensity(propensity, indices.size))
 
 
 def reward_values(model: RewardModel, reward: Any, *, is_partial: bool = False) -> dict[str, float]:
     """Return {outcome: value} of one reward."""
     checked = check_rewards(model, reward, None, "reward", is_partial=is_partial)
     return {name: float(values[0]) for name, values in checked.items()}
+
+
+def _check_propensity(propensity: Any, num_rows: int) -> np.ndarray:
+    """Return the probabilities of imported plays as an array."""
+    try:
+        values = np.asarray(propensity, float)
+    except (TypeError, ValueError):
+        values = np.zeros(0)
+    if values.shape != (num_rows,):
+        raise ValueError(
+            f"propensity must hold one probability for each of {num_rows} rows, got {propensity!r}; with a frame, give the "
+            "name of its column"
+        )
+    wrong = np.flatnonzero(~((values > 0) & (values <= 1)))
+    if wrong.size:
+        raise ValueError(
+            f"propensity[{wrong[0]}]={values[wrong[0]]:g} must be in (0, 1], the probability with which the arm was played: "
+            "import rows without a known probability in a call of their own"
+        )
+    return values
 
 
 def _by_place(slate: Slate, rewards: Any) -> dict[str, Any]:

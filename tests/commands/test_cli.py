@@ -5,11 +5,13 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from ppl_bandit.commands import demo
 from ppl_bandit.commands.check import check_model
 from ppl_bandit.commands.cli import main
+from ppl_bandit.commands.model_files import load_model
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +60,15 @@ def test_check_prints_json(capsys):
 
 
 @pytest.mark.slow
+def test_the_demo_explains_the_regret_of_hurdle_by_its_truth():
+    truth = load_model("hurdle").truth
+    rate, order_value = np.asarray(truth["rate"]), np.asarray(truth["order_value"])
+    sd = np.sqrt(2 * rate * order_value**2 - (rate * order_value) ** 2)  # E spend^2 = 2 order_value^2 after a sale
+    earned = ", ".join(f"{value:.0f}" for value in (rate * order_value)[:2]) + f" and {(rate * order_value)[2]:.0f}"
+    assert f"earn {earned} per visitor" in demo.HURDLE_NOTE
+    assert f"deviation of {sd.min():.0f} to\n  {sd.max():.0f}" in demo.HURDLE_NOTE
+
+
 def test_the_demo_proves_plays_and_draws(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "CONJUGATE_MODELS", ("bernoulli",))
     assert main(["demo", "--out", str(tmp_path), "--json"]) == 0

@@ -9,8 +9,9 @@ import numpy as np
 from ppl_bandit.comparison.measurement.engine_runs import flatten_latents
 from ppl_bandit.comparison.measurement.results import Comparison
 from ppl_bandit.display.figure_style import figure_tools
+from ppl_bandit.live.show.figures import NUM_LEADING
 
-__all__ = ["EngineStyle", "add_title_and_legend", "each_engine", "new_figure", "reference_name"]
+__all__ = ["EngineStyle", "add_title_and_legend", "each_engine", "leading_arms", "new_figure", "reference_name"]
 
 _GRAY = "0.35"
 
@@ -70,6 +71,14 @@ def each_engine(result: Comparison, has_exact: bool = False) -> Iterator[tuple[s
         style = _EXACT if is_reference[label] else _STYLES[number % len(_STYLES)]
         number += not is_reference[label]
         yield label, style, np.concatenate([flatten_latents(result.model, run.draws) for run in engine.runs])
+
+
+def leading_arms(result: Comparison) -> tuple[np.ndarray, str]:
+    """Return the indices of the arms to draw, all or the 15 with the largest means, and a remark for the title."""
+    order = result.overviews["reference"].leaders
+    if order.size <= NUM_LEADING + 1:
+        return np.arange(order.size), ""
+    return order[:NUM_LEADING], f" (the {NUM_LEADING} of {order.size} arms with the largest means)"
 
 
 def reference_name(result: Comparison) -> str:

@@ -15,6 +15,7 @@ from ppl_bandit.comparison.output.figure_layout import (
     EngineStyle,
     add_title_and_legend,
     each_engine,
+    leading_arms,
     new_figure,
     reference_name,
 )
@@ -44,8 +45,10 @@ def draw_figures(result: Comparison, folder: Path) -> dict[str, Path]:
 
 def draw_answer(result: Comparison) -> Any:
     """Draw the expected reward of each arm with its interval, and the probability that it is best: reference and engines."""
-    num_arms = len(result.arms)
-    figure, axes = new_figure(result, (11.5, max(2.6, 0.42 * num_arms * (len(result.engines) + 1) + 1.4)), 1, 2)
+    shown, note = leading_arms(result)
+    num_arms = shown.size
+    line_height = 0.42 if num_arms <= 6 else 0.12  # inches, of one engine in the row of an arm
+    figure, axes = new_figure(result, (11.5, max(2.6, line_height * num_arms * (len(result.engines) + 1) + 1.4)), 1, 2)
     left, right = axes[0]
     lines = [("reference", reference_name(result), EngineStyle("black", "-", "|"))]
     lines += [(label, label, style) for label, style, _ in each_engine(result) if label in result.overviews]
@@ -54,34 +57,42 @@ def draw_answer(result: Comparison) -> Any:
         y = np.arange(num_arms) + (number + 1) / (len(lines) + 1) - 0.5
         is_reference = key == "reference"
         size = {"markersize": 11 if is_reference else 5.5, "linestyle": "none"}
-        left.hlines(y, found.low, found.high, color=style.colour, linewidth=2.6 if is_reference else 1.2)
-        left.plot(found.mean, y, style.marker, color=style.colour, label=label, **size)
+        left.hlines(y, found.low[shown], found.high[shown], color=style.colour, linewidth=2.6 if is_reference else 1.2)
+        left.plot(found.mean[shown], y, style.marker, color=style.colour, label=label, **size)
         right.barh(
-            y, found.best_prob, height=0.8 / (len(lines) + 1), color=style.colour, alpha=0.9 if is_reference else 0.6
+            y,
+            found.best_prob[shown],
+            height=0.8 / (len(lines) + 1),
+            color=style.colour,
+            alpha=0.9 if is_reference else 0.6,
         )
     for axis in (left, right):
         axis.set(yticks=range(num_arms), ylim=(num_arms - 0.5, -0.5))
-        axis.set_yticklabels([str(arm) for arm in result.arms])
+        axis.set_yticklabels([str(result.arms[index]) for index in shown])
     left.set(xlabel="expected reward: posterior mean and 95% interval")
     right.set(xlabel="probability of being the best arm", xlim=(0, 1))
-    add_title_and_legend(figure, left, "Expected reward and P(best) of each arm, by the reference and by each engine")
+    add_title_and_legend(
+        figure, left, f"Expected reward and P(best) of each arm, by the reference and by each engine{note}"
+    )
     return figure
 
 
 def draw_best_arms(result: Comparison) -> Any:
     """Draw p-hat of each arm, by engine, with error bars."""
-    num_arms = len(result.arms)
+    shown, note = leading_arms(result)
+    num_arms = shown.size
     drawn_engines = list(each_engine(result))
     figure, axes = new_figure(result, (max(6.0, 0.75 * num_arms + 2.0) + 1.7, 4.0), 1, 1)
     axis, width = axes[0, 0], 0.8 / max(1, len(drawn_engines))
     place = np.arange(num_arms)
-    exact = result.reference.best_arm_probs.mean(axis=0)
+    exact = result.reference.best_arm_probs.mean(axis=0)[shown]
     axis.bar(
         place, exact, width=0.86, color="0.9", edgecolor="black", linewidth=1.2, label=reference_name(result), zorder=1
     )
     for number, (label, style, _) in enumerate(drawn_engines):
         estimate = result.engines[label].decisions.best_arm_probs
-        mean, margin = estimate.value.mean(axis=0), 2.0 * np.sqrt(np.square(estimate.error).mean(axis=0))
+        mean = estimate.value.mean(axis=0)[shown]
+        margin = 2.0 * np.sqrt(np.square(estimate.error).mean(axis=0))[shown]
         axis.errorbar(
             place + (number - (len(drawn_engines) - 1) / 2) * width,
             mean,
@@ -99,9 +110,11 @@ def draw_best_arms(result: Comparison) -> Any:
     where = "" if result.contexts is None else ", averaged over contexts of the data"
     axis.set(xticks=place, xlabel="arm", ylabel="P(arm is best), p-hat", xlim=(-0.6, num_arms - 0.4))
     axis.set_ylim(bottom=0)
-    names = [str(arm) for arm in result.arms]
+    names = [str(result.arms[index]) for index in shown]
     axis.set_xticklabels(names, rotation=30 if max(map(len, names)) * num_arms > 60 else 0)
-    add_title_and_legend(figure, axis, f"Probability that each arm is best{where}; bars: two standard errors over runs")
+    add_title_and_legend(
+        figure, axis, f"Probability that each arm is best{where}; bars: two standard errors over runs{note}"
+    )
     return figure
 
 
@@ -155,30 +168,32 @@ def draw_predictive(result: Comparison) -> Any:
         if not set(np.unique(rewards[name])) <= {0.0, 1.0}:  # for outcomes 0 and 1 the mean determines the sd
             panels.append((name, "sd", np.std))
     columns, rows = min(2, len(panels)), -(-len(panels) // 2)
-    num_arms, drawn_engines = len(result.arms), list(each_engine(result, has_exact=True))
+    shown, note = leading_arms(result)
+    num_arms, drawn_engines = shown.size, list(each_engine(result, has_exact=True))
     size = (max(5.0, 0.6 * num_arms + 1.5) * columns + 1.5, 3.2 * rows + 1.0)
     figure, axes = new_figure(result, size, rows, columns)
     played = np.asarray(result.data.arm)
-    arms = np.unique(played)
+    has_rows = np.isin(shown, played)
+    arms, place = shown[has_rows], np.flatnonzero(has_rows)
     width = 0.8 / max(1, len(drawn_engines))
     replicate = _replicator(result)
     replicated = {label: replicate(label) for label, _, _ in drawn_engines}
     for axis, (name, what, statistic) in zip(axes.flat, panels, strict=False):
         seen = [statistic(rewards[name][played == arm]) for arm in arms]
-        axis.hlines(seen, arms - 0.45, arms + 0.45, color="black", linewidth=2, label="observed", zorder=1)
+        axis.hlines(seen, place - 0.45, place + 0.45, color="black", linewidth=2, label="observed", zorder=1)
         for number, (label, style, _) in enumerate(drawn_engines):
             values = np.stack([statistic(replicated[label][name][:, played == arm], axis=1) for arm in arms])
             low, high = np.quantile(values, (0.025, 0.975), axis=1)
-            x = arms + (number - (len(drawn_engines) - 1) / 2) * width
+            x = place + (number - (len(drawn_engines) - 1) / 2) * width
             axis.vlines(x, low, high, color=style.colour, linewidth=1.6)
             marks = {"color": style.colour, "markeredgecolor": "black", "markersize": 6}
             axis.plot(x, values.mean(axis=1), style.marker, linestyle="none", label=label, **marks)
         axis.set(title=f"{what} of {name}", xticks=range(num_arms), xlabel="arm", ylabel="over the rows of an arm")
-        axis.set_xticklabels([str(arm) for arm in result.arms], rotation=30 if num_arms > 6 else 0)
+        axis.set_xticklabels([str(result.arms[index]) for index in shown], rotation=30 if num_arms > 6 else 0)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     add_title_and_legend(
-        figure, axes.flat[0], "Posterior predictive check: replicated rows (mean, 95%), and observed rows"
+        figure, axes.flat[0], f"Posterior predictive check: replicated rows (mean, 95%), and observed rows{note}"
     )
     return figure
 

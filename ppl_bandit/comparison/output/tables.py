@@ -24,6 +24,7 @@ class TextTable(NamedTuple):
 
 
 _MAX_LATENTS = 12  # per engine in the printed table; JSON has all
+_MAX_ARMS = 6  # whose probabilities are listed
 
 
 def comparison_text(result: Comparison) -> str:
@@ -79,8 +80,12 @@ def _decisions(result: Comparison) -> TextTable:
     reference = result.reference
     floor = reference.floor
 
+    shown = np.arange(len(result.arms))
+    if shown.size > _MAX_ARMS:
+        shown = result.overviews["reference"].leaders[:_MAX_ARMS]
+
     def line(label: str, probs: Any, num: Any, plays: Any, distance: str, other: str) -> list[str]:
-        return [label, _list(probs), f"{np.mean(num):.1f}", _list(plays), distance, other]
+        return [label, _list(probs[shown]), f"{np.mean(num):.1f}", _list(plays[shown]), distance, other]
 
     rows = [
         line(
@@ -113,7 +118,9 @@ def _decisions(result: Comparison) -> TextTable:
         "reference's p-hat, between 0 and 1. P(other arm): the same for the propensities; how often another arm would be "
         "played. Floor: distance between the reference and another sample of it of the same size (sampling error alone)."
     )
-    title = f"Decisions by {result.selector}{where}; arms {', '.join(map(str, result.arms))}"
+    which = "" if shown.size == len(result.arms) else f" (those of {len(result.arms)} with the largest means)"
+    names = ", ".join(str(result.arms[index]) for index in shown)
+    title = f"Decisions by {result.selector}{where}; arms {names}{which}"
     return TextTable(title, header, rows, note)
 
 

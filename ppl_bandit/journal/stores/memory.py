@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ppl_bandit.journal.events import DECIDED, DISCARDED, Event
+from ppl_bandit.journal.events import DECIDED, DISCARDED, IMPORTED, Event
 from ppl_bandit.journal.stores.store import Conflict
 
 __all__ = ["MAX_PENDING", "MemoryStore"]
@@ -38,6 +38,7 @@ class MemoryStore:
         self._pending: OrderedDict[str, list[Event]] = OrderedDict()
         self._rewarded: dict[str, list[Event]] = {}
         self._discarded: OrderedDict[str, list[Event]] = OrderedDict()
+        self._imported: list[Event] = []
         self.num_dropped = 0
         for event in events:
             self._index(event)
@@ -95,6 +96,12 @@ class MemoryStore:
             groups = [*self._rewarded.values(), *self._pending.values(), *self._discarded.values()]
             return sorted(map(list, groups), key=lambda events: events[0].position)
 
+    def imported(self, experiment: str) -> list[Event]:
+        """Return the imported plays whose propensities were given."""
+        with self._lock:
+            self._index_unread()
+            return list(self._imported)
+
     def _index_unread(self) -> None:
         """Add the events that are not in the index yet, usually none or those just appended."""
         if not self._unread or self._unread[-1].position <= self._indexed:
@@ -109,6 +116,9 @@ class MemoryStore:
     def _index(self, event: Event) -> None:
         """Add an event to its decision; calling it again with the same event changes nothing."""
         name = event.decision
+        if event.kind == IMPORTED and "propensity" in event.body:
+            if not self._imported or self._imported[-1].position < event.position:
+                self._imported.append(event)
         if name is None:
             return
         if event.kind == DECIDED:

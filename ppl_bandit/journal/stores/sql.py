@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ppl_bandit.journal.events import Event, digest_of, group_by_decision
+from ppl_bandit.journal.events import IMPORTED, Event, digest_of, group_by_decision
 from ppl_bandit.journal.stores.appending import AppendRequest, Execute, append_requests
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.store import JournalError
@@ -141,6 +141,10 @@ class SqlStore:
     def decisions(self, experiment: str) -> list[list[Event]]:
         """Return the events of every decision."""
         return group_by_decision(self.read(experiment, whole=True))
+
+    def imported(self, experiment: str) -> list[Event]:
+        """Return the imported plays whose propensities were given."""
+        return [event for event in self.read(experiment, kinds=(IMPORTED,)) if "propensity" in event.body]
 
     def checkpoint(self, experiment: str) -> tuple[int, bytes] | None:
         """Return the position and the contents of the last checkpoint; None if there is none."""

@@ -77,6 +77,9 @@ class Store(Protocol):
     def decisions(self, experiment: str) -> list[list[Event]]:
         """Return the events of every decision, grouped by decision, oldest first."""
 
+    def imported(self, experiment: str) -> list[Event]:
+        """Return the imported plays whose propensities were given, oldest first."""
+
 
 def read_batches(
     store: Store, experiment: str, after: int, before: int | None = None, whole: bool = False

@@ -95,6 +95,7 @@ def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
         projection, history = experiment.projection, experiment.history
         task, learner = projection.task, projection.learner
         decisions = [event for events in experiment.store.decisions(experiment.name) for event in events]
+        decisions += experiment.store.imported(experiment.name)
         header = learner_header(learner) | {
             "identity": experiment_identity(task, projection.prior.engine, experiment.burn_in),
             "versions": library_versions(),

@@ -34,6 +34,9 @@ def history_table(experiment: Experiment) -> "pandas.DataFrame":
         "arm": [task.arms.names[i] for i in arms],
         "propensity": [np.nan if r is None else r.propensity for r in rows],
     }
+    for event in experiment.store.imported(experiment.name):
+        for row, value in zip(np.flatnonzero(positions == event.position), event.body["propensity"], strict=True):
+            columns["propensity"][row] = float(value)
     return pandas.DataFrame(columns | rewards | _context_values(task.model, jax.tree.leaves(contexts)))
 
 

@@ -1,0 +1,58 @@
+"""Propensities of imported plays: kept for evaluation, without an effect on what is learnt."""
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas
+import pytest
+
+from ppl_bandit import Bandit, Journal, evaluate
+
+
+def clicks(arm):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+ROWS = pandas.DataFrame({"arm": ["a", "b"] * 20, "reward": [1, 0, 0, 1] * 10, "p": np.linspace(0.3, 0.7, 40)})
+
+
+@pytest.mark.parametrize("kind", ["memory", "journal", "file"])
+def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(kind, tmp_path):
+    place = {"journal": tmp_path / "j.db"} if kind == "journal" else {}
+    bandit = Bandit(clicks, arms=["a", "b"], **place)
+    bandit.update_many(ROWS, propensity="p")
+    bandit.update_many(arms=["a"], rewards=[1])  # of an unknown probability
+    decision = bandit.select()
+    bandit.update(decision, 1)
+    if kind == "file":
+        bandit.save(tmp_path / "saved")
+        bandit = Bandit.load(tmp_path / "saved", clicks)
+    log = bandit.logged_decisions()
+    np.testing.assert_allclose(log.propensity, [*ROWS.p, decision.propensity])
+    assert log.num_without_propensity == 1 and log.propensities is None
+    np.testing.assert_allclose(bandit.history().propensity, [*ROWS.p, np.nan, decision.propensity])
+    frame = pandas.DataFrame(
+        {"arm": [*ROWS.arm, decision.arm], "reward": [*ROWS.reward, 1], "propensity": [*ROWS.p, decision.propensity]}
+    )
+    source = Journal(tmp_path / "j.db") if kind == "journal" else bandit
+    assert evaluate(source, "a").estimate == pytest.approx(evaluate(frame, "a").estimate, rel=0.05)
+    assert bandit.posterior_parameters()["rate"]["concentration1"].sum() == 2 + 20 + 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"propensity": [0.5]}, "one probability for each of 2 rows"),
+        ({"propensity": [0.5, 0.0]}, r"propensity\[1\]=0 must be in \(0, 1\]"),
+        ({"propensity": [0.5, np.nan]}, r"propensity\[1\]=nan must be"),
+        ({"propensity": "p"}, "give the name of its column"),
+    ],
+)
+def test_numbers_that_are_no_propensities_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        BANDIT.update_many(arms=["a", "b"], rewards=[0, 1], **given)
+    assert BANDIT.num_rewards == 0
+
+
+BANDIT = Bandit(clicks, arms=["a", "b"])
