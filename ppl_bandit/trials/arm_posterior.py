@@ -73,7 +73,7 @@ def from_marginals(marginals: Marginals) -> ArmPosterior:
         lambda delta: gap_probs(jnp.asarray(delta)),
         lambda delta, active: range_prob(jnp.asarray(delta), active),
         lambda ratio, active: near_best_probs(jnp.asarray(ratio), active),
-        lambda active: jnp.sum(moments(active).gaps, axis=0),
+        lambda active: losses_from_moments(moments(active)),
         lambda order: marginals.quantile(jnp.asarray(order)),
         lambda: tail().mean,
         is_exact=True,
