@@ -10,7 +10,8 @@ from ppl_bandit.commands.bench.measure import BenchOptions, run_bench
 from ppl_bandit.commands.bench.players import CASES, case_players, case_program
 
 
-@pytest.mark.parametrize("name", ["bernoulli", pytest.param("linear", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bernoulli", "linear"])
 def test_numpy_loops_use_the_same_posterior_as_the_library(name):
     case, rng = CASES[name], np.random.default_rng(3)
     program, example = case_program(case)

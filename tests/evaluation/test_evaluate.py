@@ -180,6 +180,7 @@ def test_bad_targets_are_refused_in_words(target, words):
         evaluate(frame(20), target)
 
 
+@pytest.mark.slow
 def test_context_dependent_policies_and_the_models_outcome_model_narrow_the_interval():
     # Arm 0 earns x, arm 1 earns -x: playing by the sign of x earns E|x| = .798, which no fixed arm does.
     rng = np.random.default_rng(2)

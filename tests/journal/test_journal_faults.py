@@ -115,6 +115,7 @@ def fill_the_disk(path):
     print(json.dumps({"made": made, "said": said, "after": after}))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_clear_error_loses_nothing_and_goes_on(tmp_path):
     path = str(tmp_path / "j.db")
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_journal_faults as t; "

@@ -84,6 +84,7 @@ def swelling(model):
     )
 
 
+@pytest.mark.slow
 def test_a_state_may_change_its_shape(tmp_path):
     bandit = Bandit(conversion, 3, engine=swelling, num_samples=8)
     for num_seen in (1, 2):

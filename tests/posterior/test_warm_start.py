@@ -190,6 +190,7 @@ def hoarding(model):
     return Engine(init, update, sample, given, capabilities=capabilities)
 
 
+@pytest.mark.slow
 def test_an_engine_that_stores_rows_starts_warm_and_grows_without_running_the_program(cache, num_built, monkeypatch):
     monkeypatch.setitem(warm_start._FACTORIES, hoarding, "hoarding")
     monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_CAPACITY", 4)

@@ -270,6 +270,7 @@ def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise(scales)
     assert abs(np.quantile(truth, 0.9) - np.quantile(judged, 0.9)) < 0.25 * np.quantile(truth, 0.9)
 
 
+@pytest.mark.slow
 def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
     own, other = Environment.from_prior(reward_model()), Environment.from_prior(RewardModel(conversion, 2))
     assert has_posterior_regret(reward_model(), exact_engine(), own) and not has_posterior_regret(

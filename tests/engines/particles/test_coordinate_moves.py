@@ -78,6 +78,7 @@ def test_slopes_show_which_coordinates_narrow_together():
     assert float(found.slopes[0, -1]) == 0.0 and float(found.cumulative_probs[0]) > 0.4
 
 
+@pytest.mark.slow
 def test_a_density_without_finite_values_or_equal_particles_give_finite_results():
     nowhere = TARGET._replace(parts=lambda x: (jnp.nan * x[0], x[0]))
     start = jnp.ones((20, 2))
