@@ -43,7 +43,10 @@ def draw_prior_particles(
     def sum_own(terms: Float[Array, "M terms"]) -> Float[Array, "B M"]:
         return jnp.sum(jnp.where(own_terms[:, None], terms, 0.0), axis=-1)
 
-    particles = jax.vmap(prior_particles)(by_block, sum_own(log_factors), sum_own(log_terms) + log_padding)
+    has_data_starts = space.locations is not None
+    particles = jax.vmap(lambda *given: prior_particles(*given, has_data_starts))(
+        by_block, sum_own(log_factors), sum_own(log_terms) + log_padding
+    )
     return particles, positions[0]
 
 

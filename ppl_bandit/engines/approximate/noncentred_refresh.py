@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.approximate.block_posterior import block_posterior, embed
 from ppl_bandit.engines.approximate.blocks import Blocks
+from ppl_bandit.engines.approximate.starts.row_starts import row_starts
 from ppl_bandit.engines.approximate.unconstrained import PartialCentring, Space
 from ppl_bandit.engines.particles.covariance import robust_covariance
 from ppl_bandit.engines.particles.importance import PriorProbes
@@ -48,7 +49,8 @@ def refresh_block(
     """
     centring = space.partial_centring
     if centring is None:
-        return refresh_particles(key, target, particles, settings, probes)
+        find_starts = row_starts(space, blocks, block, buffer, reference)
+        return refresh_particles(key, target, particles, settings, probes, find_starts)
     coordinates = jnp.minimum(jnp.asarray(blocks.coordinates)[block], space.size - 1)
     is_latent = jnp.asarray(blocks.is_latent)[block]
     has_scale = is_latent & jnp.asarray(centring.has_latent_scale)[coordinates]
@@ -68,7 +70,8 @@ def refresh_block(
     own_centredness = jnp.where(has_scale, _estimate_centredness(particles, log_scales), 1.0)
     centredness = jnp.ones(space.size, own_centredness.dtype)
     centredness = centredness.at[jnp.asarray(blocks.coordinates)[block]].set(own_centredness, mode="drop")
-    inside = block_posterior(_space_at(space, centring, centredness), blocks, block, buffer, reference, discount)
+    space_inside = _space_at(space, centring, centredness)
+    inside = block_posterior(space_inside, blocks, block, buffer, reference, discount)
 
     positions = to_coordinates(particles.positions, locations, log_scales)
     log_prior = jax.vmap(inside.log_prior)(positions)
@@ -76,13 +79,14 @@ def refresh_block(
     if probes is not None:
         there = to_coordinates(probes.positions, *locations_and_log_scales(probes.positions))
         probes = probes._replace(positions=there)
-    end = refresh_particles(key, inside, start, settings, probes)
+    find_starts = row_starts(space_inside, blocks, block, buffer, reference)
+    end = refresh_particles(key, inside, start, settings, probes, find_starts)
 
-    latents = jax.vmap(lambda own: centring.to_latents(all_latents(own), centredness))(end.positions)
-    latents = jnp.where(has_scale, latents[:, coordinates], end.positions)
-    return end._replace(
-        positions=latents, log_prior=jax.vmap(target.log_prior)(latents), covariance=robust_covariance(latents)
-    )
+    both = jnp.concatenate([end.positions, end.modes])
+    latents = jax.vmap(lambda own: centring.to_latents(all_latents(own), centredness))(both)
+    latents, modes = jnp.split(jnp.where(has_scale, latents[:, coordinates], both), [len(end.positions)])
+    log_prior, covariance = jax.vmap(target.log_prior)(latents), robust_covariance(latents)
+    return end._replace(positions=latents, modes=modes, log_prior=log_prior, covariance=covariance)
 
 
 def _space_at(space: Space, centring: PartialCentring, centredness: Float[Array, " K"]) -> Space:

@@ -115,7 +115,8 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         particles, reference = draw_prior_particles(key, space, blocks, num_particles)
         probes = particles.positions[:, jnp.arange(num_probes) % num_particles]
         no_mass = jnp.zeros(probes.shape[:2], probes.dtype)  # every probe is also a particle
-        return ReweightState(empty_buffer(model, capacity), particles, reference, probes, no_mass)
+        none = jnp.zeros(len(blocks.coordinates), int)
+        return ReweightState(empty_buffer(model, capacity), particles, reference, probes, no_mass, none, none)
 
     def constrained(state: ReweightState) -> Draws:
         """Return the latents of the particles, then of the probes, of all blocks together."""
@@ -153,6 +154,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             buffer=append_row(state.buffer, row, is_counted, merges=not is_discounted),
             particles=particles,
             log_probe_mass=state.log_probe_mass.at[block].add(mass_gain),
+            num_rows=state.num_rows.at[block].add(is_counted),
         )
         return after, jnp.max(after.log_probe_mass, axis=1) > max_log_probe_mass
 
@@ -178,10 +180,26 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         # Each of the S probes has 1 / S of the prior mass. With a discount the evidence is unknown.
         log_mass = log_likelihood - own.log_evidence + math.log(num_particles / num_probes)
         log_mass = jnp.zeros_like(log_mass) if is_discounted else jnp.minimum(log_mass, 0.0)
+        # Modes without particles are watched as the last probes: later rows may favour them.
+        num_modes = min(len(own.modes), num_probes // 2)
+        rarest = jnp.argsort(-own.log_unseen_mass)[:num_modes]
+        log_unseen = jnp.minimum(own.log_unseen_mass[rarest] + math.log(num_particles), 0.0)
+        is_watched = log_unseen > -jnp.inf
+        first = num_probes - num_modes
+        positions = positions.at[first:].set(jnp.where(is_watched[:, None], own.modes[rarest], positions[first:]))
+        log_mass = log_mass.at[first:].set(jnp.where(is_watched, log_unseen, log_mass[first:]))
         return state._replace(
             particles=jax.tree.map(lambda all_, one: all_.at[block].set(one), state.particles, own),
+            probes=state.probes.at[block].set(positions),
             log_probe_mass=state.log_probe_mass.at[block].set(log_mass),
+            num_searched=state.num_searched.at[block].set(state.num_rows[block]),
         )
+
+    def is_search_due(state: ReweightState) -> Bool[Array, " B"]:
+        """Tell which blocks have twice the rows of their last refresh, if rows suggest where modes are."""
+        if space.locations is None:
+            return jnp.zeros(len(blocks.coordinates), bool)
+        return (state.num_rows > 0) & (state.num_rows >= 2 * state.num_searched)
 
     def counted_rows(state: ReweightState, interaction: Interaction) -> tuple[Interaction, Bool[Array, ""]]:
         """Return the rows, masked if they do not fit, and whether they fit."""
@@ -217,7 +235,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         after, has_unseen_mass = absorb(state, constrained(state), take_rows(rows, jnp.zeros((), int)))
         ess = jax.vmap(weight_ess)(after.particles.log_weights)
         is_unsound = touched_blocks(blocks, rows) & ~state.particles.evidence.is_sound
-        is_doubtful = is_unsound & (ess < _MIN_ESS_UNSOUND * num_particles)
+        is_doubtful = is_unsound & (ess < _MIN_ESS_UNSOUND * num_particles) | is_search_due(after)
         _, k_hat, is_stale = stalest_block(after.particles, jnp.where(has_unseen_mass, 0.0, ess), is_doubtful)
         return after, make_info(after, k_hat, has_room), ~is_stale
 
@@ -246,7 +264,8 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         def absorb_and_refresh(progress: _BatchProgress) -> _BatchProgress:
             progress = absorb_until_stale(progress)
             is_end = progress.row >= num_rows
-            is_doubtful = progress.is_unsound & is_end & (progress.ess < _MIN_ESS_UNSOUND * num_particles)
+            is_doubtful = progress.is_unsound & (progress.ess < _MIN_ESS_UNSOUND * num_particles)
+            is_doubtful = is_end & (is_doubtful | is_search_due(progress.state))
             block, k_hat, is_stale = stalest_block(progress.state.particles, progress.ess, is_doubtful)
             key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
             return _BatchProgress(

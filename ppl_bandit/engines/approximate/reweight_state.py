@@ -26,6 +26,7 @@ class ReweightState(NamedTuple):
         reference: possible latents, for the blocks that are not evaluated.
         probes: draws of the prior of all blocks.
         log_probe_mass: log posterior mass of each probe in units of a particle's; at most 0 at the last refresh.
+        num_rows, num_searched: rows that inform each block, now and at its last refresh, which searched for modes.
     """
 
     buffer: Buffer
@@ -33,6 +34,8 @@ class ReweightState(NamedTuple):
     reference: Float[Array, " K"]
     probes: Float[Array, "B S k"]
     log_probe_mass: Float[Array, "B S"]
+    num_rows: Int[Array, " B"]
+    num_searched: Int[Array, " B"]
 
     @property
     def log_evidence(self) -> Float[Array, ""]:

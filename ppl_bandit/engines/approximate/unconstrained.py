@@ -26,6 +26,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, Independent, MaskedDistribution, biject_to
 from numpyro.distributions.transforms import IndependentTransform
 
+from ppl_bandit.engines.approximate.starts.outcome_locations import outcome_locations
 from ppl_bandit.engines.row_buffer import BufferedRows
 from ppl_bandit.program.jaxpr.entry_reads import entries_read
 from ppl_bandit.program.model.recorded_readings import recorded
@@ -69,6 +70,8 @@ class Space(NamedTuple):
         draw_prior: (key, M) -> (M, K) draws by running the program, and the log density terms that running it ignores,
             (M, terms): factors, observed constants, scaled or masked latents. Their sum is the log weight of a draw.
         partial_centring: other coordinates for hierarchies; None for programs without a latent scale.
+        locations: (constrained latents, N rows) -> centres of the outcomes' laws, (N, L), and the outcomes; see
+            `outcome_locations`.
     """
 
     size: int
@@ -79,6 +82,7 @@ class Space(NamedTuple):
     log_joint: Callable[[Float[Array, " K"], BufferedRows], Float[Array, ""]]
     draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, "M terms"]]]
     partial_centring: PartialCentring | None = None
+    locations: Callable[[Mapping[str, Array], Interaction], tuple[Array, Array]] | None = None
 
 
 def unconstrained_space(model: RewardModel) -> Space:
@@ -179,6 +183,8 @@ def unconstrained_space(model: RewardModel) -> Space:
     space = Space(total, constrain, unconstrain, log_prior, log_likelihood, log_joint, draw_prior)
     if total > _MAX_SIZE:
         return space
+    locations = outcome_locations(model, constrain, total)
+    space = space._replace(locations=None if locations is None else recorded(locations))
     # A scale that is constant makes no funnel.
     has_latent_scale = np.any(entries_read(lambda flat: location_and_log_scale(flat)[1], total, ()), axis=1)
     ends = np.cumsum(list(sizes.values()))

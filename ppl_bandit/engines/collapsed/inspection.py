@@ -198,7 +198,9 @@ def _obstacles(model: RewardModel, split: Split, row: Interaction, *, is_prior: 
         # What depends on no inner site need not be analytic. A density named as an outcome is not part of the prior.
         view = copy.copy(model)
         view.outcomes = (*model.outcomes, *split.hidden)
-    return analyticity(view, both, row.arm, row.context, model.outcome_values(row.reward), is_prior=is_prior)
+    outer = frozenset(site.name for site in split.outer_box)
+    outcomes = model.outcome_values(row.reward)
+    return analyticity(view, both, row.arm, row.context, outcomes, is_prior=is_prior, outer=outer)
 
 
 def certificate_excess(

@@ -24,9 +24,9 @@ from ppl_bandit.engines.particles.weights import finite_log_weights, flatten_log
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["PriorProbes", "Proposal", "propose"]
+__all__ = ["NUM_STARTS", "PriorProbes", "Proposal", "log_unseen_mass", "propose"]
 
-_NUM_STARTS = 8  # of Newton's method: half at random, half as far as possible from these and from each other
+NUM_STARTS = 8  # of Newton's method: half at random, half as far as possible from these and from each other
 _NUM_PROBE_STARTS = 2  # of the latter, at probes if there are any
 _NUM_KERNELS = 200
 _MAX_STEPS, _TOLERANCE = 60, 1e-2  # a mode to a tenth of a standard deviation suffices
@@ -34,6 +34,7 @@ _MAX_SD = 3.0  # standard deviation of a proposal, in those of the particles
 _UNIFORM_SHARE = 0.1  # of the proposals at modes, spread evenly over the modes whatever their estimated mass
 _MAX_LOG_RATIO = math.log(20.0)  # log density ratio of particles that the proposals cover
 _MAX_MISSED = 0.02  # posterior mass of particles that they do not cover
+_MAX_HELD_OUT = 0.25  # share of the data's starts whose modes are not proposed: they test whether the others suffice
 
 
 class Proposal(NamedTuple):
@@ -44,6 +45,8 @@ class Proposal(NamedTuple):
         log_weights: the mean of their exponentials estimates the normalising constant of the target.
         ess: their effective sample size.
         is_accepted: whether k-hat, the effective sample size and the coverage of the old particles allow their use.
+        modes: that Newton's method found.
+        log_mode_mass: log posterior mass of the Gaussian approximation at each mode; -inf where it did not converge.
     """
 
     positions: Float[Array, "P k"]
@@ -52,6 +55,8 @@ class Proposal(NamedTuple):
     log_weights: Float[Array, " P"]
     ess: Float[Array, ""]
     is_accepted: Bool[Array, ""]
+    modes: Mode
+    log_mode_mass: Float[Array, " modes"]
 
 
 class PriorProbes(NamedTuple):
@@ -85,6 +90,7 @@ def propose(
     log_weights: Float[Array, " M"],
     log_density: Float[Array, " M"],
     probes: PriorProbes | None = None,
+    data_starts: Float[Array, "S k"] | None = None,
 ) -> Proposal:
     """Draw 2 M proposals, weighted to the target.
 
@@ -94,6 +100,7 @@ def propose(
         log_weights: of the old particles, to the target or a tempered version of it; finite somewhere.
         log_density: of the target at the old particles.
         probes: Newton's method also starts at the more likely of them.
+        data_starts: further starts of Newton's method. A quarter of their modes is not proposed.
     """
     num_draws, size = positions.shape
     key_offset, key_draw = jr.split(key)
@@ -103,8 +110,12 @@ def propose(
 
     kernels = positions[resample(offsets[0], log_weights, min(_NUM_KERNELS, num_draws))]
     starts = _distant_points(kernels, kernels if probes is None else _likely_probes(probes, offsets[0]))
+    num_used = len(starts)
+    if data_starts is not None:
+        num_used += len(data_starts) - int(_MAX_HELD_OUT * len(data_starts))
+        starts = jnp.concatenate([starts, data_starts])
     modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
-    mixture = _mixture(modes, kernels, ess)
+    mixture = _mixture(jax.tree.map(lambda leaf: leaf[:num_used], modes), kernels, ess)
     proposed = _draw(key_draw, mixture, num_draws, degrees, offsets)
 
     log_prior, log_likelihood = jax.vmap(target.parts)(proposed)
@@ -116,14 +127,38 @@ def propose(
     # The mass of old particles is itself uncertain: allow three standard errors.
     max_missed = _MAX_MISSED + 3.0 * jnp.sqrt(_MAX_MISSED / jnp.maximum(ess, 1.0))
     new_ess = weight_ess(new)
+    log_volumes = 0.5 * (size * math.log(2.0 * math.pi) - jnp.sum(jnp.log(modes.precisions), axis=1))
+    log_mass = jnp.where(modes.is_converged, modes.log_density + log_volumes - log_constant, -jnp.inf)
+    is_uncovered = modes.log_density - _log_mixture(mixture, modes.position, degrees) - log_constant > _MAX_LOG_RATIO
+    is_missed = is_uncovered & (log_mass > math.log(_MAX_MISSED))
     is_accepted = (pareto_k_hat(new) <= MAX_K_HAT) & (new_ess >= num_draws / 2) & (missed <= max_missed)
-    return Proposal(proposed, log_prior, log_likelihood, new, new_ess, is_accepted)
+    is_accepted &= ~jnp.any(is_missed)
+    return Proposal(proposed, log_prior, log_likelihood, new, new_ess, is_accepted, modes, log_mass)
+
+
+def log_unseen_mass(proposal: Proposal, positions: Float[Array, "M k"]) -> Float[Array, " modes"]:
+    """Return the log posterior mass of each mode around which particles have less than a quarter of it, -inf for others.
+
+    Args:
+        positions: the particles, in the coordinates of the proposal.
+    """
+    size = positions.shape[1]
+    reach = (math.sqrt(size) + 4.0) ** 2
+
+    def share_around(position: Array, precisions: Array, axes: Array) -> Array:
+        steps = ((positions - position) @ axes) * jnp.sqrt(precisions)
+        return jnp.mean((jnp.sum(jnp.square(steps), axis=1) < reach).astype(positions.dtype))
+
+    modes = proposal.modes
+    shares = jax.vmap(share_around)(modes.position, modes.precisions, modes.axes)
+    log_mass = jnp.minimum(proposal.log_mode_mass, 0.0)
+    return jnp.where(shares < 0.25 * jnp.exp(log_mass), log_mass, -jnp.inf)
 
 
 def _likely_probes(probes: PriorProbes, offset: Float[Array, ""]) -> Float[Array, "L k"]:
     """Resample probes in proportion to their likelihood, tempered so that several of them count."""
-    flat = flatten_log_weights(finite_log_weights(probes.log_likelihood), _NUM_STARTS)
-    return probes.positions[resample(offset, flat, 4 * _NUM_STARTS)]
+    flat = flatten_log_weights(finite_log_weights(probes.log_likelihood), NUM_STARTS)
+    return probes.positions[resample(offset, flat, 4 * NUM_STARTS)]
 
 
 def _distant_points(points: Float[Array, "L k"], others: Float[Array, "P k"]) -> Float[Array, "starts k"]:
@@ -135,19 +170,19 @@ def _distant_points(points: Float[Array, "L k"], others: Float[Array, "P k"]) ->
         points: in random order.
         others: the last `_NUM_PROBE_STARTS` points are chosen from these.
     """
-    chosen = points[jnp.arange(_NUM_STARTS) % len(points)]
+    chosen = points[jnp.arange(NUM_STARTS) % len(points)]
 
     def choose_from(points: Array) -> Callable[[Array, Array], Array]:
         def choose(number: Array, chosen: Array) -> Array:
             gaps = jnp.sum(jnp.square(points[:, None] - chosen), axis=-1)
-            gaps = jnp.where(jnp.arange(_NUM_STARTS) < number, gaps, jnp.inf)
+            gaps = jnp.where(jnp.arange(NUM_STARTS) < number, gaps, jnp.inf)
             return chosen.at[number].set(points[jnp.argmax(jnp.min(gaps, axis=1))])
 
         return choose
 
-    first_other = _NUM_STARTS - _NUM_PROBE_STARTS
-    chosen = jax.lax.fori_loop(_NUM_STARTS // 2, first_other, choose_from(points), chosen)
-    return jax.lax.fori_loop(first_other, _NUM_STARTS, choose_from(others), chosen)
+    first_other = NUM_STARTS - _NUM_PROBE_STARTS
+    chosen = jax.lax.fori_loop(NUM_STARTS // 2, first_other, choose_from(points), chosen)
+    return jax.lax.fori_loop(first_other, NUM_STARTS, choose_from(others), chosen)
 
 
 def _mixture(modes: Mode, kernels: Float[Array, "L k"], ess: Float[Array, ""]) -> _Mixture:
@@ -162,8 +197,9 @@ def _mixture(modes: Mode, kernels: Float[Array, "L k"], ess: Float[Array, ""]) -
     num_same = jnp.sum(jnp.sum(jnp.square(gaps), axis=-1) < 0.25, axis=0)
     log_mass = modes.log_density + log_volumes
     log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf) - jnp.log(jnp.maximum(num_same, 1))
-    mass = jnp.nan_to_num(jax.nn.softmax(log_mass), nan=1.0 / _NUM_STARTS)
-    probs = (1.0 - _UNIFORM_SHARE) * mass / jnp.sum(mass) + _UNIFORM_SHARE / _NUM_STARTS
+    num_modes = len(log_mass)
+    mass = jnp.nan_to_num(jax.nn.softmax(log_mass), nan=1.0 / num_modes)
+    probs = (1.0 - _UNIFORM_SHARE) * mass / jnp.sum(mass) + _UNIFORM_SHARE / num_modes
     # Silverman's rule for a standard Gaussian.
     width = jnp.asarray((4.0 / ((size + 2) * jnp.maximum(ess, 1.0))) ** (1.0 / (size + 4)), kernels.dtype)
     return _Mixture(modes.position, roots, inverses, log_volumes, jnp.log(probs), kernels, width)

@@ -1,6 +1,7 @@
 """Weighted particles of one block of latents, and their renewal by importance sampling or Markov moves."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from ppl_bandit.engines.particles.checks import Check, bounds_of
 from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.covariance import mean_and_root, robust_covariance, standardize
-from ppl_bandit.engines.particles.importance import PriorProbes, propose
+from ppl_bandit.engines.particles.importance import NUM_STARTS, PriorProbes, log_unseen_mass, propose
 from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
 from ppl_bandit.engines.particles.moves import MOVE_CHECKS, MoveEvidence, move, sound_evidence
@@ -29,6 +30,7 @@ __all__ = [
     "MIN_ESS_SHARE",
     "PARTICLE_CHECKS",
     "RefreshSettings",
+    "StartFinder",
     "WeightedParticles",
     "particle_check_values",
     "prior_particles",
@@ -36,6 +38,10 @@ __all__ = [
     "sample_size",
 ]
 
+# (key, whitened draws, centre, root) -> whitened starts near the draws
+StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Array, "k k"]], Float[Array, "S k"]]
+
+_NUM_DATA_STARTS, _FEW_LATENTS = 16, 4  # half as many starts for more latents than these
 MIN_ESS_SHARE = 0.1  # of the particles: 100 of 1,000 give P(best) to within 0.05, one standard error
 PARTICLE_CHECKS = (
     *MOVE_CHECKS,
@@ -43,6 +49,7 @@ PARTICLE_CHECKS = (
     Check("the effective sample size, as a share of the particles,", MIN_ESS_SHARE, is_minimum=True),
     Check("the rounding of the log likelihood, in nats,", 0.02),
     Check("log evidence", failure="the log evidence is not finite"),
+    Check("the posterior mass of a mode with too few draws", 0.02),
 )
 
 
@@ -60,6 +67,8 @@ class WeightedParticles(NamedTuple):
         evidence: of the last moves; sound if the particles are importance draws.
         log_evidence: of the rows of this block.
         squared_error: of the log evidence, at the last refresh.
+        modes: that the search of the last refresh found, and log_unseen_mass, the log posterior mass of those with too few
+            particles; -inf for the others.
         log_constant, constant_error: log normalising constant of the prior and its squared error; both 0 unless the program
             has factors.
         num_refreshes, num_moves: how often the particles were renewed, and how often by moves.
@@ -75,6 +84,8 @@ class WeightedParticles(NamedTuple):
     evidence: MoveEvidence
     log_evidence: Float[Array, "*B"]
     squared_error: Float[Array, "*B"]
+    modes: Float[Array, "*B C k"]
+    log_unseen_mass: Float[Array, "*B C"]
     log_constant: Float[Array, "*B"]
     constant_error: Float[Array, "*B"]
     num_refreshes: Int[Array, "*B"]
@@ -103,12 +114,20 @@ class RefreshSettings(NamedTuple):
 
 
 def prior_particles(
-    positions: Float[Array, "M k"], log_weights: Float[Array, " M"], log_prior: Float[Array, " M"]
+    positions: Float[Array, "M k"],
+    log_weights: Float[Array, " M"],
+    log_prior: Float[Array, " M"],
+    has_data_starts: bool = False,
 ) -> WeightedParticles:
-    """Return particles drawn from the prior, weighted by the factors of the program."""
+    """Return particles drawn from the prior, weighted by the factors of the program.
+
+    Args:
+        has_data_starts: whether refreshes have a `StartFinder`.
+    """
     num, size = positions.shape
     dtype = positions.dtype
     zero, no_count = jnp.zeros((), dtype), jnp.zeros((), int)
+    num_modes = NUM_STARTS + (num_data_starts(size) if has_data_starts else 0)
     return WeightedParticles(
         positions,
         log_weights,
@@ -120,11 +139,18 @@ def prior_particles(
         evidence=sound_evidence(dtype),
         log_evidence=zero,
         squared_error=zero,
+        modes=positions[jnp.arange(num_modes) % num],
+        log_unseen_mass=jnp.full(num_modes, -jnp.inf, dtype),
         log_constant=logsumexp(log_weights) - math.log(num),
         constant_error=_relative_variance(log_weights),
         num_refreshes=no_count,
         num_moves=no_count,
     )
+
+
+def num_data_starts(size: int) -> int:
+    """Return how many starts of the search for modes come from the data, for k latents."""
+    return _NUM_DATA_STARTS if size <= _FEW_LATENTS else _NUM_DATA_STARTS // 2
 
 
 def refresh_particles(
@@ -133,6 +159,7 @@ def refresh_particles(
     particles: WeightedParticles,
     settings: RefreshSettings,
     probes: PriorProbes | None = None,
+    find_starts: StartFinder | None = None,
 ) -> WeightedParticles:
     """Replace particles by importance draws if these are accepted, else move every particle by Markov transitions.
 
@@ -142,19 +169,26 @@ def refresh_particles(
 
     Args:
         target: the posterior density given all rows so far.
+        find_starts: returns starts for the search for modes, which the data suggest.
     """
     key_propose, key_offset, key_move = jr.split(key, 3)
     num = particles.positions.shape[0]
     log_weights = finite_log_weights(particles.log_weights)
     flat = flatten_log_weights(log_weights, MIN_ESS_SHARE * num)
     centre, root = mean_and_root(particles.positions, particles.covariance, weight_ess(flat), jax.nn.softmax(flat))
+    white = standardize(particles.positions, centre, root)
+    data_starts = None
+    if find_starts is not None:
+        bases = white[jnp.arange(num_data_starts(white.shape[1])) % num]
+        data_starts = find_starts(jr.fold_in(key, 3), bases, centre, root)
     proposal = propose(
         key_propose,
         whiten(target, centre, root),
-        standardize(particles.positions, centre, root),
+        white,
         flat,
         particles.log_prior + particles.log_likelihood,
         None if probes is None else probes._replace(positions=standardize(probes.positions, centre, root)),
+        data_starts,
     )
 
     is_degenerate = weight_ess(log_weights) < MIN_ESS_SHARE * num
@@ -217,7 +251,11 @@ def refresh_particles(
             num_moves=particles.num_moves + 1,
         )
 
-    return apply_where(~is_finished, move_from_starts, renewed)
+    end = apply_where(~is_finished, move_from_starts, renewed)
+    return end._replace(
+        modes=centre + proposal.modes.position @ root.T,
+        log_unseen_mass=log_unseen_mass(proposal, standardize(end.positions, centre, root)),
+    )
 
 
 def particle_check_values(particles: WeightedParticles, ess: Float[Array, ""]) -> Float[Array, " checks"]:
@@ -236,6 +274,7 @@ def particle_check_values(particles: WeightedParticles, ess: Float[Array, ""]) -
         sample_size(particles, ess) / num,
         jnp.finfo(dtype).eps * magnitude,
         jnp.isfinite(particles.log_evidence),
+        jnp.exp(jnp.max(particles.log_unseen_mass)),
     )
     return jnp.concatenate([move_values, jnp.stack([value.astype(dtype) for value in own])])
 

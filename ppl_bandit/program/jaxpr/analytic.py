@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool
 from ppl_bandit.program.jaxpr import intervals
 from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.intervals import Interval, as_interval, is_moderate, is_nonzero, is_positive, unbounded
+from ppl_bandit.program.jaxpr.polynomial_degree import highest_degree, result_degree
 from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive, index_operands, starts
 from ppl_bandit.program.jaxpr.simplex_sums import SimplexSum, sums_of_results
 from ppl_bandit.program.jaxpr.source_lines import SourceLine, source_line
@@ -63,11 +64,15 @@ def analytic_intervals(closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[A
                 interpret(domain, branch.jaxpr, branch.consts, values[1:], (eqn, *callers))
                 for branch in eqn.params["branches"]
             ]
-            return [intervals.hull([as_interval(out) for out in outs]) for outs in zip(*branches, strict=True)]
+            by_output = [[as_interval(out) for out in outs] for outs in zip(*branches, strict=True)]
+            return [
+                intervals.hull(outs)._replace(degree=highest_degree([out.degree for out in outs])) for outs in by_output
+            ]
+        degree = result_degree(eqn, values, [getattr(value, "degree", 0) for value in values])
         outs, reason = _rule(eqn)(eqn, values)
         if outs is None:
             outs = [unbounded(jnp.zeros(atom.aval.shape, bool)) for atom in eqn.outvars]
-        outs = _narrowed_by_sums(eqn, values, outs)
+        outs = [out._replace(degree=degree) for out in _narrowed_by_sums(eqn, values, outs)]
         if reason:
             was_analytic = _all_analytic([value for value in values if isinstance(value, Interval)])
             line = source_line((eqn, *callers))

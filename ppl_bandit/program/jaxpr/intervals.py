@@ -51,12 +51,14 @@ class Interval(NamedTuple):
         low, high: the quantity lies between them; a truth value lies between 0 and 1, and has equal bounds where it is decided.
         is_analytic: whether it is proved to be a real-analytic function of the latents.
         simplex_sum: the quantity as a weighted sum of the elements of a simplex, if it is one.
+        degree: of the quantity as a polynomial of the real latents; see `polynomial_degree`.
     """
 
     low: Float[Array, "..."]
     high: Float[Array, "..."]
     is_analytic: Bool[Array, "..."]
     simplex_sum: SimplexSum | None = None
+    degree: Any = 0
 
 
 def support_box(low: Any, high: Any, shape: tuple[int, ...]) -> Interval:

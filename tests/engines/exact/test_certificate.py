@@ -22,32 +22,21 @@ def corner(x):
     return -jnp.sqrt((x - PLACE) ** 2 + 1e-12)
 
 
-def bends_far_away(arm):
-    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-    numpyro.sample("reward", dist.Normal(mean + 0.25 * (corner(mean) + PLACE) + 0.0 * arm, 0.7))
-
-
 def prior_bends_far_away(arm):
-    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-    numpyro.factor("corner", corner(mean))
-    numpyro.sample("reward", dist.Normal(mean + 0.0 * arm, 0.1))
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    numpyro.factor("corner", 0.5 * corner(rate))
+    numpyro.sample("reward", dist.Poisson(rate + 0.0 * arm))
 
 
-@pytest.mark.parametrize(
-    ("program", "near", "far"),
-    [(bends_far_away, 30.0, 4e5), pytest.param(prior_bends_far_away, 30.0, 7e4, marks=pytest.mark.slow)],
-)
-def test_a_bend_is_seen_where_the_data_take_the_posterior(program, near, far):
+def test_a_bend_of_the_prior_is_seen_where_the_data_take_the_posterior():
     with jax.enable_x64(True):
-        engine = conjugate(RewardModel(program, 1))
+        engine = conjugate(RewardModel(prior_bends_far_away, 1))
         update, state = quick_jit(engine.update), engine.init(KEY)
-        _, info = update(KEY, state, Interaction(jnp.array([0]), jnp.array([near])))
+        _, info = update(KEY, state, Interaction(jnp.array([0]), jnp.array([30])))
         assert bool(info.is_trusted)
-        _, info = update(KEY, state, Interaction(jnp.array([0]), jnp.array([far])))
-    assert not bool(info.is_trusted)
-    # The likelihood of the second program is conjugate everywhere: it is the prior that is not.
-    assert bool(info.is_prior_certified) == (program is bends_far_away)
-    assert bool(info.is_certified.all()) == (program is prior_bends_far_away)
+        _, info = update(KEY, state, Interaction(jnp.array([0]), jnp.array([400_000])))
+    # The likelihood is conjugate everywhere: it is the prior that is not.
+    assert not bool(info.is_trusted) and not bool(info.is_prior_certified) and bool(info.is_certified.all())
 
 
 def line(arm, context):

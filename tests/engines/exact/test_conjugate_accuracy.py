@@ -274,8 +274,15 @@ def kinked_in_rare_contexts(arm, context):
     numpyro.sample("reward", dist.Bernoulli(jnp.where(context > 100.0, kinked, rate)))
 
 
+def bump_in_rare_contexts(arm, context):
+    mean = numpyro.sample("mean", dist.Normal(0.5, 1.0).expand([A]))[arm]
+    bump = 20.0 / (1.0 + ((mean - 2.5) / 0.05) ** 14)
+    numpyro.sample("reward", dist.Normal(mean + jnp.where(context > 100.0, 0.01 * bump, 0.0), 1.0))
+
+
 @pytest.mark.parametrize(
-    "program", [bent_in_rare_contexts, pytest.param(kinked_in_rare_contexts, marks=pytest.mark.slow)]
+    "program",
+    [bent_in_rare_contexts, bump_in_rare_contexts, pytest.param(kinked_in_rare_contexts, marks=pytest.mark.slow)],
 )
 def test_a_datum_that_is_not_conjugate_changes_nothing_and_says_so(program):
     with jax.enable_x64(True):

@@ -601,6 +601,34 @@ def hierarchy_with_a_latent_spread(arm):
     normal(mean[arm])
 
 
+# Bumps between the points of a certificate
+
+
+def bump(x):
+    """Return a hill of 20 nats about 2.5 that is below the last digit at a distance of 0.5."""
+    return 20.0 / (1.0 + ((x - 2.5) / 0.05) ** 14)
+
+
+@near_miss("not proved to be a polynomial")
+def a_bump_in_the_prior(arm):
+    mean = reals()
+    numpyro.factor("bump", bump(mean[0]))
+    normal(mean[arm])
+
+
+@near_miss("not proved to be a polynomial|not affine", is_slow=True)
+def a_bump_in_the_likelihood(arm):
+    mean = reals()[arm]
+    normal(mean + 0.01 * bump(mean))
+
+
+@near_miss("not proved to be a polynomial", is_slow=True)
+def a_polynomial_bump(arm):
+    mean = reals()
+    numpyro.factor("bump", 1e-12 * (1.0 - (mean[0] / 80.0) ** 2) ** 7)
+    normal(mean[arm])
+
+
 # Conjugate here, not there
 
 

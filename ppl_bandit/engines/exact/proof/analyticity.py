@@ -21,6 +21,7 @@ from ppl_bandit.engines.exact.remedies import KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals
 from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.jaxpr.intervals import Interval, is_inside, simplex_box, support_box
+from ppl_bandit.program.jaxpr.polynomial_degree import MAX_DEGREE
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, program_lock
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
@@ -28,6 +29,10 @@ from ppl_bandit.types import Key
 
 __all__ = ["analyticity"]
 
+_POLYNOMIAL = (
+    "let real latents reach the outcome through sums and products alone, without a ratio, a function or its inverse; or "
+    + KEEP
+)
 _UNIT, _POSITIVE = (0.0, 1.0), (0.0, np.inf)
 _GUARDED: dict[type, dict[str, tuple[float, float]]] = {
     dist.BernoulliProbs: {"probs": _UNIT},
@@ -71,6 +76,7 @@ def analyticity(
     outcomes: Mapping[str, Array],
     *,
     is_prior: bool,
+    outer: frozenset[str] = frozenset(),
 ) -> list[Obstacle]:
     """Return every obstacle to a proof, with a flag that says whether it is present.
 
@@ -79,6 +85,7 @@ def analyticity(
 
     Args:
         is_prior: whether to prove the terms of the prior or those of the likelihood.
+        outer: sites given which the program is to be conjugate: densities need not be polynomials of these.
     """
     claims: list[_Claim] = []
 
@@ -96,7 +103,10 @@ def analyticity(
     latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
     key = jr.key(0)
     closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
-    boxes = {site.name: _support(number, site) for number, site in enumerate(layout.sites)}
+    boxes = {
+        site.name: _support(number, site)._replace(degree=int(site.kind == REAL and site.name not in outer))
+        for number, site in enumerate(layout.sites)
+    }
     args = jax.tree.leaves((key, boxes, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Interval))
     outs, obstacles = analytic_intervals(closed, args)
     # Every sample site is fixed, so that no value may depend on the key.
@@ -120,6 +130,14 @@ def analyticity(
             for obstacle in obstacles
         )
         verdicts.append(Obstacle(f"{claim.name} is not proved analytic in the latents", lost, in_program=False))
+        if not isinstance(out.degree, int) or out.degree > MAX_DEGREE:
+            reason = (
+                f"{claim.name} is not proved to be a polynomial of degree {MAX_DEGREE} or less of the real latents, so that it "
+                "could deviate from the form of a Gaussian between any points that are tried"
+            )
+            verdicts.append(
+                Obstacle(reason, jnp.asarray(out.degree) > MAX_DEGREE, in_program=False, remedy=_POLYNOMIAL)
+            )
         if claim.domain is not None:
             low, high = claim.domain
             outside = ~jnp.all(is_inside(out, low, high))

@@ -1,0 +1,1 @@
+"""Starting points of the search for modes that the observed outcomes suggest."""
