@@ -8,7 +8,9 @@ their arms have changed the weights a little.
 
 Weights cannot show posterior mass where there are no particles. Some draws of the prior, the probes, stay where they are. When
 the rows give a probe much more posterior mass than it had at the last refresh, the particles are renewed as well, and
-Newton's method also starts at the probes.
+Newton's method also starts at the probes. Modes of a narrow likelihood are not near any draw of the prior: they are searched
+where the outcomes are (`row_starts`), at the first row of a block and whenever its rows have doubled. Modes with too few
+particles are probes from then on.
 """
 
 import math
@@ -39,6 +41,7 @@ from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.importance import PriorProbes
 from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION
 from ppl_bandit.engines.particles.weighted_particles import (
+    MAX_UNSEEN_MASS,
     MIN_ESS_SHARE,
     RefreshSettings,
     WeightedParticles,
@@ -310,6 +313,9 @@ def _explain(model: RewardModel, num_particles: int, discount: float, size: int,
             "arbitrary",
             f"checks: effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, and of the weights alone, at least "
             f"half; Pareto k-hat, at most {MAX_K_HAT}; after moves, the autocorrelation with the starting positions, at "
-            f"most {MAX_AUTOCORRELATION}, drift, divergences, acceptance and finite log densities",
+            f"most {MAX_AUTOCORRELATION}, drift, divergences, acceptance and finite log densities; the mass of a mode that "
+            f"the search found and that has too few draws, at most {MAX_UNSEEN_MASS:.0%}",
+            f"not seen: a region that neither a draw nor the search for modes reaches, and modes below {MAX_UNSEEN_MASS:.0%} "
+            "of the mass",
         ],
     )

@@ -27,6 +27,7 @@ from ppl_bandit.engines.particles.weights import (
 from ppl_bandit.types import Key
 
 __all__ = [
+    "MAX_UNSEEN_MASS",
     "MIN_ESS_SHARE",
     "PARTICLE_CHECKS",
     "RefreshSettings",
@@ -42,6 +43,7 @@ __all__ = [
 StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Array, "k k"]], Float[Array, "S k"]]
 
 _NUM_DATA_STARTS, _FEW_LATENTS = 16, 4  # half as many starts for more latents than these
+MAX_UNSEEN_MASS = 0.02  # of a mode that was found and has less than a quarter of its share of particles
 MIN_ESS_SHARE = 0.1  # of the particles: 100 of 1,000 give P(best) to within 0.05, one standard error
 PARTICLE_CHECKS = (
     *MOVE_CHECKS,
@@ -49,7 +51,7 @@ PARTICLE_CHECKS = (
     Check("the effective sample size, as a share of the particles,", MIN_ESS_SHARE, is_minimum=True),
     Check("the rounding of the log likelihood, in nats,", 0.02),
     Check("log evidence", failure="the log evidence is not finite"),
-    Check("the posterior mass of a mode with too few draws", 0.02),
+    Check("the posterior mass of a mode with too few draws", MAX_UNSEEN_MASS),
 )
 
 
