@@ -44,9 +44,11 @@ def draw_prior_particles(
         return jnp.sum(jnp.where(own_terms[:, None], terms, 0.0), axis=-1)
 
     has_data_starts = space.locations is not None
-    particles = jax.vmap(lambda *given: prior_particles(*given, has_data_starts))(
-        by_block, sum_own(log_factors), sum_own(log_terms) + log_padding
-    )
+
+    def of_block(own: Array, log_weights: Array, log_prior: Array) -> WeightedParticles:
+        return prior_particles(own, log_weights, log_prior, has_data_starts)
+
+    particles = jax.vmap(of_block)(by_block, sum_own(log_factors), sum_own(log_terms) + log_padding)
     return particles, positions[0]
 
 

@@ -27,10 +27,10 @@ _PICKS = {"abs", "max", "min", "clamp", "reduce_max", "reduce_min", "convert_ele
 
 def highest_degree(degrees: Sequence[Any]) -> Any:
     """Return the highest of degrees, which are integers or traced integers."""
-    known = max((degree for degree in degrees if isinstance(degree, int)), default=0)
+    highest: Any = max((degree for degree in degrees if isinstance(degree, int)), default=0)
     for degree in degrees:
-        known = known if isinstance(degree, int) else jnp.maximum(known, degree)
-    return known
+        highest = highest if isinstance(degree, int) else jnp.maximum(highest, degree)
+    return highest
 
 
 def result_degree(eqn: Any, values: Sequence[Any], degrees: Sequence[Any]) -> Any:
