@@ -24,10 +24,11 @@ from ppl_bandit.engines.particles.weights import finite_log_weights, flatten_log
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
-__all__ = ["NUM_STARTS", "PriorProbes", "Proposal", "log_unseen_mass", "propose"]
+__all__ = ["PriorProbes", "Proposal", "log_unseen_mass", "num_searches", "propose"]
 
-NUM_STARTS = 8  # of Newton's method: half at random, half as far as possible from these and from each other
+_NUM_STARTS = 8  # of Newton's method: half at random, half as far as possible from these and from each other
 _NUM_PROBE_STARTS = 2  # of the latter, at probes if there are any
+_NUM_REPLACED = 2  # of the random starts, by those that the data suggest
 _NUM_KERNELS = 200
 _MAX_STEPS, _TOLERANCE = 60, 1e-2  # a mode to a tenth of a standard deviation suffices
 _MAX_SD = 3.0  # standard deviation of a proposal, in those of the particles
@@ -83,6 +84,11 @@ class _Mixture(NamedTuple):
     width: Float[Array, ""]
 
 
+def num_searches(num_data_starts: int) -> int:
+    """Return the number of modes that `propose` searches."""
+    return _NUM_STARTS + max(num_data_starts - _NUM_REPLACED, 0)
+
+
 def propose(
     key: Key,
     target: LogDensity,
@@ -112,8 +118,8 @@ def propose(
     starts = _distant_points(kernels, kernels if probes is None else _likely_probes(probes, offsets[0]))
     num_used = len(starts)
     if data_starts is not None:
-        num_used += len(data_starts) - int(_MAX_HELD_OUT * len(data_starts))
-        starts = jnp.concatenate([starts, data_starts])
+        starts = jnp.concatenate([starts[_NUM_REPLACED:], data_starts])
+        num_used = len(starts) - int(_MAX_HELD_OUT * len(data_starts))
     modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
     mixture = _mixture(jax.tree.map(lambda leaf: leaf[:num_used], modes), kernels, ess)
     proposed = _draw(key_draw, mixture, num_draws, degrees, offsets)
@@ -157,8 +163,8 @@ def log_unseen_mass(proposal: Proposal, positions: Float[Array, "M k"]) -> Float
 
 def _likely_probes(probes: PriorProbes, offset: Float[Array, ""]) -> Float[Array, "L k"]:
     """Resample probes in proportion to their likelihood, tempered so that several of them count."""
-    flat = flatten_log_weights(finite_log_weights(probes.log_likelihood), NUM_STARTS)
-    return probes.positions[resample(offset, flat, 4 * NUM_STARTS)]
+    flat = flatten_log_weights(finite_log_weights(probes.log_likelihood), _NUM_STARTS)
+    return probes.positions[resample(offset, flat, 4 * _NUM_STARTS)]
 
 
 def _distant_points(points: Float[Array, "L k"], others: Float[Array, "P k"]) -> Float[Array, "starts k"]:
@@ -170,19 +176,19 @@ def _distant_points(points: Float[Array, "L k"], others: Float[Array, "P k"]) ->
         points: in random order.
         others: the last `_NUM_PROBE_STARTS` points are chosen from these.
     """
-    chosen = points[jnp.arange(NUM_STARTS) % len(points)]
+    chosen = points[jnp.arange(_NUM_STARTS) % len(points)]
 
     def choose_from(points: Array) -> Callable[[Array, Array], Array]:
         def choose(number: Array, chosen: Array) -> Array:
             gaps = jnp.sum(jnp.square(points[:, None] - chosen), axis=-1)
-            gaps = jnp.where(jnp.arange(NUM_STARTS) < number, gaps, jnp.inf)
+            gaps = jnp.where(jnp.arange(_NUM_STARTS) < number, gaps, jnp.inf)
             return chosen.at[number].set(points[jnp.argmax(jnp.min(gaps, axis=1))])
 
         return choose
 
-    first_other = NUM_STARTS - _NUM_PROBE_STARTS
-    chosen = jax.lax.fori_loop(NUM_STARTS // 2, first_other, choose_from(points), chosen)
-    return jax.lax.fori_loop(first_other, NUM_STARTS, choose_from(others), chosen)
+    first_other = _NUM_STARTS - _NUM_PROBE_STARTS
+    chosen = jax.lax.fori_loop(_NUM_STARTS // 2, first_other, choose_from(points), chosen)
+    return jax.lax.fori_loop(first_other, _NUM_STARTS, choose_from(others), chosen)
 
 
 def _mixture(modes: Mode, kernels: Float[Array, "L k"], ess: Float[Array, ""]) -> _Mixture:

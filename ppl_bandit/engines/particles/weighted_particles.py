@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from ppl_bandit.engines.particles.checks import Check, bounds_of
 from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.covariance import mean_and_root, robust_covariance, standardize
-from ppl_bandit.engines.particles.importance import NUM_STARTS, PriorProbes, log_unseen_mass, propose
+from ppl_bandit.engines.particles.importance import PriorProbes, log_unseen_mass, num_searches, propose
 from ppl_bandit.engines.particles.kernels import Kernel, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity, whiten
 from ppl_bandit.engines.particles.moves import MOVE_CHECKS, MoveEvidence, move, sound_evidence
@@ -42,7 +42,7 @@ __all__ = [
 # (key, whitened draws, centre, root) -> whitened starts near the draws
 StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Array, "k k"]], Float[Array, "S k"]]
 
-_NUM_DATA_STARTS, _FEW_LATENTS = 16, 4  # half as many starts for more latents than these
+_NUM_DATA_STARTS, _FEW_LATENTS = 16, 4  # a quarter of these starts for more latents, whose Hessians take longer
 MAX_UNSEEN_MASS = 0.02  # of a mode that was found and has less than a quarter of its share of particles
 MIN_ESS_SHARE = 0.1  # of the particles: 100 of 1,000 give P(best) to within 0.05, one standard error
 PARTICLE_CHECKS = (
@@ -129,7 +129,7 @@ def prior_particles(
     num, size = positions.shape
     dtype = positions.dtype
     zero, no_count = jnp.zeros((), dtype), jnp.zeros((), int)
-    num_modes = NUM_STARTS + (num_data_starts(size) if has_data_starts else 0)
+    num_modes = num_searches(num_data_starts(size) if has_data_starts else 0)
     return WeightedParticles(
         positions,
         log_weights,
@@ -152,7 +152,7 @@ def prior_particles(
 
 def num_data_starts(size: int) -> int:
     """Return how many starts of the search for modes come from the data, for k latents."""
-    return _NUM_DATA_STARTS if size <= _FEW_LATENTS else _NUM_DATA_STARTS // 2
+    return _NUM_DATA_STARTS if size <= _FEW_LATENTS else _NUM_DATA_STARTS // 4
 
 
 def refresh_particles(

@@ -22,7 +22,7 @@ _NOT_POLYNOMIAL = 1 << 20
 _KEEPS_DEGREE = (Kind.IDENTITY, Kind.MOVE, Kind.LINEAR, Kind.SUM)
 _DECIDED = {"and", "or", "not", "xor", "reduce_and", "reduce_or", "is_finite", "sign"}
 # These are analytic only where bounds decide which operand is meant; then the result is that operand, or its negative.
-_PICKS = {"abs", "max", "min", "clamp", "reduce_max", "reduce_min", "convert_element_type", "select_n"}
+_PICKS = {"abs", "max", "min", "clamp", "reduce_max", "reduce_min", "convert_element_type", "stop_gradient"}
 
 
 def highest_degree(degrees: Sequence[Any]) -> Any:
