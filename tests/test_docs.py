@@ -26,6 +26,7 @@ SLOW_PAGES = (
     "docs/engines.md",
     "docs/explain.md",
     "docs/live-experiments.md",
+    "docs/moving-worlds.md",
     "docs/off-policy-evaluation.md",
     "docs/partly-conjugate.md",
     "docs/posterior-parameters.md",

@@ -35,13 +35,14 @@ _LEAST_SHARE = 1e-4  # of the variance that can be told from 0 with a thousand d
 def losses_after(experiment: Experiment, found: Overview, numbers: Sequence[int]) -> dict[int, float]:
     """Return {n: expected loss of the leader after n more decisions}, which are shared by the current propensities.
 
-    A reward is counted for its own arm: where arms share latents, the loss shrinks faster. Empty for a single arm, or if an
-    expected reward has no mean.
+    A reward is counted for its own arm: where arms share latents, the loss shrinks faster. Empty for a single arm, if an
+    expected reward has no mean, or if latents move.
     """
-    if len(found.arms) == 1 or found.is_median.any() or not numbers:
-        return {}
     projection, exact = experiment.projection, found.exact
     task, contexts = projection.task, None
+    # The formula is for expected rewards that stay as they are.
+    if len(found.arms) == 1 or found.is_median.any() or task.model.moving_sites or not numbers:
+        return {}
     if found.num_contexts:
         contexts = experiment.history.rows()[2] if len(experiment.history) else task.model.context_rows(1)
     if exact is not None and exact.is_complete and exact.pseudo_counts is not None:

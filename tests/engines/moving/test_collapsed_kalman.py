@@ -78,6 +78,7 @@ def test_an_unknown_drift_agrees_with_quadrature_beyond_the_window():
     assert abs(ratios[-1, 0] - 1) < 3 * 0.063
 
 
+@pytest.mark.slow
 def test_what_is_not_linear_gaussian_given_static_latents_is_refused():
     def bent(arm, *, previous=None):
         drift = numpyro.sample("drift", dist.LogNormal(-2.0, 1.0))

@@ -1,7 +1,5 @@
 """The Kalman filter equals a filter written in NumPy, and refuses what is not linear Gaussian."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -34,18 +32,15 @@ def trend(arm, context, *, previous=None, elapsed=1.0):
     numpyro.sample("reward", dist.Normal(level[arm] + 0.2 * slope * context["size"], 0.7))
 
 
-@functools.cache
-def trend_engine():
-    return engines.kalman(RewardModel(trend, 2, context={"time": 0.0, "size": 1.0}))
-
-
 def rows_of_trend():
     rng = np.random.default_rng(3)
     times = np.cumsum(rng.exponential(1.0, NUM_STEPS))
     times[100:110] = times[100]  # rows at one time, between which no step is taken
     times[500] = times[400]  # a late row, which is learnt at the latest time so far
+    times[700:710] += 1000.0  # padding, with which no time passes
     arms, sizes = rng.integers(0, 2, NUM_STEPS), rng.normal(size=NUM_STEPS)
-    return arms, rng.normal(1.0, 2.0, NUM_STEPS), {"time": times, "size": sizes}
+    is_counted = (np.arange(NUM_STEPS) < 700) | (np.arange(NUM_STEPS) >= 710)
+    return arms, rng.normal(1.0, 2.0, NUM_STEPS), {"time": times, "size": sizes}, is_counted
 
 
 def numpy_filter(arms, rewards, contexts):
@@ -67,39 +62,32 @@ def numpy_filter(arms, rewards, contexts):
     return map(np.array, zip(*laws, strict=True))
 
 
-def test_it_equals_a_filter_in_numpy_over_a_thousand_steps():
-    arms, rewards, contexts = rows_of_trend()
-    engine = trend_engine()
+def test_it_equals_a_filter_in_numpy_over_a_thousand_steps_and_a_decision_predicts_to_its_own_time():
+    arms, rewards, contexts, is_counted = rows_of_trend()
+    engine = engines.kalman(RewardModel(trend, 2, context={"time": 0.0, "size": 1.0}))
+
+    def step(state, row):
+        state, info = engine.update(jr.key(0), state, jax.tree.map(lambda leaf: leaf[None], row))
+        sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(state.posterior.precision[0])))
+        return state, (state.posterior.mean[0], sd, info.is_trusted)
+
+    def run(rows, later):
+        state, found = jax.lax.scan(step, engine.init(jr.key(0)), rows)
+        return *found, engine.capabilities.advance(jr.key(0), state, later).posterior.mean[0], state.posterior.num_rows
+
     with jax.enable_x64(True):
-
-        def step(state, row):
-            state, info = engine.update(jr.key(0), state, jax.tree.map(lambda leaf: leaf[None], row))
-            posterior = state.posterior
-            sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(posterior.precision[0])))
-            return state, (posterior.mean[0], sd, info.is_trusted)
-
-        rows = jax.tree.map(jnp.asarray, Interaction(arms, rewards, contexts))
-        _, (means, sds, is_trusted) = jax.jit(lambda: jax.lax.scan(step, engine.init(jr.key(0)), rows))()
-    expected_means, expected_sds = numpy_filter(arms, rewards, contexts)
-    assert is_trusted.all()
-    np.testing.assert_allclose(means, expected_means, atol=1e-9)
-    np.testing.assert_allclose(sds, expected_sds, rtol=1e-9)
-
-
-def test_padding_passes_no_time_and_a_decision_predicts_to_its_own_time():
-    arms, rewards, contexts = (jax.tree.map(lambda leaf: leaf[:8], own) for own in rows_of_trend())
-    engine, mask = trend_engine(), np.arange(8) < 5
-    with jax.enable_x64(True):
-        rows = jax.tree.map(jnp.asarray, Interaction(arms, rewards, contexts, mask))
-        state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), rows)
-        later = {"time": jnp.asarray(contexts["time"][4] + 3.0), "size": jnp.asarray(0.0)}
-        ahead = jax.jit(engine.capabilities.advance)(jr.key(0), state, later)
-    found, _ = numpy_filter(*jax.tree.map(lambda leaf: leaf[:5], (arms, rewards, contexts)))
-    mean, slope, *levels = found[-1]
-    np.testing.assert_allclose(state.posterior.mean[0], found[-1], atol=1e-9)
-    assert bool(info.is_trusted) and int(state.posterior.num_rows) == 5
+        rows = jax.tree.map(jnp.asarray, Interaction(arms, rewards, contexts, is_counted))
+        later = {"time": jnp.asarray(contexts["time"][-1] + 3.0), "size": jnp.asarray(0.0)}
+        means, sds, is_trusted, ahead, num_rows = jax.device_get(jax.jit(run)(rows, later))
+    kept = jax.tree.map(lambda leaf: leaf[is_counted], (arms, rewards, contexts))
+    expected_means, expected_sds = numpy_filter(*kept)
+    assert is_trusted.all() and num_rows == is_counted.sum()
+    np.testing.assert_allclose(means[is_counted], expected_means, atol=1e-9)
+    np.testing.assert_allclose(sds[is_counted], expected_sds, rtol=1e-9)
+    np.testing.assert_array_equal(means[700:710], np.tile(means[699], (10, 1)))
+    mean, slope, *levels = expected_means[-1]
     expected = mean + 0.9**3.0 * (np.array(levels) - mean) + np.array([0.0, slope])
-    np.testing.assert_allclose(ahead.posterior.mean[0, 2:], expected, atol=1e-9)
+    np.testing.assert_allclose(ahead[2:], expected, atol=1e-9)
     assert "a Kalman filter" in engine.explanation.report
 
 

@@ -91,6 +91,7 @@ def test_regret_is_measured_against_the_best_arm_of_each_step():
         simulate(0, model(), engine(), selectors.thompson(), world, num_steps=13, num_realizations=4)
 
 
+@pytest.mark.slow
 def test_worlds_from_the_prior_move_by_the_program_itself():
     world = Environment.from_prior(model())
     found = simulate(
@@ -100,10 +101,6 @@ def test_worlds_from_the_prior_move_by_the_program_itself():
     # variance. The mean of squares of the first step is 1 + 1, with a standard error of sqrt(2 / 400) x 2 = .14.
     assert abs(np.mean(found.reward.values[:, 0] ** 2) - 2.0) < 3 * 0.14
     assert found.reward.values[:, -1].mean() > 0.5
-    with pytest.raises(ValueError, match="a wider prior of latents that move is not defined"):
-        Environment.from_prior(model(), scales=(1.0, 3.0))
-    with pytest.raises(ValueError, match="changes was given for a program whose latents move"):
-        Environment(model(), {"level": np.zeros(3)}, changes={5: {"level": np.ones(3)}})
 
 
 def test_what_is_not_defined_for_moving_latents_is_refused():
@@ -112,3 +109,7 @@ def test_what_is_not_defined_for_moving_latents_is_refused():
         compare(model(), rows)
     with pytest.raises(ValueError, match="a wider prior"):
         tune(model(), 10, engine=engine(), doubt=3.0)
+    with pytest.raises(ValueError, match="a wider prior of latents that move is not defined"):
+        Environment.from_prior(model(), scales=(1.0, 3.0))
+    with pytest.raises(ValueError, match="changes was given for a program whose latents move"):
+        Environment(model(), {"level": np.zeros(3)}, changes={5: {"level": np.ones(3)}})
