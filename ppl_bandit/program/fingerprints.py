@@ -80,7 +80,7 @@ def program_fingerprint(program: Callable, num_arms: int, context: Any, outcomes
                 rows = arguments(2)
                 elapsed = np.ones(()) if takes(program, "elapsed") else None
                 computed.append(jax.make_jaxpr(compute)(*rows, rows[0], elapsed))
-        except NotImplementedError:  # there is no second derivative, as of a function with custom_vjp
+        except (NotImplementedError, ValueError):  # there is no derivative: custom_vjp, or a callback
             return None
     parts = [part for _, fn in sites for part in components(fn)]
     if any(not type(part).__module__.startswith("numpyro.") or patched_methods(part) for part in parts):
