@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_run", "draw_tuned"]
 
+_MAX_CURVES = 7  # arms that can be told apart in one panel
+
 
 def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     """Write `regret.png`, `arms.png` and `one_run.png`.
@@ -53,12 +55,9 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         _by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best), p-hat")
         axes[0, column].set(title=name, ylim=(-0.03, 1.03))
         candidates = np.asarray(run.one_num_candidates)
-        if candidates.max() == 0:
-            axes[1, column].text(0.5, 0.5, "draws no candidates", ha="center", transform=axes[1, column].transAxes)
-        axes[1, column].step(
-            run.step, np.where(candidates, candidates, np.nan), color="black", linewidth=0.9, where="mid"
-        )
+        axes[1, column].step(run.step, np.maximum(candidates, 0.8), color="black", linewidth=0.9, where="mid")
         axes[1, column].set(xlabel="step", ylabel="candidates, N", yscale="log", ylim=(0.8, 1500))
+        axes[1, column].set_visible(bool(candidates.any()))  # most selectors draw none
     axes[0, 0].legend(fontsize=8)
     save_figure(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")
 
@@ -98,6 +97,16 @@ def _tail(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any)
 
 
 def _by_arm(axis: Any, shares: np.ndarray, label: str) -> None:
-    for arm, (share, (colour, dash)) in enumerate(zip(shares.T, styles(), strict=False)):
-        axis.plot(np.arange(1, share.size + 1), share, color=colour, linestyle=dash, label=f"arm {arm}", linewidth=1.2)
+    """Draw a curve for each arm; of many arms, those with the largest mean, and the sum of the others."""
+    num_arms = shares.shape[1]
+    shown = np.arange(num_arms)
+    if num_arms > _MAX_CURVES:
+        shown = np.sort(np.argsort(-np.nan_to_num(shares).mean(axis=0), kind="stable")[: _MAX_CURVES - 1])
+        others = np.delete(shares, shown, axis=1).sum(axis=1)
+        axis.plot(
+            np.arange(1, len(others) + 1), others, color="0.6", label=f"{num_arms - shown.size} others", linewidth=1.2
+        )
+    for arm, (colour, dash) in zip(shown, styles(), strict=False):
+        steps = np.arange(1, len(shares) + 1)
+        axis.plot(steps, shares[:, arm], color=colour, linestyle=dash, label=f"arm {arm}", linewidth=1.2)
     axis.set(xlabel="step", ylabel=label)

@@ -73,8 +73,13 @@ def draw_live(found: BenchResult, path: Path) -> None:
     )
     for axis, (name, rows) in zip(axes[0], found.live.items(), strict=True):
         names, middle = [row["name"] for row in rows][::-1], [row["median_us"] for row in rows][::-1]
-        axis.barh(names, middle, color=["#0072B2" if label.startswith("ppl_bandit") else "#999999" for label in names])
-        axis.set(xscale="log", xlabel="median, microseconds", title=name)
+        colours = ["#0072B2" if label.startswith("ppl_bandit") else "#777777" for label in names]
+        axis.scatter(middle, names, c=colours, s=45, zorder=3)  # not bars: a logarithmic axis has no zero to start from
+        for label, value in zip(names, middle, strict=True):
+            axis.annotate(f"{value:,.0f}", (value, label), (7, -3), textcoords="offset points", fontsize=8)
+        axis.set(xscale="log", xlabel="median, microseconds (logarithmic)", title=name)
+        axis.margins(x=0.25, y=0.1)
+        axis.grid(axis="x", color="0.92")
     facts = found.facts
     caption = f"{facts['date']}, {facts['machine']}, {facts['num_steps']} steps each, M = {facts['num_samples']}"
     save_figure(figure, "One live step: select and update", caption, path)
