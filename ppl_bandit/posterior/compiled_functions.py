@@ -31,7 +31,6 @@ __all__ = [
     "compiled_functions",
     "example_contexts",
     "pack_rows",
-    "read_selections",
 ]
 
 _READ, _DRAW, _CHOOSE, _UPDATE = range(4)  # purposes of random keys
@@ -60,7 +59,7 @@ class CompiledFunctions(NamedTuple):
 
     Attributes:
         init: seed -> the stored prior.
-        select: (seed, stored, number of the decision from 0, context, allowed) -> one row for `read_selections`.
+        select: (seed, stored, number of the decision from 0, context, allowed) -> a `Selection` as one row.
         select_many: (seed, stored, numbers, contexts, allowed) -> one row per decision.
         update: (seed, stored, rows from `pack_rows`, contexts) -> (stored, packed `UpdateResult`).
         quick_update: the same for one row by the engine's `quick_update`, with `changed_leaves` of the state; None if the
@@ -171,13 +170,6 @@ def _for_num_draws(function: Callable) -> Callable:
 def _selection_row(selection: Selection) -> Array:
     """Return a selection as one row of float64: arm, best-arm probabilities, number of candidates, propensities."""
     return jnp.concatenate([jnp.ravel(field).astype(float) for field in selection])
-
-
-def read_selections(rows: np.ndarray) -> Selection:
-    """Return rows of `select` by columns, as NumPy arrays with one entry per row."""
-    num_arms = (rows.shape[1] - 2) // 2
-    arms, counts = rows[:, 0].astype(int), rows[:, 1 + num_arms].astype(int)
-    return Selection(arms, rows[:, 1 : 1 + num_arms], counts, rows[:, 2 + num_arms :])  # type: ignore[arg-type]
 
 
 def pack_rows(num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.posterior.compiled_functions import read_selections
 from ppl_bandit.posterior.learning import Learner, batch_sizes, pad_rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
@@ -85,10 +84,11 @@ def _mask(allowed: bytes) -> jax.Array:
 
 def _chosen(rows: np.ndarray) -> Chosen:
     rows.flags.writeable = False
-    arms, best_arm_probs, num_candidates, propensities = read_selections(rows)
-    if arms.min() < 0:
+    num_arms = (rows.shape[1] - 2) // 2  # columns as in `Selection`; lists, because NumPy is slow for one row
+    arms, num_candidates = ([int(value) for value in rows[:, column].tolist()] for column in (0, 1 + num_arms))
+    if min(arms) < 0:
         raise ValueError(
             "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows or "
             "is undefined at this context or at draws from this posterior"
         )
-    return Chosen(arms.tolist(), best_arm_probs, num_candidates.tolist(), propensities)  # type: ignore[arg-type]
+    return Chosen(arms, rows[:, 1 : 1 + num_arms], num_candidates, rows[:, 2 + num_arms :])

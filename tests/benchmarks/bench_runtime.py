@@ -3,7 +3,7 @@
 For each trick, processes with and without it take turns of 20 live steps; then fresh processes with an empty cache measure the
 time from their start to the first decision. Processes compile as users do.
 
-Usage: python tests/benchmarks/bench_runtime.py [options] [order] [dispatch] [packed] [blas] [--case bernoulli] [--turns 30]
+Usage: python tests/benchmarks/bench_runtime.py [options] [order] [dispatch] [packed] [blas] [--case linear] [--turns 30]
 """
 
 import argparse
@@ -17,7 +17,6 @@ import threading
 import time
 
 STEPS = 20
-STARTS = 3
 
 
 def without(trick):
@@ -66,7 +65,7 @@ def work(trick, case_name):
         print(statistics.median(spent), flush=True)
 
 
-def compare(trick, case_name, num_turns):
+def compare(trick, case_name, num_turns, num_starts):
     """Print the step and the first decision with and without a trick."""
     steps, starts = ([], []), ([], [])
     with contextlib.ExitStack() as stack:
@@ -78,7 +77,7 @@ def compare(trick, case_name, num_turns):
                 side.stdin.write("turn\n")
                 side.stdin.flush()
                 own.append(float(side.stdout.readline()))
-    for _ in range(STARTS):
+    for _ in range(num_starts):
         for own, name in zip(starts, ("", trick), strict=True):
             with contextlib.ExitStack() as stack:
                 side, began = _process(stack, name, case_name)
@@ -143,10 +142,11 @@ if __name__ == "__main__":
     parser.add_argument("tricks", nargs="*", default=["options", "order", "dispatch", "packed", "blas"])
     parser.add_argument("--case", default="bernoulli")
     parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--worker")
     arguments = parser.parse_args()
     if arguments.worker is not None:
         work(arguments.worker, arguments.case)
     else:
         for name in arguments.tricks:
-            blas() if name == "blas" else compare(name, arguments.case, arguments.turns)
+            blas() if name == "blas" else compare(name, arguments.case, arguments.turns, arguments.starts)
