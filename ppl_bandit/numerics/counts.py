@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from ppl_bandit.numerics.random_bits import as_float, uniform
 from ppl_bandit.types import Key
 
-__all__ = ["binomial", "multinomial"]
+__all__ = ["binomial", "multinomial", "stirling_error"]
 
 _NUM_TABULATED = 16
 _STIRLING_ERRORS = tuple(
@@ -99,14 +99,14 @@ def _binomial_mass_near_mean(count: Array, num: Array, prob: Array) -> Array:
     factorial, and the deviance. The difference of log factorials, which are thousands, would keep few digits.
     """
     others = num - count
-    correction = _stirling_error(num) - _stirling_error(count) - _stirling_error(others)
+    correction = stirling_error(num) - stirling_error(count) - stirling_error(others)
     deviance = _deviance(count, num * prob) + _deviance(others, num * (1.0 - prob))
     inner = jnp.sqrt(num / (2.0 * jnp.pi * jnp.maximum(count * others, 1.0))) * jnp.exp(correction - deviance)
     edge = jnp.exp(num * jnp.where(count == 0, jnp.log1p(-prob), jnp.log(prob)))
     return jnp.where((count == 0) | (others == 0), edge, inner)
 
 
-def _stirling_error(num: Array) -> Array:
+def stirling_error(num: Array) -> Array:
     """Return log(n!) minus Stirling's formula, for whole n."""
     inverse = 1.0 / jnp.maximum(num, float(_NUM_TABULATED))
     square = inverse * inverse

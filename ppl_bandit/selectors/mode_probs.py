@@ -16,6 +16,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Complex, Float, Int
 
+from ppl_bandit.numerics.counts import stirling_error
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import sequential_vmap
 from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
@@ -141,25 +142,10 @@ def _spread(mean: Float[Array, ""], margin: float) -> Float[Array, ""]:
 
 def _poisson_prob(count: Int[Array, ""], rates: Float[Array, " A"]) -> Float[Array, " A"]:
     """Compute P(Poisson(rate) = count), count >= 1, by Loader's saddle-point form, exact at large counts too."""
-    dtype = rates.dtype
-    size = count.astype(dtype)
+    size = count.astype(rates.dtype)
     excess = (rates - size) / size
     deviance = size * (excess - jnp.log1p(excess))
-    inverse = 1.0 / size
-    series = inverse * (1 / 12 - inverse**2 * (1 / 360 - inverse**2 * (1 / 1260 - inverse**2 / 1680)))
-    table = jnp.asarray(_stirling_errors(), dtype)
-    error = jnp.where(count < table.size, table[jnp.minimum(count, table.size - 1)], series)
-    return jnp.exp(-error - deviance) / jnp.sqrt(2.0 * math.pi * size)
-
-
-@functools.cache
-def _stirling_errors() -> np.ndarray:
-    """Return log(n!) minus Stirling's formula for small n, where the asymptotic series is not accurate; entry 0 is unused."""
-
-    def stirling(n: int) -> float:
-        return (n + 0.5) * math.log(n) - n + 0.5 * math.log(2 * math.pi)
-
-    return np.array([0.0] + [math.log(math.factorial(n)) - stirling(n) for n in range(1, 24)])
+    return jnp.exp(-stirling_error(size) - deviance) / jnp.sqrt(2.0 * math.pi * size)
 
 
 def _product_of_others(before: Complex[Array, "A K"], after: Complex[Array, "A K"]) -> Complex[Array, "A K"]:
