@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ppl_bandit.simulation.simulate import simulate
     from ppl_bandit.simulation.tune import tune
     from ppl_bandit.trials import stopping
+    from ppl_bandit.trials.calibrate import calibrate
     from ppl_bandit.trials.design import Design
+    from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
     from ppl_bandit.types import (
         Capabilities,
         Engine,
@@ -51,15 +53,18 @@ __all__ = [
     "JournalError",
     "NotCertified",
     "NotConjugate",
+    "OperatingCharacteristics",
     "RewardModel",
     "Selection",
     "Selector",
     "Slate",
     "Tuned",
+    "calibrate",
     "compare",
     "engines",
     "evaluate",
     "evaluate_by_rejection",
+    "operating_characteristics",
     "selectors",
     "simulate",
     "stopping",
@@ -72,6 +77,9 @@ _HOMES = {
     "Decision": "live.decisions",
     "Slate": "live.decisions",
     "Design": "trials.design",
+    "OperatingCharacteristics": "trials.operating_characteristics",
+    "calibrate": "trials.calibrate",
+    "operating_characteristics": "trials.operating_characteristics",
     "Environment": "simulation.environment",
     "Evaluation": "evaluation.evaluation",
     "evaluate": "evaluation.evaluate",

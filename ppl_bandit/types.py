@@ -93,9 +93,8 @@ class Marginals(NamedTuple):
             than drawing the latents.
         best_arm_moments: mask of allowed arms (A,), or None -> `BestArmMoments`.
         is_mixture: whether the laws are averages over particles; `best_arm_probs` then takes longer than M draws.
-        gap_probs: delta -> (A, A), P(theta_a - theta_b > delta), for a by row; offered if the arms are independent.
-        range_prob: (delta, mask of allowed arms) -> P(max theta - min theta < delta) over these arms; likewise.
-        near_best_probs: (ratio, mask of allowed arms) -> (A,), P(max theta - theta_a <= ratio |theta_a|); likewise.
+        joint_events: (mask of arms, largest difference) -> `numerics.joint_events.JointEvents`; offered if the arms are
+            independent.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
@@ -106,9 +105,7 @@ class Marginals(NamedTuple):
     table: Callable[[Key, int], Float[Array, "M A"]] | None = None
     best_arm_moments: Callable[[Bool[Array, " A"] | None], BestArmMoments] | None = None
     is_mixture: bool = False
-    gap_probs: Callable[[Float[Array, ""]], Float[Array, "A A"]] | None = None
-    range_prob: Callable[[Float[Array, ""], Bool[Array, " A"]], Float[Array, ""]] | None = None
-    near_best_probs: Callable[[Float[Array, ""], Bool[Array, " A"]], Float[Array, " A"]] | None = None
+    joint_events: Callable[[Bool[Array, " A"], Any], Any] | None = None
 
 
 class Selection(NamedTuple):
@@ -213,6 +210,9 @@ class Capabilities(NamedTuple):
         quick_update: (key, state, interaction) -> (state, info, is_complete). A small program that equals `update` for one
             row unless particles must be renewed; is_complete is then False and the caller runs `update` instead.
         advance: (key, state, context) -> the state predicted to the time of a decision, for programs whose latents move.
+        tabulate_rows: rows -> ((state, weights (N,), number of rows) -> state), which adds each row as often as its
+            weight says, without certificates; None where a row is not conjugate. For simulated data that come as counts
+            of a few kinds of rows. Weights may be any numbers.
         is_traceable_without_program: whether tracing `update` and `sample` again, for another capacity, does not run the
             NumPyro program. The live bandit then traces them in a background thread.
     """
@@ -224,6 +224,7 @@ class Capabilities(NamedTuple):
     with_wider_prior: Callable[[State, Any], State] | None = None
     quick_update: Callable[[Key, State, Interaction], tuple[State, Any, Any]] | None = None
     advance: Callable[[Key, State, Any], State] | None = None
+    tabulate_rows: Callable[[Interaction], Callable[[State, Any, Any], State] | None] | None = None
     is_traceable_without_program: bool = False
 
 

@@ -12,7 +12,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Engine, Interaction, Key, Selector
 
-__all__ = ["Rollout", "rollout", "rollout_with_state", "world_key"]
+__all__ = ["Rollout", "initial_state", "rollout", "rollout_with_state", "world_key"]
 
 
 class Rollout(NamedTuple):
@@ -105,7 +105,7 @@ def rollout_with_state(
         )
         return (state, environment.step(jr.fold_in(key_step, 5))), (record, context)
 
-    start, numbers = _initial_state(key_init, engine, num_steps), jnp.arange(1, num_steps + 1)
+    start, numbers = initial_state(key_init, engine, num_steps), jnp.arange(1, num_steps + 1)
     (state, _), (record, contexts) = jax.lax.scan(step, (start, first.moving_truth), numbers)
     return record, contexts, state
 
@@ -115,7 +115,7 @@ def world_key(key: Key) -> Key:
     return jr.fold_in(key, 2)  # distinct from the two keys that the rollout splits it into
 
 
-def _initial_state(key: Key, engine: Engine, num_steps: int) -> Any:
+def initial_state(key: Key, engine: Engine, num_steps: int) -> Any:
     """Return the prior state with capacity for all steps; the added memory is the same for every key."""
     state = engine.init(key)
     if engine.capabilities.reserve is None:

@@ -22,9 +22,9 @@ class ArmPosterior(NamedTuple):
 
     Attributes:
         best_arm_probs: active arms (A,) -> (A,), P(a is best among these), 0 for the others.
-        gap_probs: delta -> (A, A), P(theta_a - theta_b > delta), a by row.
+        gap_probs: (delta, arm b) -> (A,), P(theta_a - theta_b > delta).
         range_prob: (delta, active arms) -> P(max - min < delta) over these.
-        near_best_probs: (ratio, active arms) -> (A,), P(max theta - theta_a <= ratio |theta_a|).
+        near_best_prob: (ratio, active arms, arm a) -> P(max theta - theta_a <= ratio |theta_a|).
         expected_losses: active arms -> (A,), E[max theta - theta_a], with the maximum over these.
         quantile: order -> (A,).
         mean: () -> (A,).
@@ -32,9 +32,9 @@ class ArmPosterior(NamedTuple):
     """
 
     best_arm_probs: Callable[[Bool[Array, " A"]], Float[Array, " A"]]
-    gap_probs: Callable[[Any], Float[Array, "A A"]]
+    gap_probs: Callable[[Any, Any], Float[Array, " A"]]
     range_prob: Callable[[Any, Bool[Array, " A"]], Float[Array, ""]]
-    near_best_probs: Callable[[Any, Bool[Array, " A"]], Float[Array, " A"]]
+    near_best_prob: Callable[[Any, Bool[Array, " A"], Any], Float[Array, ""]]
     expected_losses: Callable[[Bool[Array, " A"]], Float[Array, " A"]]
     quantile: Callable[[Any], Float[Array, " A"]]
     mean: Callable[[], Float[Array, " A"]]
@@ -42,7 +42,14 @@ class ArmPosterior(NamedTuple):
 
 
 def arm_posterior(
-    key: Key, model: RewardModel, engine: Engine, state: Any, context: Any, num_samples: int
+    key: Key,
+    model: RewardModel,
+    engine: Engine,
+    state: Any,
+    context: Any,
+    num_samples: int,
+    active: Bool[Array, " A"] | None = None,
+    reach: float = 0.0,
 ) -> ArmPosterior:
     """Return the posterior of the arms' expected rewards of an engine's state.
 
@@ -50,30 +57,30 @@ def arm_posterior(
         key: for the draws, where there is no closed form.
         context: at which expected rewards are compared; None for a program without.
         num_samples: M, number of draws.
+        active: arms that compete; None is all. Probabilities are asked for some of these only.
+        reach: the largest difference for which `range_prob` will be asked.
     """
     marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
-    if marginals is not None and marginals.gap_probs is not None:
-        return from_marginals(marginals)
+    if marginals is not None and marginals.joint_events is not None:
+        return from_marginals(marginals, jnp.ones(model.num_arms, bool) if active is None else active, reach)
     if marginals is not None and marginals.table is not None:
         return from_table(marginals.table(key, num_samples))
     return from_table(model.expected_rewards(engine.sample(key, state, num_samples), context))
 
 
-def from_marginals(marginals: Marginals) -> ArmPosterior:
-    """Return the posterior of independent arms from closed forms; `marginals.gap_probs` is not None."""
-    assert (
-        marginals.best_arm_probs is not None and marginals.best_arm_moments is not None and marginals.tail is not None
-    )
-    assert (
-        marginals.gap_probs is not None and marginals.range_prob is not None and marginals.near_best_probs is not None
-    )
-    tail, moments = marginals.tail, marginals.best_arm_moments
-    gap_probs, range_prob, near_best_probs = marginals.gap_probs, marginals.range_prob, marginals.near_best_probs
+def from_marginals(marginals: Marginals, active: Bool[Array, " A"], reach: float = 0.0) -> ArmPosterior:
+    """Return the posterior of independent arms from closed forms; `marginals.joint_events` is not None.
+
+    Args:
+        active, reach: as in `arm_posterior`.
+    """
+    assert marginals.joint_events is not None and marginals.best_arm_moments is not None and marginals.tail is not None
+    joint, tail, moments = marginals.joint_events(active, reach), marginals.tail, marginals.best_arm_moments
     return ArmPosterior(
-        marginals.best_arm_probs,
-        lambda delta: gap_probs(jnp.asarray(delta)),
-        lambda delta, active: range_prob(jnp.asarray(delta), active),
-        lambda ratio, active: near_best_probs(jnp.asarray(ratio), active),
+        joint.best_arm_probs,
+        joint.gap_probs,
+        joint.range_prob,
+        joint.near_best_prob,
         lambda active: losses_from_moments(moments(active)),
         lambda order: marginals.quantile(jnp.asarray(order)),
         lambda: tail().mean,
@@ -93,9 +100,9 @@ def from_table(table: Float[Array, "M A"]) -> ArmPosterior:
 
     return ArmPosterior(
         lambda active: winner_frequencies(table, active),
-        lambda delta: jnp.mean(table[:, :, None] - table[:, None, :] > delta, axis=0),
+        lambda delta, arm: jnp.mean(table - table[:, arm][:, None] > delta, axis=0),
         range_prob,
-        lambda ratio, active: jnp.mean(largest(active)[:, None] - table <= ratio * jnp.abs(table), axis=0),
+        lambda ratio, active, arm: jnp.mean(largest(active) - table[:, arm] <= ratio * jnp.abs(table[:, arm])),
         lambda active: jnp.mean(largest(active)[:, None] - table, axis=0),
         lambda order: jnp.quantile(table, order, axis=0),
         lambda: jnp.mean(table, axis=0),

@@ -1,6 +1,6 @@
 """The design of an experiment: when to look, when to stop, and how decisions are allocated between looks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,13 +40,14 @@ class Design:
         softening: with allocation "looks", the selector's probabilities are raised to this power, at most 1.
         rescale: whether floors and caps are adapted when an arm is dropped: with K arms of which k are left, floors become
             floors K / k, and caps 1 - (1 - caps) K / k.
+        calibration: how `calibrate` found a threshold; None for a design that it did not make.
 
     Raises:
         ValueError: says which argument is wrong, and what to give instead.
     """
 
     looks: Sequence[int]
-    selector: Selector | None = field(default=None, kw_only=True)
+    selector: Selector = field(default=None, kw_only=True)  # type: ignore[assignment]
     stopping: Sequence[StoppingRule] | StoppingRule = field(default=(), kw_only=True)
     control: int | str | None = field(default=None, kw_only=True)
     allocation: str = field(default="each", kw_only=True)
@@ -58,6 +59,7 @@ class Design:
     caps: float | Sequence[float] = field(default=1.0, kw_only=True)
     softening: float = field(default=1.0, kw_only=True)
     rescale: bool = field(default=False, kw_only=True)
+    calibration: Mapping[str, Any] | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check all arguments, and store them in plain form."""
@@ -151,6 +153,12 @@ class Design:
         return (*self.looks, *(() if self.max_rows is None else (self.max_rows,)))
 
     @property
+    def reach(self) -> float:
+        """The difference within which arms are equivalent; 0 without that rule."""
+        rule = self.rule("equivalence")
+        return 0.0 if rule is None else float(rule.settings["delta"])
+
+    @property
     def num_looks(self) -> int:
         """Number of looks."""
         return len(self.look_rows)
@@ -177,7 +185,7 @@ class Design:
     def with_threshold(self, name: str, threshold: float | Sequence[float]) -> "Design":
         """Return the design with another threshold of one rule."""
         rules = [rule.with_threshold(threshold) if rule.name == name else rule for rule in self.rules]
-        return replace(self, stopping=rules)
+        return replace(self, stopping=rules, calibration=None)
 
     def control_index(self, arms: Sequence[Any]) -> int | None:
         """Return the index of the control among arms.
@@ -233,7 +241,17 @@ def describe_design(design: Design) -> str:
     )
     rules = [rule.describe() for rule in design.rules]
     lines += rules or ["No stopping rule: the experiment runs to the last look."]
+    if design.calibration is not None:
+        lines.append(_calibration_words(design.calibration))
     return "\n".join(lines)
+
+
+def _calibration_words(found: Mapping[str, Any]) -> str:
+    return (
+        f"The threshold of {found['rule']} was calibrated to a type I error of {found['target']:g} under {found['null']} with "
+        f"{found['num_trials']} simulated trials; on as many fresh ones it is {found['type_i_error']:.4f} +- "
+        f"{found['type_i_error_se']:.4f}."
+    )
 
 
 def _allocation_words(design: Design) -> str:

@@ -102,8 +102,7 @@ def check_look(
         control = jnp.asarray(control)
         is_first = jnp.asarray(True) if first_control is None else control == first_control
         found = _compare_with_control(design, posterior, active, control, is_first, at)
-    ending, active, control_now, evidence = found
-    probs = posterior.best_arm_probs(active)
+    ending, active, control_now, probs, evidence = found
     leader = jnp.argmax(jnp.where(active, probs, -1.0))
     arm = leader if design.control is None else jnp.where(jnp.sum(active) == 1, jnp.argmax(active), leader)
     for rule in design.rules:
@@ -155,7 +154,7 @@ def _compare_all(design: Design, posterior: ArmPosterior, active: Array, at: dic
         evidence["equivalence"] = posterior.range_prob(rule.settings["delta"], active)
         is_met = (ending == CONTINUE) & (evidence["equivalence"] >= at["equivalence"])
         ending = jnp.where(is_met, ending_code("equivalence"), ending)
-    return ending, active, jnp.asarray(NO_ARM), evidence
+    return ending, active, jnp.asarray(NO_ARM), probs, evidence
 
 
 class _Comparison(NamedTuple):
@@ -173,33 +172,37 @@ def _compare_with_control(
 ) -> Any:
     """Drop inferior arms, replace the control by a superior arm and start again, else drop equivalent and futile arms."""
     arms = jnp.arange(active.size)
-    better = posterior.gap_probs(0.0)
     equivalence, futility = design.rule("equivalence"), design.rule("futility")
-    close = futile = jnp.zeros_like(better)
-    if equivalence is not None:
-        delta = equivalence.settings["delta"]
-        close = posterior.gap_probs(-delta) - posterior.gap_probs(delta)
-    if futility is not None:
-        futile = 1.0 - posterior.gap_probs(futility.settings["delta"])
+
+    def compare(control: Array) -> tuple[Array, Array, Array]:
+        """Return the probabilities of each arm to be better than the control, close to it, and futile."""
+        better = posterior.gap_probs(0.0, control)
+        close = futile = jnp.zeros_like(better)
+        if equivalence is not None:
+            delta = equivalence.settings["delta"]
+            close = posterior.gap_probs(-delta, control) - posterior.gap_probs(delta, control)
+        if futility is not None:
+            futile = 1.0 - posterior.gap_probs(futility.settings["delta"], control)
+        return better, close, futile
 
     def others(state: _Comparison) -> Bool[Array, " A"]:
         return state.active & (arms != state.control)
 
     def check(state: _Comparison) -> _Comparison:
-        rivals = others(state)
+        rivals, (better, close, futile) = others(state), compare(state.control)
         if "inferiority" in at:
-            rivals &= better[:, state.control] >= at["inferiority"]
+            rivals &= better >= at["inferiority"]
         is_new = jnp.asarray(False)
-        winner = jnp.argmax(jnp.where(rivals, better[:, state.control], -1.0))
+        winner = jnp.argmax(jnp.where(rivals, better, -1.0))
         if "superiority" in at:
-            is_new = jnp.any(rivals & (better[:, state.control] >= at["superiority"]))
+            is_new = jnp.any(rivals & (better >= at["superiority"]))
         ending = jnp.where(jnp.any(rivals), CONTINUE, ending_code("superiority"))
         left = rivals
         for rule, probs in ((equivalence, close), (futility, futile)):
             if rule is None:
                 continue
             counts = state.is_first if rule.settings["only_first"] else jnp.asarray(True)
-            kept = left & ~(counts & (probs[:, state.control] >= at[rule.name]))
+            kept = left & ~(counts & (probs >= at[rule.name]))
             is_end = jnp.any(left) & ~jnp.any(kept)
             ending, left = jnp.where(is_end, ending_code(rule.name), ending), kept
         # With a new control the rules of equivalence and futility wait for the next round.
@@ -209,16 +212,16 @@ def _compare_with_control(
         return _Comparison(ending, left, control, state.is_first & ~is_new, is_new & (ending == CONTINUE))
 
     rivals = others(_Comparison(control, active, control, is_first, is_first))
-    versus = better[:, control]
+    better, close, futile = compare(control)
     evidence = {
-        "inferiority": jnp.min(jnp.where(rivals, versus, 1.0)),
-        "superiority": jnp.max(jnp.where(rivals, versus, 0.0)),
-        "equivalence": jnp.max(jnp.where(rivals, close[:, control], 0.0)),
-        "futility": jnp.max(jnp.where(rivals, futile[:, control], 0.0)),
+        "inferiority": jnp.min(jnp.where(rivals, better, 1.0)),
+        "superiority": jnp.max(jnp.where(rivals, better, 0.0)),
+        "equivalence": jnp.max(jnp.where(rivals, close, 0.0)),
+        "futility": jnp.max(jnp.where(rivals, futile, 0.0)),
     }
     start = _Comparison(jnp.asarray(CONTINUE), active, control, is_first, jnp.asarray(True))
     found = jax.lax.while_loop(lambda state: state.is_new, check, start)
-    return found.ending, found.active, found.control, evidence
+    return found.ending, found.active, found.control, posterior.best_arm_probs(found.active), evidence
 
 
 def _check_expected_loss(
@@ -231,7 +234,7 @@ def _check_expected_loss(
 def _check_value_remaining(
     rule: StoppingRule, posterior: ArmPosterior, active: Array, leader: Array, limit: Array
 ) -> Any:
-    value = posterior.near_best_probs(limit, active)[leader]
+    value = posterior.near_best_prob(limit, active, leader)
     return value, value >= rule.settings["quantile"], leader, ending_code(rule.name)
 
 

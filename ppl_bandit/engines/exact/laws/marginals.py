@@ -21,7 +21,8 @@ from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.engines.exact.families.registry import FAMILIES
 from ppl_bandit.engines.exact.laws.pseudo_counts import constant_noise, element_noise, scaled_noise
 from ppl_bandit.engines.exact.proof.affine_reads import reads_of_rewards
-from ppl_bandit.numerics import best_arm_probs, joint_events, marginal_laws, sampling
+from ppl_bandit.numerics import best_arm_probs, marginal_laws, sampling
+from ppl_bandit.numerics.joint_events import joint_events
 from ppl_bandit.numerics.tail_excess import tail
 from ppl_bandit.program.jaxpr.affine_reads import NotAffine
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -170,9 +171,7 @@ def _marginals(
     return found._replace(
         best_arm_probs=probs,
         best_arm_moments=best_arm_moments,
-        gap_probs=functools.partial(joint_events.gap_probs, law),
-        range_prob=functools.partial(joint_events.range_prob, law),
-        near_best_probs=functools.partial(joint_events.near_best_probs, law),
+        joint_events=functools.partial(joint_events, law),
     )
 
 

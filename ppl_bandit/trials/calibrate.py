@@ -1,0 +1,215 @@
+"""Find the threshold of a stopping rule that gives a design its type I error, and judge it on fresh seeds.
+
+Without a control, superiority's threshold decides only when a trial stops, not what happens before. One simulation without
+the rule then gives the type I error for all thresholds at once: a trial would have stopped for superiority exactly if the
+largest probability at any of its looks reaches the threshold, so that the threshold is a quantile of these maxima. Where the
+path of a trial depends on the threshold (a control that is replaced by a winner, an inferiority threshold tied to it), it is
+found by search on common random numbers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.simulator import TrialSimulator, as_environment
+from ppl_bandit.types import Engine
+
+__all__ = ["calibrate"]
+
+_NUM_STEPS = 12
+_NEVER = 2.0  # a threshold that no probability reaches
+_LEAST, _MOST = 0.5, 1.0 - 1e-6
+
+
+def calibrate(
+    model: RewardModel,
+    design: Design,
+    null: Any,
+    *,
+    type_i_error: float = 0.05,
+    symmetric: bool = False,
+    num_trials: int = 30_000,
+    seed: int = 0,
+    engine: Engine | Callable[[RewardModel], Engine] | None = None,
+    num_samples: int = 1000,
+) -> Design:
+    """Return the design with the superiority threshold at which its type I error is as given.
+
+    The type I error is the probability that a trial ends with superiority under the null. The threshold is found with one
+    set of simulated trials and judged on another, with fresh seeds: on the seeds that chose it, it looks better than it is.
+
+    Args:
+        design: a design with a superiority rule, whose threshold is replaced by one number for all looks.
+        null: the truth without a difference: a common value of the arms where the program has one latent per arm and no
+            others, or a truth {site: value}. A list or a mapping {name: null} of several: the threshold holds the error in the worst
+            of them.
+        type_i_error: target, strictly inside (0, 1).
+        symmetric: whether inferiority's threshold is 1 - p, as superiority's is p.
+        num_trials: simulated trials of each null to find the threshold, and as many to judge it. The error of the result has
+            the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default.
+        seed: random seed; the threshold is judged with seed + 1.
+        engine, num_samples: as in `operating_characteristics`.
+
+    Returns:
+        The design; its `calibration` says how the threshold was found and what its error is on fresh seeds.
+
+    Raises:
+        ValueError: if the design has no superiority rule, or no threshold reaches the target.
+    """
+    rule = design.rule("superiority")
+    if rule is None:
+        raise ValueError(
+            "calibrate finds superiority's threshold, and the design has no such rule: add stopping.superiority(0.99)"
+        )
+    if isinstance(type_i_error, bool) or not 0.0 < type_i_error < 1.0:
+        raise ValueError(f"type_i_error must be a probability strictly inside (0, 1), got {type_i_error!r}")
+    if symmetric and design.rule("inferiority") is None:
+        raise ValueError(
+            "symmetric=True ties inferiority's threshold to superiority's, and the design has no inferiority rule"
+        )
+    check_count(num_trials, "num_trials")
+    worlds = _nulls(model, null)
+    # Thresholds are tried that the rules' own checks would refuse, so the design is only a template here.
+    simulator = TrialSimulator(model, design.with_threshold("superiority", _MOST), engine, num_samples)
+    is_path_free = design.control is None and not symmetric
+    find = _quantile_of_peaks if is_path_free else _search
+    found = {
+        name: find(simulator, design, world, type_i_error, symmetric, num_trials, seed)
+        for name, world in worlds.items()
+    }
+    worst = max(found, key=lambda name: found[name])
+    threshold = found[worst]
+    limits = _thresholds(design, threshold, symmetric)
+    fresh = {name: _type_i_error(simulator, world, limits, num_trials, seed + 1) for name, world in worlds.items()}
+    error = fresh[worst]
+    rules = [
+        own.with_threshold(threshold)
+        if own.name == "superiority"
+        else own.with_threshold(1.0 - threshold)
+        if symmetric and own.name == "inferiority"
+        else own
+        for own in design.rules
+    ]
+    calibration = {
+        "rule": "superiority",
+        "threshold": threshold,
+        "target": type_i_error,
+        "null": worst if len(worlds) == 1 else f"{worst}, the worst of {len(worlds)} nulls",
+        "type_i_error": error,
+        "type_i_error_se": float(np.sqrt(error * (1.0 - error) / num_trials)),
+        "by_null": fresh,
+        "num_trials": num_trials,
+        "seed": seed,
+    }
+    return dataclasses.replace(design, stopping=rules, calibration=calibration)
+
+
+def _nulls(model: RewardModel, null: Any) -> dict[str, Environment]:
+    if isinstance(null, Mapping) and not set(null) & set(model.latent_shapes):
+        named = {str(name): value for name, value in null.items()}
+    elif isinstance(null, list | tuple | np.ndarray) and not np.ndim(null) == 0:
+        named = {f"null {_shown(value)}": value for value in null}
+    else:
+        named = {f"null {_shown(null)}": null}
+    worlds = {name: as_environment(model, value, name) for name, value in named.items()}
+    for name, world in worlds.items():
+        if world.truth is None:
+            raise ValueError(
+                f"{name}: a null is one world without a difference, not worlds from the prior: give a common value"
+            )
+        rewards = np.asarray(world.expected_rewards(model.context))
+        if np.ptp(rewards) > 1e-6 * (1.0 + np.abs(rewards).max()):
+            raise ValueError(f"{name}: the arms' expected rewards are {rewards.tolist()}, expected one common value")
+    return worlds
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float | np.number) else str(value)
+
+
+def _thresholds(design: Design, threshold: float, symmetric: bool) -> np.ndarray:
+    limits = design.thresholds().copy()
+    for index, rule in enumerate(design.rules):
+        if rule.name == "superiority":
+            limits[index] = threshold
+        elif rule.name == "inferiority" and symmetric:
+            limits[index] = 1.0 - threshold
+    return limits
+
+
+def _type_i_error(
+    simulator: TrialSimulator, world: Environment, limits: np.ndarray, num_trials: int, seed: int
+) -> float:
+    found = simulator.run(world, num_trials, seed, thresholds=limits)
+    return float(np.mean(found.ending == ENDINGS.index("superiority")))
+
+
+def _quantile_of_peaks(
+    simulator: TrialSimulator,
+    design: Design,
+    world: Environment,
+    target: float,
+    symmetric: bool,
+    num_trials: int,
+    seed: int,
+) -> float:
+    """Return the threshold from one simulation without the rule: a quantile of the largest probability of each trial."""
+    del symmetric
+    index = [rule.name for rule in design.rules].index("superiority")
+    found = simulator.run(world, num_trials, seed, thresholds=_thresholds(design, _NEVER, False))
+    peaks = np.sort(found.peak[:, index])
+    allowed = int(target * num_trials)  # trials that may stop
+    threshold = 0.5 * (peaks[-allowed - 1] + peaks[-allowed]) if 0 < allowed < num_trials else float(peaks[-1])
+    if not _LEAST <= threshold < 1.0:
+        raise ValueError(
+            f"no threshold has a type I error of {target:g}: the threshold would be {threshold:.6g}; allow more looks, or drop "
+            "the inferiority rule, which ends a trial when one arm is left"
+        )
+    return float(threshold)
+
+
+def _search(
+    simulator: TrialSimulator,
+    design: Design,
+    world: Environment,
+    target: float,
+    symmetric: bool,
+    num_trials: int,
+    seed: int,
+) -> float:
+    """Return the threshold by false position on common random numbers, on the scales of logits and probits."""
+
+    def excess(position: float) -> float:
+        limits = _thresholds(design, float(special.expit(position)), symmetric)
+        error = _type_i_error(simulator, world, limits, num_trials, seed)
+        return float(special.ndtri(np.clip(error, 0.5 / num_trials, 1.0 - 0.5 / num_trials)) - special.ndtri(target))
+
+    low, high = special.logit(0.9), special.logit(0.9999)
+    at_low, at_high = excess(low), excess(high)
+    if at_low < 0 or at_high > 0:
+        raise ValueError(
+            f"no threshold between 0.9 and 0.9999 has a type I error of {target:g}: at these it is on the same side of it"
+        )
+    tolerance = 0.25 / np.sqrt(num_trials * target)  # a quarter of the standard error, in probits
+    for _ in range(_NUM_STEPS):
+        middle = float(
+            np.clip(
+                low + (high - low) * at_low / (at_low - at_high), low + 0.02 * (high - low), high - 0.02 * (high - low)
+            )
+        )
+        value = excess(middle)
+        if abs(value) < tolerance:
+            return float(special.expit(middle))
+        if value > 0:
+            low, at_low = middle, value
+        else:
+            high, at_high = middle, value
+    return float(special.expit(0.5 * (low + high)))

@@ -1,0 +1,100 @@
+"""Figures of simulated trials: status over looks, sample sizes, allocation, and errors of the reported estimates."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_bandit.numerics.figure_style import figure_tools, styles
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.trial_runs import TrialRecord
+
+__all__ = ["draw_characteristics"]
+
+_COLOURS = {
+    "superiority": "#009E73",
+    "equivalence": "#56B4E9",
+    "futility": "#D55E00",
+    "expected_loss": "#0072B2",
+    "value_remaining": "#CC79A7",
+    "precision": "#E69F00",
+    "predictive_success": "#F0E442",
+    "undecided": "#BBBBBB",
+}
+
+
+def draw_characteristics(design: Design, records: Mapping[str, TrialRecord]) -> Any:
+    """Return a figure with one row of four panels per scenario."""
+    plt = figure_tools()
+    figure, axes = plt.subplots(len(records), 4, figsize=(17, 3.6 * len(records)), squeeze=False, layout="constrained")
+    for row, (name, found) in zip(axes, records.items(), strict=True):
+        _draw_status(row[0], design, found)
+        _draw_sizes(row[1], design, found)
+        _draw_allocation(row[2], design, found)
+        _draw_errors(row[3], found)
+        row[0].set_ylabel(f"{name}\nshare of trials")
+    for axis, title in zip(
+        axes[0], ("status at each look", "sample size", "allocation", "error of the estimates"), strict=True
+    ):
+        axis.set_title(title)
+    return figure
+
+
+def _draw_status(axis: Any, design: Design, found: TrialRecord) -> None:
+    rows = np.asarray(design.look_rows)
+    ended = np.stack(
+        [
+            [np.mean((found.ending == code) & (found.look <= look)) for look in range(rows.size)]
+            for code in range(1, len(ENDINGS))
+        ]
+    )
+    shown = [index for index in range(len(ENDINGS) - 1) if ended[index, -1] > 0]
+    names = [ENDINGS[index + 1] for index in shown]
+    step = {"step": "post"} if rows.size > 1 else {}
+    axis.stackplot(rows, ended[shown], labels=names, colors=[_COLOURS[name] for name in names], **step)
+    axis.set(xlabel="decisions", ylim=(0.0, 1.0), xlim=(rows[0], max(rows[-1], rows[0] + 1)))
+    axis.legend(fontsize=8, loc="upper left")
+
+
+def _draw_sizes(axis: Any, design: Design, found: TrialRecord) -> None:
+    rows = np.asarray(design.look_rows)
+    sizes, counts = np.unique(rows[found.look], return_counts=True)
+    axis.step(
+        [rows[0], *sizes, rows[-1]], [0.0, *(np.cumsum(counts) / counts.sum()), 1.0], where="post", color="#0072B2"
+    )
+    mean = rows[found.look].mean()
+    axis.axvline(mean, color="#D55E00", linestyle="--", label=f"mean {mean:.0f}")
+    axis.set(xlabel="decisions at the end", ylabel="share of trials ended", ylim=(0.0, 1.03))
+    axis.legend(fontsize=8, loc="upper left")
+
+
+def _draw_allocation(axis: Any, design: Design, found: TrialRecord) -> None:
+    rows = np.asarray(design.look_rows)
+    for arm, (colour, dash) in zip(range(found.truth.shape[1]), styles(), strict=False):
+        shares = found.counts_by_look[:, :, arm] / np.maximum(found.counts_by_look.sum(axis=2), 1.0)
+        low, middle, high = np.quantile(shares, [0.1, 0.5, 0.9], axis=0)
+        axis.plot(rows, middle, color=colour, linestyle=dash, marker="o", markersize=2.5, label=f"arm {arm}")
+        axis.fill_between(rows, low, high, color=colour, alpha=0.12, linewidth=0)
+    axis.set(xlabel="decisions", ylabel="share of decisions (median, 80%)", ylim=(0.0, 1.0))
+    axis.legend(fontsize=8)
+
+
+def _draw_errors(axis: Any, found: TrialRecord) -> None:
+    each = np.arange(found.ending.size)
+    errors = (found.mean - found.truth)[each, found.arm]
+    is_early = found.ending != len(ENDINGS) - 1
+    groups = (
+        [(f"stopped early, mean {errors[is_early].mean():+.3g}", errors[is_early], "#D55E00")] if is_early.any() else []
+    )
+    if (~is_early).any():
+        groups.append((f"undecided, mean {errors[~is_early].mean():+.3g}", errors[~is_early], "#777777"))
+    low, high = np.quantile(errors, [0.001, 0.999])
+    bins = np.linspace(low, high, 41)
+    for label, values, colour in groups:
+        axis.hist(
+            values, bins=bins, weights=np.full(values.size, 1.0 / errors.size), color=colour, alpha=0.6, label=label
+        )
+    axis.axvline(0.0, color="black", linewidth=0.8)
+    axis.set(xlabel="estimate of the selected arm less its truth", ylabel="share of trials")
+    axis.legend(fontsize=8)

@@ -1,0 +1,226 @@
+"""Operating characteristics of a design: simulate it in scenarios, and tabulate how it ends."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.performance import calibration_frame, performance
+from ppl_bandit.trials.simulator import TrialSimulator, as_environment
+from ppl_bandit.trials.trial_runs import TrialRecord
+from ppl_bandit.types import Engine
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+__all__ = ["OperatingCharacteristics", "operating_characteristics"]
+
+_ARM, _RULE, _LOOK = ("arm",), ("rule",), ("look", "arm")
+_DIMS: dict[str, tuple[str, ...]] = {
+    "active": _ARM,
+    "counts": _ARM,
+    "outcomes": _ARM,
+    "sums": _ARM,
+    "mean": _ARM,
+    "low": _ARM,
+    "high": _ARM,
+    "truth": _ARM,
+    "best_arm_probs": _ARM,
+    "evidence": _RULE,
+    "peak": _RULE,
+    "counts_by_look": _LOOK,
+}
+
+
+class OperatingCharacteristics:
+    """How a design ends in each scenario.
+
+    Attributes:
+        design: the design.
+        dataset: all simulated trials, an `xarray.Dataset` over scenario, trial, arm, look and rule; the number `ending` is an
+            index into its attribute `endings`.
+        seconds: time of the simulation, with compilation.
+        method: how the posterior at a look was computed, in words.
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        records: Mapping[str, TrialRecord],
+        control: int,
+        bounds: tuple[float, float] | None,
+        seconds: float,
+        method: str,
+        seed: int,
+    ):
+        self.design, self.seconds, self.method = design, seconds, method
+        self._records, self._control, self._bounds, self._seed = dict(records), control, bounds, seed
+
+    @property
+    def dataset(self) -> "xarray.Dataset":
+        """All simulated trials."""
+        import xarray
+
+        names = list(self._records)
+        first = self._records[names[0]]
+        data = {
+            field: (
+                ("scenario", "trial", *_DIMS.get(field, ())),
+                np.stack([getattr(self._records[n], field) for n in names]),
+            )
+            for field in first._fields
+        }
+        coords = {
+            "scenario": names,
+            "look": np.arange(self.design.num_looks),
+            "look_rows": ("look", np.asarray(self.design.look_rows)),
+            "rule": [rule.name for rule in self.design.rules],
+        }
+        attrs = {"endings": list(ENDINGS), "design": self.design.describe(), "seed": self._seed, "method": self.method}
+        return xarray.Dataset(data, coords, attrs)
+
+    def table(self) -> "pandas.DataFrame":
+        """Return one row per scenario, one column per figure, and its standard error in the column with the suffix `_se`."""
+        import pandas
+
+        arms = list(range(next(iter(self._records.values())).truth.shape[1]))
+        rows = {
+            name: performance(found, self.design, self._control, arms, self._bounds)
+            for name, found in self._records.items()
+        }
+        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("scenario")
+
+    def calibration(self) -> "pandas.DataFrame":
+        """Return, for worlds from the prior, how often each rule was right and how often the posterior said so.
+
+        See `trials.performance.calibration_frame`; the index is (scenario, rule).
+        """
+        import pandas
+
+        frames = {name: calibration_frame(found, self.design, self._control) for name, found in self._records.items()}
+        return pandas.concat(frames, names=["scenario", "rule"])
+
+    def plot(self, scenario: str | None = None) -> Any:
+        """Draw status over looks, sample sizes, allocation and errors of estimates; return the matplotlib figure.
+
+        Args:
+            scenario: one of the scenarios; None draws all, one row each.
+        """
+        from ppl_bandit.trials.figures import draw_characteristics
+
+        if scenario is not None and scenario not in self._records:
+            raise ValueError(f"scenario is {scenario!r}, expected one of {list(self._records)}")
+        chosen = self._records if scenario is None else {scenario: self._records[scenario]}
+        return draw_characteristics(self.design, chosen)
+
+    def __repr__(self) -> str:
+        num = next(iter(self._records.values())).ending.size
+        return f"OperatingCharacteristics({list(self._records)}, {num} trials each, {self.seconds:.1f} s)"
+
+
+def operating_characteristics(
+    model: RewardModel,
+    design: Design,
+    scenarios: Any,
+    *,
+    num_trials: int = 10_000,
+    seed: int = 0,
+    engine: Engine | Callable[[RewardModel], Engine] | None = None,
+    num_samples: int = 1000,
+    num_futures: int = 100,
+    progress: bool = False,
+) -> OperatingCharacteristics:
+    """Simulate a design in scenarios, and return how it ends.
+
+    All scenarios use the same random numbers for trial i, so that their differences have small errors. The posterior and
+    the verdict of every look are computed as in the live bandit. Where the program is conjugate and has no context, a block of
+    rows between looks costs one update; otherwise its rows are drawn and the engine learns from them, which takes 100 to 10,000
+    times as long: begin with `num_trials=100`.
+
+    Args:
+        model: the reward program.
+        design: the design.
+        scenarios: {name: truth}; a truth is {site: value}, or an `Environment`, or "prior" for a new world from the prior in
+            every trial, or, where the program has one latent per arm and no others, the values of the arms. Also one
+            `Environment`, or "prior", alone.
+        num_trials: simulated trials of each scenario; a probability p has the standard error sqrt(p (1 - p) / num_trials).
+        seed: random seed.
+        engine: an engine of the model or its factory; None is `engines.choose`.
+        num_samples: posterior draws M at a look, where a probability has no closed form.
+        num_futures: simulated continuations behind a predictive probability of success.
+        progress: whether to report progress on the standard error.
+
+    Raises:
+        ValueError: if the design or a scenario does not fit the model.
+    """
+    check_count(num_trials, "num_trials")
+    named = scenarios if isinstance(scenarios, Mapping) and not _is_truth(model, scenarios) else {"scenario": scenarios}
+    if isinstance(scenarios, Environment) or isinstance(scenarios, str):
+        named = {"prior" if isinstance(scenarios, str) or scenarios.truth is None else "truth": scenarios}
+    if not named:
+        raise ValueError("scenarios is empty: give at least one, {name: truth}")
+    worlds = {str(name): as_environment(model, scenario, str(name)) for name, scenario in named.items()}
+    begun = time.perf_counter()
+    simulator = TrialSimulator(model, design, engine, num_samples, num_futures)
+    records = {}
+    for name, world in worlds.items():
+        report = _reporter(name, num_trials) if progress else None
+        records[name] = simulator.run(world, num_trials, seed, advance=report)
+    setting = simulator.setting
+    method = f"{setting.engine.explanation.engine}, {setting.learner.method}"
+    return OperatingCharacteristics(
+        design,
+        records,
+        setting.control,
+        reward_bounds(model),
+        time.perf_counter() - begun,
+        method,
+        seed,
+    )
+
+
+def reward_bounds(model: RewardModel) -> tuple[float, float] | None:
+    """Return the smallest and the largest possible reward; None if a reward is unbounded or there are several outcomes."""
+    import jax
+    import jax.numpy as jnp
+    import jax.random as jr
+    import numpyro.distributions as dist
+
+    if len(model.outcomes) > 1:
+        return None
+    supports: list[Any] = []
+
+    def read() -> None:
+        latents = {name: value[0] for name, value in model.sample_prior(jr.key(0), 1).items()}
+        trace = model.trace(latents, jnp.zeros(1, int), model.context_rows(1), key=jr.key(0))
+        supports.append(trace[model.outcomes[0]]["fn"].support)
+
+    jax.eval_shape(read)
+    constraints = dist.constraints
+    return (0.0, 1.0) if supports[0] in (constraints.boolean, constraints.unit_interval) else None
+
+
+def _is_truth(model: RewardModel, scenarios: Mapping) -> bool:
+    return set(scenarios) == set(model.latent_shapes) and not any(isinstance(v, Mapping) for v in scenarios.values())
+
+
+def _reporter(name: str, num_trials: int) -> Callable[[int], None]:
+    done, begun, last = [0], time.monotonic(), [0.0]
+
+    def advance(num: int) -> None:
+        done[0] = min(done[0] + num, num_trials)
+        now = time.monotonic()
+        if now - last[0] > 2.0 or done[0] == num_trials:
+            last[0] = now
+            left = (now - begun) * (num_trials - done[0]) / done[0]
+            sys.stderr.write(f"{name}: {done[0]} of {num_trials} trials, about {left:.0f} s left\n")
+
+    return advance

@@ -1,0 +1,172 @@
+"""Operating characteristics from simulated trials, each with its standard error."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bandit.evaluation.confidence_sequences import beta_binomial_log_mixture, normal_mixture_parameter
+from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.trial_runs import TrialRecord
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["calibration_frame", "performance", "sequence_covers"]
+
+_ALPHA = 0.05
+_ALWAYS = ("superiority", "equivalence", "futility", "undecided")
+
+
+def performance(
+    found: TrialRecord, design: Design, control: int, arms: list[Any], bounds: tuple[float, float] | None
+) -> dict[str, float]:
+    """Return the operating characteristics of one scenario: figures, and their standard errors with the suffix `_se`.
+
+    Args:
+        control: index of the first control; -1 without one.
+        bounds: smallest and largest possible reward, for confidence sequences; None if they are not known.
+    """
+    row: dict[str, float] = {}
+    num = found.ending.size
+
+    def add(name: str, values: Any) -> None:
+        values = np.asarray(values, float)
+        row[name] = float(np.mean(values)) if num else math.nan
+        row[f"{name}_se"] = float(np.std(values) / math.sqrt(num))
+
+    stopping = [name for name in ENDINGS[1:-1] if name not in _ALWAYS and design.rule(name) is not None]
+    for name in (*_ALWAYS[:3], *stopping, _ALWAYS[3]):
+        add(name, found.ending == ENDINGS.index(name))
+    chosen = found.arm
+    each = np.arange(num)
+    true_value, best = found.truth[each, chosen], found.truth.max(axis=1)
+    is_superior = found.ending == ENDINGS.index("superiority")
+    is_right = _is_right(found, control)
+    add("power", is_superior & is_right)
+    add("familywise_error", is_superior & ~is_right)
+    is_null = bool(np.all(found.truth == found.truth[:, :1]))
+    row["type_i_error"] = row["superiority"] if is_null else math.nan
+    row["type_i_error_se"] = row["superiority_se"] if is_null else math.nan
+    add("selected_best", true_value == best)
+    for index, name in enumerate(arms):
+        add(f"selected_{name}", chosen == index)
+    rows = np.asarray(design.look_rows)[found.look]
+    add("mean_rows", rows)
+    for order in (0.05, 0.25, 0.5, 0.75, 0.95):
+        name = f"rows_q{100 * order:02.0f}"
+        row[name], row[f"{name}_se"] = _quantile(rows, order)
+    for index, name in enumerate(arms):
+        add(f"share_{name}", found.counts[:, index] / rows)
+    add("mean_outcome", np.sum(found.counts * found.truth, axis=1) / rows)
+    add("sum_outcomes", np.sum(found.sums, axis=1))
+    spread = best - found.truth.min(axis=1)
+    ideal = np.divide(true_value - found.truth.min(axis=1), spread, out=np.full(num, np.nan), where=spread > 0)
+    add("ideal_design_percentage", 100.0 * ideal)
+    add("loss", best - true_value)
+    error = found.mean[each, chosen] - true_value
+    add("bias", error)
+    row["rmse"] = float(math.sqrt(np.mean(error**2)))
+    row["rmse_se"] = float(np.std(error**2) / (2.0 * row["rmse"] * math.sqrt(num))) if row["rmse"] > 0 else 0.0
+    is_covered = (found.low <= found.truth) & (found.truth <= found.high)
+    add("coverage", is_covered[each, chosen])
+    add("coverage_all", np.mean(is_covered, axis=1))
+    if bounds is not None:
+        by_sequence = sequence_covers(found, bounds)
+        add("sequence_coverage", by_sequence[each, chosen])
+        add("sequence_coverage_all", np.mean(by_sequence, axis=1))
+    for index, name in enumerate(arms):
+        add(f"bias_{name}", found.mean[:, index] - found.truth[:, index])
+    return row
+
+
+def sequence_covers(found: TrialRecord, bounds: tuple[float, float]) -> np.ndarray:
+    """Return whether the 95% confidence sequence of each arm contains its true mean at the end, (trials, A).
+
+    It is the beta-binomial mixture sequence of `evaluate`, for rewards within bounds. Only the mixture at the true mean is
+    needed for that.
+    """
+    low, width = bounds[0], bounds[1] - bounds[0]
+    trials = np.asarray(found.outcomes)
+    successes = (np.asarray(found.sums) - low * trials) / width
+    truth = np.clip((np.asarray(found.truth) - low) / width, 1e-12, 1.0 - 1e-12)
+    variance = truth * (1.0 - truth)
+    rho = normal_mixture_parameter(OPTIMAL_PLAYS, _ALPHA) * variance
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mixture = beta_binomial_log_mixture(successes - truth * trials, variance * trials, rho, truth, 1.0 - truth)
+    return (mixture <= math.log(1.0 / _ALPHA)) | (trials == 0)
+
+
+def calibration_frame(found: TrialRecord, design: Design, control: int) -> "pandas.DataFrame":
+    """Return, for each rule that stopped trials, how often it was right and how often the posterior said so.
+
+    For trials in worlds from the prior the two agree: among the trials that stopped for a rule, the share of true claims
+    equals the mean posterior probability of the claim at that look. For `expected_loss` the claim is the loss itself.
+    """
+    import pandas
+
+    rows = {}
+    each = np.arange(found.ending.size)
+    for index, rule in enumerate(design.rules):
+        claim = _claim(found, rule, control)
+        is_stopped = found.ending == (ENDINGS.index(rule.name) if rule.name in ENDINGS else -1)
+        if claim is None or not is_stopped.any():
+            continue
+        if rule.name == "superiority" and control < 0:
+            said = found.best_arm_probs[each, found.arm]
+        else:
+            said = found.evidence[:, index]
+        gap = claim[is_stopped] - said[is_stopped]
+        rows[rule.name] = {
+            "num_stopped": int(is_stopped.sum()),
+            "said": float(np.mean(said[is_stopped])),
+            "found": float(np.mean(claim[is_stopped])),
+            "gap": float(np.mean(gap)),
+            "gap_se": float(np.std(gap) / math.sqrt(gap.size)),
+        }
+    return pandas.DataFrame.from_dict(rows, orient="index")
+
+
+def _claim(found: TrialRecord, rule: Any, control: int) -> np.ndarray | None:
+    """Return whether the claim of a rule is true in each trial, or the loss of the selected arm; None if it makes no claim."""
+    each, truth = np.arange(found.ending.size), np.asarray(found.truth)
+    among = np.where(found.active, truth, -np.inf)
+    own = truth[each, found.arm]
+    if rule.name == "superiority" and control < 0:
+        return (own == among.max(axis=1)).astype(float)
+    if rule.name == "equivalence" and control < 0:
+        lowest = np.where(found.active, truth, np.inf).min(axis=1)
+        return (among.max(axis=1) - lowest < rule.settings["delta"]).astype(float)
+    if rule.name in ("equivalence", "futility") and truth.shape[1] == 2:
+        gap = truth[:, 1 - control] - truth[:, control]
+        gap = np.abs(gap) if rule.name == "equivalence" else gap
+        return (gap < rule.settings["delta"]).astype(float)
+    if rule.name == "superiority" and truth.shape[1] == 2:
+        return (truth[:, 1 - control] > truth[:, control]).astype(float)
+    if rule.name == "expected_loss":
+        return among.max(axis=1) - own
+    if rule.name == "value_remaining":
+        limit = rule.thresholds(int(found.counts_by_look.shape[1]))[found.look]
+        return (among.max(axis=1) - own <= limit * np.abs(own)).astype(float)
+    return None
+
+
+def _is_right(found: TrialRecord, control: int) -> np.ndarray:
+    """Return whether the selected arm is strictly better than all others; with a control, than the control."""
+    each = np.arange(found.ending.size)
+    truth = np.array(found.truth)
+    own = truth[each, found.arm]
+    if control >= 0:
+        is_control = found.arm == control
+        return np.where(is_control, own >= truth.max(axis=1), own > truth[:, control])
+    truth[each, found.arm] = -np.inf
+    return own > truth.max(axis=1)
+
+
+def _quantile(values: np.ndarray, order: float) -> tuple[float, float]:
+    """Return a quantile, and half the distance of the order statistics one standard error away."""
+    spread = math.sqrt(order * (1.0 - order) / values.size)
+    low, middle, high = np.quantile(values, np.clip([order - spread, order, order + spread], 0.0, 1.0))
+    return float(middle), float(high - low) / 2.0
