@@ -204,7 +204,7 @@ def _compiled_check(
     engine, design = own_engine.value, own_design.value
 
     def check(key: Any, state: Any, index: Any, active: Any, control: Any) -> Look:
-        posterior = arm_posterior(key, model, engine, state, model.context, num_samples)
+        posterior = arm_posterior(key, model, engine, state, model.context, num_samples, active, design.reach)
         present = None if first_control is None else control
         return check_look(design, index, posterior, active, present, first_control=first_control)
 

@@ -58,7 +58,7 @@ def arm_posterior(
         context: at which expected rewards are compared; None for a program without.
         num_samples: M, number of draws.
         active: arms that compete; None is all. Probabilities are asked for some of these only.
-        reach: the largest difference for which `range_prob` will be asked.
+        reach: the difference for which `range_prob` will be asked; for a larger one all is computed again.
     """
     marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
     if marginals is not None and marginals.joint_events is not None:
@@ -75,11 +75,16 @@ def from_marginals(marginals: Marginals, active: Bool[Array, " A"], reach: float
         active, reach: as in `arm_posterior`.
     """
     assert marginals.joint_events is not None and marginals.best_arm_moments is not None and marginals.tail is not None
-    joint, tail, moments = marginals.joint_events(active, reach), marginals.tail, marginals.best_arm_moments
+    joint_events, tail, moments = marginals.joint_events, marginals.tail, marginals.best_arm_moments
+    joint = joint_events(active, reach)
+
+    def range_prob(delta: float, allowed: Bool[Array, " A"]) -> Float[Array, ""]:
+        return (joint if delta <= reach else joint_events(active, delta)).range_prob(delta, allowed)
+
     return ArmPosterior(
         joint.best_arm_probs,
         joint.gap_probs,
-        joint.range_prob,
+        range_prob,
         joint.near_best_prob,
         lambda active: losses_from_moments(moments(active)),
         lambda order: marginals.quantile(jnp.asarray(order)),

@@ -19,7 +19,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
-from ppl_bandit.trials.simulator import TrialSimulator, as_environment
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
 from ppl_bandit.types import Engine
 
 __all__ = ["calibrate"]
@@ -48,9 +48,9 @@ def calibrate(
 
     Args:
         design: a design with a superiority rule, whose threshold is replaced by one number for all looks.
-        null: the truth without a difference: a common value of the arms where the program has one latent per arm and no
-            others, or a truth {site: value}. A list or a mapping {name: null} of several: the threshold holds the error in the worst
-            of them.
+        null: the truth without a difference: a common value of the arms where the program has one latent per arm and
+            no others, or a truth {site: value}. A list or a mapping {name: null} of several: the threshold holds the
+            error in the worst of them.
         type_i_error: target, strictly inside (0, 1).
         symmetric: whether inferiority's threshold is 1 - p, as superiority's is p.
         num_trials: simulated trials of each null to find the threshold, and as many to judge it. The error of the result has

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.numerics.figure_style import figure_tools, styles
+from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
-from ppl_bandit.trials.trial_runs import TrialRecord
+from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 
 __all__ = ["draw_characteristics"]
 

@@ -13,8 +13,8 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.performance import calibration_frame, performance
-from ppl_bandit.trials.simulator import TrialSimulator, as_environment
-from ppl_bandit.trials.trial_runs import TrialRecord
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
+from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatingCharacteristics", "operating_characteristics"]
 
-_ARM, _RULE, _LOOK = ("arm",), ("rule",), ("look", "arm")
+_ARM, _RULE, _LOOK = ("arm",), ("rule",), ("at_look", "arm")
 _DIMS: dict[str, tuple[str, ...]] = {
     "active": _ARM,
     "counts": _ARM,
@@ -45,7 +45,7 @@ class OperatingCharacteristics:
 
     Attributes:
         design: the design.
-        dataset: all simulated trials, an `xarray.Dataset` over scenario, trial, arm, look and rule; the number `ending` is an
+        dataset: all simulated trials, an `xarray.Dataset` over scenario, trial, arm, at_look and rule; `ending` is an
             index into its attribute `endings`.
         seconds: time of the simulation, with compilation.
         method: how the posterior at a look was computed, in words.
@@ -80,8 +80,7 @@ class OperatingCharacteristics:
         }
         coords = {
             "scenario": names,
-            "look": np.arange(self.design.num_looks),
-            "look_rows": ("look", np.asarray(self.design.look_rows)),
+            "rows_at_look": ("at_look", np.asarray(self.design.look_rows)),
             "rule": [rule.name for rule in self.design.rules],
         }
         attrs = {"endings": list(ENDINGS), "design": self.design.describe(), "seed": self._seed, "method": self.method}

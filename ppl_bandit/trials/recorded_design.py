@@ -34,12 +34,9 @@ def design_from_settings(settings: Mapping[str, Any]) -> Design:
         rules.append(StoppingRule(rule["name"], threshold, dict(rule["settings"])))
     selector = settings.get("selector")
     others = {name: value for name, value in settings.items() if name not in ("looks", "selector", "stopping")}
-    return Design(
-        settings["looks"],
-        selector=None if selector is None else selector_from(selector),
-        stopping=rules,
-        **others,
-    )
+    if selector is not None:
+        others["selector"] = selector_from(selector)
+    return Design(settings["looks"], stopping=rules, **others)
 
 
 def _rule_settings(rule: StoppingRule) -> dict[str, Any]:

@@ -32,7 +32,8 @@ def tabulate_rows(
     with outside_trace(), jax.enable_x64(True):
 
         def read() -> tuple[Natural, Array]:
-            readings = read_rows(model, layout, coordinates_at(layout, prior), rows)
+            centre = coordinates_at(layout, jax.tree.map(jnp.asarray, prior))
+            readings = read_rows(model, layout, centre, rows)
             return jax.tree.map(lambda leaf: leaf.sum(axis=1), readings.naturals), readings.is_sound
 
         naturals, is_sound = run_once(read)

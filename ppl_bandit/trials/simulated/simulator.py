@@ -15,10 +15,10 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.learners import learner_of
 from ppl_bandit.trials.looks import NO_ARM
-from ppl_bandit.trials.setting import Setting
-from ppl_bandit.trials.trial_runs import TrialRecord, run_trial
+from ppl_bandit.trials.simulated.learners import learner_of
+from ppl_bandit.trials.simulated.setting import Setting
+from ppl_bandit.trials.simulated.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 
 __all__ = ["TrialSimulator", "as_environment", "check_units"]
@@ -45,6 +45,11 @@ class TrialSimulator:
         num_samples: int = 1000,
         num_futures: int = 100,
     ):
+        if model.moving_sites:
+            raise ValueError(
+                f"the program's sites {sorted(model.moving_sites)} move with time, and designs are simulated for programs "
+                "whose arms stay the same: give such a program"
+            )
         control = design.control_index(range(model.num_arms))
         check_units(model, design)
         with jax.enable_x64(True):

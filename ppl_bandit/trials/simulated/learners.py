@@ -20,7 +20,7 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import initial_state
-from ppl_bandit.trials.outcome_sums import sums_of_outcomes
+from ppl_bandit.trials.simulated.outcome_sums import sums_of_outcomes
 from ppl_bandit.types import Engine, Interaction, Key
 
 __all__ = ["BlockOutcomes", "Learner", "learner_of"]

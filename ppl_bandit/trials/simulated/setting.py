@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.learners import Learner
+from ppl_bandit.trials.simulated.learners import Learner
 from ppl_bandit.types import Engine
 
 __all__ = ["Setting"]

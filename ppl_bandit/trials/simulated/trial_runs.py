@@ -19,11 +19,11 @@ from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.arm_posterior import arm_posterior
-from ppl_bandit.trials.arrivals import arrival_counts, arrivals_width, draw_delays
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, NO_ARM, Look, check_look
-from ppl_bandit.trials.prediction import predict_success
-from ppl_bandit.trials.setting import Setting
+from ppl_bandit.trials.simulated.arrivals import arrival_counts, arrivals_width, draw_delays
+from ppl_bandit.trials.simulated.prediction import predict_success
+from ppl_bandit.trials.simulated.setting import Setting
 from ppl_bandit.types import Key
 
 __all__ = ["TrialRecord", "run_trial"]

@@ -1,0 +1,239 @@
+"""Simulated designs have the operating characteristics of independent calculations."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Design, Environment, RewardModel, calibrate, operating_characteristics, selectors, stopping
+from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.simulated.arrivals import arrival_counts
+
+
+def rates_of(num_arms):
+    def rates(arm):
+        with numpyro.plate("arms", num_arms):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    return RewardModel(rates, num_arms)
+
+
+def means(arm):
+    with numpyro.plate("arms", 2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1000.0))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+
+def similar(arm):
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    with numpyro.plate("arms", 3):
+        mean = numpyro.sample("mean", dist.Normal(0.0, spread))
+    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+
+def adaptr_design(threshold=0.9814318):
+    """The design of the README of adaptr, an R package."""
+    rules = (
+        stopping.superiority(threshold),
+        stopping.inferiority(1.0 - threshold),
+        stopping.equivalence(0.9, delta=0.05),
+    )
+    return Design(
+        range(400, 2001, 100),
+        lag=100,
+        max_rows=2000,
+        selector=selectors.thompson(),
+        allocation="looks",
+        floors=0.15,
+        softening=0.5,
+        stopping=rules,
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return rates_of(3)
+
+
+@pytest.fixture(scope="module")
+def adaptr(model):
+    return operating_characteristics(model, adaptr_design(), {"null": 0.75}, num_trials=600, seed=3)
+
+
+def test_the_readme_design_of_adaptr_ends_as_in_an_independent_replica(adaptr):
+    row = adaptr.table().loc["null"]
+    # An exact replica in NumPy: .0568 +- .0026, .377 +- .0054 and 1,747 +- 4.6 in 8,000 trials. Three joint standard errors.
+    for name, expected, error in (
+        ("superiority", 0.0568, 0.0026),
+        ("equivalence", 0.377, 0.0054),
+        ("mean_rows", 1747, 4.6),
+    ):
+        assert abs(row[name] - expected) <= 3 * np.hypot(row[f"{name}_se"], error)
+    assert row.type_i_error == row.superiority == row.familywise_error
+    np.testing.assert_allclose(row[["superiority", "equivalence", "futility", "undecided"]].sum(), 1.0)
+
+
+def test_every_figure_has_a_standard_error_and_trials_are_consistent(adaptr):
+    table, found = adaptr.table(), adaptr.dataset
+    names = [name for name in table if not name.endswith("_se")]
+    assert sorted(table) == sorted([*names, *(f"{name}_se" for name in names)])
+    rows = found.rows_at_look.values[found.look.values]
+    np.testing.assert_allclose(found.counts.sum("arm"), rows)
+    np.testing.assert_allclose(
+        found.outcomes.sum("arm"), rows
+    )  # those of the last 100 decisions have arrived in the end
+    shares = found.counts / found.counts.sum("arm")
+    assert float(shares.min()) > 0.1  # floors of .15, with the noise of 400 rows: .15 - 3 * .018
+    assert set(np.unique(found.ending)) <= {ENDINGS.index(name) for name in ("superiority", "equivalence", "undecided")}
+    # The selected arm looks better than it is; the sequence of `evaluate` covers all the same.
+    row = table.loc["null"]
+    assert row.bias > 3 * row.bias_se
+    assert row.sequence_coverage >= 0.95
+
+
+def test_a_figure_shows_status_sizes_allocation_and_errors(adaptr):
+    figure = adaptr.plot()
+    assert [axis.get_title() for axis in figure.axes] == [
+        "status at each look",
+        "sample size",
+        "allocation",
+        "error of the estimates",
+    ]
+    with pytest.raises(ValueError, match="scenario is 'x', expected one of"):
+        adaptr.plot("x")
+
+
+def test_outcomes_arrive_at_the_first_look_that_is_late_enough():
+    design = Design([4, 6, 8], lag=3, max_rows=8)
+    # Row 1 is known at look 1; 2 and 3 at look 2; 4 and 5 at look 3; the rest at the last look, which waits. Blocks by row.
+    found = np.asarray(arrival_counts(jax.random.key(0), design))
+    assert found.tolist() == [[1, 2, 1, 0], [0, 1, 1, 0], [0, 2, 0, 0], [0, 0, 0, 0]]
+    delays = Design([4, 6, 8], lag=[0.5, 0.0, 0.25])  # a quarter of the outcomes never arrives
+    counts = np.mean([np.asarray(arrival_counts(jax.random.key(seed), delays)) for seed in range(200)], axis=0)
+    assert abs(counts.sum() - 6.0) < 4 * np.sqrt(8 * 0.25 * 0.75 / 200)
+
+
+BAD = [
+    (lambda model: {"null": {"p": 1}}, {}, "expected \\['rate'\\]"),
+    (lambda model: {"null": "x"}, {}, "scenario 'null' is 'x', expected a truth"),
+    (lambda model: {}, {}, "scenarios is empty"),
+    (lambda model: {"null": 0.5}, {"control": 7}, "control is 7, which is no arm"),
+    (
+        lambda model: {"null": 0.5},
+        {"stopping": stopping.equivalence(0.9, delta=5.0)},
+        "give it in the unit of the expected",
+    ),
+    (
+        lambda model: {"null": 0.5},
+        {"stopping": stopping.expected_loss(2.0)},
+        "expected_loss: below is 2, but arms differ by at most",
+    ),
+]
+
+
+@pytest.mark.parametrize("scenarios, settings, message", BAD)
+def test_a_design_that_does_not_fit_the_model_is_refused_in_words(model, scenarios, settings, message):
+    with pytest.raises(ValueError, match=message):
+        operating_characteristics(model, Design([10, 20], **settings), scenarios(model), num_trials=10)
+
+
+def test_calibrate_refuses_what_it_cannot_calibrate(model):
+    design = Design([10, 20], stopping=stopping.superiority(0.9))
+    with pytest.raises(ValueError, match="has no such rule"):
+        calibrate(model, Design([10]), 0.5)
+    with pytest.raises(ValueError, match="expected one common value"):
+        calibrate(model, design, {"rate": np.array([0.1, 0.2, 0.3])})
+    with pytest.raises(ValueError, match="not worlds from the prior"):
+        calibrate(model, design, {"a": Environment.from_prior(model)})
+    with pytest.raises(ValueError, match="type_i_error must be a probability"):
+        calibrate(model, design, 0.5, type_i_error=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_looks, expected", [(1, 0.05), (2, 0.0831), (5, 0.1417), (20, 0.2479)])
+def test_looking_more_often_inflates_the_type_i_error_as_theory_says(num_looks, expected):
+    design = Design(np.arange(1, num_looks + 1) * 400, stopping=stopping.superiority(0.975))
+    row = operating_characteristics(RewardModel(means, 2), design, {"null": 0.0}, num_trials=20_000).table().loc["null"]
+    assert abs(row.superiority - expected) <= 3 * row.superiority_se
+
+
+@pytest.mark.slow
+def test_a_calibrated_threshold_has_its_error_on_fresh_seeds():
+    design = Design(np.arange(1, 6) * 400, stopping=stopping.superiority(0.975))
+    found = calibrate(RewardModel(means, 2), design, 0.0, num_trials=20_000)
+    own = found.calibration
+    # The quantile and the fresh trials each have an error: sqrt(2).
+    assert abs(own["type_i_error"] - 0.05) <= 3 * np.sqrt(2) * own["type_i_error_se"]
+    assert (
+        abs(own["threshold"] - 0.99209) <= 3 * 0.0003
+    )  # the error of a quantile: .0015 / 5, by the slope of the error there
+    assert "was calibrated to a type I error of 0.05 under null 0" in found.describe()
+
+
+@pytest.mark.slow
+def test_a_tied_inferiority_threshold_is_calibrated_by_search(model):
+    found = calibrate(model, adaptr_design(), 0.75, symmetric=True, num_trials=4000)
+    own = found.calibration
+    assert found.rule("inferiority").threshold == 1.0 - own["threshold"]
+    assert abs(own["type_i_error"] - 0.05) <= 3 * np.sqrt(2) * own["type_i_error_se"]
+
+
+RULES = {
+    "superiority": (None, stopping.superiority(0.95)),
+    "equivalence": (None, stopping.equivalence(0.9, delta=0.1)),
+    "expected_loss": (None, stopping.expected_loss(0.01)),
+    "value_remaining": (None, stopping.value_remaining(0.05)),
+    "control": (
+        0,
+        (stopping.superiority(0.95), stopping.equivalence(0.9, delta=0.1), stopping.futility(0.9, delta=0.05)),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RULES)
+def test_in_worlds_from_the_prior_claims_are_true_as_often_as_the_posterior_says(name):
+    control, rules = RULES[name]
+    design = Design(range(50, 501, 50), stopping=rules, control=control)
+    frame = operating_characteristics(
+        rates_of(2 if control == 0 else 3), design, "prior", num_trials=8000
+    ).calibration()
+    assert len(frame) and np.all(frame.num_stopped > 100)
+    assert np.all(np.abs(frame.gap) <= 3 * frame.gap_se + 2e-3 * (name == "expected_loss"))
+    if name == "expected_loss":
+        assert np.all(frame.found <= 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 20, (0.5, 0.3, 0.2)], ids=str)
+def test_a_selector_that_decides_each_time_learns_late_outcomes(model, lag):
+    design = Design(
+        [40, 80], selector=selectors.thompson(), lag=lag, burn_in=10, stopping=stopping.superiority(0.99), max_rows=80
+    )
+    found = operating_characteristics(model, design, {"truth": [0.2, 0.5, 0.8]}, num_trials=64).dataset
+    rows = found.rows_at_look.values[found.look.values]
+    np.testing.assert_allclose(found.counts.sum("arm"), rows)
+    np.testing.assert_allclose(found.outcomes.sum("arm"), rows)
+    assert float((found.counts / found.counts.sum("arm")).mean("trial")[0, 2]) > 0.5
+
+
+@pytest.mark.slow
+def test_a_partly_conjugate_program_has_operating_characteristics_too():
+    design = Design([30, 60], stopping=stopping.superiority(0.9))
+    truth = {"spread": 1.0, "mean": np.array([0.0, 0.0, 2.0])}
+    found = operating_characteristics(RewardModel(similar, 3), design, {"truth": truth}, num_trials=16)
+    assert found.method.startswith("collapsed, row by row")
+    assert found.table().loc["truth", "power"] > 0.8  # two standard deviations of one row apart, 10 rows per arm
+
+
+@pytest.mark.slow
+def test_predicted_success_stops_and_predicted_failure_ends_with_futility(model):
+    rule = stopping.predictive_success(0.95, at=400, success=0.95, below=0.05)
+    design = Design([100, 200, 400], stopping=rule)
+    table = operating_characteristics(
+        model, design, {"clear": [0.2, 0.2, 0.6], "null": 0.5}, num_trials=200, num_futures=50
+    ).table()
+    assert table.loc["clear", "predictive_success"] > 0.95
+    assert table.loc["null", "futility"] > 0.3
