@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import Bandit
-from ppl_bandit.display.figure_style import styles
+from ppl_bandit.comparison.output.figure_layout import leading_arms
+from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
-from ppl_bandit.live.show.overview import Overview
+from ppl_bandit.live.show.overview import Overview, slot_note
 from ppl_bandit.live.show.rendering import arms_text
 from ppl_bandit.numerics.expected_loss import losses_from_table
+from ppl_bandit.simulation.figures import _by_arm as draw_by_arm
 from ppl_bandit.types import Explanation
 
 M = 4000
@@ -196,3 +199,24 @@ def test_a_bandit_prints_what_it_is(plain):
 
 def test_the_lines_of_a_dozen_arms_are_told_apart():
     assert len(set(itertools.islice(styles(), 49))) == 49
+
+
+def test_places_of_a_list_of_candidates_are_noticed():
+    candidates = SimpleNamespace(context=np.zeros((20, 8)), num_arms=20, latent_shapes={"weights": (8,)})
+    assert "places in a list of candidates" in slot_note(candidates)
+    for context, shapes in ((np.zeros((20, 8)), {"weights": (20, 8)}), (np.zeros(8), {"weights": (8,)}), (None, {})):
+        assert slot_note(SimpleNamespace(context=context, num_arms=20, latent_shapes=shapes)) == ""
+
+
+def test_comparisons_and_simulations_of_many_arms_draw_the_leading_ones():
+    found = made_up(34)
+    shown, note = leading_arms(SimpleNamespace(overviews={"reference": found}))
+    assert list(shown) == list(found.leaders[:15]) and note == " (the 15 of 34 arms with the largest means)"
+    assert leading_arms(SimpleNamespace(overviews={"reference": made_up(16)}))[1] == ""
+    axis = figure_tools().figure().subplots()
+    shares = np.full((5, 34), 0.5 / 33)
+    shares[:, 9] = 0.5
+    draw_by_arm(axis, shares, "share")
+    labels = [line.get_label() for line in axis.lines]
+    assert len(labels) == 7 and "28 others" in labels and "arm 9" in labels
+    np.testing.assert_allclose(sum(line.get_ydata() for line in axis.lines), 1.0)
