@@ -16,6 +16,7 @@ PROMISED = (
     "bernoulli",
     "beta_hierarchy",
     "binomial",
+    "candidates",
     "dirichlet_categorical",
     "exponential",
     "gaussian",
@@ -27,6 +28,7 @@ PROMISED = (
     "logistic",
     "poisson",
     "ridge_regression",
+    "slates",
     "student_t",
 )
 

@@ -93,7 +93,7 @@ def _reproduce(reproduce: argparse.ArgumentParser) -> None:
         "figures",
         nargs="*",
         metavar="FIGURE",
-        help="execution, correct-actions, bernoulli-regret, bernoulli-kl, linear-regret, linear-kl (all)",
+        help="execution, correct-actions, bernoulli-regret, bernoulli-kl, linear-regret, linear-kl, claims (all)",
     )
     size = reproduce.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="fewer realizations: minutes on two cores (the default)")

@@ -12,6 +12,7 @@ import numpy as np
 
 from ppl_bandit.commands.names import check_names
 from ppl_bandit.paper import figures as paper_figures, runs as paper, settings
+from ppl_bandit.paper.claims import Claim, claims_of_grids, claims_of_settings
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FIGURE_SETTINGS", "execute", "reproduce"]
 
-FIGURE_SETTINGS = {  # {figure: settings that it needs}; a grid figure runs its own problems
+FIGURE_SETTINGS = {  # {figure: settings that it needs}; grids and claims run their own problems
     "execution": ("bernoulli-three",),
     "correct-actions": ("bernoulli",),
     "bernoulli-regret": ("bernoulli", "bernoulli-close"),
     "bernoulli-kl": (),
     "linear-regret": ("linear-caption", "linear-figure"),
     "linear-kl": (),
+    "claims": (),
 }
 
 
@@ -88,8 +90,13 @@ def reproduce(
         grids["linear"] = paper.linear_grid(sizes.num_linear, sizes.grid_runs, **options)
         clock.finish_part()
     _draw(chosen, runs, grids, sizes.grid_runs, out)
-    numbers = paper.verdicts(runs)
-    (out / "reproduction.md").write_text(_report(numbers, runs, grids, seed, precision, time.time() - began))
+    numbers, claims = paper.verdicts(runs), claims_of_grids(grids)
+    if "claims" in chosen:
+        show("claims about M and about the quantile of Bayes-UCB ...")
+        claims += claims_of_settings(sizes.runs, seed=seed, precision=precision, progress=has_bar)
+    for claim in claims:
+        show(f"{claim.claim}: {claim.verdict}\n  {claim.measured}")
+    (out / "reproduction.md").write_text(_report(numbers, claims, runs, grids, seed, precision, time.time() - began))
     for setting, dataset in runs.items():
         dataset.to_netcdf(out / f"{setting}.nc")
     return numbers
@@ -138,6 +145,7 @@ def _draw(
 
 def _report(
     numbers: list[ReproducedRegret],
+    claims: list[Claim],
     runs: "dict[str, xarray.Dataset]",
     grids: dict[str, GridRegret],
     seed: int,
@@ -179,6 +187,9 @@ def _report(
                 )
     for name, grid in grids.items():
         lines += ["", *_compare_grid(name, grid)]
+    if claims:
+        lines += ["", "What the paper says in words:", "", "| claim | measured | verdict |", "| --- | --- | --- |"]
+        lines += [f"| {claim.claim} | {claim.measured} | {claim.verdict} |" for claim in claims]
     lines += ["", *_NOTES]
     return "\n".join(lines) + "\n"
 

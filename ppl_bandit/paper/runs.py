@@ -35,7 +35,15 @@ from ppl_bandit.types import Engine, Key, Selector
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["GridRegret", "ReproducedRegret", "bernoulli_grid", "linear_grid", "run_setting", "verdicts"]
+__all__ = [
+    "GridRegret",
+    "ReproducedRegret",
+    "bernoulli_grid",
+    "linear_grid",
+    "run_setting",
+    "simulate_setting",
+    "verdicts",
+]
 
 _GRID_STEPS = 1500
 _STUCK = 1 / 1200  # share of runs of double sampling on (.4, .8) that end up stuck on the worse arm
@@ -68,6 +76,21 @@ class GridRegret(NamedTuple):
 
 def run_setting(name: str, num_realizations: int, *, seed: int = 0, precision: str, progress: bool) -> "xarray.Dataset":
     """Simulate every policy in a setting, and return the summary."""
+    policies = {policy: make() for policy, make in POLICIES.items()}
+    return simulate_setting(name, policies, num_realizations, seed=seed, precision=precision, progress=progress)
+
+
+def simulate_setting(
+    name: str,
+    policies: Mapping[str, Selector],
+    num_realizations: int,
+    *,
+    num_samples: int = 1000,
+    seed: int = 0,
+    precision: str,
+    progress: bool,
+) -> "xarray.Dataset":
+    """Simulate policies in a setting, and return the summary."""
     setting = SETTINGS[name]
     is_linear = bool(setting.weights)
     model = _linear(len(setting.weights)) if is_linear else _bernoulli(len(setting.rates))
@@ -76,10 +99,11 @@ def run_setting(name: str, num_realizations: int, *, seed: int = 0, precision: s
         seed,
         model,
         engines.conjugate,
-        {policy: make() for policy, make in POLICIES.items()},
+        policies,
         Environment(model, truth, uniform_context if is_linear else None),
         num_steps=setting.num_steps,
         num_realizations=num_realizations,
+        num_samples=num_samples,
         summary=True,
         precision=precision,
         progress=progress,

@@ -8,7 +8,9 @@ import pytest
 from ppl_bandit.commands import reproduce as reproduce_command
 from ppl_bandit.commands.cli import main
 from ppl_bandit.paper import runs as paper, settings as paper_settings
-from ppl_bandit.paper.settings import LOWEST, PUBLISHED_REGRETS, SETTINGS, THOMPSON, paper_data
+from ppl_bandit.paper.claims import claims_of_grids
+from ppl_bandit.paper.runs import GridRegret
+from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, PUBLISHED_REGRETS, SETTINGS, THOMPSON, paper_data
 
 
 def test_the_papers_figures_are_in_the_package():
@@ -53,6 +55,30 @@ def test_a_figure_is_drawn_with_its_table_and_data(grid, small, tmp_path, capsys
     report = (tmp_path / "paper" / "reproduction.md").read_text()
     assert "| Bernoulli, rates (.4, .8) | 40 | 30 | Thompson | 4.52 +- 0.04 | authors |" in report
     assert ("Bernoulli grid, A = 2 (3 problems)" in report) == bool(grid) and "stuck" in report
+
+
+def test_claims_about_grids_are_judged_by_their_means_and_by_their_largest_reduction():
+    def grid(hard, easy):
+        relative = {THOMPSON: np.array([hard, easy]), BAYES_UCB: np.array([hard, easy - 0.1])}
+        error = dict.fromkeys(relative, np.full(2, 0.01))
+        return GridRegret(["hard", "easy"], np.array([0.1, 0.5]), relative, error)
+
+    first, second = claims_of_grids({"A = 3": grid(-0.02, -0.4), "linear": grid(-0.5, -0.42)})
+    assert first.verdict == second.verdict == "holds"
+    assert "1 of 2 triples: -2.0% below and -40.0% above .25 against Thompson" in first.measured
+    assert "-42.0% +- 1.0% against Thompson, on easy; -52.0%" in second.measured
+    assert [claim.verdict for claim in claims_of_grids({"A = 3": grid(-0.5, -0.4), "linear": grid(-0.5, -0.2)})] == [
+        "does not hold"
+    ] * 2
+    assert claims_of_grids({}) == []
+
+
+@pytest.mark.slow
+def test_claims_are_measured_and_reported(small, tmp_path, capsys):
+    assert main(["reproduce", "claims", "--out", str(tmp_path)]) == 0
+    report = (tmp_path / "reproduction.md").read_text()
+    assert "| M = 1,000; larger M do not significantly improve regret | double sampling on rates (.4, .8), 30" in report
+    assert "the loss of Bayes-UCB" in report and "order .75" in capsys.readouterr().out
 
 
 def test_an_unknown_figure_is_refused(tmp_path, capsys):

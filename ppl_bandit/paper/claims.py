@@ -1,0 +1,133 @@
+"""Claims that the paper makes in words, each with what we measure and a verdict."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_bandit import selectors
+from ppl_bandit.paper.runs import GridRegret, simulate_setting
+from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON, paper_data
+from ppl_bandit.types import Selector
+
+__all__ = ["Claim", "claims_of_grids", "claims_of_settings"]
+
+_TABLE_SIZES = (100, 1000, 10_000)
+_HARD = 0.25  # the divergence below which the paper calls a problem challenging
+_QUANTILES: Mapping[str, Callable[[], Selector]] = {
+    BAYES_UCB: selectors.bayes_ucb,
+    "order 1 - 1/sqrt(t)": lambda: selectors.bayes_ucb(lambda step: 1.0 - 1.0 / jnp.sqrt(step)),
+    "order .95": lambda: selectors.bayes_ucb(0.95),
+    "order .75": lambda: selectors.bayes_ucb(0.75),
+}
+
+
+class Claim(NamedTuple):
+    """A sentence of the paper, what we measure, and whether it holds."""
+
+    claim: str
+    measured: str
+    verdict: str
+
+
+def claims_of_settings(num_runs: Mapping[str, int], *, seed: int, precision: str, progress: bool) -> list[Claim]:
+    """Simulate and judge the claims about M and about the quantile of Bayes-UCB.
+
+    Args:
+        num_runs: realizations, by setting.
+    """
+    options = {"seed": seed, "precision": precision, "progress": progress}
+    return [_larger_tables(num_runs["bernoulli"], **options), _quantile(num_runs["linear-figure"], **options)]
+
+
+def _larger_tables(num_runs: int, *, seed: int, precision: str, progress: bool) -> Claim:
+    regrets = {}
+    for size in _TABLE_SIZES:
+        found = simulate_setting(
+            "bernoulli",
+            {RANDOM: selectors.double_sampling()},
+            num_runs,
+            num_samples=size,
+            seed=seed,
+            precision=precision,
+            progress=progress,
+        )
+        regrets[size] = _mean_and_error(np.asarray(found.final_regret, float))
+    shown = ", ".join(f"M = {size}: {mean:.2f} +- {error:.2f}" for size, (mean, error) in regrets.items())
+    (base, base_error), (large, large_error) = regrets[1000], regrets[10_000]
+    gain = base - large
+    is_gain = gain > 3.0 * math.hypot(base_error, large_error)
+    return Claim(
+        "M = 1,000; larger M do not significantly improve regret",
+        f"double sampling on rates (.4, .8), {num_runs} realizations: {shown}",
+        "does not hold" if is_gain else "holds",
+    )
+
+
+def _quantile(num_runs: int, *, seed: int, precision: str, progress: bool) -> Claim:
+    policies = {THOMPSON: selectors.thompson()} | {name: make() for name, make in _QUANTILES.items()}
+    found = simulate_setting(
+        "linear-figure", policies, num_runs, seed=seed, precision=precision, progress=progress
+    ).final_regret
+    regrets = {name: _mean_and_error(np.asarray(found.sel(selector=name), float)) for name in policies}
+    shown = ", ".join(f"{name} {mean:.1f} +- {error:.1f}" for name, (mean, error) in regrets.items())
+    paper, thompson = regrets[BAYES_UCB][0], regrets[THOMPSON][0]
+    best = min((name for name in _QUANTILES if name != BAYES_UCB), key=lambda name: regrets[name][0])
+    gain, error = paper - regrets[best][0], math.hypot(regrets[BAYES_UCB][1], regrets[best][1])
+    if gain <= 3.0 * error:
+        verdict = "not supported: no other order loses less"
+    elif regrets[best][0] < thompson + 3.0 * math.hypot(regrets[best][1], regrets[THOMPSON][1]):
+        verdict = f"holds: with the {best} the loss against Thompson is gone"
+    else:
+        verdict = f"holds in part: the {best} loses less, but more than Thompson"
+    return Claim(
+        "the loss of Bayes-UCB on linear Gaussian problems relates to its quantile, alpha = 1/t",
+        f"regret on weights (-.5, -.5), (0, 0), (.5, .5), noise 1, {num_runs} realizations: {shown}",
+        verdict,
+    )
+
+
+def claims_of_grids(grids: Mapping[str, GridRegret]) -> list[Claim]:
+    """Judge the claims about problems with a small divergence, and about the largest reductions, from grids that were run."""
+    claims = []
+    if "A = 3" in grids:
+        grid, points = grids["A = 3"], paper_data("bernoulli_kl")["points"]
+        is_hard, parts, holds = grid.divergence < _HARD, [], []
+        for policy, field in ((THOMPSON, "vs_thompson"), (BAYES_UCB, "vs_bayes_ucb")):
+            hard, easy = grid.relative[policy][is_hard], grid.relative[policy][~is_hard]
+            theirs = np.mean([point[field] for point in points if point["min_kl"] < _HARD])
+            parts.append(
+                f"{100 * hard.mean():+.1f}% below and {100 * easy.mean():+.1f}% above .25 against {policy} (the paper's points "
+                f"below: {100 * theirs:+.1f}%)"
+            )
+            holds.append(hard.mean() > easy.mean())
+        claims.append(
+            Claim(
+                "where the divergence is below .25, performance worsens, to near-equivalent with Thompson",
+                f"{is_hard.sum()} of {is_hard.size} triples: {'; '.join(parts)}",
+                "holds" if all(holds) else "does not hold",
+            )
+        )
+    if "linear" in grids:
+        grid = grids["linear"]
+        is_easy = grid.divergence > _HARD
+        parts, holds = [], []
+        for policy, reduction in ((THOMPSON, 0.40), (BAYES_UCB, 0.50)):
+            least = int(np.argmin(np.where(is_easy, grid.relative[policy], np.inf)))
+            value, error = grid.relative[policy][least], grid.error[policy][least]
+            parts.append(f"{100 * value:+.1f}% +- {100 * error:.1f}% against {policy}, on {grid.problems[least]}")
+            holds.append(value < -reduction + 3.0 * error)
+        claims.append(
+            Claim(
+                "linear Gaussian problems: reductions of up to 40% against Thompson and 50% against Bayes-UCB",
+                f"the largest of {is_easy.sum()} problems above .25: {'; '.join(parts)}",
+                "holds" if all(holds) else "does not hold",
+            )
+        )
+    return claims
+
+
+def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(values.size))
