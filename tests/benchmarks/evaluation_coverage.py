@@ -243,12 +243,12 @@ def main():
 
 
 def use_one_core(counter):
-    """Pin a worker to a core of its own: a process of JAX takes all cores otherwise."""
+    """Pin a worker to one core: a process of JAX takes all of them otherwise."""
     with counter.get_lock():
         number, counter.value = counter.value, counter.value + 1
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[number % len(cores)]})
+        os.sched_setaffinity(0, {cores[(number + os.getppid()) % len(cores)]})
 
 
 if __name__ == "__main__":
