@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +38,7 @@ def claims_of_settings(num_runs: Mapping[str, int], *, seed: int, precision: str
     Args:
         num_runs: realizations, by setting.
     """
-    options = {"seed": seed, "precision": precision, "progress": progress}
+    options: dict[str, Any] = {"seed": seed, "precision": precision, "progress": progress}
     return [_larger_tables(num_runs["bernoulli"], **options), _quantile(num_runs["linear-figure"], **options)]
 
 
