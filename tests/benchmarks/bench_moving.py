@@ -23,6 +23,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import Normal
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate
+from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.types import Engine, Explanation, Interaction
 
 NUM_ARMS = 3
@@ -179,6 +180,25 @@ def measure_steps(program: Callable, num_steps: int) -> dict[str, float]:
     }
 
 
+def draw_figure(paths: list[str], out: str) -> None:
+    """Write a figure of mean cumulative regret over the steps, one panel for each world, from results in JSON files."""
+    worlds: dict[str, Any] = {}
+    for path in paths:
+        with open(path) as file:
+            found = json.load(file)
+        worlds |= {name: (found, methods) for name, methods in found.get("regret", {}).items()}
+    plt = figure_tools()
+    figure, axes = plt.subplots(1, len(worlds), figsize=(5.6 * len(worlds), 4.2), layout="constrained", squeeze=False)
+    for axis, (name, (found, by_method)) in zip(axes[0], worlds.items(), strict=True):
+        for (method, own), (colour, dash) in zip(by_method.items(), styles(), strict=False):
+            steps = np.arange(len(own["curve"])) * max(1, found["steps"] // 100) + 1
+            label = f"{method}: {own['regret']:.1f} ± {own['standard_error']:.1f}"
+            axis.plot(steps, own["curve"], color=colour, linestyle=dash, label=label)
+        axis.set(title=name.replace("_", " "), xlabel="decision", ylabel="mean cumulative regret")
+        axis.legend(fontsize=7, title=f"after {found['steps']} decisions, {found['runs']} runs", title_fontsize=7)
+    figure.savefig(out, dpi=90)
+
+
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -188,7 +208,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worlds", default="gaussian_walk,logistic_walk")
     parser.add_argument("--out", default="moving")
+    parser.add_argument("--figure", nargs="+", help="results to draw, instead of measuring", default=[])
     arguments = parser.parse_args()
+    if arguments.figure:
+        draw_figure(arguments.figure, f"{arguments.out}.png")
+        return
     programs = {program.__name__: program for program in (gaussian_walk, gaussian_walk_unknown, logistic_walk)}
     found: dict[str, Any] = {
         "runs": arguments.runs,
