@@ -35,7 +35,9 @@ def lifetimes(arm):
     numpyro.sample("reward", dist.Weibull(1.0 / rate[arm], 1.5))
 
 
-@pytest.mark.parametrize("program", [rates, unknown_noise], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program", [rates, pytest.param(unknown_noise, marks=pytest.mark.slow)], ids=lambda program: program.__name__
+)
 def test_a_block_learned_at_once_equals_its_rows_learned_by_the_engine(program, monkeypatch):
     with jax.enable_x64(True):
         model = RewardModel(program, 3)
