@@ -6,7 +6,7 @@ import numpyro.distributions as dist
 import pandas
 import pytest
 
-from ppl_bandit import Bandit, Journal, evaluate
+from ppl_bandit import Bandit, Journal, RewardModel, engines, evaluate
 
 
 def clicks(arm):
@@ -17,17 +17,25 @@ def clicks(arm):
 ROWS = pandas.DataFrame({"arm": ["a", "b"] * 20, "reward": [1, 0, 0, 1] * 10, "p": np.linspace(0.3, 0.7, 40)})
 
 
-@pytest.mark.parametrize("kind", ["memory", "journal", "file"])
-def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(kind, tmp_path):
+@pytest.fixture(scope="module")
+def parts():
+    model = RewardModel(clicks, 2)
+    engine = engines.conjugate(model)
+    return model, {"engine": lambda _: engine, "arms": ["a", "b"]}
+
+
+@pytest.mark.parametrize("kind", ["file", "journal"])
+def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(parts, kind, tmp_path):
+    model, options = parts
     place = {"journal": tmp_path / "j.db"} if kind == "journal" else {}
-    bandit = Bandit(clicks, arms=["a", "b"], **place)
+    bandit = Bandit(model, **options, **place)
     bandit.update_many(ROWS, propensity="p")
     bandit.update_many(arms=["a"], rewards=[1])  # of an unknown probability
     decision = bandit.select()
     bandit.update(decision, 1)
-    if kind == "file":
+    if kind == "file":  # what memory keeps is saved and loaded
         bandit.save(tmp_path / "saved")
-        bandit = Bandit.load(tmp_path / "saved", clicks)
+        bandit = Bandit.load(tmp_path / "saved", model, engine=options["engine"])
     log = bandit.logged_decisions()
     np.testing.assert_allclose(log.propensity, [*ROWS.p, decision.propensity])
     assert log.num_without_propensity == 1 and log.propensities is None
@@ -49,10 +57,9 @@ def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(kind, tmp_
         ({"propensity": "p"}, "give the name of its column"),
     ],
 )
-def test_numbers_that_are_no_propensities_are_refused(given, message):
+def test_numbers_that_are_no_propensities_are_refused(parts, given, message):
+    model, options = parts
+    bandit = Bandit(model, **options)
     with pytest.raises(ValueError, match=message):
-        BANDIT.update_many(arms=["a", "b"], rewards=[0, 1], **given)
-    assert BANDIT.num_rewards == 0
-
-
-BANDIT = Bandit(clicks, arms=["a", "b"])
+        bandit.update_many(arms=["a", "b"], rewards=[0, 1], **given)
+    assert bandit.num_rewards == 0

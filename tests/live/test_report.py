@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, selectors
+from ppl_bandit import Bandit, RewardModel, engines, selectors
 from ppl_bandit.live.show.lookahead import simulated_pseudo_counts
 from ppl_bandit.numerics.expected_loss import loss_after, losses_from_table
 
@@ -27,8 +27,16 @@ def brute_force_loss(a, b, num_rows, num_worlds, rng):
 
 
 @pytest.fixture(scope="module")
-def bandit():
-    made = Bandit(clicks, arms=["old", "new"], selector=selectors.thompson())
+def parts():
+    model, selector = RewardModel(clicks, 2), selectors.thompson()
+    engine = engines.conjugate(model)
+    return model, {"engine": lambda _: engine, "selector": selector}
+
+
+@pytest.fixture(scope="module")
+def bandit(parts):
+    model, options = parts
+    made = Bandit(model, arms=["old", "new"], **options)
     made.update_many(arms=["old"] * 40 + ["new"] * 40, rewards=[1] * 12 + [0] * 28 + [1] * 17 + [0] * 23)
     return made
 
@@ -91,8 +99,9 @@ def test_a_report_is_a_page_with_a_figure_and_plain_values(bandit, tmp_path):
     assert "<table" in report._repr_html_()
 
 
-def test_a_report_without_rewards_or_with_wrong_numbers():
-    fresh = Bandit(clicks, 2)
+def test_a_report_without_rewards_or_with_wrong_numbers(parts):
+    model, options = parts
+    fresh = Bandit(model, **options)
     assert str(fresh.report()).startswith("arm 0 leads after 0 rewards: expected reward 0.5")
     with pytest.raises(ValueError, match="more"):
         fresh.report(more=(0,))
