@@ -92,6 +92,8 @@ def hierarchy(top: str, noise: str, is_centred: bool = True) -> Shape:
             child = c["shift"] + c["slope"] * parent + c["step"] * numpyro.sample("child", dist.Normal(0.0, 1.0))
         x = (parent - c["loc"]) / c["spread"]
         numpyro.factor("bend", c["amount"] * jnp.sin(c["pace"] * x + 0.4) - 0.5 * c["square"] * x**2 + c["line"] * x)
+        # A hill that may be below the last digit at every point that is tried.
+        numpyro.factor("bump", c["height"] * (1.0 / (1.0 + ((x - c["place"]) / c["width"]) ** 8)))
         mean = c["offset"] + c["gain"] * child
         mean = mean + c["wave"] * c["noise"] * jnp.sin((child - c["shift"] - c["slope"] * c["loc"]) / c["swing"])
         numpyro.sample("reward", make(noise, mean + 0.0 * arm, c["noise"], c["df"]))
@@ -109,6 +111,8 @@ def hierarchy(top: str, noise: str, is_centred: bool = True) -> Shape:
         amount = decades(rng, -1, 1) if is_bent else 0.0
         wave = decades(rng, -2, 0.5) if not is_bent and rng.uniform() < 0.2 else 0.0
         pace, square, line = decades(rng, -0.5, 1), rng.choice([0.0, 2.0]), rng.choice([0.0, -1.0])
+        is_bumped = not is_bent and wave == 0.0 and rng.uniform() < 0.2
+        height, place, width = 20.0 * is_bumped, 2.0 * rng.normal(), decades(rng, -3, 0)
         x, d = rng.normal(size=2)
         at = offset + gain * (shift + slope * (loc + spread * x) + step * d)
         rewards = at + own * rng.normal(size=NUM_ROWS) * rng.choice([1.0, 1.0, 8.0, 300.0])
@@ -119,6 +123,7 @@ def hierarchy(top: str, noise: str, is_centred: bool = True) -> Shape:
             child = slope * spread * x + step * d  # about its middle
             mean = offset + gain * (shift + slope * loc + child) + wave * own * np.sin(child / swing)
             prior = log_tail(top, x, df) - 0.5 * d**2 + amount * np.sin(pace * x + 0.4) - 0.5 * square * x**2 + line * x
+            prior = prior + height / (1.0 + ((x - place) / width) ** 8)
             return prior + sum(log_tail(noise, (y - mean) / own, df) for y in rewards)
 
         def claim(posterior):
@@ -138,9 +143,9 @@ def hierarchy(top: str, noise: str, is_centred: bool = True) -> Shape:
             },
             **{"slope": slope, "gain": gain * money, "offset": offset * unit * money, "noise": own * unit * money},
             **{"df": df, "amount": amount, "pace": pace, "square": square, "line": line, "wave": wave},
-            "swing": swing * unit,
+            **{"swing": swing * unit, "height": height, "place": place, "width": width},
         }
-        is_conjugate = top == "normal" and noise == "normal" and amount == 0.0 and wave == 0.0
+        is_conjugate = top == "normal" and noise == "normal" and not (amount or wave or height)
         return Draw(constants, is_conjugate, rewards * unit * money, log_density, claim)
 
     return Shape(program, draw)
