@@ -44,8 +44,8 @@ def row_starts(
     def find(key: Key, draws: Array, centre: Array, root: Array) -> Array:
         data = read_buffer(buffer, 1.0, None if has_one_block else jnp.asarray(blocks.of_arm) == block)
 
-        def move_to_rows(key: Key, start: Float[Array, " k"]) -> Float[Array, " k"]:
-            which = jr.uniform(key, (2, num), start.dtype)
+        def move_to_rows(key: Key, first: Float[Array, ""], start: Float[Array, " k"]) -> Float[Array, " k"]:
+            which = jr.uniform(key, (2, num), start.dtype).at[0, 0].set(first)
             place = jnp.floor(which[0] * data.num_rows).astype(int)
             rows = take_rows(data.rows, data.places[jnp.minimum(place, len(data.places) - 1)])
 
@@ -63,7 +63,10 @@ def row_starts(
 
             return jax.lax.fori_loop(0, _NUM_STEPS, step, start)
 
-        return jax.vmap(move_to_rows)(jr.split(key, len(draws)), draws)
+        key_first, key_rows = jr.split(key)
+        # Multiples of the golden ratio visit all rows evenly: each of few modes has a row among the first ones.
+        first = (jr.uniform(key_first, dtype=draws.dtype) + 0.6180339887 * jnp.arange(len(draws))) % 1.0
+        return jax.vmap(move_to_rows)(jr.split(key_rows, len(draws)), first, draws)
 
     return find
 
