@@ -9,7 +9,8 @@ their arms have changed the weights a little.
 Weights cannot show posterior mass where there are no particles. Some draws of the prior, the probes, stay where they are. When
 the rows give a probe much more posterior mass than it had at the last refresh, the particles are renewed as well, and
 Newton's method also starts at the probes. Modes of a narrow likelihood are not near any draw of the prior: they are searched
-where the outcomes are (`row_starts`), at the first row of a block and whenever its rows have doubled. Modes with too few
+where the outcomes are (`row_starts`), at the first row of a block, at the end of a batch, and whenever its rows have grown by a
+quarter, or doubled if it has more than four latents. Modes with too few
 particles are probes from then on.
 """
 
@@ -41,6 +42,7 @@ from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.importance import PriorProbes
 from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION
 from ppl_bandit.engines.particles.weighted_particles import (
+    FEW_LATENTS,
     MAX_UNSEEN_MASS,
     MIN_ESS_SHARE,
     RefreshSettings,
@@ -66,6 +68,8 @@ __all__ = ["reweight"]
 _MIN_ESS = 0.5  # effective sample size after an update, as a share of the particles
 _MIN_ESS_IN_BATCH = 0.2  # inside a batch, where no decision is made
 _MIN_ESS_UNSOUND = 0.9  # of particles whose moves failed their checks: above it the posterior is still the same
+# Growth of the rows of a block between searches for modes, if it has few or many latents.
+_SEARCH_GROWTH, _SEARCH_GROWTH_OF_MANY = 1.25, 2.0
 _PROBE_SHARE = 0.125  # probes, as a share of the particles
 _MAX_UNSEEN_MASS = 0.005  # posterior mass of a probe that the particles may miss
 
@@ -112,6 +116,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
     is_discounted = discount < 1.0
     num_probes = max(4, math.ceil(_PROBE_SHARE * num_particles))
     max_log_probe_mass = math.log(max(2.0, _MAX_UNSEEN_MASS * num_particles))
+    row_growth = _SEARCH_GROWTH if blocks.coordinates.shape[1] <= FEW_LATENTS else _SEARCH_GROWTH_OF_MANY
     refresh_settings = RefreshSettings(estimates_evidence=not is_discounted)
 
     def init(key: Key) -> ReweightState:
@@ -198,11 +203,11 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             num_searched=state.num_searched.at[block].set(state.num_rows[block]),
         )
 
-    def is_search_due(state: ReweightState) -> Bool[Array, " B"]:
-        """Tell which blocks have twice the rows of their last refresh, if rows suggest where modes are."""
+    def is_search_due(state: ReweightState, growth: float) -> Bool[Array, " B"]:
+        """Tell which blocks have so many times the rows of their last refresh, if rows suggest where modes are."""
         if space.locations is None:
             return jnp.zeros(len(blocks.coordinates), bool)
-        return (state.num_rows > 0) & (state.num_rows >= 2 * state.num_searched)
+        return (state.num_rows > state.num_searched) & (state.num_rows >= growth * state.num_searched)
 
     def counted_rows(state: ReweightState, interaction: Interaction) -> tuple[Interaction, Bool[Array, ""]]:
         """Return the rows, masked if they do not fit, and whether they fit."""
@@ -238,7 +243,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         after, has_unseen_mass = absorb(state, constrained(state), take_rows(rows, jnp.zeros((), int)))
         ess = jax.vmap(weight_ess)(after.particles.log_weights)
         is_unsound = touched_blocks(blocks, rows) & ~state.particles.evidence.is_sound
-        is_doubtful = is_unsound & (ess < _MIN_ESS_UNSOUND * num_particles) | is_search_due(after)
+        is_doubtful = is_unsound & (ess < _MIN_ESS_UNSOUND * num_particles) | is_search_due(after, row_growth)
         _, k_hat, is_stale = stalest_block(after.particles, jnp.where(has_unseen_mass, 0.0, ess), is_doubtful)
         return after, make_info(after, k_hat, has_room), ~is_stale
 
@@ -268,7 +273,9 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             progress = absorb_until_stale(progress)
             is_end = progress.row >= num_rows
             is_doubtful = progress.is_unsound & (progress.ess < _MIN_ESS_UNSOUND * num_particles)
-            is_doubtful = is_end & (is_doubtful | is_search_due(progress.state))
+            # A batch is searched at its end: its last rows may have modes of their own.
+            is_due = is_search_due(progress.state, row_growth if num_rows == 1 else 1.0)
+            is_doubtful = is_end & (is_doubtful | is_due)
             block, k_hat, is_stale = stalest_block(progress.state.particles, progress.ess, is_doubtful)
             key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
             return _BatchProgress(

@@ -27,6 +27,7 @@ from ppl_bandit.engines.particles.weights import (
 from ppl_bandit.types import Key
 
 __all__ = [
+    "FEW_LATENTS",
     "MAX_UNSEEN_MASS",
     "MIN_ESS_SHARE",
     "PARTICLE_CHECKS",
@@ -42,7 +43,7 @@ __all__ = [
 # (key, whitened draws, centre, root) -> whitened starts near the draws
 StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Array, "k k"]], Float[Array, "S k"]]
 
-_NUM_DATA_STARTS, _FEW_LATENTS = 32, 4  # an eighth of these starts for more latents, whose Hessians take longer
+_NUM_DATA_STARTS, FEW_LATENTS = 32, 4  # an eighth of these starts for more latents, whose Hessians take longer
 MAX_UNSEEN_MASS = 0.02  # of a mode that was found and has less than a quarter of its share of particles
 MIN_ESS_SHARE = 0.1  # of the particles: 100 of 1,000 give P(best) to within 0.05, one standard error
 PARTICLE_CHECKS = (
@@ -152,7 +153,7 @@ def prior_particles(
 
 def num_data_starts(size: int) -> int:
     """Return how many starts of the search for modes come from the data, for k latents."""
-    return _NUM_DATA_STARTS if size <= _FEW_LATENTS else _NUM_DATA_STARTS // 8
+    return _NUM_DATA_STARTS if size <= FEW_LATENTS else _NUM_DATA_STARTS // 8
 
 
 def refresh_particles(
