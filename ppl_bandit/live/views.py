@@ -153,10 +153,9 @@ class ReadableBandit:
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
         """Return a table with one row per arm.
 
-        Columns: arm, rewards (number of them), mean (posterior mean of the expected reward), low and high (its central 95%
-        interval), p_best (probability that the arm is best), and loss (expected loss of choosing it, E[max_b theta_b -
-        theta_a]). They are in closed form where the engine has one, and from `num_samples` posterior draws otherwise;
-        `attrs["source"]` says which.
+        Columns: arm, num_rewards, expected_reward (posterior mean), low and high (its central 95% interval), best_arm_prob, and
+        expected_loss, E[max_b theta_b - theta_a]. They are in closed form where the engine has one, and from `num_samples`
+        posterior draws otherwise; `attrs["source"]` says which.
 
         Args:
             contexts: contexts to average over, with a leading axis; None averages over at most 200 contexts of the learnt

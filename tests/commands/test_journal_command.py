@@ -67,7 +67,7 @@ def test_status_and_report_write_the_posterior_as_figures_and_a_page(recorded, c
     words = folder / "j.db", "status", "--model", folder / "slopes.py", "--json", "--out", tmp_path / "arms.png"
     status, out, _ = run(capsys, *words)
     assert status == 0 and (tmp_path / "arms.png").stat().st_size > 5000
-    assert {"mean", "low", "high", "p_best", "loss"} <= set(json.loads(out)["posterior"][0])
+    assert {"expected_reward", "low", "high", "best_arm_prob", "expected_loss"} <= set(json.loads(out)["posterior"][0])
     status, _, err = run(capsys, folder / "j.db", "status", "--out", tmp_path / "arms.png")
     assert status == 2 and "give --model too" in err
     words = folder / "j.db", "report", "--model", folder / "slopes.py", "--more", "50", "--out", tmp_path / "page"

@@ -55,12 +55,12 @@ def test_a_summary_is_the_closed_form(plain):
     top = np.mean(1.0 - posteriors["new"].cdf(grid) * posteriors["<old>"].cdf(grid))  # E max of the two
     for name, law in posteriors.items():
         assert frame.rewards[name] == 10
-        assert frame["mean"][name] == pytest.approx(law.mean(), abs=1e-6)
+        assert frame.expected_reward[name] == pytest.approx(law.mean(), abs=1e-6)
         assert frame.low[name] == pytest.approx(law.ppf(0.025), abs=1e-5)
         assert frame.high[name] == pytest.approx(law.ppf(0.975), abs=1e-5)
-        assert frame.loss[name] == pytest.approx(top - law.mean(), rel=0.01)  # the error of `best_arm_moments`
-    assert frame.p_best["new"] == pytest.approx(best, abs=1e-4)  # the error of the quadrature
-    assert frame.p_best.sum() == pytest.approx(1.0)
+        assert frame.expected_loss[name] == pytest.approx(top - law.mean(), rel=0.01)  # the error of `best_arm_moments`
+    assert frame.best_arm_prob["new"] == pytest.approx(best, abs=1e-4)  # the error of the quadrature
+    assert frame.best_arm_prob.sum() == pytest.approx(1.0)
     assert table.attrs["source"] == "numbers in closed form"
 
 
@@ -69,8 +69,9 @@ def test_a_printed_summary_shows_every_column_in_80_columns(plain):
 
     with pandas.option_context("display.width", 80, "display.max_columns", 0):
         lines = str(plain.summary()).splitlines()
-    assert len(lines) == 3 and max(map(len, lines)) <= 80
-    assert lines[0].split() == ["arm", "rewards", "mean", "low", "high", "p_best", "loss"]
+    assert len(lines) == 4 and max(map(len, lines)) <= 80
+    assert lines[0].split() == ["num_", "expected_", "best_arm_", "expected_"]
+    assert lines[1].split() == ["arm", "rewards", "reward", "low", "high", "prob", "loss"]
 
 
 def test_the_lead_of_independent_arms_is_that_of_their_difference(plain):
@@ -87,10 +88,10 @@ def test_the_lead_of_independent_arms_is_that_of_their_difference(plain):
 def test_a_contextual_summary_averages_over_the_contexts_given(contextual):
     # Before any data, P(best) is one half in every context, and the mean of |x| over them scales the loss.
     frame = contextual.summary(np.array([1.0, -3.0]))
-    np.testing.assert_allclose(frame.p_best, 0.5, atol=4.0 * 0.5 / np.sqrt(M))
+    np.testing.assert_allclose(frame.best_arm_prob, 0.5, atol=4.0 * 0.5 / np.sqrt(M))
     # E[max(d, 0)] for the difference d ~ N(0, 2 x^2) of two arms is |x| / sqrt(pi), with x averaged to 2.
     # At x = 1 and -3 the same draws win and lose: d (1 - 3) / 2 remains of the noise, with sd sqrt(2).
-    np.testing.assert_allclose(frame.loss, 2.0 / np.sqrt(np.pi), atol=4.0 * 2.0 * np.sqrt(2.0 / M))
+    np.testing.assert_allclose(frame.expected_loss, 2.0 / np.sqrt(np.pi), atol=4.0 * 2.0 * np.sqrt(2.0 / M))
     # The averaged reward is slope x mean(x) = -slope.
     np.testing.assert_allclose(frame.high, 1.96, atol=4.0 * np.sqrt(0.025 * 0.975 / M) / stats.norm.pdf(1.96))
     assert frame.attrs["num_contexts"] == 2

@@ -50,7 +50,7 @@ def test_a_slate_holds_distinct_arms_and_its_probability_is_the_product(learnt):
 def test_the_probabilities_of_all_slates_add_up_and_are_those_of_their_places(learnt):
     """By enumeration: Thompson sampling plays an arm with its exact probability of being best among those left."""
     first = learnt.propensities()
-    np.testing.assert_allclose(first, learnt.summary().p_best, atol=1e-4)
+    np.testing.assert_allclose(first, learnt.summary().best_arm_prob, atol=1e-4)
     slates = {}
     for one, two in itertools.permutations(range(4), 2):
         rest = [arm for index, arm in enumerate(ARMS) if index != one]

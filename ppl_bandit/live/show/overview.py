@@ -92,22 +92,39 @@ class Overview(NamedTuple):
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return a DataFrame with one row per arm."""
-        import pandas
-
         columns = {
             "arm": self.arms,
-            "rewards": self.num_rewards,
-            "mean": self.mean,
+            "num_rewards": self.num_rewards,
+            "expected_reward": self.mean,
             "low": self.low,
             "high": self.high,
-            "p_best": self.best_prob,
-            "loss": self.loss,
+            "best_arm_prob": self.best_prob,
+            "expected_loss": self.loss,
         }
-        frame = pandas.DataFrame(columns)
+        frame = _narrow_frame()(columns)
         frame.attrs["interval"] = "central 95% of the posterior"
         frame.attrs["num_contexts"] = self.num_contexts
         frame.attrs["source"] = self.source
         return frame
+
+
+@functools.cache
+def _narrow_frame() -> type:
+    """Return the class of a DataFrame that prints all columns in 80 characters: long names take two lines."""
+    import pandas
+
+    class NarrowFrame(pandas.DataFrame):
+        @property
+        def _constructor(self) -> type:
+            return pandas.DataFrame
+
+        def __repr__(self) -> str:
+            printed = pandas.DataFrame(self)
+            parts = [str(name).rpartition("_") for name in self.columns]
+            printed.columns = pandas.MultiIndex.from_tuples([(start + dash, end) for start, dash, end in parts])
+            return repr(printed)
+
+    return NarrowFrame
 
 
 def arm_overview(
