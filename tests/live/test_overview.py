@@ -54,7 +54,7 @@ def test_a_summary_is_the_closed_form(plain):
     best = np.mean(posteriors["new"].pdf(grid) * posteriors["<old>"].cdf(grid))
     top = np.mean(1.0 - posteriors["new"].cdf(grid) * posteriors["<old>"].cdf(grid))  # E max of the two
     for name, law in posteriors.items():
-        assert frame.rewards[name] == 10
+        assert frame.num_rewards[name] == 10
         assert frame.expected_reward[name] == pytest.approx(law.mean(), abs=1e-6)
         assert frame.low[name] == pytest.approx(law.ppf(0.025), abs=1e-5)
         assert frame.high[name] == pytest.approx(law.ppf(0.975), abs=1e-5)
