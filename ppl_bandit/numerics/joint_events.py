@@ -83,9 +83,10 @@ class JointEvents(NamedTuple):
 
     def _joint(self, inside: Float[Array, "A G"], allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
         """Integrate, over each allowed arm, the probability that all other allowed arms are inside."""
-        is_other = allowed & ~np.eye(allowed.size, dtype=bool)
-        products = jnp.prod(jnp.where(is_other[:, :, None], inside, 1.0), axis=1)
-        return jnp.where(allowed, jnp.sum(self.density * products, axis=1), 0.0)
+        # The product over all arms, divided by the own one: positive, so that the quotient is the product over the others.
+        positive = jnp.maximum(jnp.where(allowed[:, None], inside, 1.0), float(jnp.finfo(inside.dtype).tiny) ** 0.8)
+        others = jnp.prod(positive, axis=0) / positive
+        return jnp.where(allowed, jnp.sum(self.density * others, axis=1), 0.0)
 
     def _shifted(self, delta: Any) -> Float[Array, "A G"]:
         """Return the cdfs at the points of the grid plus delta, by cubics through values and slopes; 1 beyond the grid."""
