@@ -29,6 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
         "compare": (_compare, "measure engines against the exact posterior, or rank several models"),
         "journal": (_journal, "inspect, replay, verify or export a recorded experiment"),
         "evaluate": (_evaluate, "say what may be concluded from a recorded experiment"),
+        "design": (_design, "plan an experiment: how large, when to stop, how often it is wrong"),
     }.items():
         describe(commands.add_parser(name, help=text))
     return parser
@@ -199,6 +200,46 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
         help="smallest and largest possible reward, for a finite-sample confidence sequence",
     )
     _add_common(evaluate, out="ppl-bandit-evaluate", has_seed=False)
+
+
+def _design(design: argparse.ArgumentParser) -> None:
+    design.add_argument("model", metavar="MODEL", help=_MODEL)
+    design.add_argument("--looks", required=True, help="numbers of decisions: 100,200,300 or first:last:step")
+    design.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="superiority:P, inferiority:P, equivalence:P:DELTA, futility:P:DELTA, expected_loss:BELOW, value_remaining:BELOW, "
+        "precision:WIDTH or predictive_success:P:AT; repeat for several",
+    )
+    design.add_argument(
+        "--calibrate", type=float, metavar="ERROR", help="find superiority's threshold for this type I error"
+    )
+    design.add_argument(
+        "--scenario",
+        action="append",
+        default=[],
+        metavar="NAME=VALUES",
+        help="true values of the latents: NAME=V,V,... or NAME=SITE:V,V;SITE:V, or NAME=prior; --calibrate uses the one "
+        "named null (default: the file's truth, and worlds from the prior)",
+    )
+    design.add_argument("--selector", default="equal", help="equal shares, or a selector as for run (%(default)s)")
+    design.add_argument(
+        "--allocation",
+        choices=["each", "looks"],
+        default="each",
+        help="decide each time, or fix probabilities between looks (%(default)s)",
+    )
+    design.add_argument("--control", type=_whole, metavar="ARM", help="number of the control arm")
+    design.add_argument("--control-share", help='with --allocation looks: a probability, "sqrt" or "match"')
+    design.add_argument("--floor", type=float, default=0.0, help="with --allocation looks: least probability of an arm")
+    design.add_argument("--softening", type=float, default=1.0, help="with --allocation looks: power of probabilities")
+    design.add_argument("--lag", type=_whole, default=0, help="last decisions without outcome at a look (%(default)s)")
+    design.add_argument("--burn-in", type=_whole, default=0, help="decisions shared equally at the start (%(default)s)")
+    design.add_argument("--max-rows", type=_whole, help="decisions in all; the last look waits for all outcomes")
+    design.add_argument("--trials", type=int, default=10_000, help="simulated trials per scenario (%(default)s)")
+    _add_common(design, out="ppl-bandit-design")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from ppl_bandit.journal.events import DECIDED, Event, new_ids
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.deciding import Chosen, decide_many, decide_once
 
-__all__ = ["choose_arms", "choose_by_selector", "decision_events"]
+__all__ = ["choose_arms", "decision_events"]
 
 
 def choose_arms(
@@ -38,11 +38,6 @@ def choose_arms(
     else:
         chosen = decide_once(task, learner, int(numbers[0]), contexts, allowed)
     return chosen if allocation is None else _randomize(chosen, allocation, allowed, task.seed, numbers)
-
-
-def choose_by_selector(projection: Projection, number: int, context: Any, allowed: np.ndarray) -> Chosen:
-    """Return what the selector would decide now, whatever a design fixes; nothing is recorded."""
-    return decide_once(projection.task, projection.learner, number, context, allowed)
 
 
 def _randomize(

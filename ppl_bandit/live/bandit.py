@@ -385,9 +385,9 @@ class Bandit(ReadableBandit):
                 raise ValueError(f"the experiment has {len(names)} arms, but the program has {model.num_arms}")
             model = RewardModel(bind_num_arms(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
-        record = None if self._design is None else design_record(self._design, names)
-        task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws, record)
-        return task, start(task, self._factory)
+        task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
+        prior = start(task, self._factory)
+        return task if self._design is None else task._replace(design=design_record(self._design, task, prior)), prior
 
     def _look_difference(self, projection: Projection, event: Event) -> str:
         return "" if self._design is None else look_difference(projection, self._design, event.body)

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.journal.decision_events import choose_by_selector
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
-from ppl_bandit.posterior.task import DesignRecord
+from ppl_bandit.posterior.deciding import decide_once
+from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.task import DesignRecord, Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.arm_posterior import arm_posterior
@@ -77,19 +78,22 @@ class LookVerdict:
         return self.verdict
 
 
-def design_record(design: Design, names: Sequence[Any]) -> DesignRecord:
+def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
     """Return what the journal stores of a design.
 
     Raises:
         ValueError: if the design does not fit the arms.
     """
-    control, num_arms = design.control_index(names), len(names)
-    allocation = None
-    if design.allocation == "looks":
+    control, num_arms = design.control_index(task.arms.names), len(task.arms)
+    if design.allocation == "each":
+        return DesignRecord(design_settings(design), None)
+    allowed, probs = np.ones(num_arms, bool), np.full(num_arms, 1.0 / num_arms)
+    if design.burn_in == 0:
+        if design.selector.name != "fixed" or design.selector.settings["probs"] is not None:
+            probs = decide_once(task, prior, 0, task.model.context, allowed).propensities[0]
         with jax.enable_x64(True):
-            start = jnp.full(num_arms, 1.0 / num_arms)
-            allocation = tuple(allocation_probs(design, start, jnp.ones(num_arms, bool), control).tolist())
-    return DesignRecord(design_settings(design), allocation)
+            probs = allocation_probs(design, jnp.asarray(probs), jnp.asarray(allowed), control)
+    return DesignRecord(design_settings(design), tuple(probs.tolist()))
 
 
 def take_look(experiment: Experiment, design: Design, num_pending: Callable[[], int]) -> LookVerdict:
@@ -175,7 +179,7 @@ def _check(projection: Projection, design: Design, index: int) -> tuple[Look, li
     if design.allocation == "each" or found.ending != CONTINUE:
         return found, None
     # The selector's probabilities at this posterior, from the function that makes decisions; its number is that of the look.
-    probs = choose_by_selector(projection, index, task.model.context, np.asarray(found.active)).propensities[0]
+    probs = decide_once(task, learner, index, task.model.context, np.asarray(found.active)).propensities[0]
     with jax.enable_x64(True):
         return found, allocation_probs(design, jnp.asarray(probs), found.active, int(found.control)).tolist()
 

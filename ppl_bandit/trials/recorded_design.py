@@ -11,10 +11,13 @@ from ppl_bandit.trials.stopping import StoppingRule
 
 __all__ = ["design_from_settings", "design_settings"]
 
+# How a threshold was found is no part of the design.
+_ARGUMENTS = [field.name for field in fields(Design) if field.name != "calibration"]
+
 
 def design_settings(design: Design) -> dict[str, Any]:
     """Return a design as JSON values, by the names of its arguments."""
-    values = {field.name: to_json(getattr(design, field.name)) for field in fields(design)}
+    values = {name: to_json(getattr(design, name)) for name in _ARGUMENTS}
     return values | {"stopping": [_rule_settings(rule) for rule in design.rules]}
 
 
@@ -24,7 +27,7 @@ def design_from_settings(settings: Mapping[str, Any]) -> Design:
     Raises:
         ValueError: if it is not a design, or names a selector or a rule that is not part of this library.
     """
-    unknown = set(settings) - {field.name for field in fields(Design)}
+    unknown = set(settings) - set(_ARGUMENTS)
     if unknown or "looks" not in settings:
         raise ValueError(f"a design has the arguments of Design, looks among them; got {sorted(settings)}")
     rules = []

@@ -1,0 +1,169 @@
+"""`ppl-bandit design`: operating characteristics of a design, calibrated if asked for, with a report for a protocol."""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.commands.names import make_selectors
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.trials import stopping
+from ppl_bandit.trials.calibrate import calibrate
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
+from ppl_bandit.trials.recorded_design import design_settings
+from ppl_bandit.trials.report import design_report
+
+__all__ = ["execute", "parse_looks", "parse_rule", "parse_scenario"]
+
+
+def execute(
+    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
+) -> tuple[Any, int]:
+    """Simulate a design, and write `design.json`, `table.csv`, `design.png` and `report.html`."""
+    file = load_model(arguments.model)
+    model = file.reward_model()
+    design = _design(arguments)
+    design.control_index(range(model.num_arms))
+    scenarios = _scenarios(arguments, file, model)
+    cost = f"{len(scenarios)} scenario(s) of {arguments.trials} trials, {design.last_rows} decisions each"
+    if arguments.calibrate is not None:
+        if "null" not in scenarios:
+            raise ValueError("--calibrate needs the null: give --scenario null=V,V,..., one value per arm")
+        progress(f"{file.name}: calibrating superiority to a type I error of {arguments.calibrate:g}, plus compilation")
+        started = time.perf_counter()
+        design = calibrate(model, design, scenarios["null"], type_i_error=arguments.calibrate, seed=arguments.seed + 1)
+        fresh = design.calibration or {}
+        progress(
+            f"calibrated in {time.perf_counter() - started:.0f} s: {design.rule('superiority')}; type I error on fresh seeds "
+            f"{fresh['type_i_error']:.4f} ± {fresh['type_i_error_se']:.4f}"
+        )
+    progress(f"{file.name}: {cost}, plus compilation")
+    started = time.perf_counter()
+    found = operating_characteristics(model, design, scenarios, num_trials=arguments.trials, seed=arguments.seed, progress=not arguments.json)
+    progress(f"simulated in {time.perf_counter() - started:.0f} s")
+    return _show(found, design, file, arguments, show), 0
+
+
+def _show(
+    found: OperatingCharacteristics,
+    design: Design,
+    file: ModelFile,
+    arguments: argparse.Namespace,
+    show: Callable[[str], None],
+) -> dict[str, Any]:
+    table, out = found.table(), arguments.out
+    show(design.describe())
+    show("")
+    main = [name for name in ("superiority", "equivalence", "futility", "undecided", "mean_rows") if name in table]
+    for scenario, row in table.iterrows():
+        parts = [f"{name.replace('_', ' ')} {row[name]:.4g} ± {row[f'{name}_se']:.2g}" for name in main]
+        show(f"{scenario}: {', '.join(parts)}")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "design.json").write_text(json.dumps(design_settings(design), indent=2) + "\n")
+    table.to_csv(out / "table.csv", index_label="scenario")
+    found.plot().savefig(out / "design.png", dpi=150)
+    (out / "report.html").write_text(design_report(found, file.name, arguments.trials, arguments.seed))
+    show(f"wrote report.html, table.csv, design.png and design.json to {out}")
+    return {"design": design_settings(design), "table": table.to_dict("index"), "out": str(out)}
+
+
+def _design(arguments: argparse.Namespace) -> Design:
+    rules = [parse_rule(text) for text in arguments.stop]
+    if arguments.calibrate is not None and not any(rule.name == "superiority" for rule in rules):
+        rules.append(stopping.superiority(0.99))  # the start of the search
+    looks = parse_looks(arguments.looks)
+    selector = None
+    if arguments.selector != "equal":
+        selector = next(iter(make_selectors([arguments.selector], looks[-1], "--selector").values()))
+    share = arguments.control_share
+    return Design(
+        looks,
+        selector=selector,
+        stopping=rules,
+        control=arguments.control,
+        allocation=arguments.allocation,
+        lag=arguments.lag,
+        burn_in=arguments.burn_in,
+        max_rows=arguments.max_rows,
+        control_share=share if share in (None, "sqrt", "match") else _number(share, "--control-share"),
+        floors=arguments.floor,
+        softening=arguments.softening,
+    )
+
+
+def parse_looks(text: str) -> list[int]:
+    """Return numbers of decisions from `100,200,300` or `100:300:100`, first, last and step."""
+    try:
+        parts = [int(part) for part in text.replace(":", ",").split(",")]
+    except ValueError:
+        raise ValueError(f"--looks must be numbers such as 100,200,300, or first:last:step, got {text!r}") from None
+    if ":" not in text:
+        return parts
+    if len(parts) != 3 or parts[2] < 1:
+        raise ValueError(f"--looks must be first:last:step, such as 300:2000:100, got {text!r}")
+    return list(range(parts[0], parts[1] + 1, parts[2]))
+
+
+def parse_rule(text: str) -> stopping.StoppingRule:
+    """Return a stopping rule from `superiority:.99` or `equivalence:.9:.05`: the name and its numbers in order."""
+    name, *values = text.split(":")
+    if name not in stopping.__all__ or name == "StoppingRule":
+        names = ", ".join(sorted(set(stopping.__all__) - {"StoppingRule"}))
+        raise ValueError(f"--stop names the rule {name!r}, expected one of {names}")
+    numbers: list[Any] = [_number(value, "--stop") for value in values]
+    if name == "predictive_success" and len(numbers) > 1:
+        numbers[1] = int(numbers[1])
+    try:
+        return getattr(stopping, name)(*numbers)
+    except TypeError:
+        raise ValueError(
+            f"--stop {text!r} has {len(numbers)} numbers for {name}; such as superiority:.99, equivalence:.9:.05, "
+            "predictive_success:.95:1000"
+        ) from None
+
+
+def parse_scenario(text: str, model: RewardModel) -> tuple[str, Any]:
+    """Return name and truth from `NAME=V,V,...` or `NAME=SITE:V,V;SITE:V`; `NAME=prior` draws worlds from the prior."""
+    name, is_given, values = text.partition("=")
+    if not is_given or not name:
+        raise ValueError(f"--scenario must be NAME=V,V,... or NAME=SITE:V,V;SITE:V or NAME=prior, got {text!r}")
+    if values == "prior":
+        return name, "prior"
+    sites = dict(part.split(":", 1) if ":" in part else ("", part) for part in values.split(";"))
+    if "" in sites:
+        if len(model.latent_shapes) != 1 or len(sites) != 1:
+            raise ValueError(
+                f"--scenario {text!r} names no site, but the program has {', '.join(model.latent_shapes)}: give "
+                "NAME=SITE:V,V;SITE:V"
+            )
+        sites = {next(iter(model.latent_shapes)): sites[""]}
+    unknown = set(sites) ^ set(model.latent_shapes)
+    if unknown:
+        raise ValueError(f"--scenario {text!r} must give the sites {', '.join(model.latent_shapes)}, each once")
+    return name, {site: _values(own, model.latent_shapes[site], text) for site, own in sites.items()}
+
+
+def _values(text: str, shape: tuple[int, ...], scenario: str) -> np.ndarray:
+    numbers = np.array([_number(part, "--scenario") for part in text.split(",")])
+    try:
+        return np.broadcast_to(numbers, shape) if numbers.size == 1 else numbers.reshape(shape)
+    except ValueError:
+        raise ValueError(f"--scenario {scenario!r} has {numbers.size} values for a site of shape {shape}") from None
+
+
+def _scenarios(arguments: argparse.Namespace, file: ModelFile, model: RewardModel) -> Mapping[str, Any]:
+    if arguments.scenario:
+        return dict(parse_scenario(text, model) for text in arguments.scenario)
+    return ({} if file.truth is None else {"truth": file.truth}) | {"prior": "prior"}
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{option} has {text!r}, expected a number") from None
