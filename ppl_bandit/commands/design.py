@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bandit import selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.commands.names import make_selectors
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -44,7 +45,9 @@ def execute(
         )
     progress(f"{file.name}: {cost}, plus compilation")
     started = time.perf_counter()
-    found = operating_characteristics(model, design, scenarios, num_trials=arguments.trials, seed=arguments.seed, progress=not arguments.json)
+    found = operating_characteristics(
+        model, design, scenarios, num_trials=arguments.trials, seed=arguments.seed, progress=not arguments.json
+    )
     progress(f"simulated in {time.perf_counter() - started:.0f} s")
     return _show(found, design, file, arguments, show), 0
 
@@ -77,7 +80,7 @@ def _design(arguments: argparse.Namespace) -> Design:
     if arguments.calibrate is not None and not any(rule.name == "superiority" for rule in rules):
         rules.append(stopping.superiority(0.99))  # the start of the search
     looks = parse_looks(arguments.looks)
-    selector = None
+    selector = selectors.fixed()
     if arguments.selector != "equal":
         selector = next(iter(make_selectors([arguments.selector], looks[-1], "--selector").values()))
     share = arguments.control_share
@@ -134,7 +137,7 @@ def parse_scenario(text: str, model: RewardModel) -> tuple[str, Any]:
         raise ValueError(f"--scenario must be NAME=V,V,... or NAME=SITE:V,V;SITE:V or NAME=prior, got {text!r}")
     if values == "prior":
         return name, "prior"
-    sites = dict(part.split(":", 1) if ":" in part else ("", part) for part in values.split(";"))
+    sites = {site: numbers for site, _, numbers in (part.rpartition(":") for part in values.split(";"))}
     if "" in sites:
         if len(model.latent_shapes) != 1 or len(sites) != 1:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,9 +22,14 @@ from ppl_bandit.trials.arm_posterior import arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look
 from ppl_bandit.trials.recorded_design import design_settings
+from ppl_bandit.trials.simulated.learners import learner_of
+from ppl_bandit.trials.simulated.prediction import predict_success
+from ppl_bandit.trials.simulated.setting import Setting
+from ppl_bandit.trials.stopping import StoppingRule
 
 __all__ = ["LookVerdict", "design_record", "look_difference", "refuse_stopped", "take_look"]
 
+_NUM_FUTURES = 1000  # simulated continuations behind a predictive probability: its standard error is at most .016
 _LOOK_SEED = 0x10_0C  # folded into the seed, so that looks and decisions use different random numbers
 
 
@@ -85,6 +90,11 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
         ValueError: if the design does not fit the arms.
     """
     control, num_arms = design.control_index(task.arms.names), len(task.arms)
+    if design.rule("predictive_success") and not learner_of(task.model, prior.engine, design.last_rows).uses_sums:
+        raise ValueError(
+            "predictive_success simulates the rest of the experiment at every look, which needs a conjugate program without "
+            "context whose posterior depends on sums of outcomes: drop the rule, or use it in operating_characteristics alone"
+        )
     if design.allocation == "each":
         return DesignRecord(design_settings(design), None)
     allowed, probs = np.ones(num_arms, bool), np.full(num_arms, 1.0 / num_arms)
@@ -92,7 +102,7 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
         if design.selector.name != "fixed" or design.selector.settings["probs"] is not None:
             probs = decide_once(task, prior, 0, task.model.context, allowed).propensities[0]
         with jax.enable_x64(True):
-            probs = allocation_probs(design, jnp.asarray(probs), jnp.asarray(allowed), control)
+            probs = np.asarray(allocation_probs(design, jnp.asarray(probs), jnp.asarray(allowed), control))
     return DesignRecord(design_settings(design), tuple(probs.tolist()))
 
 
@@ -173,7 +183,9 @@ def _check(projection: Projection, design: Design, index: int) -> tuple[Look, li
     with jax.enable_x64(True):
         key = jr.fold_in(jr.fold_in(jr.key(task.seed), _LOOK_SEED), index)
         check = _compiled_check(_ById(learner.engine), _ById(design), task.model, first, task.num_samples)
-        found = jax.device_get(check(key, learner.state, np.int64(index), active, np.int64(control)))
+        shares = np.full(len(names), 1.0 / len(names)) if projection.allocation is None else projection.allocation
+        given = (np.int64(index), active, np.int64(control), np.asarray(shares), projection.num_played.sum())
+        found = jax.device_get(check(key, learner.state, *given))
     if not np.all(np.isfinite(found.best_arm_probs)):
         raise ValueError("the expected rewards are not finite at this posterior, so the look has no verdict")
     if design.allocation == "each" or found.ending != CONTINUE:
@@ -207,10 +219,19 @@ def _compiled_check(
 ) -> Callable[..., Look]:
     engine, design = own_engine.value, own_design.value
 
-    def check(key: Any, state: Any, index: Any, active: Any, control: Any) -> Look:
+    own_control = NO_ARM if first_control is None else first_control
+    has_prediction = design.rule("predictive_success") is not None
+    learner: Any = learner_of(model, engine, design.last_rows) if has_prediction else None
+    setting = Setting(model, engine, learner, design, own_control, num_samples, _NUM_FUTURES)
+
+    def check(key: Any, state: Any, index: Any, active: Any, control: Any, shares: Any, num_decisions: Any) -> Look:
+        def predict(rule: StoppingRule, active: Any, control: Any) -> Any:
+            left = rule.settings["at"] - num_decisions
+            return predict_success(jr.fold_in(key, 1), setting, state, rule, shares, active, control, left)
+
         posterior = arm_posterior(key, model, engine, state, model.context, num_samples, active, design.reach)
         present = None if first_control is None else control
-        return check_look(design, index, posterior, active, present, first_control=first_control)
+        return check_look(design, index, posterior, active, present, first_control=first_control, predict=predict)
 
     return jax.jit(check)
 
