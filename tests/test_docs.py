@@ -31,8 +31,10 @@ SLOW_PAGES = (
     "docs/partly-conjugate.md",
     "docs/posterior-parameters.md",
     "docs/simulating.md",
+    "docs/when-to-stop.md",
     "docs/tutorials/contextual.md",
     "docs/tutorials/delayed-outcomes.md",
+    "docs/tutorials/designing-a-trial.md",
     "docs/tutorials/not-conjugate.md",
     "docs/tutorials/order-value.md",
 )

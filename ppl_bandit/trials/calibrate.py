@@ -18,7 +18,7 @@ from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
-from ppl_bandit.trials.looks import ENDINGS
+from ppl_bandit.trials.performance import declares_superiority
 from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
 from ppl_bandit.types import Engine
 
@@ -43,8 +43,9 @@ def calibrate(
 ) -> Design:
     """Return the design with the superiority threshold at which its type I error is as given.
 
-    The type I error is the probability that a trial ends with superiority under the null. The threshold is found with one
-    set of simulated trials and judged on another, with fresh seeds: on the seeds that chose it, it looks better than it is.
+    The type I error is the probability that a trial declares an arm superior under the null: it ends with superiority; with a
+    control, an arm beats the control at any look. The threshold is found with one set of simulated trials and judged on
+    another, with fresh seeds: on the seeds that chose it, it looks better than it is.
 
     Args:
         design: a design with a superiority rule, whose threshold is replaced by one number for all looks.
@@ -149,7 +150,7 @@ def _type_i_error(
     simulator: TrialSimulator, world: Environment, limits: np.ndarray, num_trials: int, seed: int
 ) -> float:
     found = simulator.run(world, num_trials, seed, thresholds=limits)
-    return float(np.mean(found.ending == ENDINGS.index("superiority")))
+    return float(np.mean(declares_superiority(found, simulator.setting.control)))
 
 
 def _quantile_of_peaks(

@@ -38,6 +38,9 @@ def draw_characteristics(design: Design, records: Mapping[str, TrialRecord]) -> 
         axes[0], ("status at each look", "sample size", "allocation", "error of the estimates"), strict=True
     ):
         axis.set_title(title)
+    num = next(iter(records.values())).ending.size
+    rules = ", ".join(map(str, design.rules)) or "no stopping rule"
+    figure.supxlabel(f"{num:,} simulated trials per scenario; {design.selector}; {rules}", fontsize=9)
     return figure
 
 

@@ -14,7 +14,7 @@ from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["calibration_frame", "performance", "sequence_covers"]
+__all__ = ["calibration_frame", "declares_superiority", "performance", "sequence_covers"]
 
 _ALPHA = 0.05
 _ALWAYS = ("superiority", "equivalence", "futility", "undecided")
@@ -43,13 +43,12 @@ def performance(
     chosen = found.arm
     each = np.arange(num)
     true_value, best = found.truth[each, chosen], found.truth.max(axis=1)
-    is_superior = found.ending == ENDINGS.index("superiority")
+    is_superior = declares_superiority(found, control)
     is_right = _is_right(found, control)
     add("power", is_superior & is_right)
     add("familywise_error", is_superior & ~is_right)
     is_null = bool(np.all(found.truth == found.truth[:, :1]))
-    row["type_i_error"] = row["superiority"] if is_null else math.nan
-    row["type_i_error_se"] = row["superiority_se"] if is_null else math.nan
+    add("type_i_error", is_superior if is_null else np.full(num, np.nan))
     add("selected_best", true_value == best)
     for index, name in enumerate(arms):
         add(f"selected_{name}", chosen == index)
@@ -80,6 +79,14 @@ def performance(
     for index, name in enumerate(arms):
         add(f"bias_{name}", found.mean[:, index] - found.truth[:, index])
     return row
+
+
+def declares_superiority(found: TrialRecord, control: int) -> np.ndarray:
+    """Return whether each trial declares an arm superior: to all others, or, with a control, to the control at any look.
+
+    An arm that beats the control replaces it, and the control is dropped; nothing else drops the control.
+    """
+    return np.asarray(found.ending == ENDINGS.index("superiority") if control < 0 else ~found.active[:, control])
 
 
 def sequence_covers(found: TrialRecord, bounds: tuple[float, float]) -> np.ndarray:

@@ -64,7 +64,8 @@ def adaptr(model):
 
 def test_the_readme_design_of_adaptr_ends_as_in_an_independent_replica(adaptr):
     row = adaptr.table().loc["null"]
-    # An exact replica in NumPy: .0568 +- .0026, .377 +- .0054 and 1,747 +- 4.6 in 8,000 trials. Three joint standard errors.
+    # An exact replica in NumPy: .0568 +- .0026, .377 and 1,747. The first error is that of about 8,000 trials, from which the
+    # errors of the other two are inferred. Three joint standard errors.
     for name, expected, error in (
         ("superiority", 0.0568, 0.0026),
         ("equivalence", 0.377, 0.0054),

@@ -1,0 +1,57 @@
+"""`ppl-bandit design`: what it prints and writes, and invalid arguments."""
+
+import json
+
+import pytest
+
+from ppl_bandit.commands.cli import main
+
+
+def test_a_design_is_simulated_and_a_report_is_written(tmp_path, capsys):
+    command = [
+        "design",
+        "bernoulli",
+        "--looks",
+        "50:100:50",
+        "--stop",
+        "superiority:.95",
+        "--stop",
+        "equivalence:.9:.05",
+    ]
+    scenarios = ["--scenario", "null=.3", "--scenario", "worlds=prior"]
+    assert main([*command, *scenarios, "--trials", "200", "--out", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "2 scenario(s) of 200 trials, 100 decisions each" in printed.err
+    table = json.loads(printed.out)["table"]
+    assert set(table) == {"null", "worlds"}
+    for row in table.values():
+        endings = sum(row[name] for name in ("superiority", "equivalence", "futility", "undecided"))
+        assert endings == pytest.approx(1.0) and 50.0 <= row["mean_rows"] <= 100.0
+    # The prior makes arms differ by .33 on average, so that far more trials find a winner than under the null.
+    assert table["worlds"]["superiority"] > table["null"]["superiority"]
+    page = (tmp_path / "report.html").read_text()
+    assert "Superiority: an arm is best" in page and "data:image/png;base64" in page and "seed 0" in page
+    assert json.loads((tmp_path / "design.json").read_text())["looks"] == [50, 100]
+    assert (tmp_path / "table.csv").read_text().startswith("scenario,superiority")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--looks", "a,b"], "--looks must be numbers such as 100,200,300, or first:last:step, got 'a,b'"),
+        (["--looks", "100,50"], "looks must increase"),
+        (["--looks", "100", "--stop", "luck:.9"], "--stop names the rule 'luck'"),
+        (["--looks", "100", "--stop", "superiority:99"], "must be a probability strictly inside (0, 1)"),
+        (["--looks", "100", "--stop", "equivalence:.9"], "has 1 numbers for equivalence"),
+        (["--looks", "100", "--stop", "futility:.9:.05"], "the design has none: give control="),
+        (["--looks", "100", "--control", "9"], "control is 9, which is no arm"),
+        (["--looks", "100", "--scenario", "half"], "--scenario must be NAME=V,V,..."),
+        (["--looks", "100", "--scenario", "two=.1,.2"], "has 2 values for a site of shape"),
+        (["--looks", "100", "--scenario", "x=rates:.1"], "must give the sites"),
+        (["--looks", "100", "--calibrate", ".05"], "--calibrate needs the null"),
+    ],
+)
+def test_design_refuses_invalid_arguments(arguments, message, tmp_path, capsys):
+    assert main(["design", "bernoulli", *arguments, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
