@@ -268,8 +268,8 @@ def test_a_later_process_skips_proofs_that_failed_until_the_explanation_is_read(
     assert first.engine == "reweight" and "Not exact, because" in first.report
     proofs = []
     choose = sys.modules["ppl_bandit.engines.choose"]
-    noted = {name: lambda model, own=own: proofs.append(1) or own(model) for name, own in choose.PROVED.items()}
-    monkeypatch.setattr(choose, "PROVED", noted)
+    noted = {name: lambda model, own=own: proofs.append(1) or own(model) for name, own in choose._PROVED.items()}
+    monkeypatch.setattr(choose, "_PROVED", noted)
     with monkeypatch.context() as without_validation:
         without_validation.setattr("ppl_bandit.program.model.validation.abstract_trace", None)
         again = engines.choose(RewardModel(logit, 2)).explanation
