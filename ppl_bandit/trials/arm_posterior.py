@@ -24,7 +24,7 @@ class ArmPosterior(NamedTuple):
         best_arm_probs: active arms (A,) -> (A,), P(a is best among these), 0 for the others.
         gap_probs: (delta, arm b) -> (A,), P(theta_a - theta_b > delta).
         range_prob: (delta, active arms) -> P(max - min < delta) over these.
-        near_best_prob: (ratio, active arms, arm a) -> P(max theta - theta_a <= ratio |theta_a|).
+        near_best_prob: (ratio, active arms, arm a) -> P(max theta - theta_a <= ratio abs(theta_a)).
         expected_losses: active arms -> (A,), E[max theta - theta_a], with the maximum over these.
         quantile: order -> (A,).
         mean: () -> (A,).

@@ -128,7 +128,7 @@ def expected_loss(below: float | Sequence[float]) -> StoppingRule:
 
 
 def value_remaining(below: float | Sequence[float] = 0.01, quantile: float = 0.95) -> StoppingRule:
-    """Stop when the quantile of (max theta - theta_leader) / |theta_leader| is at most `below`.
+    """Stop when the quantile of (max theta - theta_leader) / abs(theta_leader) is at most `below`.
 
     Args:
         below: a share of the leader's expected reward, .01 for one percent, or one per look.
