@@ -173,7 +173,7 @@ class PostgresBackend:
 
     def _connect(self, timeout: float) -> Any:
         milliseconds = int(1000 * timeout)
-        defaults = {
+        defaults: dict[str, Any] = {
             "connect_timeout": max(2, min(10, int(timeout))),  # libpq waits for at least 2 seconds
             "application_name": "ppl_bandit",
             "keepalives": 1,
