@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ppl_bandit.commands.arguments import make_parser
+from ppl_bandit.commands.arguments.parser import make_parser
 
 __all__ = ["main"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppl_bandit.commands.arguments.names import ENGINES, SELECTORS, check_names
 from ppl_bandit.commands.model_files import ModelFile, ModelFileError, load_model
-from ppl_bandit.commands.names import ENGINES, SELECTORS, check_names
 from ppl_bandit.comparison.measurement.engine_comparison import compare
 from ppl_bandit.comparison.measurement.model_ranking import rank_models
 from ppl_bandit.comparison.measurement.simulated_rows import simulate_rows

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit import selectors
+from ppl_bandit.commands.arguments.names import make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
-from ppl_bandit.commands.names import make_selectors
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials import stopping
 from ppl_bandit.trials.calibrate import calibrate

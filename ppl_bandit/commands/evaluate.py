@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppl_bandit.commands.arguments.names import find_experiment, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
-from ppl_bandit.commands.names import find_experiment, make_selectors
 from ppl_bandit.evaluation.evaluate import evaluate
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.predictive_scores import ProgramComparison, compare_programs

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppl_bandit.commands.arguments.names import find_experiment
 from ppl_bandit.commands.model_files import load_model
-from ppl_bandit.commands.names import find_experiment
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ppl_bandit.commands.names import check_names
+from ppl_bandit.commands.arguments.names import check_names
 from ppl_bandit.paper import figures as paper_figures, runs as paper, settings
 from ppl_bandit.paper.claims import Claim, claims_of_grids, claims_of_settings
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from ppl_bandit.commands.arguments.names import engine_factory, make_selectors
 from ppl_bandit.commands.model_files import ModelFileError, load_model
-from ppl_bandit.commands.names import engine_factory, make_selectors
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.figures import draw_run
 from ppl_bandit.simulation.scores import pairwise_table, score_selectors, score_table

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from ppl_bandit.commands.arguments.names import engine_factory, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
-from ppl_bandit.commands.names import engine_factory, make_selectors
 from ppl_bandit.simulation.figures import draw_tuned
 from ppl_bandit.simulation.tune import tune
 

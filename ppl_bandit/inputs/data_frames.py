@@ -10,10 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from ppl_bandit.inputs.checks import check_contexts, count_rows
 from ppl_bandit.inputs.columns import cell_number, context_columns, contexts_from_columns
+from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["FrameRows", "column_numbers", "contexts_from", "is_frame", "rows_from"]
+__all__ = ["FrameRows", "column_numbers", "contexts_from", "contexts_of_decisions", "is_frame", "rows_from"]
 
 FrameRows = tuple[list[Any], dict[str, np.ndarray], Any]  # arms, {outcome: rewards}, contexts
 
@@ -93,6 +95,29 @@ def _listed_columns(model: RewardModel, names: list[str], contexts: Any) -> dict
     if len(given) != len(names):
         raise ValueError(f"contexts lists {len(given)} columns, {given}, expected one for each of {len(names)} entries")
     return dict(zip(names, given, strict=True))
+
+
+def contexts_of_decisions(model: RewardModel, contexts: Any, num_decisions: int | None) -> tuple[Any, int]:
+    """Return the contexts of many decisions, given as arrays or as a frame, and the number of decisions.
+
+    Args:
+        num_decisions: for a program without context.
+
+    Raises:
+        ValueError: if the number of decisions is unknown, or a context is wrong.
+    """
+    contexts = contexts_from(model, contexts) if is_frame(contexts) else contexts
+    if model.context is None:
+        if num_decisions is None:
+            raise ValueError(
+                "num_decisions is missing: it gives the number of decisions if the program takes no context"
+            )
+        num_rows = check_count(num_decisions, "num_decisions")
+    else:
+        num_rows = count_rows(model, contexts)
+        if num_rows == 0 or num_decisions not in (None, num_rows):
+            raise ValueError("contexts must have a leading axis with one row per decision")
+    return check_contexts(model, contexts, num_rows, "contexts"), num_rows
 
 
 def _check_columns(frame: Any, needed: Sequence[str]) -> None:

@@ -15,22 +15,22 @@ from typing import Any, overload
 import jax
 
 from ppl_bandit import engines, selectors
-from ppl_bandit.engines.exact.laws.expectation import INFINITE_MEAN_TEXT
 from ppl_bandit.inputs.arms import Arms
-from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector, count_rows
-from ppl_bandit.inputs.data_frames import contexts_from, is_frame
+from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector
+from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_flag, check_text
 from ppl_bandit.journal.checkpoints import save_checkpoint
 from ppl_bandit.journal.events import Event
-from ppl_bandit.journal.identity import to_json
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import bind_num_arms, open_experiment, takes_num_arms
 from ppl_bandit.journal.outcome_events import MakeEvents, discard_events, expiry_events
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.memory import MemoryStore
-from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids
+from ppl_bandit.live.arm_changes import arms_with, retired_with
+from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids, decision_notes
+from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
 from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
-from ppl_bandit.live.looks import LookVerdict, design_record, look_difference, refuse_stopped, take_look
+from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
 from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.slates import check_size
@@ -112,7 +112,7 @@ class Bandit(ReadableBandit):
         self._may_fall_back = engine is None
         self._design = design_from_settings(design) if isinstance(design, Mapping) else design
         if self._design is not None:
-            selector, burn_in = _settings_of_design(self._design, selector, burn_in, len(names))
+            selector, burn_in = settings_of_design(self._design, selector, burn_in, len(names))
         self._selector = _DEFAULT_SELECTOR if selector is None else check_selector(selector)
         self._draws = check_flag(draws, "draws")
         self._pid = os.getpid()
@@ -178,19 +178,7 @@ class Bandit(ReadableBandit):
             allowed: as in `select`.
         """
         projection = self._catch_up(wait=False)
-        model = projection.task.model
-        contexts = contexts_from(model, contexts) if is_frame(contexts) else contexts
-        if model.context is None:
-            if num_decisions is None:
-                raise ValueError(
-                    "num_decisions is missing: it gives the number of decisions if the program takes no context"
-                )
-            num_rows = check_count(num_decisions, "num_decisions")
-        else:
-            num_rows = count_rows(model, contexts)
-            if num_rows == 0 or num_decisions not in (None, num_rows):
-                raise ValueError("contexts must have a leading axis with one row per decision")
-        contexts = check_contexts(model, contexts, num_rows, "contexts")
+        contexts, num_rows = contexts_of_decisions(projection.task.model, contexts, num_decisions)
         if self._design is not None:
             refuse_stopped(projection, self._design, num_rows)
         mask = projection.task.arms.mask(allowed)
@@ -304,37 +292,14 @@ class Bandit(ReadableBandit):
         Raises:
             ValueError: if the program does not take the keyword `num_arms`.
         """
-        projection = self._catch_up()
-        names = list(projection.task.arms.names)
-        if name in self.retired:
-            self._experiment.change_arms(names, projection.retired - {names.index(name)})
-            return name
-        if (name is None) != isinstance(names[0], int):
-            raise ValueError(
-                f"name is {name!r}, but the arms are {names}: give a name if and only if the arms have names"
-            )
-        if name is not None:
-            Arms(None, [*names, name])  # raises unless it is a new name
-        if self._design is not None:
-            raise ValueError(
-                "the experiment has a design, whose arms are fixed: start a new experiment with the new arm"
-            )
-        if not takes_num_arms(self._program):
-            raise ValueError(
-                "the program has a fixed number of arms: let it take num_arms, as in `def model(arm, *, num_arms): "
-                'with numpyro.plate("arms", num_arms): ...`, and give each new arm its own latents'
-            )
-        added = len(names) if name is None else name
-        self._experiment.change_arms([*names, added], projection.retired)
+        added, names, retired = arms_with(self._catch_up(), self._program, name)
+        self._experiment.change_arms(names, retired)
         return added
 
     def retire_arm(self, arm: Any) -> None:
         """Stop playing an arm; its posterior is kept, and its pending rewards are still learnt."""
         projection = self._catch_up()
-        retired = projection.retired | {projection.task.arms.index(arm)}
-        if len(retired) == len(projection.task.arms):
-            raise ValueError(f"arm={arm!r} is the last one that is played: add another arm before retiring it")
-        self._experiment.change_arms(list(projection.task.arms.names), retired)
+        self._experiment.change_arms(list(projection.task.arms.names), retired_with(projection, arm))
 
     def save(self, path: str | PathLike) -> None:
         """Write the bandit to one file, without pickle; an existing file is replaced atomically.
@@ -406,25 +371,4 @@ class Bandit(ReadableBandit):
 
     def _decision(self, event: Event) -> Decision:
         context = self._context_structure.unflatten(event.body["context"] or ())
-        notes = (self.model.expected_reward_note,) if self.model.expected_reward_note else ()
-        has_infinite_mean = self._learner.engine.capabilities.infinite_means
-        if has_infinite_mean is None:
-            return decision_from_event(event, context, notes)
-        flags = zip(self.arms, has_infinite_mean(self._learner.state, context), strict=True)
-        names = ", ".join(str(name) for name, is_infinite in flags if is_infinite)
-        infinite = (f"expected reward of {names}: {INFINITE_MEAN_TEXT}",) if names else ()
-        return decision_from_event(event, context, (*notes, *infinite))
-
-
-def _settings_of_design(
-    design: Design, selector: Selector | None, burn_in: int, num_arms: int
-) -> tuple[Selector | None, int]:
-    """Return the selector and the burn-in per arm of a design; others beside it are refused."""
-    if not isinstance(design, Design):
-        raise ValueError(f"design must be a Design, got {design!r}: build one with Design(looks, stopping=...)")
-    if selector is not None and to_json(selector) != to_json(design.selector):
-        raise ValueError(f"selector is {selector}, but the design has {design.selector}: give it to the design alone")
-    own = -(-design.burn_in // num_arms)
-    if burn_in not in (0, own):
-        raise ValueError(f"burn_in is {burn_in}, but the design has its own of {design.burn_in} decisions in all")
-    return design.selector, own
+        return decision_from_event(event, context, decision_notes(self._task, self._learner, context))

@@ -7,9 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from ppl_bandit.engines.exact.laws.expectation import INFINITE_MEAN_TEXT
 from ppl_bandit.journal.events import Event
+from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.task import Task
 
-__all__ = ["Decision", "Slate", "decision_from_event", "decision_id", "decision_ids"]
+__all__ = ["Decision", "Slate", "decision_from_event", "decision_id", "decision_ids", "decision_notes"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +102,18 @@ def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> D
         context,
         notes,
     )
+
+
+def decision_notes(task: Task, learner: Learner, context: Any) -> tuple[str, ...]:
+    """Return the warnings about the numbers of a decision: rough expected rewards, and arms whose mean is infinite."""
+    rough = task.model.expected_reward_note
+    notes = (rough,) if rough else ()
+    has_infinite_mean = learner.engine.capabilities.infinite_means
+    if has_infinite_mean is None:
+        return notes
+    flags = zip(task.arms.names, has_infinite_mean(learner.state, context), strict=True)
+    names = ", ".join(str(name) for name, is_infinite in flags if is_infinite)
+    return (*notes, f"expected reward of {names}: {INFINITE_MEAN_TEXT}") if names else notes
 
 
 def decision_ids(decision: Any) -> list[str]:

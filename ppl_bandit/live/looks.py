@@ -14,20 +14,17 @@ import numpy as np
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.deciding import decide_once
-from ppl_bandit.posterior.learning import Learner
-from ppl_bandit.posterior.task import DesignRecord, Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.arm_posterior import arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look
-from ppl_bandit.trials.recorded_design import design_settings
 from ppl_bandit.trials.simulated.learners import learner_of
 from ppl_bandit.trials.simulated.prediction import predict_success
 from ppl_bandit.trials.simulated.setting import Setting
 from ppl_bandit.trials.stopping import StoppingRule
 
-__all__ = ["LookVerdict", "design_record", "look_difference", "refuse_stopped", "take_look"]
+__all__ = ["LookVerdict", "look_difference", "take_look"]
 
 _NUM_FUTURES = 1000  # simulated continuations behind a predictive probability: its standard error is at most .016
 _LOOK_SEED = 0x10_0C  # folded into the seed, so that looks and decisions use different random numbers
@@ -83,29 +80,6 @@ class LookVerdict:
         return self.verdict
 
 
-def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
-    """Return what the journal stores of a design.
-
-    Raises:
-        ValueError: if the design does not fit the arms.
-    """
-    control, num_arms = design.control_index(task.arms.names), len(task.arms)
-    if design.rule("predictive_success") and not learner_of(task.model, prior.engine, design.last_rows).uses_sums:
-        raise ValueError(
-            "predictive_success simulates the rest of the experiment at every look, which needs a conjugate program without "
-            "context whose posterior depends on sums of outcomes: drop the rule, or use it in operating_characteristics alone"
-        )
-    if design.allocation == "each":
-        return DesignRecord(design_settings(design), None)
-    allowed, probs = np.ones(num_arms, bool), np.full(num_arms, 1.0 / num_arms)
-    if design.burn_in == 0:
-        if design.selector.name != "fixed" or design.selector.settings["probs"] is not None:
-            probs = decide_once(task, prior, 0, task.model.context, allowed).propensities[0]
-        with jax.enable_x64(True):
-            probs = np.asarray(allocation_probs(design, jnp.asarray(probs), jnp.asarray(allowed), control))
-    return DesignRecord(design_settings(design), tuple(probs.tolist()))
-
-
 def take_look(experiment: Experiment, design: Design, num_pending: Callable[[], int]) -> LookVerdict:
     """Take the look that is due, record it, and return its verdict; without one that is due, return the last.
 
@@ -151,26 +125,6 @@ def look_difference(projection: Projection, design: Design, recorded: Mapping[st
     if np.asarray(found.active).tolist() != recorded["active"]:
         return "the recorded and the replayed look drop different arms"
     return ""
-
-
-def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> None:
-    """Refuse decisions after the experiment has stopped, or beyond its last look.
-
-    Raises:
-        ValueError: says what to do instead.
-    """
-    look, names = projection.look, projection.task.arms.names
-    if look is not None and look["ending"] != ENDINGS[CONTINUE]:
-        raise ValueError(
-            f"the experiment stopped at look {look['look'] + 1} ({look['ending']}): play {names[look['arm']]!r} without the "
-            "bandit, or start a new experiment with another name=; pending rewards may still be reported"
-        )
-    left = design.last_rows - int(projection.num_played.sum())
-    if num_new > left:
-        raise ValueError(
-            f"the design ends after {design.last_rows} decisions, of which {max(left, 0)} are left: "
-            + ("call look()" if left <= 0 else f"ask for at most {left}")
-        )
 
 
 def _check(projection: Projection, design: Design, index: int) -> tuple[Look, list[float] | None]:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.commands.arguments.names import check_names
 from ppl_bandit.commands.bench.players import CASES, Case, Player, case_players, case_program
 from ppl_bandit.commands.bench.report import BenchResult, draw_live, markdown
-from ppl_bandit.commands.names import check_names
 
 __all__ = ["BenchOptions", "measure_live", "run_bench"]
 

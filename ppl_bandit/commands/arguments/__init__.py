@@ -1,0 +1,1 @@
+"""Arguments of the command line: the parser, and what the names in them stand for."""

@@ -1,0 +1,80 @@
+"""What a design fixes for a live bandit: selector, burn-in, the record in the journal, and the end of decisions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_bandit.journal.identity import to_json
+from ppl_bandit.journal.projection import Projection
+from ppl_bandit.posterior.deciding import decide_once
+from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.task import DesignRecord, Task
+from ppl_bandit.trials.allocation import allocation_probs
+from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.looks import CONTINUE, ENDINGS
+from ppl_bandit.trials.recorded_design import design_settings
+from ppl_bandit.trials.simulated.learners import learner_of
+from ppl_bandit.types import Selector
+
+__all__ = ["design_record", "refuse_stopped", "settings_of_design"]
+
+
+def settings_of_design(
+    design: Design, selector: Selector | None, burn_in: int, num_arms: int
+) -> tuple[Selector | None, int]:
+    """Return the selector and the burn-in per arm of a design; others beside it are refused.
+
+    Raises:
+        ValueError: if the bandit was given others, or something that is no design.
+    """
+    if not isinstance(design, Design):
+        raise ValueError(f"design must be a Design, got {design!r}: build one with Design(looks, stopping=...)")
+    if selector is not None and to_json(selector) != to_json(design.selector):
+        raise ValueError(f"selector is {selector}, but the design has {design.selector}: give it to the design alone")
+    own = -(-design.burn_in // num_arms)
+    if burn_in not in (0, own):
+        raise ValueError(f"burn_in is {burn_in}, but the design has its own of {design.burn_in} decisions in all")
+    return design.selector, own
+
+
+def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
+    """Return what the journal stores of a design.
+
+    Raises:
+        ValueError: if the design does not fit the arms.
+    """
+    control, num_arms = design.control_index(task.arms.names), len(task.arms)
+    if design.rule("predictive_success") and not learner_of(task.model, prior.engine, design.last_rows).uses_sums:
+        raise ValueError(
+            "predictive_success simulates the rest of the experiment at every look, which needs a conjugate program without "
+            "context whose posterior depends on sums of outcomes: drop the rule, or use it in operating_characteristics alone"
+        )
+    if design.allocation == "each":
+        return DesignRecord(design_settings(design), None)
+    allowed, probs = np.ones(num_arms, bool), np.full(num_arms, 1.0 / num_arms)
+    if design.burn_in == 0:
+        if design.selector.name != "fixed" or design.selector.settings["probs"] is not None:
+            probs = decide_once(task, prior, 0, task.model.context, allowed).propensities[0]
+        with jax.enable_x64(True):
+            probs = np.asarray(allocation_probs(design, jnp.asarray(probs), jnp.asarray(allowed), control))
+    return DesignRecord(design_settings(design), tuple(probs.tolist()))
+
+
+def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> None:
+    """Refuse decisions after the experiment has stopped, or beyond its last look.
+
+    Raises:
+        ValueError: says what to do instead.
+    """
+    look, names = projection.look, projection.task.arms.names
+    if look is not None and look["ending"] != ENDINGS[CONTINUE]:
+        raise ValueError(
+            f"the experiment stopped at look {look['look'] + 1} ({look['ending']}): play {names[look['arm']]!r} without the "
+            "bandit, or start a new experiment with another name=; pending rewards may still be reported"
+        )
+    left = design.last_rows - int(projection.num_played.sum())
+    if num_new > left:
+        raise ValueError(
+            f"the design ends after {design.last_rows} decisions, of which {max(left, 0)} are left: "
+            + ("call look()" if left <= 0 else f"ask for at most {left}")
+        )
