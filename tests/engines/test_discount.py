@@ -107,3 +107,34 @@ def test_forgetting_lowers_the_regret_where_the_best_arm_changes_and_costs_some_
 
     assert standard_errors(before - kept_before) > 4
     assert standard_errors(kept_before + kept_after - before - after) > 4
+
+
+def test_discounted_beta_and_gamma_posteriors_follow_power_discounting():
+    def rates(arm):
+        with numpyro.plate("arms", 2):
+            rate = numpyro.sample("rate", dist.Beta(2.0, 3.0))
+            intensity = numpyro.sample("intensity", dist.Gamma(4.0, 2.0))
+        numpyro.sample("click", dist.Bernoulli(rate[arm]))
+        numpyro.sample("count", dist.Poisson(intensity[arm]))
+        numpyro.deterministic("expected_reward", intensity[arm])
+
+    arms, clicks, counts = np.array([0, 1, 0, 0, 1]), np.array([1, 0, 0, 1, 1]), np.array([3, 0, 2, 7, 1])
+    prior = np.array([[2.0, 2.0], [3.0, 3.0], [4.0, 4.0], [2.0, 2.0]])
+    expected = prior
+    for arm, click, count in zip(arms, clicks, counts, strict=True):
+        expected = prior + 0.8 * (expected - prior)
+        expected[:, arm] += [click, 1 - click, count, 1]
+    with jax.enable_x64(True):
+        engine = engines.conjugate(RewardModel(rates, 2, outcomes=("click", "count")), discount=0.8)
+        data = Interaction(jnp.asarray(arms), {"click": jnp.asarray(clicks), "count": jnp.asarray(counts)})
+        state, info = jax.jit(engine.update)(jr.key(0), engine.init(jr.key(0)), data)
+        found = engine.capabilities.parameters(state)
+    assert bool(info.is_trusted)
+    names = [
+        ("rate", "concentration1"),
+        ("rate", "concentration0"),
+        ("intensity", "concentration"),
+        ("intensity", "rate"),
+    ]
+    for own, (site, name) in zip(expected, names, strict=True):
+        np.testing.assert_allclose(found[site][name], own, rtol=1e-10)

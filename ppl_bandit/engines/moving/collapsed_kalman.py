@@ -188,16 +188,15 @@ def _renew(filters: Filters, key: Key, state: CollapsedKalmanState) -> Collapsed
     num_own = state.log_weights.shape[1]
     offsets = jr.uniform(key_resample, (_NUM_FILTERS,))
     index = jax.vmap(lambda offset, own: resample(offset, own, num_own))(offsets, state.log_weights)
-    positions, laws, bases = jax.tree.map(
-        lambda leaf: jax.vmap(lambda own, at: own[at])(leaf, index), (state.positions, state.laws, state.replay.laws)
-    )
+    particles = state.positions, state.laws, state.steps, state.replay.laws
+    positions, laws, steps, bases = jax.tree.map(lambda leaf: jax.vmap(lambda own, at: own[at])(leaf, index), particles)
     replay = state.replay._replace(laws=bases)
-    positions, laws = filters.move(key_move, replay, positions, laws)
+    positions, (laws, steps) = filters.move(key_move, replay, positions, laws, steps)
     return state._replace(
         positions=positions,
         laws=laws,
         log_weights=jnp.zeros_like(state.log_weights),
-        steps=None if state.steps is None else each_particle(filters.step)(positions),
+        steps=steps,
         replay=replay,
         num_refreshes=state.num_refreshes + 1,
     )

@@ -1,7 +1,6 @@
 """Kalman filters at particles of outer latents, and moves of the outer latents that replay a window of rows."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,8 @@ from ppl_bandit.engines.moving.gaussian_rows import RowForm, absorb_form, prior_
 from ppl_bandit.engines.moving.kalman import absorb_row
 from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, invert_blocks, predict
 from ppl_bandit.engines.moving.outer_split import FilterSplit
-from ppl_bandit.engines.particles.covariance import mean_and_covariance, mean_and_root
+from ppl_bandit.engines.moving.random_walk import random_walk
+from ppl_bandit.engines.particles.covariance import mean_and_root
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, Key
 
@@ -58,7 +58,7 @@ class Filters(NamedTuple):
         draw: (key, at, law) -> {site: value}.
         empty_replay: laws -> the empty window.
         extend: (replay, positions, laws, weights, row, elapsed) -> the window with one more row.
-        move: (key, replay, positions, laws) -> moved positions, and their laws.
+        move: (key, replay, positions, laws, steps) -> moved positions, and their laws and steps.
     """
 
     start: Callable[..., tuple[Posterior, Array]]
@@ -69,7 +69,7 @@ class Filters(NamedTuple):
     draw: Callable[..., dict[str, Array]]
     empty_replay: Callable[[Posterior], Replay]
     extend: Callable[..., Replay]
-    move: Callable[..., tuple[Array, Posterior]]
+    move: Callable[..., tuple[Array, tuple[Posterior, LinearStep | None]]]
 
 
 def each_particle(function: Callable) -> Callable:
@@ -163,8 +163,8 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
 
     def replay_rows(
         replay: Replay, mean: Array, root: Array, base: Posterior, at: Float[Array, " K"]
-    ) -> tuple[Float[Array, ""], Posterior]:
-        """Return the log target of a position, and its filter after the rows of the window."""
+    ) -> tuple[Float[Array, ""], tuple[Posterior, LinearStep | None]]:
+        """Return the log target of a position, its filter after the rows of the window, and its step without a clock."""
         forms = jax.vmap(lambda row: form_of(at, row))(replay.rows)
         own = None if model.has_clock else step(at)
         first, log_prior = start(at)
@@ -181,31 +181,19 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
 
         is_used = jnp.arange(size) < replay.length
         (law, total), _ = jax.lax.scan(absorb_place, (law, log_base), (forms, replay.elapsed, is_used))
-        return total, law
+        return total, (law, own)
 
     def move_set(
-        key: Key, replay: Replay, mean: Array, base: Array, bases: Posterior, positions: Array, laws: Posterior
-    ) -> tuple[Array, Posterior]:
-        num = len(positions)
-        _, covariance = mean_and_covariance(positions)
-        _, root = mean_and_root(positions, covariance + 1e-12 * jnp.eye(space.size), jnp.asarray(float(num)))
-        target = jax.vmap(lambda own, at: replay_rows(replay, mean, base, own, at))
-        current, _ = target(bases, positions)
-        for number, scale in enumerate(_SCALES):
-            key_step, key_accept = jr.split(jr.fold_in(key, number))
-            proposed = positions + scale / space.size**0.5 * jr.normal(key_step, positions.shape) @ root.T
-            found, filtered = target(bases, proposed)
-            is_accepted = jnp.log(jr.uniform(key_accept, (num,))) < found - current
-            current = jnp.where(is_accepted, found, current)
-            pick = jax.vmap(lambda is_new, new, old: jax.tree.map(partial(jnp.where, is_new), new, old))
-            positions, laws = pick(is_accepted, (proposed, filtered), (positions, laws))
-        return positions, laws
+        key: Key, replay: Replay, mean: Array, base: Array, bases: Posterior, positions: Array, derived: Any
+    ) -> tuple[Array, Any]:
+        each = jax.vmap(lambda own, at: replay_rows(replay, mean, base, own, at))
+        return random_walk(key, lambda proposed: each(bases, proposed), positions, derived, _SCALES)
 
     def move(
-        key: Key, replay: Replay, positions: Float[Array, "2 H K"], laws: Posterior
-    ) -> tuple[Float[Array, "2 H K"], Posterior]:
+        key: Key, replay: Replay, positions: Float[Array, "2 H K"], laws: Posterior, steps: LinearStep | None
+    ) -> tuple[Float[Array, "2 H K"], tuple[Posterior, LinearStep | None]]:
         each = jax.vmap(move_set, in_axes=(0, None, 0, 0, 0, 0, 0))
         keys = jr.split(key, len(positions))
-        return each(keys, replay, replay.mean, replay.root, replay.laws, positions, laws)
+        return each(keys, replay, replay.mean, replay.root, replay.laws, positions, (laws, steps))
 
     return Filters(start, step, predict_all, absorb, is_certified, draw, empty_replay, extend, move)

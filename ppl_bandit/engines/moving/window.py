@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.collapsed.outer import OuterSpace, outer_space
 from ppl_bandit.engines.exact.proof.assignment import supports_of
-from ppl_bandit.engines.particles.covariance import mean_and_covariance, mean_and_root
+from ppl_bandit.engines.moving.random_walk import random_walk
+from ppl_bandit.engines.particles.covariance import mean_and_root
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, Key
 
@@ -149,19 +150,8 @@ def static_moves(model: RewardModel, size: int) -> StaticMoves | None:
         key: Key, window: Window, mean: Array, base: Array, path: dict[str, Array], latents: dict[str, Array]
     ) -> dict[str, Array]:
         positions = jax.vmap(lambda own: _unconstrain(space, moving, own)[0])(latents)
-        num = positions.shape[0]
-        _, covariance = mean_and_covariance(positions)
-        _, root = mean_and_root(positions, covariance + 1e-12 * jnp.eye(space.size), jnp.asarray(float(num)))
         densities = jax.vmap(lambda own, at: log_target(window, mean, base, own, at), in_axes=(1, 0))
-        current = densities(path, positions)
-        for number, scale in enumerate(_SCALES):
-            key_step, key_accept = jr.split(jr.fold_in(key, number))
-            steps = jr.normal(key_step, positions.shape) @ root.T
-            proposed = positions + scale / space.size**0.5 * steps
-            found = densities(path, proposed)
-            is_accepted = jnp.log(jr.uniform(key_accept, (num,))) < found - current
-            positions = jnp.where(is_accepted[:, None], proposed, positions)
-            current = jnp.where(is_accepted, found, current)
+        positions, _ = random_walk(key, lambda proposed: (densities(path, proposed), ()), positions, (), _SCALES)
         return {**latents, **jax.vmap(lambda at: space.constrain(at)[0])(positions)}
 
     def move(key: Key, window: Window, latents: dict[str, Array]) -> dict[str, Array]:
