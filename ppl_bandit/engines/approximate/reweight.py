@@ -9,9 +9,9 @@ their arms have changed the weights a little.
 Weights cannot show posterior mass where there are no particles. Some draws of the prior, the probes, stay where they are. When
 the rows give a probe much more posterior mass than it had at the last refresh, the particles are renewed as well, and
 Newton's method also starts at the probes. Modes of a narrow likelihood are not near any draw of the prior: they are searched
-where the outcomes are (`row_starts`), at the first row of a block, at the end of a batch, and whenever its rows have grown by a
-quarter, or doubled if it has more than four latents. Modes with too few
-particles are probes from then on.
+where the outcomes are (`row_starts`), at the first row of a block, at the end of a batch, whenever its rows have grown by a
+quarter, or doubled if it has more than four latents, and when 2% of its rows are narrow and have not been searched yet.
+Modes with too few particles are probes from then on.
 """
 
 import math
@@ -70,6 +70,11 @@ _MIN_ESS_IN_BATCH = 0.2  # inside a batch, where no decision is made
 _MIN_ESS_UNSOUND = 0.9  # of particles whose moves failed their checks: above it the posterior is still the same
 # Growth of the rows of a block between searches for modes, if it has few or many latents.
 _SEARCH_GROWTH, _SEARCH_GROWTH_OF_MANY = 1.25, 2.0
+# A row is narrow if its likelihood at its own location is M / 10 times its predictive density: fewer than about ten of the M
+# particles are where it is large. A mode that a narrow row has alone is one of many such modes, and has at most about the
+# share of one row.
+_MIN_RESOLVED, _MAX_NARROW_SHARE = 10, MAX_UNSEEN_MASS
+_NUM_PEAKS = 16  # particles at which the likelihood at the location is evaluated
 _PROBE_SHARE = 0.125  # probes, as a share of the particles
 _MAX_UNSEEN_MASS = 0.005  # posterior mass of a probe that the particles may miss
 
@@ -115,6 +120,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
     block_of_arm = jnp.asarray(blocks.of_arm)
     is_discounted = discount < 1.0
     num_probes = max(4, math.ceil(_PROBE_SHARE * num_particles))
+    min_log_peak = math.log(max(2.0, num_particles / _MIN_RESOLVED))
     max_log_probe_mass = math.log(max(2.0, _MAX_UNSEEN_MASS * num_particles))
     row_growth = _SEARCH_GROWTH if blocks.coordinates.shape[1] <= FEW_LATENTS else _SEARCH_GROWTH_OF_MANY
     refresh_settings = RefreshSettings(estimates_evidence=not is_discounted)
@@ -124,12 +130,21 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         probes = particles.positions[:, jnp.arange(num_probes) % num_particles]
         no_mass = jnp.zeros(probes.shape[:2], probes.dtype)  # every probe is also a particle
         none = jnp.zeros(len(blocks.coordinates), int)
-        return ReweightState(empty_buffer(model, capacity), particles, reference, probes, no_mass, none, none)
+        return ReweightState(empty_buffer(model, capacity), particles, reference, probes, no_mass, none, none, none)
 
     def constrained(state: ReweightState) -> Draws:
         """Return the latents of the particles, then of the probes, of all blocks together."""
         positions = jnp.concatenate([state.particles.positions, state.probes], axis=1)
         return jax.vmap(space.constrain)(join_blocks(blocks, positions, space.size))
+
+    def is_row_narrow(latents: Draws, rows: Interaction, log_predictive: Float[Array, ""]) -> Bool[Array, ""]:
+        """Tell whether a row's likelihood is so narrow that a mode of its own may have no particle."""
+        locations = space.locations
+        if locations is None:
+            return jnp.array(False)
+        some = jax.tree.map(lambda leaf: leaf[: min(_NUM_PEAKS, num_particles)], latents)
+        log_peaks = jax.vmap(lambda own: locations(own, rows).log_peak[0])(some)
+        return jnp.median(log_peaks) - log_predictive > min_log_peak
 
     def absorb(state: ReweightState, latents: Draws, row: Interaction) -> tuple[ReweightState, Bool[Array, " B"]]:
         """Multiply the weights of a row's block by its likelihood, and store the row.
@@ -157,12 +172,14 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             log_likelihood=particles.log_likelihood.at[block].add(gained),
             log_evidence=particles.log_evidence.at[block].add(log_predictive),
         )
+        is_narrow = is_counted & is_row_narrow(latents, rows, log_predictive)
         mass_gain = jnp.where(is_counted, gained_by_probes - log_predictive, 0.0)
         after = state._replace(
             buffer=append_row(state.buffer, row, is_counted, merges=not is_discounted),
             particles=particles,
             log_probe_mass=state.log_probe_mass.at[block].add(mass_gain),
             num_rows=state.num_rows.at[block].add(is_counted),
+            num_narrow=state.num_narrow.at[block].add(is_narrow),
         )
         return after, jnp.max(after.log_probe_mass, axis=1) > max_log_probe_mass
 
@@ -201,13 +218,15 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             probes=state.probes.at[block].set(positions),
             log_probe_mass=state.log_probe_mass.at[block].set(log_mass),
             num_searched=state.num_searched.at[block].set(state.num_rows[block]),
+            num_narrow=state.num_narrow.at[block].set(0),
         )
 
     def is_search_due(state: ReweightState, growth: float) -> Bool[Array, " B"]:
-        """Tell which blocks have so many times the rows of their last refresh, if rows suggest where modes are."""
+        """Tell which blocks have grown so many times, or have narrow rows, since their last search for modes."""
         if space.locations is None:
             return jnp.zeros(len(blocks.coordinates), bool)
-        return (state.num_rows > state.num_searched) & (state.num_rows >= growth * state.num_searched)
+        has_grown = (state.num_rows > state.num_searched) & (state.num_rows >= growth * state.num_searched)
+        return has_grown | (state.num_narrow > _MAX_NARROW_SHARE * state.num_rows)
 
     def counted_rows(state: ReweightState, interaction: Interaction) -> tuple[Interaction, Bool[Array, ""]]:
         """Return the rows, masked if they do not fit, and whether they fit."""
@@ -320,9 +339,9 @@ def _explain(model: RewardModel, num_particles: int, discount: float, size: int,
             "arbitrary",
             f"checks: effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, and of the weights alone, at least "
             f"half; Pareto k-hat, at most {MAX_K_HAT}; after moves, the autocorrelation with the starting positions, at "
-            f"most {MAX_AUTOCORRELATION}, drift, divergences, acceptance and finite log densities; the mass of a mode that "
-            f"the search found and that has too few draws, at most {MAX_UNSEEN_MASS:.0%}",
-            f"not seen: a region that neither a draw nor the search for modes reaches, and modes below {MAX_UNSEEN_MASS:.0%} "
-            "of the mass",
+            f"most {MAX_AUTOCORRELATION}, drift, divergences, acceptance and finite log densities; the mass of modes that "
+            f"the search found and that have too few draws, at most {MAX_UNSEEN_MASS:.0%}",
+            f"not seen: a region that neither a draw nor the search for modes reaches, and modes that together hold less than "
+            f"{MAX_UNSEEN_MASS:.0%} of the mass",
         ],
     )

@@ -27,6 +27,7 @@ class ReweightState(NamedTuple):
         probes: draws of the prior of all blocks.
         log_probe_mass: log posterior mass of each probe in units of a particle's; at most 0 at the last refresh.
         num_rows, num_searched: rows that inform each block, now and at its last refresh, which searched for modes.
+        num_narrow: rows since then whose likelihood is too narrow for the particles to resolve.
     """
 
     buffer: Buffer
@@ -36,6 +37,7 @@ class ReweightState(NamedTuple):
     log_probe_mass: Float[Array, "B S"]
     num_rows: Int[Array, " B"]
     num_searched: Int[Array, " B"]
+    num_narrow: Int[Array, " B"]
 
     @property
     def log_evidence(self) -> Float[Array, ""]:

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, Independent, MaskedDistribution, biject_to
 from numpyro.distributions.transforms import IndependentTransform
 
-from ppl_bandit.engines.approximate.starts.outcome_locations import outcome_locations
+from ppl_bandit.engines.approximate.starts.outcome_locations import OutcomeLocations, outcome_locations
 from ppl_bandit.engines.row_buffer import BufferedRows
 from ppl_bandit.program.jaxpr.entry_reads import entries_read
 from ppl_bandit.program.model.recorded_readings import recorded
@@ -70,8 +70,7 @@ class Space(NamedTuple):
         draw_prior: (key, M) -> (M, K) draws by running the program, and the log density terms that running it ignores,
             (M, terms): factors, observed constants, scaled or masked latents. Their sum is the log weight of a draw.
         partial_centring: other coordinates for hierarchies; None for programs without a latent scale.
-        locations: (constrained latents, N rows) -> centres of the outcomes' laws, (N, L), and the outcomes; see
-            `outcome_locations`.
+        locations: (constrained latents, N rows) -> centres of the outcomes' laws; see `outcome_locations`.
     """
 
     size: int
@@ -82,7 +81,7 @@ class Space(NamedTuple):
     log_joint: Callable[[Float[Array, " K"], BufferedRows], Float[Array, ""]]
     draw_prior: Callable[[Key, int], tuple[Float[Array, "M K"], Float[Array, "M terms"]]]
     partial_centring: PartialCentring | None = None
-    locations: Callable[[Mapping[str, Array], Interaction], tuple[Array, Array]] | None = None
+    locations: Callable[[Mapping[str, Array], Interaction], OutcomeLocations] | None = None
 
 
 def unconstrained_space(model: RewardModel) -> Space:

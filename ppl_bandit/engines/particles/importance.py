@@ -18,9 +18,15 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.particles.covariance import log_kernel, log_normalizing_constant, student_t_draws
-from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, pareto_k_hat
+from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.log_density import LogDensity, Mode, find_mode
-from ppl_bandit.engines.particles.weights import finite_log_weights, flatten_log_weights, resample, weight_ess
+from ppl_bandit.engines.particles.weights import (
+    finite_log_weights,
+    flatten_log_weights,
+    normalize_weights,
+    resample,
+    weight_ess,
+)
 from ppl_bandit.numerics.random_bits import uniform_and_normal
 from ppl_bandit.types import Key
 
@@ -34,7 +40,7 @@ _MAX_STEPS, _TOLERANCE = 60, 1e-2  # a mode to a tenth of a standard deviation s
 _MAX_SD = 3.0  # standard deviation of a proposal, in those of the particles
 _UNIFORM_SHARE = 0.1  # of the proposals at modes, spread evenly over the modes whatever their estimated mass
 _MAX_LOG_RATIO = math.log(20.0)  # log density ratio of particles that the proposals cover
-_MAX_MISSED = 0.02  # posterior mass of particles that they do not cover
+_MAX_MISSED = 0.02  # posterior mass of particles, and of modes, that they do not cover
 _MAX_HELD_OUT = 0.25  # share of the data's starts whose modes are not proposed: they test whether the others suffice
 
 
@@ -47,7 +53,8 @@ class Proposal(NamedTuple):
         ess: their effective sample size.
         is_accepted: whether k-hat, the effective sample size and the coverage of the old particles allow their use.
         modes: that Newton's method found.
-        log_mode_mass: log posterior mass of the Gaussian approximation at each mode; -inf where it did not converge.
+        log_mode_mass: log posterior mass of the Gaussian approximation at each mode; -inf where Newton's method did not
+            converge, or found a mode again.
     """
 
     positions: Float[Array, "P k"]
@@ -121,7 +128,8 @@ def propose(
         starts = jnp.concatenate([starts[_NUM_REPLACED:], data_starts])
         num_used = len(starts) - int(_MAX_HELD_OUT * len(data_starts))
     modes = jax.vmap(lambda start: find_mode(target, start, _TOLERANCE, _MAX_STEPS))(starts)
-    mixture = _mixture(jax.tree.map(lambda leaf: leaf[:num_used], modes), kernels, ess)
+    is_same = _same_modes(modes)
+    mixture = _mixture(jax.tree.map(lambda leaf: leaf[:num_used], modes), is_same[:num_used, :num_used], kernels, ess)
     proposed = _draw(key_draw, mixture, num_draws, degrees, offsets)
 
     log_prior, log_likelihood = jax.vmap(target.parts)(proposed)
@@ -132,14 +140,15 @@ def propose(
     missed = jnp.sum(jnp.where(log_ratios > _MAX_LOG_RATIO, jax.nn.softmax(log_weights), 0.0))
     # The mass of old particles is itself uncertain: allow three standard errors.
     max_missed = _MAX_MISSED + 3.0 * jnp.sqrt(_MAX_MISSED / jnp.maximum(ess, 1.0))
-    new_ess = weight_ess(new)
+    normalized = normalize_weights(new)
     log_volumes = 0.5 * (size * math.log(2.0 * math.pi) - jnp.sum(jnp.log(modes.precisions), axis=1))
-    log_mass = jnp.where(modes.is_converged, modes.log_density + log_volumes - log_constant, -jnp.inf)
+    is_counted = modes.is_converged & ~_is_repeated(modes, is_same)
+    log_mass = jnp.where(is_counted, modes.log_density + log_volumes - log_constant, -jnp.inf)
     is_uncovered = modes.log_density - _log_mixture(mixture, modes.position, degrees) - log_constant > _MAX_LOG_RATIO
-    is_missed = is_uncovered & (log_mass > math.log(_MAX_MISSED))
-    is_accepted = (pareto_k_hat(new) <= MAX_K_HAT) & (new_ess >= num_draws / 2) & (missed <= max_missed)
-    is_accepted &= ~jnp.any(is_missed)
-    return Proposal(proposed, log_prior, log_likelihood, new, new_ess, is_accepted, modes, log_mass)
+    missed_by_modes = jnp.sum(jnp.where(is_uncovered, jnp.exp(log_mass), 0.0))
+    is_accepted = (notable_k_hat(new, normalized) <= MAX_K_HAT) & (normalized.ess >= num_draws / 2)
+    is_accepted &= (missed <= max_missed) & (missed_by_modes <= _MAX_MISSED)
+    return Proposal(proposed, log_prior, log_likelihood, new, normalized.ess, is_accepted, modes, log_mass)
 
 
 def log_unseen_mass(proposal: Proposal, positions: Float[Array, "M k"]) -> Float[Array, " modes"]:
@@ -191,16 +200,29 @@ def _distant_points(points: Float[Array, "L k"], others: Float[Array, "P k"]) ->
     return jax.lax.fori_loop(first_other, _NUM_STARTS, choose_from(others), chosen)
 
 
-def _mixture(modes: Mode, kernels: Float[Array, "L k"], ess: Float[Array, ""]) -> _Mixture:
-    """Return Student-t laws at modes, in proportion to their estimated mass, and around kernels."""
+def _same_modes(modes: Mode) -> Bool[Array, "modes modes"]:
+    """Tell which modes lie within half a standard deviation of which others: several starts may lead to one mode."""
+    steps = jnp.einsum("dji,cdj->cdi", modes.axes, modes.position[:, None] - modes.position)
+    return jnp.sum(jnp.square(steps) * jnp.maximum(modes.precisions, _MAX_SD**-2), axis=-1) < 0.25
+
+
+def _is_repeated(modes: Mode, is_same: Bool[Array, "modes modes"]) -> Bool[Array, " modes"]:
+    """Tell which modes are those of earlier starts; a narrow mode in the centre of a wide one is not."""
+    return jnp.any(jnp.tril(is_same & is_same.T & modes.is_converged, -1), axis=1)
+
+
+def _mixture(modes: Mode, is_same: Bool[Array, "C C"], kernels: Float[Array, "L k"], ess: Float[Array, ""]) -> _Mixture:
+    """Return Student-t laws at modes, in proportion to their estimated mass, and around kernels.
+
+    Args:
+        is_same: modes that share their mass.
+    """
     size = kernels.shape[1]
     precisions = jnp.maximum(modes.precisions, _MAX_SD**-2)
     roots = modes.axes / jnp.sqrt(precisions)[:, None, :]
     inverses = jnp.swapaxes(modes.axes * jnp.sqrt(precisions)[:, None, :], 1, 2)
     log_volumes = -0.5 * jnp.sum(jnp.log(precisions), axis=1)
-    # Several starts may lead to one mode: modes within half a standard deviation share their mass.
-    gaps = jnp.einsum("cij,dcj->dci", inverses, modes.position[:, None] - modes.position)
-    num_same = jnp.sum(jnp.sum(jnp.square(gaps), axis=-1) < 0.25, axis=0)
+    num_same = jnp.sum(is_same, axis=0)
     log_mass = modes.log_density + log_volumes
     log_mass = jnp.where(jnp.isfinite(log_mass), log_mass, -jnp.inf) - jnp.log(jnp.maximum(num_same, 1))
     num_modes = len(log_mass)

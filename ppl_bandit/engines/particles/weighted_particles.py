@@ -44,7 +44,7 @@ __all__ = [
 StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Array, "k k"]], Float[Array, "S k"]]
 
 _NUM_DATA_STARTS, FEW_LATENTS = 32, 4  # an eighth of these starts for more latents, whose Hessians take longer
-MAX_UNSEEN_MASS = 0.02  # of a mode that was found and has less than a quarter of its share of particles
+MAX_UNSEEN_MASS = 0.02  # of all modes that were found and have less than a quarter of their share of particles
 MIN_ESS_SHARE = 0.1  # of the particles: 100 of 1,000 give P(best) to within 0.05, one standard error
 PARTICLE_CHECKS = (
     *MOVE_CHECKS,
@@ -52,7 +52,7 @@ PARTICLE_CHECKS = (
     Check("the effective sample size, as a share of the particles,", MIN_ESS_SHARE, is_minimum=True),
     Check("the rounding of the log likelihood, in nats,", 0.02),
     Check("log evidence", failure="the log evidence is not finite"),
-    Check("the posterior mass of a mode with too few draws", MAX_UNSEEN_MASS),
+    Check("the posterior mass of modes with too few draws", MAX_UNSEEN_MASS),
 )
 
 
@@ -277,7 +277,7 @@ def particle_check_values(particles: WeightedParticles, ess: Float[Array, ""]) -
         sample_size(particles, ess) / num,
         jnp.finfo(dtype).eps * magnitude,
         jnp.isfinite(particles.log_evidence),
-        jnp.exp(jnp.max(particles.log_unseen_mass)),
+        jnp.sum(jnp.exp(particles.log_unseen_mass)),
     )
     return jnp.concatenate([move_values, jnp.stack([value.astype(dtype) for value in own])])
 

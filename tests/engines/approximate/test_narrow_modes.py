@@ -11,7 +11,8 @@ import scipy.stats as st
 
 from ppl_bandit import engines
 from ppl_bandit.engines.approximate.starts.row_starts import _shortest_step
-from ppl_bandit.engines.particles.importance import Proposal, log_unseen_mass
+from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
+from ppl_bandit.engines.particles.importance import Proposal, _is_repeated, _same_modes, log_unseen_mass
 from ppl_bandit.engines.particles.log_density import Mode
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -97,22 +98,43 @@ def test_a_narrow_mode_is_found_from_the_outcomes_themselves():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ratio", [1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
 @pytest.mark.parametrize("size", [1, 60], ids=["row by row", "one batch"])
 @pytest.mark.parametrize("kind", ["one", "heavy tails", "two modes", "lattice"])
-def test_narrow_modes_are_right_or_flagged_over_twenty_seeds(kind, size):
-    if kind == "lattice" and size == 1:
-        pytest.xfail("each row adds a mode, and modes are searched when the rows have grown by a quarter")
+def test_narrow_modes_are_right_or_flagged_over_twenty_seeds(kind, size, ratio):
     runs = Runs(is_heavy=kind == "heavy tails")
-    for ratio in (1e1, 1e2, 1e3, 1e4, 1e5, 1e6):
-        noise = SPREAD / ratio
-        num_rows = 12 if kind == "lattice" else 60
-        found = [
-            runs.outcome(seed, rewards_of(kind, noise, num_rows), noise, min(size, num_rows)) for seed in range(20)
-        ]
-        wrong = [one for one in found if one[1] and one[0] > MAX_ERROR]
-        assert not wrong, (ratio, wrong)
-        if kind == "one":
-            assert all(is_trusted for _, is_trusted, _ in found)
+    noise, num_rows = SPREAD / ratio, 12 if kind == "lattice" else 60
+    found = [runs.outcome(seed, rewards_of(kind, noise, num_rows), noise, min(size, num_rows)) for seed in range(20)]
+    num_trusted = sum(is_trusted for _, is_trusted, _ in found)
+    print(
+        f"\n{kind} {size} {ratio:g}: largest error {max(one[0] for one in found if one[1]):.3f}, {num_trusted} of 20 trusted"
+    )
+    assert not [one for one in found if one[1] and one[0] > MAX_ERROR]
+    assert num_trusted >= (20 if kind == "one" else 16)
+
+
+def test_a_row_too_narrow_for_the_draws_starts_a_search_for_modes():
+    with jax.enable_x64(True):
+        engine = engines.reweight(RewardModel(measurement(False), 2, context=np.array(1.0)), num_particles=300)
+        start = engine.init(jr.key(0))
+        searched = start._replace(num_rows=jnp.array([40, 0]), num_searched=jnp.array([40, 0]))
+
+        @jax.jit
+        def is_refresh_due(noise):
+            rows = Interaction(jnp.zeros(1, int), jnp.array([50.0]), noise[None])
+            state, _, is_complete = engine.capabilities.quick_update(jr.key(1), searched, rows)
+            return ~is_complete, state.num_narrow[0]
+
+        # At noise 60 an ordinary row keeps most weights; at 0.01 one draw in 10,000 is near it, at most, and no weight changes.
+        assert is_refresh_due(jnp.array(60.0)) == (False, 0)
+        assert is_refresh_due(jnp.array(0.01)) == (True, 1)
+
+
+def test_a_mode_that_is_found_twice_counts_once():
+    position = jnp.array([[0.0], [0.1], [50.0], [0.01]])
+    precisions = jnp.array([[1.0], [1.0], [1.0], [1e6]])  # the last is a narrow mode inside the first
+    modes = Mode(position, jnp.zeros(4), precisions, jnp.ones((4, 1, 1)), jnp.ones(4, bool), jnp.ones(4, int))
+    assert _is_repeated(modes, _same_modes(modes)).tolist() == [False, True, False, False]
 
 
 def test_a_mode_with_mass_and_without_particles_is_reported():
@@ -141,3 +163,13 @@ def test_the_locations_of_a_law_are_the_centres_of_its_components():
         (dist.FoldedDistribution(dist.Normal(mean, 1.0)), [mean]),
     ):
         np.testing.assert_allclose(jnp.stack(locations_of(law)), jnp.stack(expected), rtol=1e-6)
+
+
+def test_the_peak_of_a_row_is_its_likelihood_at_the_likeliest_location():
+    with jax.enable_x64(True):
+        locations = unconstrained_space(RewardModel(measurement(False), 2, context=np.array(1.0))).locations
+        rows = Interaction(jnp.zeros(1, int), jnp.array([7.0]), jnp.array([0.5]))
+        found = locations({"level": jnp.array([30.0, 0.0])}, rows)
+    narrow, wide = st.norm.pdf(0.0, scale=0.5), st.norm.pdf(30.0, scale=SPREAD)
+    np.testing.assert_allclose(found.log_peak, np.log((1.0 - WILD) * narrow + WILD * wide), rtol=1e-6)
+    assert found.locations.tolist() == [[30.0]] and found.outcomes.tolist() == [[7.0]]

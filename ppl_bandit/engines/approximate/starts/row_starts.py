@@ -51,9 +51,10 @@ def row_starts(
 
             def gaps(x: Array) -> tuple[Array, Array]:
                 latents = space.constrain(embed(blocks, block, centre + root @ x, reference))
-                found, values = locations(latents, rows)
-                column = jnp.floor(which[1] * found.shape[1]).astype(int)
-                gap = jnp.take_along_axis(values - found, column[:, None], axis=1)[:, 0]
+                found = locations(latents, rows)
+                differences = found.outcomes - found.locations
+                column = jnp.floor(which[1] * differences.shape[1]).astype(int)
+                gap = jnp.take_along_axis(differences, column[:, None], axis=1)[:, 0]
                 return gap, gap
 
             def step(_: Array, x: Array) -> Array:
