@@ -1,6 +1,5 @@
 """A journal: a database with the event streams of one or several experiments."""
 
-import os
 import re
 from os import PathLike
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.events import Event
-from ppl_bandit.journal.stores.location import Location, parse_location
+from ppl_bandit.journal.stores.location import Location, check_location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import Backend, SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
@@ -37,9 +36,7 @@ class Journal:
     def __init__(
         self, url: str | PathLike, *, must_exist: bool = False, read_only: bool = False, timeout: float = 60.0
     ):
-        text = os.fspath(url)
-        if not isinstance(text, str) or not text:
-            raise ValueError(f"url must be a path, sqlite:///path or postgresql://..., got {type(url).__name__}")
+        text = check_location(url)
         timeout = as_seconds(timeout, "timeout")
         if not 0.1 <= timeout <= _MAX_TIMEOUT:
             raise ValueError(f"timeout must be between 0.1 and {_MAX_TIMEOUT} seconds, got {timeout:g}")

@@ -53,7 +53,8 @@ def test_an_error_shows_host_port_and_database(capsys):
 
 @pytest.mark.parametrize(
     "given", ["sqlite://", "sqlite:///", ":memory:", "sqlite:///:memory:", "sqlite://here/j.db", "sqlite:j.db"]
-    + ["sqlite:///j.db?mode=ro", "file:j.db", "file:///j.db", "FILE:j.db?mode=memory", ""],
+    + ["sqlite:///j.db?mode=ro", "file:j.db", "file:///j.db", "FILE:j.db?mode=memory", "", " ", "\t\n"]
+    + ["a\0b.db", "\ud800.db", b"j.db", None, 5, ["j.db"]],
 )  # fmt: skip
 def test_what_names_no_file_is_refused_and_no_file_made(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -4,11 +4,12 @@ Messages show the scheme, the host, the port and the database only. A text whose
 without being shown, because any part of it may be a password.
 """
 
+import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Location", "parse_location"]
+__all__ = ["Location", "check_location", "parse_location"]
 
 _EXPECTED = "expected a path, sqlite:///path or postgresql://user@host/database"
 _SCHEMES_WITHOUT_SLASHES = ("file", "sqlite", "postgres", "postgresql")
@@ -27,6 +28,25 @@ class Location(NamedTuple):
 
     path: Path | None = None
     connection: str | None = None
+
+
+def check_location(url: Any) -> str:
+    """Return a path, a URL or a connection string as a text; an error does not show it.
+
+    Raises:
+        ValueError: for anything else, and for a text that no file and no database can have.
+    """
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip():
+        what = "a text that is empty or blank" if isinstance(text, str) else type(url).__name__
+        raise ValueError(f"url must be a path, sqlite:///path or postgresql://user@host/database, got {what}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("url holds half of a surrogate pair, which is not valid text: give another path") from None
+    if "\0" in text:
+        raise ValueError("url holds a null character, which no path and no URL can have: remove it")
+    return text
 
 
 def parse_location(text: str) -> Location:

@@ -1,0 +1,90 @@
+"""Live experiments on programs whose latents move: replay, saved files, late and corrected rewards, a clock in seconds."""
+
+import functools
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, Journal, RewardModel, engines
+from ppl_bandit.journal.replay import replay
+
+START = 1_790_000_000.25  # seconds since 1970: float32 has steps of 128 seconds there
+
+
+def cooling(arm, context, *, previous=None, elapsed=1.0):
+    """Levels that forget half in a minute; the time is in seconds."""
+    keep = 0.5 ** (elapsed / 60.0)
+    with numpyro.plate("arms", 2):
+        if previous is None:
+            law = dist.Normal(0.0, 1.0)
+        else:
+            law = dist.Normal(keep * previous["level"], (1.0 - keep**2) ** 0.5)
+        level = numpyro.sample("level", law)
+    numpyro.sample("reward", dist.Normal(level[arm], 1.0))
+
+
+@functools.cache
+def model():
+    return RewardModel(cooling, 2, context={"time": 0.0})
+
+
+@functools.cache
+def engine(name):
+    return {"kalman": engines.kalman, "particle_filter": functools.partial(engines.particle_filter, num_particles=400)}[
+        name
+    ](model())
+
+
+def build(name, **settings):
+    return Bandit(model(), engine=lambda _: engine(name), num_samples=50, **settings)
+
+
+def filtered(rows):
+    """Return means and variances after rows (time, arm, reward), at the time of the last."""
+    mean, variance, latest = np.zeros(2), np.ones(2), None
+    for time, arm, reward in rows:
+        keep = 1.0 if latest is None else 0.5 ** (max(time - latest, 0.0) / 60.0)
+        mean, variance, latest = keep * mean, keep**2 * variance + 1 - keep**2, max(time, latest or time)
+        gain = variance[arm] / (variance[arm] + 1.0)
+        mean[arm] += gain * (reward - mean[arm])
+        variance[arm] *= 1.0 - gain
+    return mean, variance
+
+
+def test_seconds_since_1970_are_a_clock_and_a_late_reward_is_learnt_at_the_latest_time(tmp_path):
+    bandit = build("kalman", journal=tmp_path / "j.db")
+    times = START + np.array([0.0, 0.5, 30.0, 31.25])
+    decisions = [bandit.select({"time": time}) for time in times]
+    order, rewards = [0, 2, 1, 3], [1.0, -0.5, 2.0, 0.25]
+    for place, reward in zip(order, rewards, strict=True):
+        bandit.update(decisions[place], reward)
+    rows = [(times[place], decisions[place].arm, reward) for place, reward in zip(order, rewards, strict=True)]
+    mean, variance = filtered(rows)
+    known = bandit.posterior_parameters()["level"]
+    np.testing.assert_allclose(known["mean"], mean, atol=1e-9)
+    np.testing.assert_allclose(np.diag(known["covariance"]), variance, atol=1e-9)
+    bandit.update(decisions[0], -3.0, correct=True)
+    rows[0] = (*rows[0][:2], -3.0)
+    np.testing.assert_allclose(bandit.posterior_parameters()["level"]["mean"], filtered(rows)[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["kalman", pytest.param("particle_filter", marks=pytest.mark.slow)])
+def test_a_journal_replays_and_a_saved_bandit_decides_the_same(name, tmp_path):
+    bandit = build(name, journal=tmp_path / "j.db")
+    for number in range(4):
+        late = bandit.select({"time": START + number})
+        bandit.update(bandit.select({"time": START + number + 0.5}), float(number % 2))
+        bandit.update(late, -0.5)
+    bandit.save(tmp_path / "saved")
+    loaded = Bandit.load(tmp_path / "saved", model(), engine=lambda _: engine(name))
+    reopened = build(name, journal=tmp_path / "j.db")
+    later = {"time": START + 90.0}
+    expected = bandit.propensities(later)
+    np.testing.assert_allclose(loaded.propensities(later), expected, atol=1e-12)
+    np.testing.assert_allclose(reopened.propensities(later), expected, atol=1e-12)
+    with Journal(tmp_path / "j.db", read_only=True) as journal:
+        found = replay(journal.store, "default", 0, *bandit._build([0, 1]), bandit._build)
+    assert (found.num_checked, found.position) == (8, None), found.difference
+    assert len(bandit.summary({"time": [START + 90.0]})) == 2
