@@ -38,7 +38,7 @@ def execute(
 
 
 def _compare(arguments: argparse.Namespace, progress: Callable[[str], None]) -> tuple[str, dict[str, Any], list[Path]]:
-    names, out = list(ENGINES) if arguments.engines is None else _split(arguments.engines), arguments.out
+    names, out = list(ENGINES) if arguments.engines is None else arguments.engines, arguments.out
     check_names(names or [""], ENGINES, "--engines")
     file = load_model(arguments.models[0])
     model = file.reward_model()
@@ -47,7 +47,7 @@ def _compare(arguments: argparse.Namespace, progress: Callable[[str], None]) -> 
         _rows(file, model, arguments),
         {name: ENGINES[name] for name in names},
         num_samples=arguments.samples,
-        arms=_arms(arguments),
+        arms=arguments.arms,
         seed=arguments.seed,
         name=file.name,
         say=progress,
@@ -77,7 +77,7 @@ def _rank(arguments: argparse.Namespace, progress: Callable[[str], None]) -> tup
             name: rows if model.context is not None else rows._replace(context=None) for name, model in models.items()
         }
     else:
-        data = {name: read_data(arguments.data, model, _arms(arguments)) for name, model in models.items()}
+        data = {name: read_data(arguments.data, model, arguments.arms) for name, model in models.items()}
     ranking = rank_models(models, data, num_samples=2 * arguments.samples, seed=arguments.seed, say=progress)
     result = ranking_records(ranking)
     out.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def _rank(arguments: argparse.Namespace, progress: Callable[[str], None]) -> tup
 def _rows(file: ModelFile, model: RewardModel, arguments: argparse.Namespace) -> Interaction:
     """Read or simulate the rows."""
     if arguments.data is not None:
-        return read_data(arguments.data, model, _arms(arguments))
+        return read_data(arguments.data, model, arguments.arms)
     if file.truth is None:
         raise ModelFileError(
             f"{file.path} has no `truth` to simulate from: add a line such as `truth = {{site: value}}`, or give your own "
@@ -105,11 +105,3 @@ def _rows(file: ModelFile, model: RewardModel, arguments: argparse.Namespace) ->
     return simulate_rows(
         model, file.truth, arguments.simulate, contexts=file.contexts, selector=selector, seed=arguments.seed
     )
-
-
-def _arms(arguments: argparse.Namespace) -> list[str] | None:
-    return None if arguments.arms is None else _split(arguments.arms)
-
-
-def _split(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]

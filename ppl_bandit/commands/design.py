@@ -15,9 +15,11 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials import stopping
 from ppl_bandit.trials.calibrate import calibrate
 from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
 from ppl_bandit.trials.recorded_design import design_settings
 from ppl_bandit.trials.report import design_report
+from ppl_bandit.trials.simulated.simulator import arm_names
 
 __all__ = ["execute", "parse_looks", "parse_rule", "parse_scenario"]
 
@@ -29,7 +31,7 @@ def execute(
     file = load_model(arguments.model)
     model = file.reward_model()
     design = _design(arguments)
-    design.control_index(range(model.num_arms))
+    design.control_index(arm_names(model, arguments.arms))
     scenarios = _scenarios(arguments, file, model)
     cost = f"{len(scenarios)} scenario(s) of {arguments.trials} trials, {design.last_rows} decisions each"
     if arguments.calibrate is not None:
@@ -37,7 +39,14 @@ def execute(
             raise ValueError("--calibrate needs the null: give --scenario null=V,V,..., one value per arm")
         progress(f"{file.name}: calibrating superiority to a type I error of {arguments.calibrate:g}, plus compilation")
         started = time.perf_counter()
-        design = calibrate(model, design, scenarios["null"], type_i_error=arguments.calibrate, seed=arguments.seed + 1)
+        design = calibrate(
+            model,
+            design,
+            scenarios["null"],
+            type_i_error=arguments.calibrate,
+            seed=arguments.seed + 1,
+            arms=arguments.arms,
+        )
         fresh = design.calibration or {}
         progress(
             f"calibrated in {time.perf_counter() - started:.0f} s: {design.rule('superiority')}; type I error on fresh seeds "
@@ -46,7 +55,13 @@ def execute(
     progress(f"{file.name}: {cost}, plus compilation")
     started = time.perf_counter()
     found = operating_characteristics(
-        model, design, scenarios, num_trials=arguments.trials, seed=arguments.seed, progress=not arguments.json
+        model,
+        design,
+        scenarios,
+        num_trials=arguments.trials,
+        seed=arguments.seed,
+        arms=arguments.arms,
+        progress=not arguments.json,
     )
     progress(f"simulated in {time.perf_counter() - started:.0f} s")
     return _show(found, design, file, arguments, show), 0
@@ -62,9 +77,11 @@ def _show(
     table, out = found.table(), arguments.out
     show(design.describe())
     show("")
-    main = [name for name in ("superiority", "equivalence", "futility", "undecided", "mean_rows") if name in table]
+    endings = [name for name in ENDINGS if name in table and (table[name] > 0).any()]
     for scenario, row in table.iterrows():
-        parts = [f"{name.replace('_', ' ')} {row[name]:.4g} ± {row[f'{name}_se']:.2g}" for name in main]
+        parts = [
+            f"{name.replace('_', ' ')} {row[name]:.4g} ± {row[f'{name}_se']:.2g}" for name in (*endings, "mean_rows")
+        ]
         show(f"{scenario}: {', '.join(parts)}")
     out.mkdir(parents=True, exist_ok=True)
     (out / "design.json").write_text(json.dumps(design_settings(design), indent=2) + "\n")
@@ -88,7 +105,7 @@ def _design(arguments: argparse.Namespace) -> Design:
         looks,
         selector=selector,
         stopping=rules,
-        control=arguments.control,
+        control=_control(arguments.control),
         allocation=arguments.allocation,
         lag=arguments.lag,
         burn_in=arguments.burn_in,
@@ -97,6 +114,10 @@ def _design(arguments: argparse.Namespace) -> Design:
         floors=arguments.floor,
         softening=arguments.softening,
     )
+
+
+def _control(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text
 
 
 def parse_looks(text: str) -> list[int]:

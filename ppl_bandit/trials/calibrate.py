@@ -8,7 +8,7 @@ found by search on common random numbers.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ def calibrate(
     seed: int = 0,
     engine: Engine | Callable[[RewardModel], Engine] | None = None,
     num_samples: int = 1000,
+    arms: Sequence[str] | None = None,
 ) -> Design:
     """Return the design with the superiority threshold at which its type I error is as given.
 
@@ -57,7 +58,7 @@ def calibrate(
         num_trials: simulated trials of each null to find the threshold, and as many to judge it. The error of the result has
             the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default.
         seed: random seed; the threshold is judged with seed + 1.
-        engine, num_samples: as in `operating_characteristics`.
+        engine, num_samples, arms: as in `operating_characteristics`.
 
     Returns:
         The design; its `calibration` says how the threshold was found and what its error is on fresh seeds.
@@ -74,18 +75,20 @@ def calibrate(
         raise ValueError(f"type_i_error must be a probability strictly inside (0, 1), got {type_i_error!r}")
     if symmetric and design.rule("inferiority") is None:
         raise ValueError(
-            "symmetric=True ties inferiority's threshold to superiority's, and the design has no inferiority rule"
+            "symmetric=True ties inferiority's threshold to superiority's, and the design has no inferiority rule: add "
+            "stopping.inferiority(0.01), or leave symmetric out"
         )
     check_count(num_trials, "num_trials")
     worlds = _nulls(model, null)
     # Thresholds are tried that the rules' own checks would refuse, so the design is only a template here.
-    simulator = TrialSimulator(model, design.with_threshold("superiority", _MOST), engine, num_samples)
-    is_path_free = design.control is None and not symmetric
-    find = _quantile_of_peaks if is_path_free else _search
-    found = {
-        name: find(simulator, design, world, type_i_error, symmetric, num_trials, seed)
-        for name, world in worlds.items()
-    }
+    simulator = TrialSimulator(model, design.with_threshold("superiority", _MOST), engine, num_samples, arms=arms)
+
+    def find(world: Environment) -> float:
+        if design.control is None and not symmetric:
+            return _quantile_of_peaks(simulator, design, world, type_i_error, num_trials, seed)
+        return _search(simulator, design, world, type_i_error, symmetric, num_trials, seed)
+
+    found = {name: find(world) for name, world in worlds.items()}
     worst = max(found, key=lambda name: found[name])
     threshold = found[worst]
     limits = _thresholds(design, threshold, symmetric)
@@ -128,7 +131,10 @@ def _nulls(model: RewardModel, null: Any) -> dict[str, Environment]:
             )
         rewards = np.asarray(world.expected_rewards(model.context))
         if np.ptp(rewards) > 1e-6 * (1.0 + np.abs(rewards).max()):
-            raise ValueError(f"{name}: the arms' expected rewards are {rewards.tolist()}, expected one common value")
+            raise ValueError(
+                f"{name}: the arms' expected rewards are {rewards.tolist()}, expected one common value: give the value that "
+                "all arms have without a difference, such as 0.3"
+            )
     return worlds
 
 
@@ -154,16 +160,9 @@ def _type_i_error(
 
 
 def _quantile_of_peaks(
-    simulator: TrialSimulator,
-    design: Design,
-    world: Environment,
-    target: float,
-    symmetric: bool,
-    num_trials: int,
-    seed: int,
+    simulator: TrialSimulator, design: Design, world: Environment, target: float, num_trials: int, seed: int
 ) -> float:
     """Return the threshold from one simulation without the rule: a quantile of the largest probability of each trial."""
-    del symmetric
     index = [rule.name for rule in design.rules].index("superiority")
     found = simulator.run(world, num_trials, seed, thresholds=_thresholds(design, _NEVER, False))
     peaks = np.sort(found.peak[:, index])
@@ -195,9 +194,15 @@ def _search(
 
     low, high = special.logit(0.9), special.logit(0.9999)
     at_low, at_high = excess(low), excess(high)
-    if at_low < 0 or at_high > 0:
+    if at_low < 0:
         raise ValueError(
-            f"no threshold between 0.9 and 0.9999 has a type I error of {target:g}: at these it is on the same side of it"
+            f"the type I error is below {target:g} even with superiority(0.9): give a smaller type_i_error, or use that "
+            "threshold"
+        )
+    if at_high > 0:
+        raise ValueError(
+            f"the type I error is above {target:g} even with superiority(0.9999): look later or less often, or give a larger "
+            "type_i_error"
         )
     tolerance = 0.25 / np.sqrt(num_trials * target)  # a quarter of the standard error, in probits
     for _ in range(_NUM_STEPS):

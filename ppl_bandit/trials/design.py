@@ -12,7 +12,7 @@ from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.trials.stopping import StoppingRule
 from ppl_bandit.types import Selector
 
-__all__ = ["CONTROL_RULES", "Design"]
+__all__ = ["CONTROL_RULES", "Design", "selector_words"]
 
 CONTROL_RULES = ("sqrt", "match")
 
@@ -30,7 +30,8 @@ class Design:
             computed at each look and stay fixed until the next (response-adaptive randomisation in blocks).
         lag: number of the last decisions whose outcomes are not known at a look; or probabilities of delays of 0, 1, 2, ...
             decisions.
-        burn_in: decisions at the start that are shared equally among all arms; the first look comes later.
+        burn_in: decisions at the start that are shared equally among all arms; the first look comes later. With allocation
+            "looks" any burn-in makes the whole first block equal, up to the first look.
         max_rows: number of decisions after which there are no more. If it is given, a last look takes place when all of
             their outcomes are known. None ends at the last of `looks`.
         control_share: with allocation "looks" and a control, the share of the control: a probability, "sqrt" for
@@ -232,7 +233,8 @@ def describe_design(design: Design) -> str:
     elif design.lag:
         lines.append(f"At a look, the outcomes of the last {design.lag} decisions are not known.")
     if design.burn_in:
-        lines.append(f"The first {design.burn_in} decisions are shared equally among all arms.")
+        num_equal = design.burn_in if design.allocation == "each" else design.looks[0]
+        lines.append(f"The first {num_equal} decisions are shared equally among all arms.")
     lines.append(_allocation_words(design))
     lines.append(
         "Control: none; all arms are compared with each other."
@@ -254,10 +256,19 @@ def _calibration_words(found: Mapping[str, Any]) -> str:
     )
 
 
+def selector_words(selector: Selector) -> str:
+    """Return how a selector allocates decisions: shares of one that does not adapt, the call of another."""
+    if selector.name != "fixed":
+        return str(selector)
+    probs = selector.settings["probs"]
+    return "equal shares" if probs is None else f"shares {', '.join(f'{prob:.3g}' for prob in probs)}"
+
+
 def _allocation_words(design: Design) -> str:
+    words, is_fixed = selector_words(design.selector), design.selector.name == "fixed"
     if design.allocation == "each":
-        return f"Allocation: {design.selector} decides each time."
-    parts = [f"Allocation: {design.selector}, with probabilities that are fixed between looks"]
+        return f"Allocation: {words}{'' if is_fixed else ' decides each time'}."
+    parts = [f"Allocation: {words}{'' if is_fixed else ', with probabilities that are fixed between looks'}"]
     if design.softening != 1.0:
         parts.append(f"raised to the power {design.softening:g}")
     if np.any(design.floors):

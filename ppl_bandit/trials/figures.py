@@ -1,12 +1,12 @@
 """Figures of simulated trials: status over looks, sample sizes, allocation, and errors of the reported estimates."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools, styles
-from ppl_bandit.trials.design import Design
+from ppl_bandit.trials.design import Design, selector_words
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 
@@ -24,14 +24,14 @@ _COLOURS = {
 }
 
 
-def draw_characteristics(design: Design, records: Mapping[str, TrialRecord]) -> Any:
-    """Return a figure with one row of four panels per scenario."""
+def draw_characteristics(design: Design, records: Mapping[str, TrialRecord], arms: Sequence[Any]) -> Any:
+    """Return a figure with one row of four panels per scenario; `arms` are names of the arms, or their numbers."""
     plt = figure_tools()
     figure, axes = plt.subplots(len(records), 4, figsize=(17, 3.6 * len(records)), squeeze=False, layout="constrained")
     for row, (name, found) in zip(axes, records.items(), strict=True):
         _draw_status(row[0], design, found)
         _draw_sizes(row[1], design, found)
-        _draw_allocation(row[2], design, found)
+        _draw_allocation(row[2], design, found, arms)
         _draw_errors(row[3], found)
         row[0].set_ylabel(f"{name}\nshare of trials")
     for axis, title in zip(
@@ -40,7 +40,7 @@ def draw_characteristics(design: Design, records: Mapping[str, TrialRecord]) -> 
         axis.set_title(title)
     num = next(iter(records.values())).ending.size
     rules = ", ".join(map(str, design.rules)) or "no stopping rule"
-    figure.supxlabel(f"{num:,} simulated trials per scenario; {design.selector}; {rules}", fontsize=9)
+    figure.supxlabel(f"{num:,} simulated trials per scenario; {selector_words(design.selector)}; {rules}", fontsize=9)
     return figure
 
 
@@ -72,12 +72,20 @@ def _draw_sizes(axis: Any, design: Design, found: TrialRecord) -> None:
     axis.legend(fontsize=8, loc="upper left")
 
 
-def _draw_allocation(axis: Any, design: Design, found: TrialRecord) -> None:
+def _draw_allocation(axis: Any, design: Design, found: TrialRecord, arms: Sequence[Any]) -> None:
     rows = np.asarray(design.look_rows)
-    for arm, (colour, dash) in zip(range(found.truth.shape[1]), styles(), strict=False):
-        shares = found.counts_by_look[:, :, arm] / np.maximum(found.counts_by_look.sum(axis=2), 1.0)
+    for (index, arm), (colour, dash) in zip(enumerate(arms), styles(), strict=False):
+        shares = found.counts_by_look[:, :, index] / np.maximum(found.counts_by_look.sum(axis=2), 1.0)
         low, middle, high = np.quantile(shares, [0.1, 0.5, 0.9], axis=0)
-        axis.plot(rows, middle, color=colour, linestyle=dash, marker="o", markersize=2.5, label=f"arm {arm}")
+        axis.plot(
+            rows,
+            middle,
+            color=colour,
+            linestyle=dash,
+            marker="o",
+            markersize=2.5,
+            label=arm if isinstance(arm, str) else f"arm {arm}",
+        )
         axis.fill_between(rows, low, high, color=colour, alpha=0.12, linewidth=0)
     axis.set(xlabel="decisions", ylabel="share of decisions (median, 80%)", ylim=(0.0, 1.0))
     axis.legend(fontsize=8)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,9 +46,10 @@ class OperatingCharacteristics:
     Attributes:
         design: the design.
         dataset: all simulated trials, an `xarray.Dataset` over scenario, trial, arm, at_look and rule; `ending` is an
-            index into its attribute `endings`.
+            index into its attribute `endings`, `arm` (the selected one) into its attribute `arms`.
         seconds: time of the simulation, with compilation.
         method: how the posterior at a look was computed, in words.
+        arms: names of the arms, or their numbers.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class OperatingCharacteristics:
         seconds: float,
         method: str,
         seed: int,
+        arms: list[Any],
     ):
-        self.design, self.seconds, self.method = design, seconds, method
+        self.design, self.seconds, self.method, self.arms = design, seconds, method, arms
         self._records, self._control, self._bounds, self._seed = dict(records), control, bounds, seed
 
     @property
@@ -83,16 +85,21 @@ class OperatingCharacteristics:
             "rows_at_look": ("at_look", np.asarray(self.design.look_rows)),
             "rule": [rule.name for rule in self.design.rules],
         }
-        attrs = {"endings": list(ENDINGS), "design": self.design.describe(), "seed": self._seed, "method": self.method}
+        attrs = {
+            "endings": list(ENDINGS),
+            "arms": self.arms,
+            "design": self.design.describe(),
+            "seed": self._seed,
+            "method": self.method,
+        }
         return xarray.Dataset(data, coords, attrs)
 
     def table(self) -> "pandas.DataFrame":
         """Return one row per scenario, one column per figure, and its standard error in the column with the suffix `_se`."""
         import pandas
 
-        arms = list(range(next(iter(self._records.values())).truth.shape[1]))
         rows = {
-            name: performance(found, self.design, self._control, arms, self._bounds)
+            name: performance(found, self.design, self._control, self.arms, self._bounds)
             for name, found in self._records.items()
         }
         return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("scenario")
@@ -118,7 +125,7 @@ class OperatingCharacteristics:
         if scenario is not None and scenario not in self._records:
             raise ValueError(f"scenario is {scenario!r}, expected one of {list(self._records)}")
         chosen = self._records if scenario is None else {scenario: self._records[scenario]}
-        return draw_characteristics(self.design, chosen)
+        return draw_characteristics(self.design, chosen, self.arms)
 
     def __repr__(self) -> str:
         num = next(iter(self._records.values())).ending.size
@@ -135,6 +142,7 @@ def operating_characteristics(
     engine: Engine | Callable[[RewardModel], Engine] | None = None,
     num_samples: int = 1000,
     num_futures: int = 100,
+    arms: Sequence[str] | None = None,
     progress: bool = False,
 ) -> OperatingCharacteristics:
     """Simulate a design in scenarios, and return how it ends.
@@ -155,6 +163,8 @@ def operating_characteristics(
         engine: an engine of the model or its factory; None is `engines.choose`.
         num_samples: posterior draws M at a look, where a probability has no closed form.
         num_futures: simulated continuations behind a predictive probability of success.
+        arms: names of the arms, in the program's order, for a control that is given by name, the table and the figure; None
+            numbers them.
         progress: whether to report progress on the standard error.
 
     Raises:
@@ -168,7 +178,7 @@ def operating_characteristics(
         raise ValueError("scenarios is empty: give at least one, {name: truth}")
     worlds = {str(name): as_environment(model, scenario, str(name)) for name, scenario in named.items()}
     begun = time.perf_counter()
-    simulator = TrialSimulator(model, design, engine, num_samples, num_futures)
+    simulator = TrialSimulator(model, design, engine, num_samples, num_futures, arms)
     records = {}
     for name, world in worlds.items():
         report = _reporter(name, num_trials) if progress else None
@@ -183,6 +193,7 @@ def operating_characteristics(
         time.perf_counter() - begun,
         method,
         seed,
+        simulator.arms,
     )
 
 

@@ -110,7 +110,9 @@ def calibration_frame(found: TrialRecord, design: Design, control: int) -> "pand
     """Return, for each rule that stopped trials, how often it was right and how often the posterior said so.
 
     For trials in worlds from the prior the two agree: among the trials that stopped for a rule, the share of true claims
-    equals the mean posterior probability of the claim at that look. For `expected_loss` the claim is the loss itself.
+    equals the mean posterior probability of the claim at that look. For `expected_loss` the claim is the loss itself, for
+    `precision` that the 95% intervals of the arms left contain their true means. `inferiority` and `predictive_success` end no
+    trial with a claim about the arms, and with a control claims are judged where there is one other arm.
     """
     import pandas
 
@@ -121,8 +123,11 @@ def calibration_frame(found: TrialRecord, design: Design, control: int) -> "pand
         is_stopped = found.ending == (ENDINGS.index(rule.name) if rule.name in ENDINGS else -1)
         if claim is None or not is_stopped.any():
             continue
+        said: Any
         if rule.name == "superiority" and control < 0:
             said = found.best_arm_probs[each, found.arm]
+        elif rule.name == "precision":
+            said = np.full(each.size, 1.0 - _ALPHA)
         else:
             said = found.evidence[:, index]
         gap = claim[is_stopped] - said[is_stopped]
@@ -152,6 +157,9 @@ def _claim(found: TrialRecord, rule: Any, control: int) -> np.ndarray | None:
         return (gap < rule.settings["delta"]).astype(float)
     if rule.name == "superiority" and truth.shape[1] == 2:
         return (truth[:, 1 - control] > truth[:, control]).astype(float)
+    if rule.name == "precision":
+        is_covered = (found.low <= truth) & (truth <= found.high)
+        return np.sum(is_covered & found.active, axis=1) / np.sum(found.active, axis=1)
     if rule.name == "expected_loss":
         return among.max(axis=1) - own
     if rule.name == "value_remaining":

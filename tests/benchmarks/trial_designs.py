@@ -7,65 +7,21 @@ prior, stopping, speed, collapsed. Every figure is printed with its standard err
 import argparse
 import json
 import math
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 
-from ppl_bandit import Design, RewardModel, calibrate, operating_characteristics, selectors, stopping
+from ppl_bandit import Design, calibrate, operating_characteristics, selectors, stopping
 from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trials"))
+from trial_settings import LOSS_BOUND, PRIOR_RULES, adaptr_design, normal_arms, prior_design, rates, similar_arms  # noqa: E402
 
 # Armitage, McPherson and Rowe (1969), and thresholds of Pocock type, by numerical integration over equally spaced looks.
 TYPE_I_ERRORS = {1: 0.0500, 2: 0.0831, 5: 0.1417, 20: 0.2479}
 THRESHOLDS = {5: 0.99209, 20: 0.99623}
-
-
-def normal_arms(num_arms, prior_scale=1000.0):
-    def model(arm):
-        with numpyro.plate("arms", num_arms):
-            mean = numpyro.sample("mean", dist.Normal(0.0, prior_scale))
-        numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
-
-    return RewardModel(model, num_arms)
-
-
-def rates(num_arms):
-    def model(arm):
-        with numpyro.plate("arms", num_arms):
-            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    return RewardModel(model, num_arms)
-
-
-def similar_arms(num_arms):
-    def model(arm):
-        spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-        with numpyro.plate("arms", num_arms):
-            mean = numpyro.sample("mean", dist.Normal(0.0, spread))
-        numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
-
-    return RewardModel(model, num_arms)
-
-
-def adaptr_design(threshold=0.9814318):
-    """The design of adaptr's README: outcomes of the last 100 decisions are not known at a look, all at the last."""
-    rules = (
-        stopping.superiority(threshold),
-        stopping.inferiority(1.0 - threshold),
-        stopping.equivalence(0.9, delta=0.05),
-    )
-    return Design(
-        range(400, 2001, 100),
-        lag=100,
-        max_rows=2000,
-        selector=selectors.thompson(),
-        allocation="looks",
-        floors=0.15,
-        softening=0.5,
-        stopping=rules,
-    )
 
 
 def five_arms():
@@ -124,27 +80,18 @@ def part_adaptr(num_trials):
     return found
 
 
-PRIOR_RULES = {
-    "superiority": (None, stopping.superiority(0.95)),
-    "equivalence": (None, stopping.equivalence(0.9, delta=0.1)),
-    "expected_loss": (None, stopping.expected_loss(0.01)),
-    "value_remaining": (None, stopping.value_remaining(0.05)),
-    "control": (
-        0,
-        (stopping.superiority(0.95), stopping.equivalence(0.9, delta=0.1), stopping.futility(0.9, delta=0.05)),
-    ),
-}
-
-
 def part_prior(num_trials):
     found = {}
-    for name, (control, rules) in PRIOR_RULES.items():
-        num_arms = 3 if control is None else 2
-        design = Design(range(50, 501, 50), stopping=rules, control=control)
-        frame = operating_characteristics(rates(num_arms), design, "prior", num_trials=num_trials).calibration()
-        for (_, rule), row in frame.iterrows():
-            label = f"prior worlds, {name}: {rule} ({row.num_stopped:.0f} stopped), true less said"
+    for name in PRIOR_RULES:
+        design = prior_design(name)
+        frame = operating_characteristics(
+            rates(2), design, "prior", num_trials=num_trials, arms=["old", "new"]
+        ).calibration()
+        for rule, row in frame.loc["prior"].iterrows():
+            label = f"prior worlds {name}: {rule} ({row.num_stopped:.0f} stopped), true less said"
             found[f"{name} {rule}"] = show(label, row.gap, row.gap_se, 0.0)
+            if rule == "expected_loss":
+                show("    mean loss at stopping", row.found, row.gap_se, f"at most {LOSS_BOUND}")
     return found
 
 

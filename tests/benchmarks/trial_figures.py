@@ -27,7 +27,7 @@ def two_means(arm):
 def draw_trial(folder):
     design = Design(
         range(80, 401, 80),
-        control=0,
+        control="placebo",
         selector=selectors.thompson(),
         allocation="looks",
         control_share="sqrt",
@@ -37,7 +37,8 @@ def draw_trial(folder):
         stopping=[stopping.superiority(0.99), stopping.inferiority(0.01), stopping.futility(0.95, 0.05)],
     )
     scenarios = {"no effect": 0.30, "one dose works": [0.30, 0.30, 0.35, 0.45]}
-    found = operating_characteristics(RewardModel(recovery, 4), design, scenarios, num_trials=2000, seed=1)
+    arms = ["placebo", "low", "middle", "high"]
+    found = operating_characteristics(RewardModel(recovery, 4), design, scenarios, num_trials=2000, seed=1, arms=arms)
     found.plot().savefig(folder / "designing-a-trial.png", dpi=110)
 
 

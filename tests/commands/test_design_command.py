@@ -45,6 +45,8 @@ def test_a_design_is_simulated_and_a_report_is_written(tmp_path, capsys):
         (["--looks", "100", "--stop", "equivalence:.9"], "has 1 numbers for equivalence"),
         (["--looks", "100", "--stop", "futility:.9:.05"], "the design has none: give control="),
         (["--looks", "100", "--control", "9"], "control is 9, which is no arm"),
+        (["--looks", "100", "--control", "new"], "control is 'new', which is no arm; the arms are [0, 1, 2]"),
+        (["--looks", "100", "--arms", "a,b"], "arms has 2 names"),
         (["--looks", "100", "--scenario", "half"], "--scenario must be NAME=V,V,..."),
         (["--looks", "100", "--scenario", "two=.1,.2"], "has 2 values for a site of shape"),
         (["--looks", "100", "--scenario", "x=rates:.1"], "must give the sites"),

@@ -2,59 +2,25 @@
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from trial_settings import (
+    LOSS_BOUND,
+    PRIOR_RULES,
+    adaptr_design,
+    normal_arms,
+    prior_design,
+    rates,
+    similar_arms,
+)
 
-from ppl_bandit import Design, Environment, RewardModel, calibrate, operating_characteristics, selectors, stopping
+from ppl_bandit import Design, Environment, calibrate, operating_characteristics, selectors, stopping
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.simulated.arrivals import arrival_counts
 
 
-def rates_of(num_arms):
-    def rates(arm):
-        with numpyro.plate("arms", num_arms):
-            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    return RewardModel(rates, num_arms)
-
-
-def means(arm):
-    with numpyro.plate("arms", 2):
-        mean = numpyro.sample("mean", dist.Normal(0.0, 1000.0))
-    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
-
-
-def similar(arm):
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-    with numpyro.plate("arms", 3):
-        mean = numpyro.sample("mean", dist.Normal(0.0, spread))
-    numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
-
-
-def adaptr_design(threshold=0.9814318):
-    """The design of the README of adaptr, an R package."""
-    rules = (
-        stopping.superiority(threshold),
-        stopping.inferiority(1.0 - threshold),
-        stopping.equivalence(0.9, delta=0.05),
-    )
-    return Design(
-        range(400, 2001, 100),
-        lag=100,
-        max_rows=2000,
-        selector=selectors.thompson(),
-        allocation="looks",
-        floors=0.15,
-        softening=0.5,
-        stopping=rules,
-    )
-
-
 @pytest.fixture(scope="module")
 def model():
-    return rates_of(3)
+    return rates(3)
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +86,7 @@ BAD = [
     (lambda model: {"null": "x"}, {}, "scenario 'null' is 'x', expected a truth"),
     (lambda model: {}, {}, "scenarios is empty"),
     (lambda model: {"null": 0.5}, {"control": 7}, "control is 7, which is no arm"),
+    (lambda model: {"null": 0.5}, {"control": "old"}, "control is 'old', which is no arm; the arms are \\[0, 1, 2\\]"),
     (
         lambda model: {"null": 0.5},
         {"stopping": stopping.equivalence(0.9, delta=5.0)},
@@ -149,20 +116,30 @@ def test_calibrate_refuses_what_it_cannot_calibrate(model):
         calibrate(model, design, {"a": Environment.from_prior(model)})
     with pytest.raises(ValueError, match="type_i_error must be a probability"):
         calibrate(model, design, 0.5, type_i_error=5)
+    with pytest.raises(ValueError, match="no inferiority rule: add"):
+        calibrate(model, design, 0.5, symmetric=True)
+
+
+@pytest.mark.parametrize("target, message", [(0.6, "give a smaller type_i_error"), (0.05, "look later or less often")])
+def test_a_search_that_cannot_reach_the_target_says_what_to_change(monkeypatch, model, target, message):
+    design = Design([20, 40], control=0, stopping=stopping.superiority(0.9))
+    monkeypatch.setattr("ppl_bandit.trials.calibrate._type_i_error", lambda *given: 0.3)  # whatever the threshold
+    with pytest.raises(ValueError, match=message):
+        calibrate(model, design, 0.5, type_i_error=target)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_looks, expected", [(1, 0.05), (2, 0.0831), (5, 0.1417), (20, 0.2479)])
 def test_looking_more_often_inflates_the_type_i_error_as_theory_says(num_looks, expected):
     design = Design(np.arange(1, num_looks + 1) * 400, stopping=stopping.superiority(0.975))
-    row = operating_characteristics(RewardModel(means, 2), design, {"null": 0.0}, num_trials=20_000).table().loc["null"]
+    row = operating_characteristics(normal_arms(2), design, {"null": 0.0}, num_trials=20_000).table().loc["null"]
     assert abs(row.superiority - expected) <= 3 * row.superiority_se
 
 
 @pytest.mark.slow
 def test_a_calibrated_threshold_has_its_error_on_fresh_seeds():
     design = Design(np.arange(1, 6) * 400, stopping=stopping.superiority(0.975))
-    found = calibrate(RewardModel(means, 2), design, 0.0, num_trials=20_000)
+    found = calibrate(normal_arms(2), design, 0.0, num_trials=20_000)
     own = found.calibration
     # The quantile and the fresh trials each have an error: sqrt(2).
     assert abs(own["type_i_error"] - 0.05) <= 3 * np.sqrt(2) * own["type_i_error_se"]
@@ -180,30 +157,25 @@ def test_a_tied_inferiority_threshold_is_calibrated_by_search(model):
     assert abs(own["type_i_error"] - 0.05) <= 3 * np.sqrt(2) * own["type_i_error_se"]
 
 
-RULES = {
-    "superiority": (None, stopping.superiority(0.95)),
-    "equivalence": (None, stopping.equivalence(0.9, delta=0.1)),
-    "expected_loss": (None, stopping.expected_loss(0.01)),
-    "value_remaining": (None, stopping.value_remaining(0.05)),
-    "control": (
-        0,
-        (stopping.superiority(0.95), stopping.equivalence(0.9, delta=0.1), stopping.futility(0.9, delta=0.05)),
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RULES)
-def test_in_worlds_from_the_prior_claims_are_true_as_often_as_the_posterior_says(name):
-    control, rules = RULES[name]
-    design = Design(range(50, 501, 50), stopping=rules, control=control)
-    frame = operating_characteristics(
-        rates_of(2 if control == 0 else 3), design, "prior", num_trials=8000
-    ).calibration()
-    assert len(frame) and np.all(frame.num_stopped > 100)
-    assert np.all(np.abs(frame.gap) <= 3 * frame.gap_se + 2e-3 * (name == "expected_loss"))
-    if name == "expected_loss":
-        assert np.all(frame.found <= 0.01)
+@pytest.mark.parametrize(
+    "name, looks, num_trials",
+    [
+        ("without a control", [50, 150, 400], 4000),
+        ("with a control", [50, 150, 400], 4000),
+        pytest.param("without a control", range(50, 501, 50), 20_000, marks=pytest.mark.slow),
+        pytest.param("with a control", range(50, 501, 50), 20_000, marks=pytest.mark.slow),
+    ],
+)
+def test_in_worlds_from_the_prior_claims_are_true_as_often_as_the_posterior_says(name, looks, num_trials):
+    arms = ["old", "new"]
+    found = operating_characteristics(rates(2), prior_design(name, looks), "prior", num_trials=num_trials, arms=arms)
+    assert {"selected_old", "share_new"} <= set(found.table())
+    frame = found.calibration().loc["prior"]
+    assert list(frame.index) == [rule.name for rule in PRIOR_RULES[name]] and np.all(frame.num_stopped > 30)
+    # A gap is the mean of claims less their probabilities, each with mean 0: its error is the standard error of that mean.
+    assert np.all(np.abs(frame.gap) <= 3 * frame.gap_se)
+    if name == "without a control":
+        assert frame.loc["expected_loss", "said"] <= LOSS_BOUND
 
 
 @pytest.mark.slow
@@ -223,7 +195,7 @@ def test_a_selector_that_decides_each_time_learns_late_outcomes(model, lag):
 def test_a_partly_conjugate_program_has_operating_characteristics_too():
     design = Design([30, 60], stopping=stopping.superiority(0.9))
     truth = {"spread": 1.0, "mean": np.array([0.0, 0.0, 2.0])}
-    found = operating_characteristics(RewardModel(similar, 3), design, {"truth": truth}, num_trials=16)
+    found = operating_characteristics(similar_arms(3), design, {"truth": truth}, num_trials=16)
     assert found.method.startswith("collapsed, row by row")
     assert found.table().loc["truth", "power"] > 0.8  # two standard deviations of one row apart, 10 rows per arm
 

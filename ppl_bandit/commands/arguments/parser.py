@@ -131,9 +131,9 @@ def _compare(compare: argparse.ArgumentParser) -> None:
         "--play", metavar="SELECTOR", help="selector that plays simulated rows, such as ds or ts (default: round robin)"
     )
     compare.add_argument(
-        "--engines", help="for one model, comma-separated (all: exact,collapsed,nuts,svi,laplace,reweight)"
+        "--engines", type=_names, help="for one model, comma-separated (all: exact,collapsed,nuts,svi,laplace,reweight)"
     )
-    compare.add_argument("--arms", help="names of the arms, in the program's order, comma-separated")
+    compare.add_argument("--arms", type=_names, help="names of the arms, in the program's order, comma-separated")
     compare.add_argument("--report", action="store_true", help="write a self-contained HTML report too")
     _add_common(compare, out="ppl-bandit-compare", has_samples=True)
 
@@ -231,7 +231,8 @@ def _design(design: argparse.ArgumentParser) -> None:
         default="each",
         help="decide each time, or fix probabilities between looks (%(default)s)",
     )
-    design.add_argument("--control", type=_whole, metavar="ARM", help="number of the control arm")
+    design.add_argument("--arms", type=_names, help="names of the arms, in the program's order, comma-separated")
+    design.add_argument("--control", metavar="ARM", help="name of the control arm (needs --arms), or its number from 0")
     design.add_argument("--control-share", help='with --allocation looks: a probability, "sqrt" or "match"')
     design.add_argument("--floor", type=float, default=0.0, help="with --allocation looks: least probability of an arm")
     design.add_argument("--softening", type=float, default=1.0, help="with --allocation looks: power of probabilities")
@@ -255,6 +256,10 @@ def _add_common(parser: argparse.ArgumentParser, *, out: str, has_seed: bool = T
         parser.add_argument("--seed", type=_seed, default=0, help="random seed (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path(out), help="folder for the files (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _seed(text: str) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit import engines
+from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
@@ -21,7 +22,7 @@ from ppl_bandit.trials.simulated.setting import Setting
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 
-__all__ = ["TrialSimulator", "as_environment", "check_units"]
+__all__ = ["TrialSimulator", "arm_names", "as_environment", "check_units"]
 
 _CPU_CHUNK = 256
 _NUM_PRIOR_DRAWS = 1000
@@ -35,6 +36,7 @@ class TrialSimulator:
         engine: an engine of the model or its factory; None is `engines.choose`.
         num_samples: posterior draws M, where a probability has no closed form.
         num_futures: simulated continuations behind a predictive probability of success.
+        arms: names of the arms, in the program's order; None numbers them.
     """
 
     def __init__(
@@ -44,13 +46,15 @@ class TrialSimulator:
         engine: Engine | Callable[[RewardModel], Engine] | None = None,
         num_samples: int = 1000,
         num_futures: int = 100,
+        arms: Sequence[str] | None = None,
     ):
         if model.moving_sites:
             raise ValueError(
                 f"the program's sites {sorted(model.moving_sites)} move with time, and designs are simulated for programs "
                 "whose arms stay the same: give such a program"
             )
-        control = design.control_index(range(model.num_arms))
+        self.arms = arm_names(model, arms)
+        control = design.control_index(self.arms)
         check_units(model, design)
         with jax.enable_x64(True):
             built = engine if isinstance(engine, Engine) else (engine or engines.choose)(model)
@@ -107,6 +111,18 @@ class TrialSimulator:
             traced = trace_chunk(play, key, num_trials, arguments=arguments, size=size, is_sequential=is_sequential)
             self._compiled[cached] = traced.compile()
         return self._compiled[cached]
+
+
+def arm_names(model: RewardModel, arms: Sequence[str] | None) -> list[Any]:
+    """Return the names of a program's arms; their numbers if `arms` is None.
+
+    Raises:
+        ValueError: if these are not as many different names as there are arms.
+    """
+    names = Arms(model.num_arms if arms is None else None, arms).names
+    if len(names) != model.num_arms:
+        raise ValueError(f"arms has {len(names)} names, but the program has {model.num_arms} arms: name each one")
+    return names
 
 
 def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:
