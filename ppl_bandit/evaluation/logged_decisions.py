@@ -21,10 +21,12 @@ class LoggedDecisions(NamedTuple):
         reward: (T,).
         propensity: (T,), probability with which that arm was played; in (0, 1].
         propensities: (T, A), probability of every arm; None where only that of the played arm was recorded.
-        contexts: a pytree whose leaves have a leading axis T, or None.
+        contexts: a pytree whose leaves have a leading axis T, or None; as the decisions had them.
         outcomes: {outcome: (T,)} of a program with several outcomes; None where the reward is the only one.
         num_unrewarded: decisions without a reward, which are left out.
         num_without_propensity: rewards of plays that were decided elsewhere, which are left out.
+        learnt_contexts: contexts with the entries that came with the rewards; None where there are no such entries. The model
+            learns from them, but what it expects before a decision may not depend on them.
     """
 
     names: tuple[Any, ...]
@@ -36,6 +38,7 @@ class LoggedDecisions(NamedTuple):
     outcomes: dict[str, np.ndarray] | None = None
     num_unrewarded: int = 0
     num_without_propensity: int = 0
+    learnt_contexts: Any = None
 
 
 def decisions_from_frame(

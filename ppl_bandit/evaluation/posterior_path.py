@@ -53,7 +53,8 @@ class PathFunctions(NamedTuple):
     """Compiled functions that follow a posterior; logs of one length share them.
 
     Attributes:
-        read: (key, state, rows, steps) -> what was expected in the rows of a block; see `PosteriorPath`.
+        read: (key, state, rows, contexts at the decisions, steps) -> what was expected in the rows of a block; see
+            `PosteriorPath`.
         update: the engine's update.
     """
 
@@ -103,7 +104,8 @@ def follow_posterior(
             start, stop = block * size, min((block + 1) * size, num_rows)
             rows = rows_as_interaction(model, log, start, stop, size)
             steps = jnp.arange(start + 1, start + size + 1)
-            for part, found in zip(parts, read(key_read, state, rows, steps), strict=True):
+            contexts = rows_as_interaction(model, log._replace(learnt_contexts=None), start, stop, size).context
+            for part, found in zip(parts, read(key_read, state, rows, contexts, steps), strict=True):
                 part.append(np.asarray(found)[: stop - start])
             state, _ = update(key_update, state, rows)
     means, probs, scores = map(np.concatenate, parts)
@@ -118,6 +120,7 @@ def _read_block(
     key: Any,
     state: Any,
     rows: Interaction,
+    contexts: Any,
     steps: Any,
 ) -> tuple[Any, Any, Any]:
     """Return the means of all arms, a selector's probabilities, and log predictive scores, for the rows of a block.
@@ -145,7 +148,7 @@ def _read_block(
         )
         return mean, chosen.propensities
 
-    means, probs = jax.vmap(read)(jr.split(key_select, steps.size), rows.context, steps)
+    means, probs = jax.vmap(read)(jr.split(key_select, steps.size), contexts, steps)
     if not has_scores:
         return means, probs, means
     log_likelihoods = jax.vmap(lambda latents: model.log_likelihood(latents, rows))(draws)
@@ -153,13 +156,14 @@ def _read_block(
 
 
 def rows_as_interaction(model: RewardModel, log: LoggedDecisions, start: int, stop: int, size: int) -> Interaction:
-    """Return rows of a log, repeated up to a fixed size and masked there."""
+    """Return rows of a log as they are learnt, repeated up to a fixed size and masked there."""
     index = np.minimum(np.arange(start, start + size), stop - 1)
     outcomes = {model.outcomes[0]: log.reward} if log.outcomes is None else log.outcomes
     if set(outcomes) != set(model.outcomes):
         raise ValueError(f"the log has the outcomes {sorted(outcomes)}, but the model has {sorted(model.outcomes)}")
     rewards = {name: jnp.asarray(np.asarray(values)[index]) for name, values in outcomes.items()}
-    contexts = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), log.contexts)
+    learnt = log.contexts if log.learnt_contexts is None else log.learnt_contexts
+    contexts = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), learnt)
     return Interaction(
         jnp.asarray(log.arm[index]),
         rewards if len(rewards) > 1 else next(iter(rewards.values())),

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.inputs.late_entries import late_numbers
 from ppl_bandit.journal.decision_record import REWARDED_STATUS, fold_decision
 from ppl_bandit.journal.events import IMPORTED, Event
 from ppl_bandit.journal.experiment import Experiment
@@ -28,7 +29,7 @@ def decisions_from_experiment(experiment: Experiment, outcome: str | None) -> Lo
     task = experiment.catch_up().task
     decisions = experiment.store.decisions(experiment.name)
     imported = experiment.store.imported(experiment.name)
-    found = _from_events(decisions, imported, task.arms.names, task.model.outcomes, outcome, task.model)
+    found = _from_events(decisions, imported, task.arms.names, task.model.outcomes, outcome, task.model, task.late)
     return found._replace(num_without_propensity=max(len(experiment.history) - found.arm.size, 0))
 
 
@@ -47,7 +48,8 @@ def decisions_from_journal(
         )
     _check_unbroken(journal.store, name)
     decisions, imported = journal.store.decisions(name), journal.store.imported(name)
-    found = _from_events(decisions, imported, header.names, header.identity["outcomes"], outcome, model)
+    late = header.identity.get("late", ())
+    found = _from_events(decisions, imported, header.names, header.identity["outcomes"], outcome, model, late)
     others = [event for event in journal.store.read(name, kinds=(IMPORTED,)) if "propensity" not in event.body]
     return found._replace(num_without_propensity=sum(len(event.body["arms"]) for event in others))
 
@@ -60,11 +62,21 @@ class _Play(NamedTuple):
     propensity: float
     propensities: Any
     reward: Mapping[str, float]
-    context: Any
+    context: Any  # at the decision
+    learnt_context: Any  # with the entries that came with the reward
 
 
-def _imported_plays(event: Event) -> list[_Play]:
+def _imported_plays(event: Event, model: RewardModel | None, late: Sequence[str]) -> list[_Play]:
     body = event.body
+    examples: dict[int, Any] = {}
+    if model is not None and late:
+        leaves = jax.tree.leaves(model.context)
+        examples = {number: np.asarray(leaves[number]) for number in late_numbers(model, late).values()}
+    contexts = (
+        None
+        if body["contexts"] is None
+        else [[leaf[row] for leaf in body["contexts"]] for row in range(len(body["arms"]))]
+    )
     return [
         _Play(
             event.position,
@@ -72,7 +84,8 @@ def _imported_plays(event: Event) -> list[_Play]:
             float(body["propensity"][row]),
             None,
             {name: values[row] for name, values in body["rewards"].items()},
-            None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]],
+            None if contexts is None else [examples.get(i, leaf) for i, leaf in enumerate(contexts[row])],
+            None if contexts is None else contexts[row],
         )
         for row, arm in enumerate(body["arms"])
     ]
@@ -85,12 +98,14 @@ def _from_events(
     outcomes: Sequence[str],
     outcome: str | None,
     model: RewardModel | None,
+    late: Sequence[str] = (),
 ) -> LoggedDecisions:
     """Return the rewarded decisions of an experiment.
 
     A corrected reward counts with its last value, an expired one with the value that it was given. Pending and discarded
-    decisions are unrewarded. Imported plays count if their propensity was given; the propensities of all arms are then not
-    known. An arm that was added later has propensity 0 before.
+    decisions are unrewarded, also those of which some outcomes are known; an outcome that the program masks counts as 0.
+    Imported plays count if their propensity was given; the propensities of all arms are then not known. An arm
+    that was added later has propensity 0 before.
 
     Args:
         decisions: the events of every decision.
@@ -98,6 +113,7 @@ def _from_events(
         names: the arms now.
         outcome: the outcome to evaluate; None takes the only one.
         model: whose context the recorded one is; None reads no contexts.
+        late: entries of the context that came with the reward: targets and expectations see what the decision had.
     """
     if outcome is None and len(outcomes) > 1:
         raise ValueError(f"the experiment has the outcomes {list(outcomes)}: name the one to evaluate with outcome=")
@@ -112,13 +128,14 @@ def _from_events(
             record.propensity,
             record.decided.body["propensities"],
             record.reward,
+            record.decided.body.get("context"),
             record.context,
         )
         for record in records
         if record.status == REWARDED_STATUS
     ]
     num_unrewarded = len(records) - len(plays)
-    plays += [play for event in imported for play in _imported_plays(event)]
+    plays += [play for event in imported for play in _imported_plays(event, model, late)]
     plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
     arm = np.array([play.arm for play in plays], np.int64)
     propensities = None
@@ -127,10 +144,10 @@ def _from_events(
         for row, play in enumerate(plays):
             propensities[row, : len(play.propensities)] = play.propensities
     values = {name: np.array([play.reward[name] for play in plays], float) for name in outcomes}
-    contexts = None
+    contexts = learnt = None
     if model is not None and model.context is not None and plays:
-        leaves = [np.stack([np.asarray(play.context[i]) for play in plays]) for i in range(len(plays[0].context))]
-        contexts = jax.tree.unflatten(jax.tree.structure(model.context), leaves)
+        contexts = _stacked(model, [play.context for play in plays])
+        learnt = _stacked(model, [play.learnt_context for play in plays]) if late else None
     return LoggedDecisions(
         tuple(names),
         arm,
@@ -140,7 +157,13 @@ def _from_events(
         contexts,
         values,
         num_unrewarded,
+        learnt_contexts=learnt,
     )
+
+
+def _stacked(model: RewardModel, contexts: Sequence[Sequence[Any]]) -> Any:
+    leaves = [np.stack([np.asarray(context[i]) for context in contexts]) for i in range(len(contexts[0]))]
+    return jax.tree.unflatten(jax.tree.structure(model.context), leaves)
 
 
 def _check_unbroken(store: Any, name: str) -> None:

@@ -99,13 +99,13 @@ def evaluate_by_rejection(
 def accept_function(model: RewardModel, engine: Engine, selector: Selector) -> Callable[..., Any]:
     """Return a compiled function that decides which rows of a log a selector accepts; logs of one length share it.
 
-    It takes a key, the engine's state before the first row, the rows, their propensities, and the largest ratio
-    pi(a) / e(a), or None for the largest of each row. It returns a flag per row.
+    It takes a key, the engine's state before the first row, the rows, the contexts at the decisions, their
+    propensities, and the largest ratio pi(a) / e(a), or None for the largest of each row. It returns a flag per row.
     """
 
     def step(carry: tuple[Any, Any, Any], row: tuple[Any, ...]) -> tuple[tuple[Any, Any, Any], Any]:
         state, num_accepted, bound = carry
-        key, arm, outcome, propensities, context = row
+        key, arm, outcome, propensities, context, learnt = row
         key_draw, key_select, key_accept, key_update = jr.split(key, 4)
         probs = decide(
             key_draw,
@@ -121,13 +121,13 @@ def accept_function(model: RewardModel, engine: Engine, selector: Selector) -> C
         ratio = probs / propensities
         limit = jnp.max(ratio) if bound is None else bound
         is_accepted = jr.uniform(key_accept) * limit < ratio[arm]
-        reward, contexts = jax.tree.map(lambda leaf: leaf[None], (outcome, context))
+        reward, contexts = jax.tree.map(lambda leaf: leaf[None], (outcome, learnt))
         state, _ = engine.update(key_update, state, Interaction(arm[None], reward, contexts, is_accepted[None]))
         return (state, num_accepted + is_accepted, bound), is_accepted
 
     @jax.jit
-    def accept(key: Any, state: Any, rows: Interaction, propensities: Any, bound: Any) -> Any:
-        given = jr.split(key, rows.arm.size), rows.arm, rows.reward, propensities, rows.context
+    def accept(key: Any, state: Any, rows: Interaction, contexts: Any, propensities: Any, bound: Any) -> Any:
+        given = jr.split(key, rows.arm.size), rows.arm, rows.reward, propensities, contexts, rows.context
         return jax.lax.scan(step, (state, jnp.asarray(0), bound), given)[1]
 
     return accept
@@ -173,5 +173,6 @@ def accepted_rows(
         key_init, key_rows = jr.split(jr.key(seed))
         state = state_with_capacity(engine, engine.init(key_init), num_rows)
         rows = rows_as_interaction(model, log, 0, num_rows, num_rows)
-        is_accepted = accept(key_rows, state, rows, jnp.asarray(log.propensities), bound)
+        contexts = rows_as_interaction(model, log._replace(learnt_contexts=None), 0, num_rows, num_rows).context
+        is_accepted = accept(key_rows, state, rows, contexts, jnp.asarray(log.propensities), bound)
     return np.flatnonzero(is_used)[np.asarray(is_accepted)]

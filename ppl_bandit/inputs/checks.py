@@ -26,6 +26,7 @@ __all__ = [
     "check_contexts",
     "check_data",
     "check_engine",
+    "check_leaf",
     "check_rewards",
     "check_selector",
     "count_rows",
@@ -75,7 +76,7 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
             f"{argument} has the structure {_shapes(contexts)}, expected {_shapes(model.context)}"
         ) from None
     lead = () if num_rows is None else (num_rows,)
-    arrays = [_check_leaf(leaf, example, lead, argument) for leaf, example in zip(leaves, expected, strict=True)]
+    arrays = [check_leaf(leaf, example, lead, argument) for leaf, example in zip(leaves, expected, strict=True)]
     checked = jax.tree.unflatten(treedef, arrays)
     if model.has_index_limits:
         rows = jax.tree.map(lambda leaf: leaf[None], checked) if num_rows is None else checked
@@ -85,7 +86,12 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
     return checked
 
 
-def _check_leaf(leaf: Any, example: Any, lead: tuple[int, ...], argument: str) -> np.ndarray:
+def check_leaf(leaf: Any, example: Any, lead: tuple[int, ...], argument: str) -> np.ndarray:
+    """Return one entry of a context as an array with the shape and kind of its example.
+
+    Args:
+        lead: shape of the leading axes.
+    """
     shape = (*lead, *example.shape)
     try:
         array = np.asarray(leaf)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ppl_bandit.inputs.checks import check_contexts, count_rows
 from ppl_bandit.inputs.columns import cell_number, context_columns, contexts_from_columns
+from ppl_bandit.inputs.late_entries import fill_late, late_numbers
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 
@@ -57,12 +58,13 @@ def rows_from(
     return arms, rewards, contexts_from(model, frame, contexts)
 
 
-def contexts_from(model: RewardModel, frame: Any, contexts: Any = None) -> Any:
+def contexts_from(model: RewardModel, frame: Any, contexts: Any = None, late: Sequence[str] = ()) -> Any:
     """Return the contexts of a frame's rows, with a leading axis; None for a program without context.
 
     Args:
         contexts: None uses the columns with the context's own names; {name: column} renames some of them; for a context that is
             a vector, a list with the column of each entry.
+        late: entries of a context that have their example values where the frame has no column for them.
     """
     if model.context is None:
         if contexts is not None:
@@ -77,8 +79,27 @@ def contexts_from(model: RewardModel, frame: Any, contexts: Any = None) -> Any:
         columns |= contexts
     elif contexts is not None:
         columns = _listed_columns(model, names, contexts)
-    _check_columns(frame, list(columns.values()))
-    return contexts_from_columns(model, len(frame), lambda name, kind: _numbers(frame, columns[name], kind))
+    examples = _late_examples(model, frame, columns, late)
+    _check_columns(frame, [column for name, column in columns.items() if name not in examples])
+
+    def numbers(name: str, kind: str) -> np.ndarray:
+        if name in examples:
+            return np.full(len(frame), examples[name])
+        return _numbers(frame, columns[name], kind)
+
+    return contexts_from_columns(model, len(frame), numbers)
+
+
+def _late_examples(
+    model: RewardModel, frame: Any, columns: Mapping[str, str], late: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Return {name: example value} of the numbers in late entries that a frame has no column for."""
+    leaves, absent = jax.tree.leaves(model.context), set(late_numbers(model, late).values())
+    return {
+        name: np.asarray(leaves[number])[index]
+        for name, (number, index) in context_columns(model).items()
+        if number in absent and columns[name] not in frame.columns
+    }
 
 
 def _listed_columns(model: RewardModel, names: list[str], contexts: Any) -> dict[str, str]:
@@ -97,16 +118,19 @@ def _listed_columns(model: RewardModel, names: list[str], contexts: Any) -> dict
     return dict(zip(names, given, strict=True))
 
 
-def contexts_of_decisions(model: RewardModel, contexts: Any, num_decisions: int | None) -> tuple[Any, int]:
+def contexts_of_decisions(
+    model: RewardModel, contexts: Any, num_decisions: int | None, late: Sequence[str] = ()
+) -> tuple[Any, int]:
     """Return the contexts of many decisions, given as arrays or as a frame, and the number of decisions.
 
     Args:
         num_decisions: for a program without context.
+        late: entries of a context that have their example values unless they are given.
 
     Raises:
         ValueError: if the number of decisions is unknown, or a context is wrong.
     """
-    contexts = contexts_from(model, contexts) if is_frame(contexts) else contexts
+    contexts = contexts_from(model, contexts, late=late) if is_frame(contexts) else contexts
     if model.context is None:
         if num_decisions is None:
             raise ValueError(
@@ -114,6 +138,7 @@ def contexts_of_decisions(model: RewardModel, contexts: Any, num_decisions: int 
             )
         num_rows = check_count(num_decisions, "num_decisions")
     else:
+        contexts = fill_late(model, late, contexts, is_batch=True, num_rows=num_decisions)
         num_rows = count_rows(model, contexts)
         if num_rows == 0 or num_decisions not in (None, num_rows):
             raise ValueError("contexts must have a leading axis with one row per decision")

@@ -20,6 +20,9 @@ class DecisionRecord(NamedTuple):
         row: position of the event that added its row to the history; None if no row was learnt.
         settled: time of the last event that settled it; None while its reward is pending.
         num_corrections: how often its reward was corrected.
+        context: the leaves of its context, with the late entries that are known; None for a program without context.
+        late: the late entries that are known.
+        irrelevant: outcomes that the program masks given the others; their value is 0 and was not reported.
     """
 
     decided: Event
@@ -28,11 +31,14 @@ class DecisionRecord(NamedTuple):
     row: int | None
     settled: float | None
     num_corrections: int
+    context: Any
+    late: frozenset[str] = frozenset()
+    irrelevant: frozenset[str] = frozenset()
 
     @property
-    def context(self) -> Any:
-        """The leaves of its context; None for a program without context."""
-        return self.decided.body.get("context")
+    def reported(self) -> dict[str, float]:
+        """The outcomes that were reported."""
+        return {name: value for name, value in self.reward.items() if name not in self.irrelevant}
 
     @property
     def propensity(self) -> float:
@@ -46,10 +52,13 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
     status, reward, num_corrections = PENDING_STATUS, dict[str, float](), 0
     row: int | None = None
     settled: float | None = None
+    context, late, irrelevant = events[0].body.get("context"), frozenset[str](), frozenset[str]()
     for event in events[1:]:
         if event.kind == DISCARDED:
             status, row, settled = DISCARDED_STATUS, None, event.time
             continue
+        context, late = event.body.get("context", context), late.union(event.body.get("late", ()))
+        irrelevant = frozenset(event.body.get("irrelevant", ()))
         if event.kind == REWARDED:
             reward = reward | event.body["reward"]
         elif event.kind == CORRECTED:
@@ -58,4 +67,4 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
             is_replaced = event.kind == CORRECTED and event.body["of"] is not None
             row = event.body["of"] if is_replaced else event.position
             status, settled = REWARDED_STATUS, event.time
-    return DecisionRecord(events[0], status, reward, row, settled, num_corrections)
+    return DecisionRecord(events[0], status, reward, row, settled, num_corrections, context, late, irrelevant)

@@ -49,8 +49,12 @@ def fingerprint(model: RewardModel) -> str:
 
 
 def experiment_identity(task: Task, engine: Engine, burn_in: int) -> dict[str, Any]:
-    """Return program and settings as JSON values, by the names of a bandit's arguments."""
-    return {
+    """Return program and settings as JSON values, by the names of a bandit's arguments.
+
+    An experiment without late entries has no key "late", as in journals that are older than this setting.
+    """
+    late = {"late": list(task.late)} if task.late else {}
+    return late | {
         "program": fingerprint(task.model),
         "arms": list(task.arms.names),
         "context": _context_shape(task.model.context),
@@ -91,6 +95,7 @@ def arguments_from_identity(identity: Mapping[str, Any], engine: Any = None, sel
         "seed": identity["seed"],
         "burn_in": identity["burn_in"],
         "design": identity.get("design"),
+        "late": tuple(identity.get("late", ())),
     }
 
 
@@ -121,8 +126,8 @@ def selector_from(description: Mapping[str, Any]) -> Selector:
 def identity_differences(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Describe each argument that differs between two identities."""
     found = []
-    for name in given:
-        before, after = recorded.get(name), given[name]
+    for name in {**given, "late": None}:
+        before, after = recorded.get(name), given.get(name)
         if before == after:
             continue
         if name == "program":

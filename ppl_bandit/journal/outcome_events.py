@@ -1,18 +1,23 @@
 """From reported rewards to events: delayed, partial, repeated, corrected, missing.
 
 A repeated report of the same reward makes no event. A different value is refused unless it is a correction. Outcomes may be
-reported one at a time; the row is learnt when the last is known.
+reported one at a time; the row is learnt when the last one that matters is known. An outcome that the program masks, given
+those that are known, does not matter; it is recorded as 0, which counts for nothing. Late entries of the context come with the
+reward, and the row is learnt with them.
 
 Each function returns a function Projection -> events, which `Experiment.learn` calls with the latest projection.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from ppl_bandit.inputs.checks import impossible_outcome
+from ppl_bandit.inputs.late_entries import late_numbers
+from ppl_bandit.inputs.partial_rewards import irrelevant_outcomes
 from ppl_bandit.journal.decision_record import (
     DISCARDED_STATUS,
     PENDING_STATUS,
@@ -24,25 +29,38 @@ from ppl_bandit.journal.events import CORRECTED, DISCARDED, IMPORTED, REWARDED, 
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection, context_from_leaves
 from ppl_bandit.posterior.learning import Rows
+from ppl_bandit.posterior.task import Task
 
-__all__ = ["MakeEvents", "discard_events", "expiry_events", "import_events", "reward_events"]
+__all__ = ["MakeEvents", "Reported", "discard_events", "expiry_events", "import_events", "reward_events"]
 
 MakeEvents = Callable[[Projection], list[Event]]
 
 
-def reward_events(
-    experiment: Experiment, rewards: Mapping[str, Mapping[str, float]], is_correction: bool
-) -> MakeEvents:
-    """Make the events of rewards, {decision: {outcome: value}}."""
+class Reported(NamedTuple):
+    """What is reported about one decision.
+
+    Attributes:
+        values: {outcome: value}.
+        late: {late entry of the context: value}.
+        unchanged: other entries of the context, which must be those of the decision.
+    """
+
+    values: Mapping[str, float]
+    late: Mapping[str, Any] = MappingProxyType({})
+    unchanged: Mapping[str, Any] = MappingProxyType({})
+
+
+def reward_events(experiment: Experiment, rewards: Mapping[str, Reported], is_correction: bool) -> MakeEvents:
+    """Make the events of rewards, {decision: what is reported}."""
 
     def make(projection: Projection) -> list[Event]:
         records, batch = _records(experiment, list(rewards)), new_id()
         events = []
-        for id, values in rewards.items():
-            event = _reward_event(records[id], values, projection.task.model.outcomes, is_correction, batch)
+        for id, reported in rewards.items():
+            event = _reward_event(projection.task, records[id], reported, is_correction, batch)
             if event is not None:
                 if not event.settles:
-                    _refuse_impossible(projection, records[id], values)
+                    _refuse_impossible(projection, records[id], reported.values)
                 events.append(event)
         return events
 
@@ -77,20 +95,24 @@ def discard_events(experiment: Experiment, decisions: Sequence[str], is_correcti
     return make
 
 
-def expiry_events(experiment: Experiment, until: float, reward: Mapping[str, float] | None) -> MakeEvents:
-    """Make the events of pending decisions made until a time: discarded, or rewarded with a given value."""
+def expiry_events(experiment: Experiment, until: float, reward: Reported | None) -> MakeEvents:
+    """Make the events of pending decisions made until a time: discarded, or rewarded with given values.
+
+    Outcomes and late entries that were reported before are kept.
+    """
 
     def make(projection: Projection) -> list[Event]:
         pending = [str(event.decision) for event in experiment.store.pending(experiment.name, until)]
         records, batch = _records(experiment, pending), new_id()
         if reward is None:
             return [_discard_event(record, batch, "expired") for record in records.values()]
-        model, events = projection.task.model, list[Event]()
-        if not records and model.context is None:  # nothing to expire: a wrong reward would be noticed too late
-            _refuse_on_every_arm(projection, reward)
+        events = list[Event]()
+        if not records and projection.task.model.context is None:  # a wrong reward would be noticed too late
+            _refuse_on_every_arm(projection, reward.values)
         for record in records.values():
-            missing = {name: value for name, value in reward.items() if name not in record.reward}
-            event = _reward_event(record, missing, model.outcomes, False, batch)
+            values = {name: value for name, value in reward.values.items() if name not in record.reward}
+            late = {name: value for name, value in reward.late.items() if name not in record.late}
+            event = _reward_event(projection.task, record, Reported(values, late), False, batch)
             if event is not None:
                 events.append(event._replace(body=event.body | {"expired": True}))
         return events
@@ -112,13 +134,15 @@ def _records(experiment: Experiment, decisions: Sequence[str]) -> dict[str, Deci
 
 
 def _reward_event(
-    record: DecisionRecord, values: Mapping[str, float], outcomes: Sequence[str], is_correction: bool, batch: str
+    task: Task, record: DecisionRecord, reported: Reported, is_correction: bool, batch: str
 ) -> Event | None:
-    decided, known = record.decided, record.reward
+    values, outcomes, decided, known = reported.values, task.model.outcomes, record.decided, record.reported
     id = decided.decision
+    context, is_context_changed = _completed_context(task, record, reported, is_correction)
     differs = any(name in known and known[name] != value for name, value in values.items())
-    if record.status != DISCARDED_STATUS and not differs and all(name in known for name in values):
-        return None  # a repeated report
+    is_repeated = not differs and not is_context_changed and all(name in known for name in values)
+    if record.status != DISCARDED_STATUS and is_repeated:
+        return None
     if differs and not is_correction:
         raise ValueError(
             f"decision {id!r} already has the reward {_format(known)}, and {_format(values)} was given: pass correct=True to "
@@ -129,17 +153,66 @@ def _reward_event(
         if not is_correction:
             raise ValueError(f"decision {id!r} was discarded: pass correct=True to learn from its reward")
         merged = dict(values)
-        missing = [name for name in outcomes if name not in merged]
-        if missing:
-            raise ValueError(f"decision {id!r} was discarded: give all of its outcomes at once; {missing} are missing")
-    is_complete = all(name in merged for name in outcomes)
-    body: dict[str, Any] = {"reward": merged if is_complete else dict(values)}
-    if is_complete:
-        body["context"] = record.context
+    irrelevant = irrelevant_outcomes(
+        task.model, int(decided.arm or 0), context_from_leaves(task.model, context), merged
+    )
+    merged |= dict.fromkeys(irrelevant, 0.0)
+    missing = [name for name in outcomes if name not in merged]
+    if missing and record.status != PENDING_STATUS:
+        raise ValueError(
+            f"decision {id!r} was {record.status}: give all of its outcomes that matter at once; {missing} are missing"
+        )
+    late = record.late.union(reported.late)
+    if not missing:
+        _refuse_missing_late(task, late)
+    body: dict[str, Any] = {"reward": dict(values) if missing else merged}
+    if not missing or reported.late:
+        body["context"] = context
+    if task.late:
+        body["late"] = sorted(late)
+    if irrelevant and not missing:
+        body["irrelevant"] = list(irrelevant)
     kind = REWARDED if record.status == PENDING_STATUS else CORRECTED
     if kind == CORRECTED:
         body["of"] = record.row
-    return new_event(kind, body, decision=id, batch=batch, arm=decided.arm, settles=is_complete)
+    return new_event(kind, body, decision=id, batch=batch, arm=decided.arm, settles=not missing)
+
+
+def _completed_context(
+    task: Task, record: DecisionRecord, reported: Reported, is_correction: bool
+) -> tuple[list[Any] | None, bool]:
+    """Return the leaves of a decision's context with its late entries, and whether this changes them.
+
+    Raises:
+        ValueError: for another value of an entry that is known.
+    """
+    if not task.late:
+        return record.context, False
+    leaves, is_changed = list(record.context), False
+    numbers = late_numbers(task.model, [*reported.late, *reported.unchanged])
+    for name, value in {**reported.unchanged, **reported.late}.items():
+        before, is_late = leaves[numbers[name]], name in reported.late
+        is_same = np.array_equal(np.asarray(before), value)
+        is_known = not is_late or name in record.late
+        if is_known and not is_same and not (is_late and is_correction):
+            remedy = "pass correct=True to replace it" if is_late else f"late= does not have {name!r}; leave it out"
+            raise ValueError(
+                f"decision {record.decided.decision!r} has context[{name!r}]={np.asarray(before).tolist()}, and "
+                f"{value.tolist()} was given: {remedy}"
+            )
+        leaves[numbers[name]] = value
+        is_changed |= not (is_known and is_same)
+    return leaves, is_changed
+
+
+def _refuse_missing_late(task: Task, known: frozenset[str]) -> None:
+    missing = [name for name in task.late if name not in known]
+    if missing:
+        entries = ", ".join(f"{name!r}: ..." for name in missing)
+        raise ValueError(
+            f"context is missing {', '.join(map(repr, missing))}, which late= says is known with the reward: pass it with the "
+            f"reward, as in update(decision, reward, context={{{entries}}})"
+        )
 
 
 def _refuse_on_every_arm(projection: Projection, values: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ppl_bandit.journal.events import CORRECTED, IMPORTED, REWARDED, Event
 from ppl_bandit.posterior.fallback import NotCertified, learn
-from ppl_bandit.posterior.history import History
+from ppl_bandit.posterior.history import History, RowEdit
 from ppl_bandit.posterior.learning import Learner, Rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -173,17 +173,19 @@ def refit(projection: Projection, history: History, more: Rows | None = None) ->
     return after, info, [] if is_same else warnings
 
 
-def reward_changes(task: Task, events: Sequence[Event]) -> tuple[dict[int, Any], list[tuple[int, Rows]]]:
-    """Return the edits {position of the row: new reward, or None to remove it}, and the new rows by index of the event.
+def reward_changes(task: Task, events: Sequence[Event]) -> tuple[dict[int, RowEdit | None], list[tuple[int, Rows]]]:
+    """Return the edits {position of the row: change, or None to remove it}, and the new rows by index of the event.
 
     Raises:
         ValueError: for an arm that the experiment does not have.
     """
-    edits: dict[int, Any] = {}
+    edits: dict[int, RowEdit | None] = {}
     rows = []
     for index, event in enumerate(events):
-        if event.body.get("of") is not None:
-            edits[event.body["of"]] = event.body.get("reward")
+        body = event.body
+        if body.get("of") is not None:
+            context = body["context"] if "late" in body else None
+            edits[body["of"]] = RowEdit(body["reward"], context) if body.get("reward") is not None else None
         piece = _rows_of_event(task.model, event)
         if piece is not None:
             if not np.all((piece.arms >= 0) & (piece.arms < len(task.arms))):

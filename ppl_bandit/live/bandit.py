@@ -18,12 +18,13 @@ from ppl_bandit import engines, selectors
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selector
 from ppl_bandit.inputs.data_frames import contexts_of_decisions
+from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_flag, check_text
 from ppl_bandit.journal.checkpoints import save_checkpoint
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import bind_num_arms, open_experiment, takes_num_arms
-from ppl_bandit.journal.outcome_events import MakeEvents, discard_events, expiry_events
+from ppl_bandit.journal.outcome_events import MakeEvents, Reported, discard_events, expiry_events
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.live.arm_changes import arms_with, retired_with
@@ -71,6 +72,8 @@ class Bandit(ReadableBandit):
         name: of the experiment in the journal; None is "default".
         design: a `Design`: `look` then says when to stop, and decisions after a stop are refused. Its selector and its burn-in
             are used.
+        late: entries of a dict context that are known only with the reward, such as the days of follow-up. Decisions use
+            their example values; `update(decision, reward, context={"days": 12.0})` brings those that are learnt.
         allow_changed: whether to continue an experiment with another program or other settings than it was opened with; the
             change is recorded.
 
@@ -95,6 +98,7 @@ class Bandit(ReadableBandit):
         journal: str | PathLike | Journal | None = None,
         name: str | None = None,
         design: Design | Mapping[str, Any] | None = None,
+        late: Sequence[str] = (),
         allow_changed: bool = False,
     ):
         self.num_samples = check_count(num_samples, "num_samples")
@@ -123,6 +127,7 @@ class Bandit(ReadableBandit):
         else:
             self._program = program
             self._reward_model = RewardModel(bind_num_arms(program, len(names)), len(names), context, outcomes)
+        self._late = check_late_names(self._reward_model, late)
         check_information_directed(self._reward_model, self._selector)
         self._context_structure: Any = jax.tree.structure(self._reward_model.context)
         task, prior = self._build(list(names.names))
@@ -158,6 +163,7 @@ class Bandit(ReadableBandit):
         projection = self._catch_up(wait=False)
         if self._design is not None:
             refuse_stopped(projection, self._design)
+        context = fill_late(projection.task.model, self._late, context)
         context = check_contexts(projection.task.model, context, None, "context")
         mask = projection.task.arms.mask(allowed)
         if size is not None:
@@ -178,7 +184,7 @@ class Bandit(ReadableBandit):
             allowed: as in `select`.
         """
         projection = self._catch_up(wait=False)
-        contexts, num_rows = contexts_of_decisions(projection.task.model, contexts, num_decisions)
+        contexts, num_rows = contexts_of_decisions(projection.task.model, contexts, num_decisions, self._late)
         if self._design is not None:
             refuse_stopped(projection, self._design, num_rows)
         mask = projection.task.arms.mask(allowed)
@@ -210,14 +216,14 @@ class Bandit(ReadableBandit):
         """Learn from one reward: of a decision of this bandit, or of an arm that another system decided to play.
 
         The same reward may be reported again, and counts once. The outcomes of a decision may be reported one at a time; it is
-        learnt when the last is known.
+        learnt when the last one that matters is known.
 
         Args:
             decision: a decision of this experiment, or its id; or a slate.
             reward: a number, or {outcome: number} for several outcomes. Of a slate, {place: reward} with places from 0, or a
                 list with None for places without a reward yet; each is learnt as an ordinary reward.
             arm: without a decision, the arm that was played.
-            context: without a decision, its context.
+            context: without a decision, its context; with one, {entry: value} of its late entries.
             correct: whether to replace the reward reported before. The posterior then is as if only the new reward had been
                 reported.
 
@@ -253,7 +259,8 @@ class Bandit(ReadableBandit):
             decisions: the decision of each row, or its id.
             arms: the arm of each row, for plays that another system decided.
             rewards: (N,), or {outcome: (N,)} for several outcomes.
-            contexts: the context of each row of `arms`, with a leading axis N; with a frame, its context columns as a list,
+            contexts: the context of each row of `arms`, with a leading axis N; with decisions, {entry: (N, ...)} of their
+                late entries; with a frame, its context columns as a list,
                 or as {name: column}, if they do not have the context's own names.
             propensity: the probability with which each play of `arms` was chosen, (N,); with a frame, the name of its column.
                 It does not change what is learnt. `evaluate` then counts these plays as decisions.
@@ -272,15 +279,17 @@ class Bandit(ReadableBandit):
         correct = check_flag(correct, "correct")
         self._learn(discard_events(self._experiment, decision_ids(decision), correct))
 
-    def expire(self, older_than: Any, reward: Any = None) -> int:
+    def expire(self, older_than: Any, reward: Any = None, *, context: Any = None) -> int:
         """Settle decisions whose reward has been pending for too long, and return their number.
 
         Args:
             older_than: seconds, or a timedelta.
             reward: the reward to record for them, such as 0 for a click that did not come; None discards them.
+            context: {entry: value} of the late entries to record with the reward.
         """
         until = time.time() - as_seconds(older_than, "older_than")
-        values = None if reward is None else reward_values(self.model, reward)
+        late, _ = check_late_values(self.model, self._late, context, None, "context")
+        values = None if reward is None else Reported(reward_values(self.model, reward), late)
         return len(self._learn(expiry_events(self._experiment, until, values))[0])
 
     def add_arm(self, name: str | None = None) -> Any:
@@ -351,6 +360,7 @@ class Bandit(ReadableBandit):
             model = RewardModel(bind_num_arms(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
+        task = task._replace(late=self._late)
         prior = start(task, self._factory)
         return task if self._design is None else task._replace(design=design_record(self._design, task, prior)), prior
 

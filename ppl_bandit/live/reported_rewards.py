@@ -8,9 +8,10 @@ import numpy as np
 
 from ppl_bandit.inputs.checks import check_contexts, check_rewards
 from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
+from ppl_bandit.inputs.late_entries import check_late_values
 from ppl_bandit.inputs.numbers import check_flag
 from ppl_bandit.journal.experiment import Experiment
-from ppl_bandit.journal.outcome_events import MakeEvents, import_events, reward_events
+from ppl_bandit.journal.outcome_events import MakeEvents, Reported, import_events, reward_events
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
 from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -24,15 +25,13 @@ def one_reward(experiment: Experiment, decision: Any, reward: Any, arm: Any, con
     if reward is None:
         raise ValueError("reward is missing")
     if decision is not None:
-        if arm is not None or context is not None:
-            raise ValueError(
-                "give a decision or arm= and context=, not both: a decision has its arm and context; a covariate that is known "
-                "only with the reward, such as an exposure, is an extra outcome of the program: outcomes=('days', 'left'), "
-                "update(decision, {'days': 12.0, 'left': 1})"
-            )
+        if arm is not None:
+            raise ValueError("give a decision or arm=, not both: a decision has its arm")
+        late, unchanged = check_late_values(task.model, task.late, context, None, "context")
         given = _by_place(decision, reward) if isinstance(decision, Slate) else {decision_id(decision): reward}
         by_id = {id: reward_values(task.model, own, is_partial=True) for id, own in given.items()}
-        return reward_events(experiment, by_id, correct)
+        reported = {id: Reported(values, late, unchanged) for id, values in by_id.items()}
+        return reward_events(experiment, reported, correct)
     if arm is None:
         raise ValueError("give a decision, or arm= (and context= for a program that takes one)")
     if correct:
@@ -71,10 +70,15 @@ def many_rewards(
     if (decisions is None) == (arms is None):
         raise ValueError("give decisions= or arms=, and not both")
     if decisions is not None:
-        if contexts is not None or propensity is not None:
-            name = "contexts" if propensity is None else "propensity"
-            raise ValueError(f"{name} was given with decisions=: a decision has its {name.removesuffix('s')}")
-        return reward_events(experiment, _by_decision(task.model, decisions, rewards), correct)
+        if propensity is not None:
+            raise ValueError("propensity was given with decisions=: a decision has its propensity")
+        values = _by_decision(task.model, decisions, rewards)
+        entries = check_late_values(task.model, task.late, contexts, len(values), "contexts")
+        reported = {
+            id: Reported(own, *({name: column[row] for name, column in part.items()} for part in entries))
+            for row, (id, own) in enumerate(values.items())
+        }
+        return reward_events(experiment, reported, correct)
     if correct:
         raise ValueError("correct=True needs decisions=: plays that another system decided cannot be found again")
     indices = task.arms.indices(arms)

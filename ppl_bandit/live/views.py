@@ -18,6 +18,7 @@ from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.recorded_decisions import decisions_from_experiment
 from ppl_bandit.inputs.checks import check_contexts, count_rows
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
+from ppl_bandit.inputs.late_entries import at_example_values, fill_late, late_note
 from ppl_bandit.inputs.numbers import as_seconds, check_count
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
@@ -79,6 +80,8 @@ class ReadableBandit:
     def pending(self, older_than: Any = None) -> "pandas.DataFrame":
         """Return the decisions with a pending reward, oldest first.
 
+        With several outcomes, or late entries of the context, the column `waiting_for` names what is not known yet.
+
         Args:
             older_than: minimal age in seconds, or a timedelta; None returns all.
         """
@@ -120,7 +123,7 @@ class ReadableBandit:
     def expected_rewards(self, context: Any = None, num_samples: int | None = None) -> np.ndarray:
         """Return posterior draws of each arm's expected reward, (M, A)."""
         learner = self._catch_up().learner
-        context = check_contexts(self.model, context, None, "context")
+        context = check_contexts(self.model, fill_late(self.model, self._task.late, context), None, "context")
         num = self.num_samples if num_samples is None else check_count(num_samples, "num_samples")
         return draw_expected_rewards(learner, context, num)
 
@@ -134,7 +137,7 @@ class ReadableBandit:
                 over all arms in the places before.
         """
         projection = self._catch_up()
-        context = check_contexts(self.model, context, None, "context")
+        context = check_contexts(self.model, fill_late(self.model, self._task.late, context), None, "context")
         mask = projection.task.arms.mask(allowed)
         if size is None:
             return self._experiment.next_propensities(projection, mask, context)
@@ -148,7 +151,8 @@ class ReadableBandit:
             state = learner.state
             if hasattr(state, "log_evidence"):
                 evidence = float(state.log_evidence), float(state.log_evidence_error)
-        return explanation_text(self.explanation, self._overview(), self._selector, evidence, learner.doubts)
+        note = late_note(self.model, self._task.late)
+        return explanation_text(self.explanation, self._overview(), self._selector, evidence, learner.doubts, note)
 
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
         """Return a table with one row per arm.
@@ -245,7 +249,9 @@ class ReadableBandit:
     def _overview(self, contexts: Any = None) -> Overview:
         played, _, seen = self._rows()
         if self.model.context is None or contexts is not None:
-            contexts = contexts_from(self.model, contexts) if is_frame(contexts) else contexts
+            contexts = contexts_from(self.model, contexts, late=self._task.late) if is_frame(contexts) else contexts
+            if contexts is not None:
+                contexts = fill_late(self.model, self._task.late, contexts, is_batch=True)
             num_rows = None if contexts is None else count_rows(self.model, contexts)
             if num_rows == 0 and self.model.context is not None:
                 raise ValueError(
@@ -253,6 +259,7 @@ class ReadableBandit:
                 )
             chosen = check_contexts(self.model, contexts, num_rows, "contexts")
         elif played.size:
+            seen = at_example_values(self.model, self._task.late, seen)
             chosen = subsample_contexts(seen, self.num_samples * len(self.arms))
         else:
             chosen = self.model.context_rows(1)

@@ -1,14 +1,26 @@
 """All rows that a live bandit has learnt, in order, as an immutable value."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-__all__ = ["History"]
+__all__ = ["History", "RowEdit"]
 
 _BLOCK = 256  # number of parts that are joined into one
+
+
+class RowEdit(NamedTuple):
+    """A change of a learnt row.
+
+    Attributes:
+        reward: {outcome: new value}.
+        context: leaves of the new context; None keeps the old one.
+    """
+
+    reward: Mapping[str, float]
+    context: Sequence[Any] | None = None
 
 
 class History:
@@ -52,18 +64,22 @@ class History:
         """Return the position of each row's event."""
         return self._whole()[3]
 
-    def edited(self, rewards: Mapping[int, Mapping[str, float] | None]) -> "History":
-        """Return a history with other rewards at some positions; None removes a row."""
+    def edited(self, edits: Mapping[int, RowEdit | None]) -> "History":
+        """Return a history with changes at some positions; None removes a row."""
         arms, values, contexts, positions = self._whole()
         values = {name: column.copy() for name, column in values.items()}
         is_kept = np.ones(arms.size, bool)
-        for position, reward in rewards.items():
+        if any(edit is not None and edit.context is not None for edit in edits.values()):
+            contexts = jax.tree.map(np.copy, contexts)
+        for position, edit in edits.items():
             row = int(np.searchsorted(positions, position))
-            if reward is None:
+            if edit is None:
                 is_kept[row] = False
                 continue
-            for name, value in reward.items():
+            for name, value in edit.reward.items():
                 values[name][row] = value
+            for leaf, value in zip(jax.tree.leaves(contexts), edit.context or (), strict=False):
+                leaf[row] = value
         kept = jax.tree.map(lambda leaf: leaf[is_kept], (arms, values, contexts, positions))
         other = History(self._outcomes)
         return other.extended(*kept) if is_kept.any() else other

@@ -188,7 +188,8 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
         for size in batch_sizes(num_rows, _SIZES) if reserve is None else [_rounded_up(num_rows)]:
             num_batch = min(size, num_rows - done)
             batch = rows if size == num_rows else _slice(rows, done, num_batch, size)
-            numbers = pack_rows(num_seen + done, num_batch, batch.arms, batch.rewards)
+            rewards = {name: batch.rewards[name] for name in task.model.outcomes}  # jax.tree sorts the keys of a dict
+            numbers = pack_rows(num_seen + done, num_batch, batch.arms, rewards)
             stored, result = _update(learner, stored, numbers, batch.contexts, size)
             if not result.is_possible:  # padding repeats the last row, so it is impossible only if that row is
                 raise _impossible_reward(task, rows, result.possible, done)

@@ -29,6 +29,7 @@ class Task(NamedTuple):
         may_fall_back: whether another engine may replace an exact one that refuses a datum.
         draws: whether every decision draws the latents, even if the law of the decision is known (`engines.decide`).
         design: None for an experiment without one.
+        late: entries of the context that are known only with the reward.
     """
 
     model: RewardModel
@@ -39,3 +40,4 @@ class Task(NamedTuple):
     may_fall_back: bool
     draws: bool = False
     design: DesignRecord | None = None
+    late: tuple[str, ...] = ()

@@ -48,10 +48,10 @@ def outcome_information(model: RewardModel) -> OutcomeInformation:
     cached = disk_cache.load(entry)
     if cached is not None:
         return OutcomeInformation(*map(tuple, cached[0]["arms"]))
-    # Other contexts than the example, which may be all zeros.
-    contexts = model.varied_context_rows(np.random.default_rng(0), np.zeros(_NUM_WORLDS, bool))
 
     def read() -> tuple[Any, Any]:
+        # Other contexts than the example, which may be all zeros.
+        contexts = model.varied_context_rows(np.random.default_rng(0), np.zeros(_NUM_WORLDS, bool))
         keys = jr.split(jr.key(0), _NUM_WORLDS)
         return jax.vmap(lambda key, context: _gradients(model, key, context))(keys, contexts)
 

@@ -28,7 +28,7 @@ from ppl_bandit.journal.stores import memory
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent
-from ppl_bandit.posterior.history import History
+from ppl_bandit.posterior.history import History, RowEdit
 
 ARMS = ["control", "low", "high"]
 
@@ -427,7 +427,7 @@ def test_a_history_edits_rows_by_position():
         history = history.extended(
             np.array([position % 3]), {"reward": np.array([float(position)])}, None, np.array([position])
         )
-    edited = history.edited({300: {"reward": -1.0}, 2: None})
+    edited = history.edited({300: RowEdit({"reward": -1.0}), 2: None})
     arms, rewards, _ = edited.rows()
     assert len(edited) == arms.size == 598
     assert rewards["reward"][298] == -1.0 and edited.positions()[298] == 300

@@ -20,6 +20,7 @@ def explanation_text(
     selector: Selector,
     log_evidence: tuple[float, float] | None = None,
     doubts: str = "",
+    late: str = "",
 ) -> str:
     """Return the verdict on the posterior, the arms so far and the selector, and then the engine's certificate.
 
@@ -27,6 +28,7 @@ def explanation_text(
         selector: of the decisions.
         log_evidence: of the program so far, with its standard error, if the engine estimates it.
         doubts: why the draws cannot be trusted; empty if they can.
+        late: a note on context entries that are known only with the reward; empty if there are none.
     """
     verdict, _, certificate = str(explanation).partition("\n")
     num_rewards = int(found.num_rewards.sum())
@@ -44,6 +46,8 @@ def explanation_text(
         else:
             where = f"averaged over the contexts of {found.num_contexts} of these rewards"
         lines.append(f"  expected rewards and P(best) are {where}")
+    if late:
+        lines.append(f"  {late}")
     lines += arms_text(found)
     if found.is_median.any():
         lines.append(

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.inputs.columns import column_values
-from ppl_bandit.journal.decision_record import fold_decision
+from ppl_bandit.journal.decision_record import DecisionRecord, fold_decision
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.program.model.reward_model import RewardModel
 
@@ -56,9 +56,17 @@ def pending_table(experiment: Experiment, until: float | None) -> "pandas.DataFr
     }
     if len(model.outcomes) > 1:
         columns |= {name: [record.reward.get(name, np.nan) for record in records] for name in model.outcomes}
+    late = experiment.projection.task.late
+    if len(model.outcomes) > 1 or late:
+        columns["waiting_for"] = [_waiting_for(record, (*model.outcomes, *late)) for record in records]
     num_leaves = len(jax.tree.leaves(model.context)) if pending else 0
-    leaves = [np.asarray([event.body["context"][i] for event in pending]) for i in range(num_leaves)]
+    leaves = [np.asarray([record.context[i] for record in records]) for i in range(num_leaves)]
     return pandas.DataFrame(columns | _context_values(model, leaves))
+
+
+def _waiting_for(record: DecisionRecord, needed: tuple[str, ...]) -> str:
+    """Return the outcomes and late entries that are not known yet, in words."""
+    return ", ".join(name for name in needed if name not in record.reward and name not in record.late)
 
 
 def _times(values: list[float | None]) -> Any:

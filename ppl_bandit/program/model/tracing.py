@@ -23,6 +23,7 @@ __all__ = [
     "log_prob",
     "log_prob_terms",
     "can_produce",
+    "masked_rows",
     "repeat_rows",
     "run_program",
     "program_lock",
@@ -125,11 +126,17 @@ def log_prob_terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]
 
 def can_produce(fn: Any, value: Array) -> Bool[Array, "..."]:
     """Return where a distribution can produce a value; a masked distribution can produce any value."""
-    masked = jnp.zeros(value.shape, bool)
-    while (mask := mask_of(fn)) is not None:
-        masked |= jnp.logical_not(jnp.broadcast_to(jnp.asarray(mask), value.shape))
-        fn = fn.base_dist
+    masked, fn = masked_rows(fn, value.shape)
     return masked | (jnp.broadcast_to(fn.support(value), value.shape) & jnp.isfinite(value))
+
+
+def masked_rows(fn: Any, shape: tuple[int, ...]) -> tuple[Bool[Array, "..."], Any]:
+    """Return where a distribution is masked, and the distribution without masks."""
+    masked = jnp.zeros(shape, bool)
+    while (mask := mask_of(fn)) is not None:
+        masked |= jnp.logical_not(jnp.broadcast_to(jnp.asarray(mask), shape))
+        fn = fn.base_dist
+    return masked, fn
 
 
 def is_prior_term(name: str, site: Site, outcomes: tuple[str, ...]) -> bool:
