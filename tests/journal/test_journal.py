@@ -232,7 +232,7 @@ def test_outcomes_come_one_by_one_and_expire_as_the_user_says(hurdle_parts, tmp_
         bandit.update(second, {"sale": 0})
         assert len(bandit.pending(older_than=timedelta(hours=1))) == 0
         assert bandit.expire(older_than=3600) == 0
-        assert bandit.expire(older_than=0, reward={"sale": 0, "amount": 0.0}) == 2
+        assert bandit.expire(older_than=0, reward={"sale": 0, "amount": 0.0}) == 1  # a sale of 0 was learnt at once
         assert bandit.history()["sale"].tolist() == [1.0, 0.0, 0.0]
         fourth = bandit.select()
         assert bandit.expire(older_than=0) == 1
