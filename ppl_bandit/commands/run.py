@@ -32,6 +32,10 @@ def execute(
             f"{file.path} has no truth to simulate: add `truth = {{site: value}}`, or use --worlds prior"
         )
     model = file.reward_model()
+    progress(
+        f"{file.name}: building the engine; then each of {len(selectors)} selectors is compiled (seconds to half a minute each) "
+        f"and simulated, {arguments.realizations} realizations of {arguments.steps} steps"
+    )
     with jax.enable_x64(True):
         engine = make_engine(model)
     if arguments.worlds == "prior":

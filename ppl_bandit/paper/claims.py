@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ from ppl_bandit.paper.runs import GridRegret, simulate_setting
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON, paper_data
 from ppl_bandit.types import Selector
 
-__all__ = ["Claim", "claims_of_grids", "claims_of_settings"]
+__all__ = ["Claim", "claim_of_quantile", "claim_of_table_size", "claims_of_grids"]
 
 _TABLE_SIZES = (100, 1000, 10_000)
 _HARD = 0.25  # the divergence below which the paper calls a problem challenging
@@ -32,17 +32,8 @@ class Claim(NamedTuple):
     verdict: str
 
 
-def claims_of_settings(num_runs: Mapping[str, int], *, seed: int, precision: str, progress: bool) -> list[Claim]:
-    """Simulate and judge the claims about M and about the quantile of Bayes-UCB.
-
-    Args:
-        num_runs: realizations, by setting.
-    """
-    options: dict[str, Any] = {"seed": seed, "precision": precision, "progress": progress}
-    return [_larger_tables(num_runs["bernoulli"], **options), _quantile(num_runs["linear-figure"], **options)]
-
-
-def _larger_tables(num_runs: int, *, seed: int, precision: str, progress: bool) -> Claim:
+def claim_of_table_size(num_runs: int, *, seed: int, precision: str) -> Claim:
+    """Simulate and judge the claim that a larger M does not help."""
     regrets = {}
     for size in _TABLE_SIZES:
         found = simulate_setting(
@@ -52,7 +43,6 @@ def _larger_tables(num_runs: int, *, seed: int, precision: str, progress: bool) 
             num_samples=size,
             seed=seed,
             precision=precision,
-            progress=progress,
         )
         regrets[size] = _mean_and_error(np.asarray(found.final_regret, float))
     shown = ", ".join(f"M = {size}: {mean:.2f} +- {error:.2f}" for size, (mean, error) in regrets.items())
@@ -66,11 +56,10 @@ def _larger_tables(num_runs: int, *, seed: int, precision: str, progress: bool) 
     )
 
 
-def _quantile(num_runs: int, *, seed: int, precision: str, progress: bool) -> Claim:
+def claim_of_quantile(num_runs: int, *, seed: int, precision: str) -> Claim:
+    """Simulate and judge the claim that the quantile of Bayes-UCB causes its loss on linear Gaussian problems."""
     policies = {THOMPSON: selectors.thompson()} | {name: make() for name, make in _QUANTILES.items()}
-    found = simulate_setting(
-        "linear-figure", policies, num_runs, seed=seed, precision=precision, progress=progress
-    ).final_regret
+    found = simulate_setting("linear-figure", policies, num_runs, seed=seed, precision=precision).final_regret
     regrets = {name: _mean_and_error(np.asarray(found.sel(selector=name), float)) for name in policies}
     shown = ", ".join(f"{name} {mean:.1f} +- {error:.1f}" for name, (mean, error) in regrets.items())
     paper, thompson = regrets[BAYES_UCB][0], regrets[THOMPSON][0]

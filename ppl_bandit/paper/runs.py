@@ -74,10 +74,10 @@ class GridRegret(NamedTuple):
     error: dict[str, np.ndarray]
 
 
-def run_setting(name: str, num_realizations: int, *, seed: int = 0, precision: str, progress: bool) -> "xarray.Dataset":
+def run_setting(name: str, num_realizations: int, *, seed: int = 0, precision: str) -> "xarray.Dataset":
     """Simulate every policy in a setting, and return the summary."""
     policies = {policy: make() for policy, make in POLICIES.items()}
-    return simulate_setting(name, policies, num_realizations, seed=seed, precision=precision, progress=progress)
+    return simulate_setting(name, policies, num_realizations, seed=seed, precision=precision)
 
 
 def simulate_setting(
@@ -88,7 +88,6 @@ def simulate_setting(
     num_samples: int = 1000,
     seed: int = 0,
     precision: str,
-    progress: bool,
 ) -> "xarray.Dataset":
     """Simulate policies in a setting, and return the summary."""
     setting = SETTINGS[name]
@@ -106,7 +105,6 @@ def simulate_setting(
         num_samples=num_samples,
         summary=True,
         precision=precision,
-        progress=progress,
     )
 
 
@@ -149,7 +147,6 @@ def bernoulli_grid(
     *,
     seed: int = 0,
     precision: str,
-    advance: Callable[[], None],
 ) -> GridRegret:
     """Run bandits whose rates are ascending multiples of .05, all or evenly spread over the divergence.
 
@@ -161,12 +158,10 @@ def bernoulli_grid(
     rates, divergence = rates[chosen], divergence[chosen]
     model = _bernoulli(num_arms)
     titles = [str(tuple(round(float(r), 2) for r in row)) for row in rates]
-    return _run_grid(model, {"rate": rates}, None, titles, divergence, num_runs, seed, precision, advance)
+    return _run_grid(model, {"rate": rates}, None, titles, divergence, num_runs, seed, precision)
 
 
-def linear_grid(
-    num_problems: int | None, num_runs: int, *, seed: int = 0, precision: str, advance: Callable[[], None]
-) -> GridRegret:
+def linear_grid(num_problems: int | None, num_runs: int, *, seed: int = 0, precision: str) -> GridRegret:
     """Run two-armed linear Gaussian bandits of the paper's footnote: 360 drawn from its grid, or some of them.
 
     Both weights of the second arm are larger, as in the paper's example, so that it is better in every context: the paper's
@@ -183,7 +178,7 @@ def linear_grid(
     weights, noise, divergence = weights[chosen], noise[chosen], divergence[chosen]
     truths = {"weights": weights, "variance": np.repeat(noise[:, None] ** 2, 2, axis=1)}
     titles = [f"{w.round(1).tolist()}, noise {s:.1f}" for w, s in zip(weights, noise, strict=True)]
-    return _run_grid(_linear(2), truths, uniform_context, titles, divergence, num_runs, seed, precision, advance)
+    return _run_grid(_linear(2), truths, uniform_context, titles, divergence, num_runs, seed, precision)
 
 
 def _run_grid(
@@ -195,7 +190,6 @@ def _run_grid(
     num_runs: int,
     seed: int,
     precision: str,
-    advance: Callable[[], None],
 ) -> GridRegret:
     regret = {}
     with jax.enable_x64(precision == "float64"):
@@ -206,7 +200,6 @@ def _run_grid(
             regret[policy] = _final_regrets(
                 jr.key(seed), model, engine, POLICIES[policy](), truths, contexts, num_runs, **table
             )
-            advance()
     ours = regret[LOWEST]
     relative, error = {}, {}
     for policy in (THOMPSON, BAYES_UCB):

@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Numbers of realizations per setting, and of problems and realizations of the grids; None for all problems."""
+    """Numbers of realizations per setting, and of problems and realizations of the grids; None for all problems, 0 for none."""
 
     runs: Mapping[str, int]
     num_pairs: int | None
@@ -87,11 +87,11 @@ SETTINGS = {
     ),
 }
 QUICK = Sizes(
-    {"bernoulli": 2000, "bernoulli-close": 600, "bernoulli-three": 250, "linear-caption": 500, "linear-figure": 200},
-    num_pairs=16,
-    num_triples=10,
-    num_linear=12,
-    grid_runs=60,
+    {"bernoulli": 200, "bernoulli-close": 0, "bernoulli-three": 80, "linear-caption": 60, "linear-figure": 60},
+    num_pairs=0,
+    num_triples=6,
+    num_linear=6,
+    grid_runs=30,
 )
 FULL = Sizes(dict.fromkeys(SETTINGS, 5000), None, None, None, 5000)
 

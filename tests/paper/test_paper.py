@@ -1,13 +1,13 @@
 """The paper's evaluation, at sizes that a test can afford."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
-from ppl_bandit.commands import reproduce as reproduce_command
 from ppl_bandit.commands.cli import main
-from ppl_bandit.paper import runs as paper, settings as paper_settings
+from ppl_bandit.paper import parts as paper_parts, runs as paper, settings as paper_settings
 from ppl_bandit.paper.claims import claims_of_grids
 from ppl_bandit.paper.runs import GridRegret
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, PUBLISHED_REGRETS, SETTINGS, THOMPSON, paper_data
@@ -21,8 +21,9 @@ def test_the_papers_figures_are_in_the_package():
 
 
 def test_every_number_belongs_to_a_setting_that_a_figure_runs():
-    run = {setting for settings in reproduce_command.FIGURE_SETTINGS.values() for setting in settings}
-    assert {number.setting for number in PUBLISHED_REGRETS} <= run <= set(SETTINGS)
+    run = {part for parts in paper_parts.FIGURE_PARTS.values() for part in parts}
+    assert {number.setting for number in PUBLISHED_REGRETS} <= run
+    assert run == {*SETTINGS, *paper_parts.GRIDS, *paper_parts.CLAIMS}
     assert set(paper_settings.QUICK.runs) == set(paper_settings.FULL.runs) == set(SETTINGS)
 
 
@@ -33,8 +34,37 @@ def test_the_divergence_is_the_papers():
     np.testing.assert_allclose(found, [point["min_kl"] for point in points], atol=1e-6)
 
 
+def test_parts_start_with_the_longest_and_those_without_realizations_are_left_out():
+    figures = ["bernoulli-regret", "bernoulli-kl", "linear-kl"]
+    parts, left_out = paper_parts.parts_of(figures, paper_settings.QUICK, seed=0, precision="float64")
+    assert parts[0].name == "linear" and {part.name for part in parts[1:]} == {"A = 3", "bernoulli"}
+    assert set(left_out) == {"Bernoulli, rates (.5, .55)", "Bernoulli grid of 2 arms"}
+    assert parts[0].title == "linear Gaussian grid: 6 problems, 30 realizations"
+    full, nothing = paper_parts.parts_of(figures, paper_settings.FULL, seed=0, precision="float64")
+    assert len(full) == 5 and nothing == []
+
+
+def test_the_time_left_follows_from_the_parts_that_are_done(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(paper_parts, "num_cores", lambda: 1)
+    monkeypatch.setattr(paper_parts.time, "monotonic", lambda: now[0])
+
+    def finish(seconds):
+        now[0] += seconds
+        return seconds
+
+    parts = [paper_parts.Part(f"p{i}", f"part {i}", lambda: finish(20.0), 10.0) for i in range(3)]
+    assert paper_parts.expected_seconds(parts) == 30.0
+    lines = []
+    results = paper_parts.run_parts(parts, lines.append)
+    assert results == {"p0": 20.0, "p1": 20.0, "p2": 20.0}
+    assert sorted(line for line in lines if "done" in line) == [f"  done: part {i}" for i in range(3)]
+    assert lines[-1] == "  3 of 3 parts in 60 s; about 0 s left"
+
+
 @pytest.fixture
 def small(monkeypatch):
+    monkeypatch.setattr(paper_parts, "num_cores", lambda: 1)  # one process, which sees the other changes
     short = {name: setting._replace(num_steps=40) for name, setting in SETTINGS.items()}
     monkeypatch.setattr(paper, "SETTINGS", short)
     monkeypatch.setattr(paper_settings, "SETTINGS", short)
@@ -78,7 +108,10 @@ def test_claims_are_measured_and_reported(small, tmp_path, capsys):
     assert main(["reproduce", "claims", "--out", str(tmp_path)]) == 0
     report = (tmp_path / "reproduction.md").read_text()
     assert "| M = 1,000; larger M do not significantly improve regret | double sampling on rates (.4, .8), 30" in report
-    assert "the loss of Bayes-UCB" in report and "order .75" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "the loss of Bayes-UCB" in report and "order .75" in printed
+    claims = ("the divergence is below .25", "larger M do not", "alpha = 1/t", "up to 40% against Thompson and 50%")
+    assert all(re.search(f"{re.escape(claim)}.*: (holds|does not hold|not supported)", printed) for claim in claims)
 
 
 def test_an_unknown_figure_is_refused(tmp_path, capsys):
@@ -89,7 +122,7 @@ def test_an_unknown_figure_is_refused(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_regrets_of_the_bernoulli_bandit_are_those_of_the_authors():
     # 4,000 realizations of 1,000 steps; `verdicts` allows three standard errors of the difference.
-    runs = {"bernoulli": paper.run_setting("bernoulli", 4000, precision="float64", progress=False)}
+    runs = {"bernoulli": paper.run_setting("bernoulli", 4000, precision="float64")}
     found = paper.verdicts(runs)
     assert {f.number.policy for f in found} >= {THOMPSON, LOWEST}
     assert [f.verdict for f in found] == ["reproduces"] * len(found)
@@ -98,6 +131,6 @@ def test_the_regrets_of_the_bernoulli_bandit_are_those_of_the_authors():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear-caption", "linear-figure"])
 def test_the_regrets_of_the_linear_bandits_are_those_of_the_authors(name):
-    found = paper.verdicts({name: paper.run_setting(name, 1000, precision="float64", progress=False)})
+    found = paper.verdicts({name: paper.run_setting(name, 1000, precision="float64")})
     authors = [f for f in found if f.number.source == "authors"]
     assert len(authors) == 3 and all(f.verdict == "reproduces" for f in authors)

@@ -97,7 +97,11 @@ def _reproduce(reproduce: argparse.ArgumentParser) -> None:
         help="execution, correct-actions, bernoulli-regret, bernoulli-kl, linear-regret, linear-kl, claims (all)",
     )
     size = reproduce.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="fewer realizations: minutes on two cores (the default)")
+    size.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer realizations: about 3 minutes on two cores (the default)",
+    )
     size.add_argument("--full", action="store_true", help="the paper's sizes, 5,000 realizations: use a GPU")
     _add_common(reproduce, out="ppl-bandit-paper")
 
