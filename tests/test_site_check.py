@@ -20,7 +20,7 @@ def load_checker():
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: the check was not tried")
 def test_each_kind_of_problem_is_found_and_a_good_page_has_none(tmp_path):
     pages = {
-        "index": "<p>A price of 5 $, and <code>$x$</code>.</p><div style='overflow-x: auto'><p style='width: 900px'>x</p></div>",
+        "index": "<p>For 5 $, <code>$x$</code>.</p><div style='overflow-x: auto'><p style='width: 900px'>x</p></div>",
         "wide": "<p style='width: 900px'>wide</p>",
         "formula": "<p>Here $x + 1$ is raw.</p>",
         "figure": "<img src='data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA='>",

@@ -33,7 +33,7 @@ def execute(
         )
     model = file.reward_model()
     progress(
-        f"{file.name}: building the engine; then each of {len(selectors)} selectors is compiled (seconds to half a minute each) "
+        f"{file.name}: building the engine; then each of {len(selectors)} selectors is compiled (up to half a minute each) "
         f"and simulated, {arguments.realizations} realizations of {arguments.steps} steps"
     )
     with jax.enable_x64(True):
