@@ -107,7 +107,8 @@ def run_parts(parts: Sequence[Part], show: Callable[[str], None]) -> dict[str, A
     left assumes that the remaining parts are as much slower or faster than expected as the finished ones.
     """
     expected = _finish_times(parts, _num_processes(len(parts)))
-    began, slowness, results = time.monotonic(), 1.0, {}
+    began, slowness = time.monotonic(), 1.0
+    results: dict[str, Any] = {}
     pool = _executor(len(parts))
     try:
         futures = {pool.submit(part.run): part for part in parts}
