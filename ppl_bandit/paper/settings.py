@@ -87,11 +87,11 @@ SETTINGS = {
     ),
 }
 QUICK = Sizes(
-    {"bernoulli": 200, "bernoulli-close": 0, "bernoulli-three": 80, "linear-caption": 60, "linear-figure": 60},
+    {"bernoulli": 150, "bernoulli-close": 0, "bernoulli-three": 60, "linear-caption": 40, "linear-figure": 40},
     num_pairs=0,
     num_triples=6,
     num_linear=6,
-    grid_runs=30,
+    grid_runs=20,
 )
 FULL = Sizes(dict.fromkeys(SETTINGS, 5000), None, None, None, 5000)
 

@@ -39,7 +39,7 @@ def test_parts_start_with_the_longest_and_those_without_realizations_are_left_ou
     parts, left_out = paper_parts.parts_of(figures, paper_settings.QUICK, seed=0, precision="float64")
     assert parts[0].name == "linear" and {part.name for part in parts[1:]} == {"A = 3", "bernoulli"}
     assert set(left_out) == {"Bernoulli, rates (.5, .55)", "Bernoulli grid of 2 arms"}
-    assert parts[0].title == "linear Gaussian grid: 6 problems, 30 realizations"
+    assert parts[0].title == "linear Gaussian grid: 6 problems, 20 realizations"
     full, nothing = paper_parts.parts_of(figures, paper_settings.FULL, seed=0, precision="float64")
     assert len(full) == 5 and nothing == []
 
