@@ -25,6 +25,9 @@ os.environ.setdefault("MPLBACKEND", "agg")
 # Tests compile far more than they compute: compile without the expensive passes. A flag that XLA does not know ends the
 # process, and the last of these is on its way out.
 flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# The options that the library gives its own programs (runtime/xla_options.py) save a seventh of the other compilations too.
+flags += " --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_experimental_ynn_fusion_type="
+flags += " --xla_disable_hlo_passes=tree_reduction_rewriter,cpu-parallel-task-assigner"
 if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
     flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", flags)
@@ -59,7 +62,11 @@ def pytest_runtest_setup(item):
         pytest.skip("the time of this slice is over")
 
 
-CACHING_MODULES = ("ppl_bandit.posterior", "ppl_bandit.live")  # their caches hold compiled programs
+CACHING_MODULES = (
+    "ppl_bandit.posterior",
+    "ppl_bandit.live",
+    "ppl_bandit.evaluation",
+)  # their caches hold compiled programs
 
 
 @pytest.fixture(scope="module", autouse=True)

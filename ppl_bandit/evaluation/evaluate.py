@@ -7,10 +7,9 @@ import jax
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit import engines
 from ppl_bandit.evaluation.evaluation import Evaluation, evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, decisions_from_frame
-from ppl_bandit.evaluation.posterior_path import follow_posterior
+from ppl_bandit.evaluation.posterior_path import engine_of, follow_posterior
 from ppl_bandit.evaluation.recorded_decisions import decisions_from_journal
 from ppl_bandit.evaluation.targets import Component
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
@@ -66,8 +65,7 @@ def evaluate(
     decisions = logged_decisions(log, model, name=name, outcome=outcome, arms=arms)
     if model is None:
         return evaluate_decisions(decisions, target, level=level, bounds=bounds, baseline=baseline)
-    with jax.enable_x64(True):
-        engine = engines.choose(model)
+    engine = engine_of(model)
     selectors = [one for one in (target, baseline) if isinstance(one, Selector)]
     paths = {id(one): follow_posterior(model, engine, decisions, one) for one in [None, *selectors]}
     path = paths[id(None)]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit import engines
 from ppl_bandit.engines.decide import decide
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -23,6 +24,7 @@ __all__ = [
     "NUM_SAMPLES",
     "PathFunctions",
     "PosteriorPath",
+    "engine_of",
     "follow_posterior",
     "path_functions",
     "rows_as_interaction",
@@ -49,6 +51,13 @@ class PosteriorPath(NamedTuple):
     log_scores: np.ndarray | None = None
 
 
+@functools.lru_cache(maxsize=8)
+def engine_of(model: RewardModel) -> Engine:
+    """Return the engine that is chosen for a model; it is kept, because one log is evaluated for several targets."""
+    with jax.enable_x64(True):
+        return engines.choose(model)
+
+
 class PathFunctions(NamedTuple):
     """Compiled functions that follow a posterior; logs of one length share them.
 
@@ -71,6 +80,12 @@ def path_functions(
         selector: its probabilities are noted too, given the posterior at each logged decision.
         has_scores: whether to compute the log predictive scores.
     """
+    without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
+    return _path_functions(model, without_text, selector, has_scores)
+
+
+@functools.lru_cache(maxsize=8)
+def _path_functions(model: RewardModel, engine: Engine, selector: Selector | None, has_scores: bool) -> PathFunctions:
     read = functools.partial(_read_block, model, engine, selector, has_scores)
     return PathFunctions(jax.jit(read), jax.jit(engine.update))
 

@@ -8,14 +8,12 @@ learnt.
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
 
-from ppl_bandit import engines
 from ppl_bandit.evaluation.estimators import Estimate, weighted_mean
 from ppl_bandit.evaluation.evaluate import logged_decisions
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
-from ppl_bandit.evaluation.posterior_path import follow_posterior
+from ppl_bandit.evaluation.posterior_path import engine_of, follow_posterior
 from ppl_bandit.program.model.reward_model import RewardModel
 
 if TYPE_CHECKING:
@@ -75,8 +73,7 @@ def compare_programs(
     scores, widths = {}, {}
     for label, model in models.items():
         decisions = logged_decisions(log, model, name=name, outcome=outcome)
-        with jax.enable_x64(True):
-            engine = engines.choose(model)
+        engine = engine_of(model)
         path = follow_posterior(model, engine, decisions, has_scores=True)
         assert path.log_scores is not None
         scores[label] = path.log_scores

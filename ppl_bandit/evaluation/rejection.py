@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit import engines
 from ppl_bandit.engines.decide import decide
 from ppl_bandit.evaluation.estimators import weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, logged_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, rows_as_interaction, state_with_capacity
+from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_as_interaction, state_with_capacity
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
@@ -79,8 +78,7 @@ def evaluate_by_rejection(
     if model is None:
         raise ValueError("give model=, whose posterior the selector decides from")
     decisions = logged_decisions(log, model, name=name, outcome=outcome)
-    with jax.enable_x64(True):
-        engine = engines.choose(model)
+    engine = engine_of(model)
     accept = accept_function(model, engine, selector)
     rewards = decisions.reward[accepted_rows(model, engine, accept, decisions, seed=seed)]
     mean, error = weighted_mean(rewards) if rewards.size else (math.nan, math.nan)

@@ -69,6 +69,7 @@ def test_the_demo_explains_the_regret_of_hurdle_by_its_truth():
     assert f"deviation of {sd.min():.0f} to\n  {sd.max():.0f}" in demo.HURDLE_NOTE
 
 
+@pytest.mark.slow  # its parts are those of `check` and `run` below; .ci/run runs the demo of the wheel
 def test_the_demo_proves_plays_and_draws(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "CONJUGATE_MODELS", ("bernoulli",))
     assert main(["demo", "--out", str(tmp_path), "--json"]) == 0
@@ -121,6 +122,7 @@ def test_run_refuses_unknown_names_and_invalid_numbers(arguments, message, tmp_p
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow  # test_collapsed_split.py checks the rule
 def test_check_reports_not_exact_if_most_dimensions_would_be_particles(tmp_path):
     path = tmp_path / "rates.py"
     path.write_text(

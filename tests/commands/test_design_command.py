@@ -6,29 +6,32 @@ import pytest
 
 from ppl_bandit.commands.cli import main
 
+STOPS = ["--stop", "superiority:.95", "--stop", "equivalence:.9:.05"]
 
-def test_a_design_is_simulated_and_a_report_is_written(tmp_path, capsys):
-    command = [
-        "design",
-        "bernoulli",
-        "--looks",
-        "50:100:50",
-        "--stop",
-        "superiority:.95",
-        "--stop",
-        "equivalence:.9:.05",
-    ]
-    scenarios = ["--scenario", "null=.3", "--scenario", "worlds=prior"]
-    assert main([*command, *scenarios, "--trials", "200", "--out", str(tmp_path), "--json"]) == 0
+
+@pytest.mark.parametrize(
+    ("scenarios", "stops"),
+    [
+        ({"null": ".3"}, STOPS[:2]),
+        pytest.param({"null": ".3", "worlds": "prior"}, STOPS, marks=pytest.mark.slow),
+    ],
+    ids=["one scenario", "two scenarios"],
+)
+def test_a_design_is_simulated_and_a_report_is_written(scenarios, stops, tmp_path, capsys):
+    command = ["design", "bernoulli", "--looks", "50:100:50", *stops, "--trials", "200"]
+    for name, values in scenarios.items():
+        command += ["--scenario", f"{name}={values}"]
+    assert main([*command, "--out", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr()
-    assert "2 scenario(s) of 200 trials, 100 decisions each" in printed.err
+    assert f"{len(scenarios)} scenario(s) of 200 trials, 100 decisions each" in printed.err
     table = json.loads(printed.out)["table"]
-    assert set(table) == {"null", "worlds"}
+    assert set(table) == set(scenarios)
     for row in table.values():
         endings = sum(row[name] for name in ("superiority", "equivalence", "futility", "undecided"))
         assert endings == pytest.approx(1.0) and 50.0 <= row["mean_rows"] <= 100.0
-    # The prior makes arms differ by .33 on average, so that far more trials find a winner than under the null.
-    assert table["worlds"]["superiority"] > table["null"]["superiority"]
+    if len(scenarios) > 1:
+        # The prior makes arms differ by .33 on average, so that far more trials find a winner than under the null.
+        assert table["worlds"]["superiority"] > table["null"]["superiority"]
     page = (tmp_path / "report.html").read_text()
     assert "Superiority: an arm is best" in page and "data:image/png;base64" in page and "seed 0" in page
     assert json.loads((tmp_path / "design.json").read_text())["looks"] == [50, 100]

@@ -108,6 +108,7 @@ def test_every_route_has_the_law_of_the_draws(program, context, rewards, route):
     compare(lambda probs, arm, num: np.log(num))
 
 
+@pytest.mark.slow  # statistical; test_selector_contract.py compares plays with propensities
 @pytest.mark.parametrize("floor", [0.0, 0.05])
 def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(floor):
     """An arm that wins none of the M draws has a positive propensity: that of the arm's law over all draws."""

@@ -1,11 +1,13 @@
 """How the events of an experiment enter its evaluation: late and corrected rewards, changed settings, arms, expiry."""
 
+import functools
+
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, Journal, evaluate, selectors
+from ppl_bandit import Bandit, Journal, RewardModel, engines, evaluate, selectors
 
 ARMS = ["a", "b"]
 
@@ -16,12 +18,25 @@ def any_arms(arm, *, num_arms):
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
+@functools.cache
+def parts():
+    """A model of two arms and its engine, which bandits share, so that functions are compiled once."""
+    model = RewardModel(functools.partial(any_arms, num_arms=2), 2)
+    engine = engines.conjugate(model)
+    return model, lambda _: engine
+
+
+def build(**settings):
+    model, engine = parts()
+    return Bandit(model, arms=ARMS, engine=engine, num_samples=50, **settings)
+
+
 def with_floor(floor):
     return selectors.with_floor(selectors.thompson(), floor)
 
 
 def test_late_rewards_stand_where_their_decision_was_made_and_corrected_ones_count_with_their_last_value():
-    bandit = Bandit(any_arms, arms=ARMS, selector=with_floor(0.1), num_samples=50)
+    bandit = build(selector=with_floor(0.1))
     first, second, third = (bandit.select() for _ in range(3))
     bandit.update(third, 0.0)
     bandit.update(second, 0.0)
@@ -39,10 +54,10 @@ def test_after_a_change_of_settings_every_decision_keeps_the_propensities_that_i
             bandit.update(bandit.select(), 1.0 if bandit.select().arm == "a" else 0.0)
 
     path = tmp_path / "journal.db"
-    bandit = Bandit(any_arms, arms=ARMS, selector=with_floor(0.02), num_samples=50, journal=path)
+    bandit = build(selector=with_floor(0.02), journal=path)
     play(bandit, 10)
     before = bandit.logged_decisions()
-    changed = Bandit(any_arms, arms=ARMS, selector=with_floor(0.45), num_samples=50, journal=path, allow_changed=True)
+    changed = build(selector=with_floor(0.45), journal=path, allow_changed=True)
     play(changed, 10)
     after = changed.logged_decisions()
     assert before.arm.size == 10 and after.arm.size == 20
@@ -52,6 +67,7 @@ def test_after_a_change_of_settings_every_decision_keeps_the_propensities_that_i
         assert evaluate(journal, "a").diagnostics["smallest_propensity"] == before.propensities[:, 0].min()
 
 
+@pytest.mark.slow  # compiles for two and for three arms
 def test_arms_added_and_retired_and_expired_decisions_have_their_treatment():
     """An arm has propensity 0 before it was added and after it was retired; an expired decision has its given reward."""
     bandit = Bandit(any_arms, arms=ARMS, selector=with_floor(0.1), num_samples=50)

@@ -117,6 +117,7 @@ def test_the_true_program_predicts_better_and_its_score_is_that_of_the_beta_bino
     assert found.scores["own rates"].value == pytest.approx(np.mean(expected), abs=2e-3)
 
 
+@pytest.mark.slow  # twelve arms; test_evaluate.py evaluates frames in the default run
 def test_a_frame_with_numbered_arms_has_the_order_of_the_model():
     def many(arm):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([12]))

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pandas
 import pytest
 
-from ppl_bandit import Bandit, RewardModel
+from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame, rows_from
 
 
@@ -99,7 +99,9 @@ def test_a_column_that_stands_twice_is_refused():
 
 def test_a_bandit_decides_and_learns_from_frames():
     frame, other = frames(ROWS)
-    bandit, again, by_hand = (Bandit(sales_model(), arms=["a", "b"]) for _ in range(3))
+    model = sales_model()
+    engine = engines.conjugate(model)
+    bandit, again, by_hand = (Bandit(model, arms=["a", "b"], engine=lambda _: engine) for _ in range(3))
     bandit.update_many(frame)
     again.update_many(other, reward="reward", contexts=["visits", "age"])
     by_hand.update_many(

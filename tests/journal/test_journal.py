@@ -254,20 +254,6 @@ def test_memory_does_not_grow_with_decisions_that_are_never_rewarded(parts, monk
         bandit.update(oldest, 1)
 
 
-def test_a_callers_later_edit_of_a_context_changes_nothing(tmp_path):
-    def linear(arm, context):
-        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]))
-        numpyro.sample("reward", dist.Normal(slope[arm] * context["x"][:, 0], 1.0))
-
-    bandit = Bandit(linear, 2, context={"x": np.ones(1)}, num_samples=50, journal=tmp_path / "j.db")
-    x = np.array([2.0])
-    decision = bandit.select({"x": x})
-    x[0] = 1e6
-    bandit.update(decision, 1.0)
-    assert bandit.history()["x_0"].tolist() == [2.0]
-    assert decision.to_dict()["context"] == {"x": [2.0]}
-
-
 CHANGES = {
     "selector": (dict(selector=selectors.with_floor(selectors.thompson(), 0.1)), "selector: it was double_sampling"),
     "num_samples": (dict(num_samples=300), "num_samples: it was 200, now it is 300"),

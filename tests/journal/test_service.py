@@ -169,6 +169,7 @@ def run_service(url, num_workers, num_threads, num_decisions, num_kills, seed=0)
     return client
 
 
+@pytest.mark.slow  # three processes start; test_journal_faults.py kills recorders in the default run
 def test_a_service_with_killed_workers_holds_what_its_clients_saw(tmp_path):
     run_service(str(tmp_path / "j.db"), num_workers=2, num_threads=2, num_decisions=60, num_kills=1)
 

@@ -328,6 +328,17 @@ def test_contexts_and_open_decisions_survive_a_file(linear_parts, tmp_path):
     assert frozen(loaded) == frozen(bandit)
 
 
+def test_a_callers_later_edit_of_a_context_changes_nothing(linear_parts, tmp_path):
+    model, engine = linear_parts
+    bandit = Bandit(model, engine=engine, journal=tmp_path / "j.db")
+    x = np.array([2.0, 3.0])
+    decision = bandit.select({"x": x})
+    x[0] = 1e6
+    bandit.update(decision, 1.0)
+    assert bandit.history()["x_0"].tolist() == [2.0]
+    assert decision.to_dict()["context"] == {"x": [2.0, 3.0]}
+
+
 def test_a_file_is_not_loaded_with_another_program_selector_or_format(conversion_parts, tmp_path):
     model, engine = conversion_parts
     path = tmp_path / "bandit.npz"

@@ -1,12 +1,14 @@
 """Looks at a live experiment: verdicts that are recorded, the same after a restart, and right by an independent quadrature."""
 
+import functools
+
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
 
-from ppl_bandit import Bandit, selectors
+from ppl_bandit import Bandit, RewardModel, engines, selectors
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
@@ -29,6 +31,19 @@ def conversion(arm):
     with numpyro.plate("arms", 3):
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+@functools.cache
+def parts():
+    """The model and its engine, which all bandits share, so that functions are compiled once."""
+    model = RewardModel(conversion, 3)
+    engine = engines.conjugate(model)
+    return model, lambda _: engine
+
+
+def build(**settings):
+    model, engine = parts()
+    return Bandit(model, arms=ARMS, engine=engine, **settings)
 
 
 def best_arm_probs(alphas, betas):
@@ -58,7 +73,7 @@ def stopped(tmp_path_factory):
     path = tmp_path_factory.mktemp("looks") / "trial.db"
     verdicts = []
     for number in range(3):
-        bandit = Bandit(conversion, arms=ARMS, design=DESIGN, journal=path)
+        bandit = build(design=DESIGN, journal=path)
         play(bandit, 20, {"control": 0.3, "low": 0.4, "high": 0.75}, seed=number)
         verdicts.append(bandit.look())
         if verdicts[-1].is_stop:
@@ -69,7 +84,7 @@ def stopped(tmp_path_factory):
 def test_the_evidence_of_a_look_is_an_independent_quadrature(stopped):
     path, verdicts, _ = stopped
     first = verdicts[0]
-    rows = Bandit(conversion, arms=ARMS, design=DESIGN, journal=path).history().iloc[: first.num_rewards]
+    rows = build(design=DESIGN, journal=path).history().iloc[: first.num_rewards]
     wins = [rows.reward[rows.arm == arm].sum() for arm in ARMS]
     losses = [(1 - rows.reward[rows.arm == arm]).sum() for arm in ARMS]
     expected = best_arm_probs(1.0 + np.array(wins), 1.0 + np.array(losses))
@@ -84,7 +99,7 @@ def test_an_experiment_stops_says_why_and_refuses_further_decisions(stopped):
     last = verdicts[-1]
     assert last.is_stop and last.ending == "superiority" and last.arm == "high"
     assert last.verdict.startswith(f"Stop at look {last.look} of 3")
-    for again in (bandit, Bandit(conversion, arms=ARMS, design=DESIGN, journal=path)):
+    for again in (bandit, build(design=DESIGN, journal=path)):
         with pytest.raises(ValueError, match=r"stopped at look .*play 'high' without the bandit"):
             again.select()
         with pytest.raises(ValueError, match="stopped at look"):
@@ -110,14 +125,14 @@ def test_probabilities_are_fixed_between_looks_and_recorded(stopped):
 
 def test_a_replay_takes_the_looks_again(stopped):
     path, _, _ = stopped
-    bandit = Bandit(conversion, arms=ARMS, design=DESIGN)
+    bandit = build(design=DESIGN)
     with Journal(path) as journal:
         header = read_header(journal.store, "default")
         task, prior = bandit._build(ARMS)
         settings = (journal.store, "default", header.last_change, task, prior, bandit._build)
         found = replay(*settings, look_difference=bandit._look_difference)
         assert found.position is None and found.num_checked == found.num_decisions
-        other = Bandit(conversion, arms=ARMS, design=DESIGN.with_threshold("superiority", 0.5))
+        other = build(design=DESIGN.with_threshold("superiority", 0.5))
         differs = replay(*settings, look_difference=other._look_difference)
     assert differs.position is not None and "the replayed one is 'superiority'" in differs.difference
 
@@ -125,18 +140,19 @@ def test_a_replay_takes_the_looks_again(stopped):
 def test_a_saved_bandit_keeps_its_looks(stopped, tmp_path):
     _, verdicts, bandit = stopped
     bandit.save(tmp_path / "trial.bandit")
-    loaded = Bandit.load(tmp_path / "trial.bandit", conversion)
+    model, engine = parts()
+    loaded = Bandit.load(tmp_path / "trial.bandit", model, engine=engine)
     assert loaded.look().to_dict() | {"is_due": True} == verdicts[-1].to_dict()
 
 
 def test_another_design_is_another_experiment(stopped):
     path, _, _ = stopped
     with pytest.raises(JournalError, match="design: it was"):
-        Bandit(conversion, arms=ARMS, design=DESIGN.with_threshold("superiority", 0.95), journal=path)
+        build(design=DESIGN.with_threshold("superiority", 0.95), journal=path)
 
 
 def test_no_look_is_due_before_its_number_of_decisions():
-    bandit = Bandit(conversion, arms=ARMS, design=DESIGN)
+    bandit = build(design=DESIGN)
     play(bandit, 3, dict.fromkeys(ARMS, 0.5))
     found = bandit.look()
     assert not found.is_due and found.look == 0 and found.next_look == 20 and "20 decisions, and 3" in str(found)
@@ -146,7 +162,7 @@ def test_no_look_is_due_before_its_number_of_decisions():
 
 def test_the_last_look_waits_for_pending_rewards_and_missed_looks_are_skipped():
     design = Design([4, 8], stopping=stopping.superiority(0.9999), max_rows=12)
-    bandit = Bandit(conversion, arms=ARMS, design=design)
+    bandit = build(design=design)
     play(bandit, 11, dict.fromkeys(ARMS, 0.5))
     pending = bandit.select()
     middle = bandit.look()
@@ -161,13 +177,13 @@ def test_the_last_look_waits_for_pending_rewards_and_missed_looks_are_skipped():
 
 def test_designs_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="has no design"):
-        Bandit(conversion, arms=ARMS).look()
+        build(selector=DESIGN.selector).look()
     with pytest.raises(ValueError, match="control is 'placebo', which is no arm"):
-        Bandit(conversion, arms=ARMS, design=Design([10], control="placebo"))
+        build(design=Design([10], control="placebo"))
     with pytest.raises(ValueError, match="give it to the design alone"):
-        Bandit(conversion, arms=ARMS, selector=selectors.greedy(), design=Design([10]))
+        build(selector=selectors.greedy(), design=Design([10]))
     with pytest.raises(ValueError, match="must be a Design"):
-        Bandit(conversion, arms=ARMS, design=[10, 20])
+        build(design=[10, 20])
 
 
 def test_a_design_is_restored_from_json_values():

@@ -122,7 +122,12 @@ def test_distribution_functions_and_quantiles_match_scipy(make, case):
 
 @pytest.mark.parametrize(
     "family, least, most, tolerance",
-    [("beta", 2.0, 1e7, 2e-5), ("gamma", 0.1, 1e7, 5e-5), ("student", 2.0, 1e7, 2e-5), ("student", 1.0, 2.0, 2e-3)],
+    [
+        ("beta", 2.0, 1e7, 2e-5),
+        pytest.param("gamma", 0.1, 1e7, 5e-5, marks=pytest.mark.slow),
+        pytest.param("student", 2.0, 1e7, 2e-5, marks=pytest.mark.slow),
+        pytest.param("student", 1.0, 2.0, 2e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_two_random_arms_match_many_nodes(monkeypatch, family, least, most, tolerance):
     """Compare with the general integral on ten times as many nodes, for pairs about a deviation apart."""
@@ -164,10 +169,11 @@ def test_the_smaller_of_two_probabilities_keeps_its_digits():
             assert found.min() == pytest.approx(expected, rel=1e-4, abs=1e-9) and found.sum() == 1.0
 
 
-def test_arms_without_spread_compete_as_points():
-    def won(law):
-        return jax.jit(lambda: best_arm_probs.best_arm_probs(law))()
+def won(law):
+    return jax.jit(lambda: best_arm_probs.best_arm_probs(law))()
 
+
+def test_arms_without_spread_compete_as_points():
     uniform = jnp.ones(3)
     # Five times a uniform number, three times another, and a sure 0 or 2: areas of rectangles and triangles.
     for point, expected in ((0.0, [0.0, 0.7, 0.3]), (2.0, [8 / 30, 17 / 30, 5 / 30])):
@@ -185,13 +191,17 @@ def test_arms_without_spread_compete_as_points():
         parameters = np.full(2, np.inf), np.array(loc), np.array(scale)
         found = compiled(best_arm_probs.best_arm_probs, marginal_laws.student_t_law)(parameters)
         np.testing.assert_allclose(found, [first, 1 - first], atol=1e-6)
-    for precise in (True, False):
-        with jax.enable_x64(precise):
-            zeros = jnp.zeros(3)
-            law = marginal_laws.student_t_law(jnp.full(3, 4.0), zeros, zeros)
-            np.testing.assert_allclose(won(law), 1 / 3, atol=1e-5)
-            law = marginal_laws.beta_law(jnp.ones(3), jnp.ones(3), np.zeros(3), np.array([0.0, 0.0, -1.0]))
-            np.testing.assert_allclose(won(law), [0.5, 0.5, 0.0], atol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precise", [True, False])
+def test_equal_points_share_the_probability_of_being_best(precise):
+    with jax.enable_x64(precise):
+        zeros = jnp.zeros(3)
+        law = marginal_laws.student_t_law(jnp.full(3, 4.0), zeros, zeros)
+        np.testing.assert_allclose(won(law), 1 / 3, atol=1e-5)
+        law = marginal_laws.beta_law(jnp.ones(3), jnp.ones(3), np.zeros(3), np.array([0.0, 0.0, -1.0]))
+        np.testing.assert_allclose(won(law), [0.5, 0.5, 0.0], atol=2e-4)
 
 
 @pytest.mark.slow

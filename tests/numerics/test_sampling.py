@@ -254,6 +254,7 @@ def test_one_mean_and_one_precision_serve_a_batch_of_the_other():
     assert sampling.multivariate_normal_precision(jr.key(0), jnp.zeros((5, 2)), factor, (7,)).shape == (7, 5, 2)
 
 
+@pytest.mark.slow  # statistical; the laws are checked by other tests
 def test_elements_neighbours_and_keys_are_uncorrelated():
     concentration = jnp.array([0.05, 1.0, 1.0, 50.0])
     together = np.asarray(sampling.log_gamma(jr.key(10), concentration, (NUM_DRAWS,)))

@@ -284,6 +284,7 @@ def test_a_later_process_skips_proofs_that_failed_until_the_explanation_is_read(
     assert "giraffe: APPROXIMATE" in text and "logit:" not in text
 
 
+@pytest.mark.slow  # a special case of the cache key
 def test_an_equal_program_with_another_name_is_explained_under_its_own_name(warm_cache, num_built):
     def zebra(arm):
         with numpyro.plate("arms", 3):
@@ -485,6 +486,7 @@ def twice(folder, program, num_steps):
         yield json.loads(ended.stdout)
 
 
+@pytest.mark.slow  # two processes start; above, a warm start builds no engine
 def test_a_warm_start_compiles_fewer_programs_than_the_first_and_later_steps_none(tmp_path):
     (first, later, decided), (second, later_again, decided_again) = twice(tmp_path, "conversion", 5)
     assert decided_again == decided

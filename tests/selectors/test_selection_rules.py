@@ -46,16 +46,23 @@ def test_double_sampling_draws_more_candidates_the_surer_it_is():
     assert nums == [1, 1, 2, 4, 11, 22, 1000]
 
 
-def test_the_number_of_candidates_can_be_fixed_or_another_function_of_the_false_alarm():
-    def num(counts, **settings):
-        return int(double_sampling(**settings)(jr.key(0), winners(counts), 1).num_candidates)
+def num_candidates(counts, **settings):
+    return int(double_sampling(**settings)(jr.key(0), winners(counts), 1).num_candidates)
 
-    assert num([10, 90], num_candidates=7) == 7
-    # 1 / p_FA = 10**2.40 = 251 by scipy.stats.truncnorm.
-    assert num([10, 90], num_candidates=jnp.log) == 5 and num([10, 90], num_candidates=jnp.sqrt) == 15
+
+def test_the_number_of_candidates_can_be_fixed_or_another_function_of_the_false_alarm():
+    assert num_candidates([10, 90], num_candidates=7) == 7
+    # 1 / p_FA = 10**2.40 = 251 by scipy.stats.truncnorm; Markov: p_a / p* = 1/9 for one arm.
+    assert num_candidates([10, 90], num_candidates=jnp.sqrt) == 15
+    assert num_candidates([10, 90], num_candidates=lambda inverse: inverse, false_alarm="markov") == 9
+
+
+@pytest.mark.slow  # further functions and bounds
+def test_every_bound_of_the_false_alarm_gives_its_number_of_candidates():
+    num = num_candidates
+    assert num([10, 90], num_candidates=jnp.log) == 5
     assert num([10, 90], num_candidates=lambda inverse: inverse, max_candidates=100) == 100
-    # Markov: p_a / p* = 1/9 for one arm. Chebyshev: .09 / .8^2 = .1406; for a tie it is infinite.
-    assert num([10, 90], num_candidates=lambda inverse: inverse, false_alarm="markov") == 9
+    # Chebyshev: .09 / .8^2 = .1406; for a tie it is infinite, as is Markov's.
     assert num([10, 90], num_candidates=lambda inverse: inverse, false_alarm="chebyshev") == 7
     assert num([50, 50], false_alarm="chebyshev") == num([50, 50], false_alarm="markov") == 1
     # The mean over the arms other than the leader: (.05 + .15) / .8 / 2 = 1/8.

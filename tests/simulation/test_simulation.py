@@ -168,7 +168,8 @@ def test_several_outcomes_and_an_approximate_engine_with_capacity_for_all_steps(
     assert bool(np.isfinite(found.best_arm_probs).all()) and found.attrs["engine"] == "laplace"
 
 
-def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
+def interrupt_third_chunk(monkeypatch):
+    """Interrupt when the third chunk of three realizations is done; return the list of chunks, to be cleared before a run."""
     monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 3)
     monkeypatch.setattr(chunks, "num_cores", lambda: 1)
 
@@ -179,14 +180,23 @@ def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
 
     calls = []
     monkeypatch.setattr(SimulationProgress, "advance", interrupt)
+    return calls
+
+
+def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
+    calls = interrupt_third_chunk(monkeypatch)
     found = run(THOMPSON, num_realizations=9)
     assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 1  # the third chunk was done
     calls.clear()
     found = run(THOMPSON)
     assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 0
     assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # the same interruption of a run with several selectors
+def test_an_interrupted_comparison_keeps_finished_realizations_of_each_selector(monkeypatch):
+    interrupt_third_chunk(monkeypatch)
     # Of two selectors the first was done with six realizations, and the second with three.
-    calls.clear()
     found = run(selector={"first": THOMPSON, "second": THOMPSON}, num_realizations=6, summary=True)
     assert found.num_runs.to_series().to_dict() == {"first": 6, "second": 3}
     assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 0

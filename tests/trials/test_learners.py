@@ -35,9 +35,8 @@ def lifetimes(arm):
     numpyro.sample("reward", dist.Weibull(1.0 / rate[arm], 1.5))
 
 
-@pytest.mark.parametrize(
-    "program", [rates, pytest.param(unknown_noise, marks=pytest.mark.slow)], ids=lambda program: program.__name__
-)
+@pytest.mark.slow  # whole trials are compared with a replica in test_operating_characteristics.py
+@pytest.mark.parametrize("program", [rates, unknown_noise], ids=lambda program: program.__name__)
 def test_a_block_learned_at_once_equals_its_rows_learned_by_the_engine(program, monkeypatch):
     with jax.enable_x64(True):
         model = RewardModel(program, 3)

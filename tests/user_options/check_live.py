@@ -60,6 +60,7 @@ def test_a_linear_bandit_learns_the_normal_equations():
     assert np.all(np.abs(draws.mean(0) - mean) < 4 * sd / math.sqrt(20_000))  # four standard errors
 
 
+@pytest.mark.slow  # the same engine and selectors, compiled with the options of simulations
 def test_a_simulation_plays_the_better_arm_more_often_than_chance():
     model = RewardModel(conversion, 3)
     truth = {"rate": np.array([0.1, 0.2, 0.9])}

@@ -240,6 +240,7 @@ def test_an_arm_that_is_given_away_is_sure_and_independent(prior):
     np.testing.assert_allclose(probs, exact, atol=2e-4)
 
 
+@pytest.mark.slow  # a rare kind of program
 def test_rewards_without_forward_mode_have_the_same_marginals():
     """A custom_vjp function has reverse mode alone: marginals are found by it, and a bandit decides with them."""
 

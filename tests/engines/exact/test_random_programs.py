@@ -338,9 +338,8 @@ def is_plain(draw: Draw) -> bool:
     return draw.is_conjugate and bool(np.all((sizes > 1e-4) & (sizes < 1e4)))
 
 
-@pytest.mark.parametrize(
-    ("name", "num_programs"), [("hierarchy", 20), pytest.param("share", 20, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # exhaustive; test_conjugate_accepted.py and test_conjugate_refused.py have a program of each kind
+@pytest.mark.parametrize(("name", "num_programs"), [("hierarchy", 20), ("share", 20)])
 def test_no_random_program_passes_for_exact_with_another_posterior(name, num_programs):
     tally = examine_many(name, num_programs, seed=1)
     assert not tally.wrong, tally.wrong

@@ -105,8 +105,8 @@ def refused(law):
     "law",
     [
         lambda level: dist.Normal(jnp.tanh(level), 0.1),
-        lambda level: dist.Normal(level, jnp.exp(0.1 * level)),
-        lambda level: dist.StudentT(30.0, level, 0.1),
+        pytest.param(lambda level: dist.Normal(level, jnp.exp(0.1 * level)), marks=pytest.mark.slow),
+        pytest.param(lambda level: dist.StudentT(30.0, level, 0.1), marks=pytest.mark.slow),
         lambda level: dist.Normal(jnp.where(level > 9.0, 2.0, 1.0) * level, 0.1),
     ],
     ids=["bent mean", "scale of its own", "heavy tails", "branch far from the prior"],

@@ -70,6 +70,7 @@ def test_particles_that_cannot_move_have_a_large_autocorrelation():
     assert float(moved.autocorrelation) > max_autocorrelation(100) and float(moved.acceptance) == 0.0
 
 
+@pytest.mark.slow  # an edge of the path that the tests above follow
 def test_after_the_last_stage_of_a_long_path_particles_are_weighted_to_its_end(monkeypatch):
     """Stopped between N(0, 1) and N(8, .1^2), the particles are weighted to N(8, .1^2) by uneven weights."""
     monkeypatch.setattr(tempering, "_MAX_STAGES", 3)
