@@ -124,7 +124,7 @@ def _map(found, path: Path) -> None:
     axes[0].set_title("least mean regret (number of cells)")
     for axis, (name, values) in zip(axes[1:], gain.items(), strict=True):
         image = axis.pcolormesh(*edges, values, cmap="RdBu_r", vmin=-60, vmax=60)
-        axis.set_title(f"Gittins 2, learning 1: regret against {name}, %")
+        axis.set_title(f"Gittins 2, learning 1:\nregret against {name}, %")
         figure.colorbar(image, ax=axis)
     for axis in axes:
         axis.set(xlabel="gap between the two best arms", ylabel="rate of the best arm")
