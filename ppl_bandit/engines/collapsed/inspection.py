@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.collapsed.outer import OuterSpace, box_of, dependence, given, outer_space
+from ppl_bandit.engines.exact.certificate.affine import inverse_roundings
 from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, excess_of, residual_of, worst_of
-from ppl_bandit.engines.exact.certificate.points import Regions, regions_for
+from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import Layout, SiteBlock
@@ -29,12 +30,13 @@ from ppl_bandit.engines.exact.families.posterior import (
     coordinates_at,
     is_proper,
     latents_at,
+    posterior_of,
     relative_to,
 )
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.examination import examine
 from ppl_bandit.engines.exact.proof.trial_rows import trial_rows
-from ppl_bandit.engines.exact.refusals import refusal
+from ppl_bandit.engines.exact.refusals import refusal, rounding_refusal
 from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY
 from ppl_bandit.engines.row_buffer import row_mask
 from ppl_bandit.numerics.arrow_matrices import as_arrow
@@ -114,6 +116,8 @@ def inspect(
         raise refusal(model, f"cannot be proved conjugate for every value of {outer}: {obstacles[0]}", ANALYTIC_REMEDY)
     if not (excess_of(in_prior) <= 1.0 and excess_of(in_rows) <= 1.0):
         what, residual = ("prior", in_prior) if excess_of(in_prior) > 1.0 else ("likelihood", in_rows)
+        if what == "prior" and (residual.nats <= residual.tolerance or not residual.nats < np.inf):
+            raise rounding_refusal(model, layout, residual, f" at some values of {outer}")
         raise refusal(
             model,
             f"is not conjugate given {outer}: the log {what} is affine in the sufficient statistics at one value of "
@@ -155,16 +159,27 @@ def masked_trial_rows(
 def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> tuple[list[str], Residual, Residual]:
     """Return the obstacles to a proof over the box, and the largest residuals of prior and rows over the outer values."""
     layout, centre = split.layout, jax.tree.map(jnp.asarray, split.centre)
+    first_prior = jax.tree.map(jnp.asarray, split.prior)
     obstacles: list[Obstacle] = []
 
-    def certify(values: Mapping[str, Array], rows: Interaction, regions: Regions) -> Any:
+    def certify(values: Mapping[str, Array], rows: Interaction) -> Any:
         view = given(model, values)
 
         def log_prior(point: Coordinates) -> Array:
             return view.log_prior(latents_at(layout, point))
 
-        natural = jax.tree.map(lambda leaf: leaf[None], derive(layout, log_prior, centre))
-        in_prior = worst_of(residual_of(layout, lambda point: log_prior(point)[None], natural, centre, regions))
+        natural = derive(layout, log_prior, centre)
+        prior = posterior_of(layout, natural, centre)
+        # Where the prior at this outer value has its mass: elsewhere the terms of a tight prior are large, and so is rounding.
+        prior = jax.tree.map(lambda own, first: jnp.where(is_proper(prior), own, first), prior, first_prior)
+        regions = regions_for(layout, prior, prior, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR, centre=centre)
+        natural = jax.tree.map(lambda leaf: leaf[None], natural)
+        num_roundings = inverse_roundings(layout, natural.quadratic[0])
+        in_prior = worst_of(
+            residual_of(
+                layout, lambda point: log_prior(point)[None], natural, centre, regions, num_roundings=num_roundings
+            )
+        )
         readings = read_rows(view, layout, centre, rows, prove=lambda row: _obstacles(model, split, row))
         obstacles[:] = readings.obstacles
         residuals = jax.vmap(worst_of)(compare_rows(view, layout, readings.naturals, centre, regions, rows))
@@ -176,9 +191,7 @@ def _measure(model: RewardModel, split: Split, examples: Interaction | None) -> 
         outer = jax.tree.map(jnp.asarray, split.values)
         latents = {**latents_at(layout, centre), **{name: value[0] for name, value in outer.items()}}
         rows = masked_trial_rows(model, latents, per_arm=2, seed=23, examples=examples)
-        prior = jax.tree.map(jnp.asarray, split.prior)
-        regions = regions_for(layout, prior, prior, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
-        in_prior, in_rows, flags = jax.lax.map(lambda values: certify(values, rows, regions), outer)
+        in_prior, in_rows, flags = jax.lax.map(lambda values: certify(values, rows), outer)
         of_prior = _obstacles(model, split, jax.tree.map(lambda leaf: leaf[:1], rows), is_prior=True)
         is_present = [obstacle.is_present for obstacle in of_prior]
         is_present += [jnp.any(flag[0] & row_mask(rows)) for flag in flags]  # the same for every outer value

@@ -81,8 +81,12 @@ def obstacle_refusal(model: RewardModel, obstacle: str, residual: Residual, row:
     return refusal(model, reason, outcome_remedy(model))
 
 
-def rounding_refusal(model: RewardModel, layout: Layout, residual: Residual) -> NotConjugate:
-    """Return the exception for a prior whose terms are so large that rounding could hide a deviation near its middle."""
+def rounding_refusal(model: RewardModel, layout: Layout, residual: Residual, where: str = "") -> NotConjugate:
+    """Return the exception for a prior whose terms are so large that rounding could hide a deviation near its middle.
+
+    Args:
+        where: for which values of other latents, for the message.
+    """
     hidden = (
         f"rounding alone could hide {float(residual.rounding):.1e} nats of a deviation, and no more than "
         f"{resolution(jnp.float64):g} are certified"
@@ -92,13 +96,15 @@ def rounding_refusal(model: RewardModel, layout: Layout, residual: Residual) -> 
     if layout.members.shape[1] > 1:
         return refusal(
             model,
-            f"cannot be certified in float64: its prior ties reals to each other so tightly that {hidden}",
+            f"cannot be certified in float64: its prior ties reals to each other so tightly{where} that {hidden}",
             "write a tight child as its parent plus a small step, as in `child = parent + 1e-7 * numpyro.sample(..., "
-            "dist.Normal(0, 1))`, or measure the latents in other units",
+            "dist.Normal(0, 1))`; add a larger multiple of the identity to a covariance matrix, 1e-6 of its diagonal, and compute "
+            "it from float64 numbers (NumPy arrays): differences of float32 numbers are off by 1e-7; or measure the latents in "
+            "other units",
         )
     return refusal(
         model,
-        f"cannot be certified in float64: the terms of its log prior are so large that {hidden}",
+        f"cannot be certified in float64: the terms of its log prior are so large{where} that {hidden}",
         "use a prior that counts fewer observations, or other units",
     )
 

@@ -45,11 +45,15 @@ class Obstacle(NamedTuple):
     remedy: str = ""
 
 
-def analytic_intervals(closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Obstacle]]:
+def analytic_intervals(
+    closed: ClosedJaxpr, args: Sequence[Any], *, may_flatten_outer: bool = False
+) -> tuple[list[Any], list[Obstacle]]:
     """Interpret a jaxpr over intervals.
 
     Args:
         args: an `Interval` for each input that is or depends on a latent, and an array for each other input.
+        may_flatten_outer: whether quantities of degree 0 depend on outer sites alone, and a function of these that saturates
+            is marked by `may_flatten` instead of being an obstacle.
 
     Returns:
         The outputs, in the same form, and the operations at which analyticity may be lost.
@@ -66,13 +70,21 @@ def analytic_intervals(closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[A
             ]
             by_output = [[as_interval(out) for out in outs] for outs in zip(*branches, strict=True)]
             return [
-                intervals.hull(outs)._replace(degree=highest_degree([out.degree for out in outs])) for outs in by_output
+                intervals.hull(outs)._replace(
+                    degree=highest_degree([out.degree for out in outs]), may_flatten=_any_flattens(outs)
+                )
+                for outs in by_output
             ]
         degree = result_degree(eqn, values, [getattr(value, "degree", 0) for value in values])
-        outs, reason = _rule(eqn)(eqn, values)
+        flattens = _any_flattens(values)
+        if may_flatten_outer and _is_saturating(eqn) and isinstance(degree, int) and degree == 0:
+            outs, reason = [_saturated(eqn, values[0])], ""
+            flattens |= ~jnp.all(is_moderate(values[0]))
+        else:
+            outs, reason = _rule(eqn)(eqn, values)
         if outs is None:
             outs = [unbounded(jnp.zeros(atom.aval.shape, bool)) for atom in eqn.outvars]
-        outs = [out._replace(degree=degree) for out in _narrowed_by_sums(eqn, values, outs)]
+        outs = [out._replace(degree=degree, may_flatten=flattens) for out in _narrowed_by_sums(eqn, values, outs)]
         if reason:
             was_analytic = _all_analytic([value for value in values if isinstance(value, Interval)])
             line = source_line((eqn, *callers))
@@ -90,6 +102,13 @@ def _all_analytic(values: Sequence[Interval]) -> Bool[Array, ""]:
     found = jnp.array(True)
     for value in values:
         found &= jnp.all(value.is_analytic)
+    return found
+
+
+def _any_flattens(values: Sequence[Any]) -> Any:
+    found: Any = False
+    for value in values:
+        found |= getattr(value, "may_flatten", False)
     return found
 
 
@@ -133,6 +152,16 @@ def _function(eqn: Any, values: list[Any]) -> Step:
     if described.increasing is None:
         return [unbounded(x.is_analytic & is_inside)], described.refusal
     return [intervals.increasing(described.increasing, x, is_inside)], described.refusal
+
+
+def _is_saturating(eqn: Any) -> bool:
+    return describe_primitive(eqn).analytic_where is AnalyticWhere.MODERATE
+
+
+def _saturated(eqn: Any, x: Interval) -> Interval:
+    """Apply a function that is analytic at every number, although floating point rounds it to a constant far out."""
+    increasing = describe_primitive(eqn).increasing
+    return unbounded(x.is_analytic) if increasing is None else intervals.increasing(increasing, x)
 
 
 def _identity(eqn: Any, values: list[Any]) -> Step:

@@ -52,6 +52,7 @@ class Interval(NamedTuple):
         is_analytic: whether it is proved to be a real-analytic function of the latents.
         simplex_sum: the quantity as a weighted sum of the elements of a simplex, if it is one.
         degree: of the quantity as a polynomial of the real latents; see `polynomial_degree`.
+        may_flatten: whether floating point may round to a constant what outer sites add to it, far out in their supports.
     """
 
     low: Float[Array, "..."]
@@ -59,6 +60,7 @@ class Interval(NamedTuple):
     is_analytic: Bool[Array, "..."]
     simplex_sum: SimplexSum | None = None
     degree: Any = 0
+    may_flatten: Any = False
 
 
 def support_box(low: Any, high: Any, shape: tuple[int, ...]) -> Interval:

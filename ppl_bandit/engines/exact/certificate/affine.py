@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.families.gaussian import blocks_of, by_block, sum_by_owner, times_blocks
+from ppl_bandit.engines.exact.families.gaussian import blocks_of, by_block, padding, sum_by_owner, times_blocks
 from ppl_bandit.engines.exact.families.layout import POSITIVE, Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural
 from ppl_bandit.engines.exact.families.registry import family_of_group
 
-__all__ = ["Region", "affine_change", "region_of", "rounding_sizes_after_move", "rounding_sizes_of"]
+__all__ = ["Region", "affine_change", "inverse_roundings", "region_of", "rounding_sizes_after_move", "rounding_sizes_of"]
 
 
 class Region(NamedTuple):
@@ -79,12 +79,29 @@ def region_of(layout: Layout, points: Coordinates) -> Region:
     return Region(points, changes, sizes, steps, jnp.abs(locations), scale, scale_size)
 
 
-def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+def inverse_roundings(layout: Layout, precision: Float[Array, "R S S"]) -> Float[Array, " R"]:
+    """Return how much larger than one rounding the relative error of x' precision x may be, for each block.
+
+    The precision is the inverse of a covariance matrix, so the relative error is that of one rounding times the condition
+    number. This is measured as the largest marginal variance relative to the conditional one, where units do not matter.
+    """
+    if precision.shape[-1] <= 1:
+        return jnp.zeros(precision.shape[0], precision.dtype)
+    inverse = jnp.linalg.inv(precision + jnp.asarray(padding(layout, precision.dtype)))
+    ratios = jnp.diagonal(precision, axis1=1, axis2=2) * jnp.diagonal(inverse, axis1=1, axis2=2)
+    found = jnp.max(ratios, axis=1)
+    return jnp.where(jnp.isfinite(found), found, 0.0)  # a matrix that is not positive definite is refused elsewhere
+
+
+def affine_change(
+    natural: Natural, size: Natural, region: Region, num_roundings: Float[Array, " R"] | None = None
+) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
     """Return <eta, T(z) - T(centre)> at the points of a region, and the sums of sizes to which its rounding is relative.
 
     Args:
         natural: relative to the region's centre.
         size: the rounding sizes of the coefficients.
+        num_roundings: of the quadratic form of each block, beyond those of its terms.
     """
     num_points = region.steps.shape[0]
     change = total = jnp.zeros(num_points, natural.linear.dtype)
@@ -98,6 +115,8 @@ def affine_change(natural: Natural, size: Natural, region: Region) -> tuple[Floa
     moved = jnp.sum((natural.linear - 0.5 * bend) * x, axis=-1)
     terms = size.linear * distance + (0.5 * distance + region.locations) * bend_size
     rounded = jnp.sum(terms + jnp.abs(natural.linear) * region.locations, axis=-1)
+    if num_roundings is not None:
+        rounded = rounded + num_roundings * jnp.abs(jnp.sum(bend * x, axis=-1))
     if region.scale is not None and region.scale_size is not None:
         moved, rounded = region.scale * moved, region.scale_size * rounded
     return change + jnp.sum(moved, axis=-1), total + jnp.sum(rounded, axis=-1)

@@ -94,6 +94,7 @@ def residual_of(
     centre: Coordinates,
     regions: Sequence[Region],
     num_rows: int = 1,
+    num_roundings: Float[Array, " R"] | None = None,
 ) -> Residual:
     """Return how far each of several log densities is from the affine form with the given coefficients.
 
@@ -101,6 +102,7 @@ def residual_of(
         naturals: with a leading axis over the densities, relative to `centre`.
         regions: the region around `centre`, which may be left out, and the one where the posterior is.
         num_rows: rows of data of which each density is a sum.
+        num_roundings: of the quadratic form of each block, beyond those of its terms; see `inverse_roundings`.
     """
     # All points go through one evaluation of the program, compiled once.
     points = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(region.points for region in regions))
@@ -112,11 +114,11 @@ def residual_of(
     def residual(natural: Natural, values: Float[Array, " P"]) -> Residual:
         moved = relative_to(layout, natural, centre, middle)
         size = rounding_sizes_after_move(layout, natural, centre, middle)
-        found = [_compare(moved, size, in_posterior, values[values.size - num_in_posterior :], num_rows)]
+        found = [_compare(moved, size, in_posterior, values[values.size - num_in_posterior :], num_rows, num_roundings)]
         rounding = found[0][1][1]  # one standard deviation from the middle
         for region in around_centre:
             size = rounding_sizes_of(layout, natural, centre)
-            found.append(_compare(natural, size, region, values[: values.size - num_in_posterior], num_rows))
+            found.append(_compare(natural, size, region, values[: values.size - num_in_posterior], num_rows, num_roundings))
         nats, tolerances = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
         # A point where rounding is large counts only if it contradicts the affine form.
         is_informative = (tolerances <= resolution(tolerances.dtype)) | ~(nats <= tolerances)
@@ -127,10 +129,15 @@ def residual_of(
 
 
 def _compare(
-    natural: Natural, size: Natural, region: Region, values: Float[Array, " P"], num_rows: int
+    natural: Natural,
+    size: Natural,
+    region: Region,
+    values: Float[Array, " P"],
+    num_rows: int,
+    num_roundings: Float[Array, " R"] | None,
 ) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
     """Return the deviations from affine, relative to the first point, and what rounding explains of each."""
-    changes, sizes = affine_change(natural, size, region)
+    changes, sizes = affine_change(natural, size, region, num_roundings)
     sizes = sizes + jnp.abs(values)
     eps = jnp.finfo(values.dtype).eps
     tolerances = eps * (num_rows * _NUM_HIDDEN_ROUNDINGS + _NUM_ROUNDINGS * (sizes + sizes[0]))

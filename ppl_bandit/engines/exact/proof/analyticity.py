@@ -60,12 +60,14 @@ class _Claim(NamedTuple):
         name: of the value, for messages.
         domain: an interval that it must stay inside; None if there is none.
         is_fixed: whether it must not depend on latents at all.
+        quadratic_degree: the degree up to which it leaves the log density a polynomial of degree 2 of the real latents.
     """
 
     value: Any
     name: str
     domain: tuple[float, float] | None = None
     is_fixed: bool = False
+    quadratic_degree: int = 0
 
 
 def analyticity(
@@ -108,7 +110,11 @@ def analyticity(
         for number, site in enumerate(layout.sites)
     }
     args = jax.tree.leaves((key, boxes, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Interval))
-    outs, obstacles = analytic_intervals(closed, args)
+    # A density that is a polynomial of degree 2 of the inner sites is Gaussian whatever its coefficients are, so these may be
+    # functions of outer sites that floating point flattens. Then all inner sites must be real: other families need the
+    # certificate, which cannot see a flattened term.
+    are_inner_real = bool(outer) and all(site.kind == REAL for site in layout.sites if site.name not in outer)
+    outs, obstacles = analytic_intervals(closed, args, may_flatten_outer=are_inner_real)
     # Every sample site is fixed, so that no value may depend on the key.
     drawn = dependencies(closed, [frozenset(["key"]), *[frozenset()] * (len(args) - 1)])
     verdicts: list[Obstacle] = []
@@ -138,6 +144,13 @@ def analyticity(
             verdicts.append(
                 Obstacle(reason, jnp.asarray(out.degree) > MAX_DEGREE, in_program=False, remedy=_POLYNOMIAL)
             )
+        if out.may_flatten is not False:
+            reason = (
+                f"{claim.name} depends on an exponential of outer sites, which floating point flattens far out, and is not "
+                "proved to be that of a Gaussian with a mean that is linear in the inner sites"
+            )
+            is_other = jnp.asarray(out.degree) > claim.quadratic_degree
+            verdicts.append(Obstacle(reason, out.may_flatten & is_other, in_program=False))
         if claim.domain is not None:
             low, high = claim.domain
             outside = ~jnp.all(is_inside(out, low, high))
@@ -171,7 +184,8 @@ def _claims(name: str, site: Site) -> list[_Claim]:
         found.append(_Claim(jnp.asarray(bound), f"the support of '{name}'", is_fixed=True))
     domains = None if "log_prob" in patched_methods(fn) else _GUARDED.get(type(fn))
     if domains is None:
-        found.append(_Claim(fn.log_prob(site["value"]), f"the log density of '{name}' ({distribution_name(fn)})"))
+        label = f"the log density of '{name}' ({distribution_name(fn)})"
+        found.append(_Claim(fn.log_prob(site["value"]), label, quadratic_degree=2))
         return found
     if site["is_observed"]:
         found.append(_Claim(jnp.asarray(site["value"]), f"the observed value of '{name}'", is_fixed=True))
@@ -179,5 +193,6 @@ def _claims(name: str, site: Site) -> list[_Claim]:
         for leaf in jax.tree.leaves(parameter):
             label, value = f"the {field} of '{name}' ({distribution_name(fn)})", jnp.asarray(leaf)
             is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
-            found.append(_Claim(value, label, domains.get(field), is_fixed))
+            is_mean = field == "loc" and isinstance(fn, dist.MultivariateNormal)
+            found.append(_Claim(value, label, domains.get(field), is_fixed, quadratic_degree=int(is_mean)))
     return found

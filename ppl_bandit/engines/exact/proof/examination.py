@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact.certificate.affine import Region, region_of
+from ppl_bandit.engines.exact.certificate.affine import Region, inverse_roundings, region_of
 from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine, residual_of, worst_of
 from ppl_bandit.engines.exact.certificate.chunks import join_chunks, scan_chunks, split_chunks
 from ppl_bandit.engines.exact.certificate.points import regions_for
@@ -209,22 +209,34 @@ def read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]
     natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
     regions = regions_for(layout, prior, prior, _NUM_AROUND_CENTRE + 4 * len(layout.sites), _NUM_IN_POSTERIOR)
     centre = coordinates_at(layout, prior)
-    return prior, worst_of(residual_of(layout, lambda point: log_prior(point)[None], natural, centre, regions))
+    residual = residual_of(
+        layout,
+        lambda point: log_prior(point)[None],
+        natural,
+        centre,
+        regions,
+        num_roundings=inverse_roundings(layout, natural.quadratic[0]),
+    )
+    return prior, worst_of(residual)
 
 
 def _improper_kinds(prior: Posterior) -> list[str]:
     """Return the kinds of latents whose prior has no finite integral."""
     kinds = [family_of_group(group).kind for group, own in prior.elements.items() if not np.all(np.asarray(own) > 0)]
     precision = np.asarray(prior.precision)
-    is_definite = not precision.size or np.all(np.linalg.eigvalsh(precision) > 0)
+    is_finite = bool(np.all(np.isfinite(precision)))
+    is_definite = not precision.size or (is_finite and np.all(np.linalg.eigvalsh(precision) > 0))
     return kinds if is_definite else [*kinds, REAL]
 
 
 def _is_singular(prior: Posterior) -> bool:
-    """Return whether rounding hides the smallest eigenvalue of a precision matrix: reals coupled too tightly."""
+    """Return whether rounding hides the smallest eigenvalue of a precision matrix: reals coupled too tightly.
+
+    It is nan if the program factorizes a covariance matrix whose smallest eigenvalue rounding hides.
+    """
     precision = np.asarray(prior.precision)
     if not precision.size or not np.all(np.isfinite(precision)):
-        return False
+        return bool(precision.shape[-1] > 1 and np.any(np.isnan(precision)))
     eigen = np.linalg.eigvalsh(precision)
     return bool(np.any(eigen[:, 0] <= np.finfo(precision.dtype).eps * precision.shape[-1] * eigen[:, -1]))
 
