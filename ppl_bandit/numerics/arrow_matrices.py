@@ -19,9 +19,10 @@ __all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "step
 _MIN_PIVOT = (
     32.0  # in roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%
 )
-_MAX_UNROLLED = (
-    24  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK one by one
-)
+_MAX_UNROLLED = 12  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK
+
+
+_MAX_BATCH_OPERATIONS = 100_000  # of one LAPACK call; jaxlib would split a batch of twice as many between threads
 
 
 class Arrow(NamedTuple):
@@ -193,9 +194,9 @@ def _factorize(matrix: Array, axis: int, *sides: Array) -> tuple[_Factor, list[A
 
 
 def _factorize_one_by_one(matrix: Array, axis: int, *sides: Array) -> tuple[_Factor, list[Array]]:
-    """Factorize by LAPACK, one matrix after another.
+    """Factorize by LAPACK, in batches that jaxlib computes one matrix after another.
 
-    Two batched calls in one program can wait for each other for ever (`runtime.cpu_threads`).
+    Two larger batches in one program can wait for each other for ever (`runtime.cpu_threads`).
     """
 
     def factorize(given: list[Array]) -> tuple[Array, Array, list[Array]]:
@@ -204,7 +205,8 @@ def _factorize_one_by_one(matrix: Array, axis: int, *sides: Array) -> tuple[_Fac
         solved = [jax.lax.linalg.triangular_solve(root, side, left_side=True, lower=True) for side in given[1:]]
         return root / diagonal[:, 0], diagonal**2, [diagonal * side for side in solved]
 
-    lower, pivots, solved = jax.lax.map(factorize, [_batch_first(part, axis) for part in (matrix, *sides)])
+    given = [_batch_first(part, axis) for part in (matrix, *sides)]
+    lower, pivots, solved = jax.lax.map(factorize, given, batch_size=_batch_size(matrix.shape[axis]))
     factor = _Factor(lower, _batch_last(pivots, matrix, axis)[_at(axis + 1, 0)])
     return factor, [_batch_last(side, matrix, axis) for side in solved]
 
@@ -213,13 +215,19 @@ def _solve_back(upper: list[Array] | Array, rhs: Array, axis: int) -> Array:
     """Return inverse(K') rhs."""
     if isinstance(upper, jax.Array):
         columns = jnp.expand_dims(rhs, axis + 1)
-        solved = jax.lax.map(_solve_transposed, (upper, _batch_first(columns, axis)))
+        solved = jax.lax.map(
+            _solve_transposed, (upper, _batch_first(columns, axis)), batch_size=_batch_size(rhs.shape[axis])
+        )
         return _batch_last(solved, columns, axis)[_at(axis + 1, 0)]
     found = rhs[_at(axis, slice(len(upper), None))]  # empty
     for i in reversed(range(len(upper))):
         own = rhs[_at(axis, i)] - jnp.sum(upper[i] * found, axis=axis)
         found = jnp.concatenate([jnp.expand_dims(own, axis), found], axis=axis)
     return found
+
+
+def _batch_size(num_rows: int) -> int:
+    return max(1, _MAX_BATCH_OPERATIONS // num_rows**3)
 
 
 def _solve_transposed(given: tuple[Array, Array]) -> Array:
