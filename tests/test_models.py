@@ -27,6 +27,7 @@ PROMISED = (
     "linear_gaussian",
     "logistic",
     "poisson",
+    "price_curve",
     "ridge_regression",
     "slates",
     "student_t",

@@ -20,8 +20,6 @@ _MIN_PIVOT = (
     32.0  # in roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%
 )
 _MAX_UNROLLED = 12  # rows that are eliminated by unrolled array operations; matrices with more rows go to LAPACK
-
-
 _MAX_BATCH_OPERATIONS = 100_000  # of one LAPACK call; jaxlib would split a batch of twice as many between threads
 
 

@@ -45,7 +45,7 @@ _PERMANENT_CHECKS = (
     ROOM_CHECK,
     Check("proof", failure="an outer site has left the region for which the likelihood is proved analytic"),
     Check("log evidence", failure="the log evidence is not finite"),
-    Check(f"the weight of particles whose log density is rounded by more than {MAX_ROUNDING} nats", 0.1),
+    Check(f"the weight of particles whose log density is not finite or rounded by more than {MAX_ROUNDING} nats", 0.1),
 )
 # The next refresh may make these pass.
 _REFRESH_CHECKS = (
@@ -227,7 +227,7 @@ def _update(
         has_room,
         is_inside,
         jnp.isfinite(after.log_evidence),
-        weights @ is_rounded,
+        weights @ is_rounded + _share_without_density(posterior, state),
         ess / num_particles,
         k_hat,
         _autocorrelation_beyond_chance(after),
@@ -262,6 +262,17 @@ def _autocorrelation_beyond_chance(state: CollapsedState) -> Float[Array, ""]:
     """Return the autocorrelation of the last refresh less two standard errors; 0 if there was no refresh."""
     by_chance = max_autocorrelation(state.particles.shape[0]) - max_autocorrelation()
     return jnp.where(state.num_refreshes == 0, 0.0, state.autocorrelation - by_chance)
+
+
+def _share_without_density(posterior: CollapsedPosterior, state: CollapsedState) -> Float[Array, ""]:
+    """Return the share of prior draws whose own density is not finite; 0 once there are data.
+
+    The precision is too low for these, as where a covariance matrix is singular up to rounding. The posterior would leave out
+    these outer values without a sign.
+    """
+    if posterior.model.terms_beside_draws():  # these may exclude values that the program draws
+        return jnp.zeros_like(state.log_evidence)
+    return jnp.where(state.buffer.num_rows == 0, jnp.mean(~jnp.isfinite(state.log_weights)), 0.0)
 
 
 def _fill_padding(rows: Interaction) -> Interaction:

@@ -15,7 +15,14 @@ from ppl_bandit.engines.exact.families.layout import POSITIVE, Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural
 from ppl_bandit.engines.exact.families.registry import family_of_group
 
-__all__ = ["Region", "affine_change", "inverse_roundings", "region_of", "rounding_sizes_after_move", "rounding_sizes_of"]
+__all__ = [
+    "Region",
+    "affine_change",
+    "inverse_roundings",
+    "region_of",
+    "rounding_sizes_after_move",
+    "rounding_sizes_of",
+]
 
 
 class Region(NamedTuple):

@@ -118,7 +118,9 @@ def residual_of(
         rounding = found[0][1][1]  # one standard deviation from the middle
         for region in around_centre:
             size = rounding_sizes_of(layout, natural, centre)
-            found.append(_compare(natural, size, region, values[: values.size - num_in_posterior], num_rows, num_roundings))
+            found.append(
+                _compare(natural, size, region, values[: values.size - num_in_posterior], num_rows, num_roundings)
+            )
         nats, tolerances = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
         # A point where rounding is large counts only if it contradicts the affine form.
         is_informative = (tolerances <= resolution(tolerances.dtype)) | ~(nats <= tolerances)
