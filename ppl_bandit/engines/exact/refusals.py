@@ -99,8 +99,8 @@ def rounding_refusal(model: RewardModel, layout: Layout, residual: Residual, whe
             f"cannot be certified in float64: its prior ties reals to each other so tightly{where} that {hidden}",
             "write a tight child as its parent plus a small step, as in `child = parent + 1e-7 * numpyro.sample(..., "
             "dist.Normal(0, 1))`; add a larger multiple of the identity to a covariance matrix, 1e-6 of its diagonal, and "
-            "compute it from float64 numbers (NumPy arrays): differences of float32 numbers are off by 1e-7; or measure the "
-            "latents in other units",
+            "compute it from float64 numbers (NumPy arrays, or made in the program): differences of float32 numbers are off "
+            "by 1e-7; or measure the latents in other units",
         )
     return refusal(
         model,
