@@ -77,6 +77,7 @@ def analytic_intervals(
             ]
         degree = result_degree(eqn, values, [getattr(value, "degree", 0) for value in values])
         flattens = _any_flattens(values)
+        outs: list[Interval] | None
         if may_flatten_outer and _is_saturating(eqn) and isinstance(degree, int) and degree == 0:
             outs, reason = [_saturated(eqn, values[0])], ""
             flattens |= ~jnp.all(is_moderate(values[0]))
