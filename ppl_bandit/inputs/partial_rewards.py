@@ -25,8 +25,6 @@ def irrelevant_outcomes(model: RewardModel, arm: int, context: Any, values: Mapp
     Args:
         values: the outcomes that are known.
     """
-    if all(name in values for name in model.outcomes):
-        return ()
     rows = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
     names = tuple(name for name in model.outcomes if name in values)
     given = {name: np.array([values[name]], float) for name in names}

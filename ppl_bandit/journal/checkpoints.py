@@ -16,10 +16,11 @@ import numpy as np
 from ppl_bandit import engines
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import library_versions
-from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.projection import Projection, learning_in_part
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.posterior.learning import Learner, start
+from ppl_bandit.posterior.partial_rows import learning_model
 from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.types import Interaction
 
@@ -31,6 +32,7 @@ def save_checkpoint(experiment: Experiment, store: SqlStore) -> None:
     projection = experiment.projection
     learner = projection.learner
     header = learner_header(learner) | {
+        "is_partial": projection.task.is_partial,
         "stamp": _stamp(experiment.identity or {}, len(projection.task.arms)),
         "num_rows": len(projection.history),
     }
@@ -84,7 +86,9 @@ def restore_learner(
     Raises:
         ValueError: if the state does not fit the engine, or has the layout of another release.
     """
-    fresh, model, leaves, engine = projection.prior, projection.task.model, trees["state"] or [], header["engine"]
+    projection = learning_in_part(projection) if header.get("is_partial") else projection
+    model = learning_model(projection.task)
+    fresh, leaves, engine = projection.prior, trees["state"] or [], header["engine"]
     if fresh.engine.explanation.engine != engine:  # the bandit had fallen back to another engine
         factory = getattr(engines, engine, None)
         if factory is None:

@@ -22,6 +22,7 @@ class DecisionRecord(NamedTuple):
         num_corrections: how often its reward was corrected.
         context: the leaves of its context, with the late entries that are known; None for a program without context.
         late: the late entries that are known.
+        counted: the outcomes that its row has.
         irrelevant: outcomes that the program masks given the others; their value is 0 and was not reported.
     """
 
@@ -34,6 +35,7 @@ class DecisionRecord(NamedTuple):
     context: Any
     late: frozenset[str] = frozenset()
     irrelevant: frozenset[str] = frozenset()
+    counted: frozenset[str] = frozenset()
 
     @property
     def reported(self) -> dict[str, float]:
@@ -51,11 +53,15 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
     """Fold the events of one decision; the decision is the first."""
     status, reward, num_corrections = PENDING_STATUS, dict[str, float](), 0
     row: int | None = None
+    counted = frozenset[str]()
     settled: float | None = None
     context, late, irrelevant = events[0].body.get("context"), frozenset[str](), frozenset[str]()
     for event in events[1:]:
         if event.kind == DISCARDED:
-            status, row, settled = DISCARDED_STATUS, None, event.time
+            status, settled = DISCARDED_STATUS, event.time
+            row = (
+                row if event.body.get("of") is None else None
+            )  # outcomes that were learnt stay, unless they are removed
             continue
         context, late = event.body.get("context", context), late.union(event.body.get("late", ()))
         irrelevant = frozenset(event.body.get("irrelevant", ()))
@@ -63,8 +69,10 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
             reward = reward | event.body["reward"]
         elif event.kind == CORRECTED:
             reward, num_corrections = event.body["reward"], num_corrections + 1
+        if event.settles or "counted" in event.body:
+            replaced = event.body.get("of")
+            row = event.position if replaced is None else replaced
+            counted = counted.union(event.body.get("counted", reward))
         if event.settles:
-            is_replaced = event.kind == CORRECTED and event.body["of"] is not None
-            row = event.body["of"] if is_replaced else event.position
             status, settled = REWARDED_STATUS, event.time
-    return DecisionRecord(events[0], status, reward, row, settled, num_corrections, context, late, irrelevant)
+    return DecisionRecord(events[0], status, reward, row, settled, num_corrections, context, late, irrelevant, counted)

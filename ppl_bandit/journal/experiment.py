@@ -19,8 +19,10 @@ from ppl_bandit.journal.projection import (
     LearnRequest,
     Projection,
     extend_history,
+    is_learnt_in_part,
     learn_events,
     learn_requests,
+    learning_in_part,
     refit,
     reward_changes,
 )
@@ -216,8 +218,9 @@ class Experiment:
                 own, rest = rest[: len(own)], rest[len(own) :]
                 history = extend_history(history, step.rows, own)
                 results.append((own, step.info, step.warnings))
-            learner, position = planned[-1][2].learner, recorded[-1].position
-            self.projection = self.projection._replace(learner=learner, history=history, position=position)
+            last, position = planned[-1][2], recorded[-1].position
+            after = self.projection._replace(task=last.task, prior=last.prior, learner=last.learner)
+            self.projection = after._replace(history=history, position=position)
             for (request, _, _), result in zip(planned, results, strict=True):
                 request.result = result
             return
@@ -321,9 +324,13 @@ class Experiment:
             return projection
         if is_learning:
             step = learn_events(projection, batch)
-            return projection._replace(learner=step.learner, history=extend_history(step.history, step.rows, batch))
-        edits, rows = reward_changes(projection.task, batch)
-        history = projection.history.edited(edits) if edits else projection.history
+            projection = projection._replace(task=step.task, prior=step.prior, learner=step.learner)
+            return projection._replace(history=extend_history(step.history, step.rows, batch))
+        if is_learnt_in_part(batch):
+            projection = learning_in_part(projection)
+        edits, completed, rows = reward_changes(projection.task, batch)
+        changes = {**edits, **{position: edit for position, (edit, _) in completed.items()}}
+        history = projection.history.edited(changes, len(completed)) if changes else projection.history
         return projection._replace(history=extend_history(history, rows, batch))
 
     def _with_arms(self, projection: Projection, event: Event) -> Projection:
@@ -331,7 +338,8 @@ class Experiment:
         names = event.body["arms"]
         if len(names) > len(projection.task.arms):
             task, prior = self._build(names)
-            projection = projection._replace(task=task, prior=prior)
+            is_partial, projection = projection.task.is_partial, projection._replace(task=task, prior=prior)
+            projection = learning_in_part(projection) if is_partial else projection
             projection = projection._replace(learner=refit(projection, projection.history)[0])
         num_played = _padded(projection.num_played, len(projection.task.arms))
         return projection._replace(retired=frozenset(event.body["retired"]), num_played=num_played)

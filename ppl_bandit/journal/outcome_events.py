@@ -1,7 +1,8 @@
 """From reported rewards to events: delayed, partial, repeated, corrected, missing.
 
 A repeated report of the same reward makes no event. A different value is refused unless it is a correction. Outcomes may be
-reported one at a time; the row is learnt when the last one that matters is known. An outcome that the program masks, given
+reported one at a time; each is learnt when no value that its density depends on is missing (`posterior.partial_rows`), and the
+others when they come. An outcome that the program masks, given
 those that are known, does not matter; it is recorded as 0, which counts for nothing. Late entries of the context come with the
 reward, and the row is learnt with them.
 
@@ -29,7 +30,9 @@ from ppl_bandit.journal.events import CORRECTED, DISCARDED, IMPORTED, REWARDED, 
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection, context_from_leaves
 from ppl_bandit.posterior.learning import Rows
+from ppl_bandit.posterior.partial_rows import why_not_in_part
 from ppl_bandit.posterior.task import Task
+from ppl_bandit.program.counted_outcomes import separable_outcomes
 
 __all__ = ["MakeEvents", "Reported", "discard_events", "expiry_events", "import_events", "reward_events"]
 
@@ -57,7 +60,7 @@ def reward_events(experiment: Experiment, rewards: Mapping[str, Reported], is_co
         records, batch = _records(experiment, list(rewards)), new_id()
         events = []
         for id, reported in rewards.items():
-            event = _reward_event(projection.task, records[id], reported, is_correction, batch)
+            event = _reward_event(projection, records[id], reported, is_correction, batch)
             if event is not None:
                 if not event.settles:
                     _refuse_impossible(projection, records[id], reported.values)
@@ -90,7 +93,7 @@ def discard_events(experiment: Experiment, decisions: Sequence[str], is_correcti
                     f"decision {id!r} has the reward {_format(record.reward)}: pass correct=True to remove it"
                 )
         open_records = [record for record in records.values() if record.status != DISCARDED_STATUS]
-        return [_discard_event(record, batch, "discarded") for record in open_records]
+        return [_discard_event(record, batch, "discarded", is_correction) for record in open_records]
 
     return make
 
@@ -112,7 +115,7 @@ def expiry_events(experiment: Experiment, until: float, reward: Reported | None)
         for record in records.values():
             values = {name: value for name, value in reward.values.items() if name not in record.reward}
             late = {name: value for name, value in reward.late.items() if name not in record.late}
-            event = _reward_event(projection.task, record, Reported(values, late), False, batch)
+            event = _reward_event(projection, record, Reported(values, late), False, batch)
             if event is not None:
                 events.append(event._replace(body=event.body | {"expired": True}))
         return events
@@ -134,8 +137,9 @@ def _records(experiment: Experiment, decisions: Sequence[str]) -> dict[str, Deci
 
 
 def _reward_event(
-    task: Task, record: DecisionRecord, reported: Reported, is_correction: bool, batch: str
+    projection: Projection, record: DecisionRecord, reported: Reported, is_correction: bool, batch: str
 ) -> Event | None:
+    task = projection.task
     values, outcomes, decided, known = reported.values, task.model.outcomes, record.decided, record.reported
     id = decided.decision
     context, is_context_changed = _completed_context(task, record, reported, is_correction)
@@ -153,9 +157,10 @@ def _reward_event(
         if not is_correction:
             raise ValueError(f"decision {id!r} was discarded: pass correct=True to learn from its reward")
         merged = dict(values)
-    irrelevant = irrelevant_outcomes(
-        task.model, int(decided.arm or 0), context_from_leaves(task.model, context), merged
-    )
+    irrelevant: tuple[str, ...] = ()
+    if any(name not in merged for name in outcomes):
+        arm, at = int(decided.arm or 0), context_from_leaves(task.model, context)
+        irrelevant = irrelevant_outcomes(task.model, arm, at, merged)
     merged |= dict.fromkeys(irrelevant, 0.0)
     missing = [name for name in outcomes if name not in merged]
     if missing and record.status != PENDING_STATUS:
@@ -172,10 +177,47 @@ def _reward_event(
         body["late"] = sorted(late)
     if irrelevant and not missing:
         body["irrelevant"] = list(irrelevant)
-    kind = REWARDED if record.status == PENDING_STATUS else CORRECTED
-    if kind == CORRECTED:
+    kind = CORRECTED if record.status != PENDING_STATUS or (differs and record.row is not None) else REWARDED
+    if kind == CORRECTED or record.row is not None:
         body["of"] = record.row
+    if record.status == PENDING_STATUS and len(outcomes) > 1:
+        body |= _learnt_in_part(projection, record, merged, missing, late, is_anew=kind == CORRECTED)
+        if "counted" in body:
+            body |= {"reward": merged, "context": context}
+        elif missing:
+            body.pop("of", None)  # nothing more to learn yet
     return new_event(kind, body, decision=id, batch=batch, arm=decided.arm, settles=not missing)
+
+
+def _learnt_in_part(
+    projection: Projection,
+    record: DecisionRecord,
+    merged: Mapping[str, float],
+    missing: Sequence[str],
+    late: frozenset[str],
+    *,
+    is_anew: bool,
+) -> dict[str, Any]:
+    """Return which outcomes an event brings to the posterior, {} if all or none of them.
+
+    Args:
+        merged: the outcomes that are known.
+        missing: those that are not.
+        late: the late entries of the context that are known.
+        is_anew: whether the row is learnt again as a whole.
+    """
+    task = projection.task
+    if not missing:
+        if record.row is None or is_anew:
+            return {}
+        return {"counted": [name for name in merged if name not in record.counted]}
+    known = separable_outcomes(task.model, frozenset(merged))
+    counted = [name for name in known if is_anew or name not in record.counted]
+    if not counted or not late.issuperset(task.late):
+        return {}
+    if why_not_in_part(task, projection.prior.engine):
+        return {}
+    return {"counted": counted, "known": list(known)}
 
 
 def _completed_context(
@@ -237,8 +279,9 @@ def _refuse_impossible(projection: Projection, record: DecisionRecord, values: M
         )
 
 
-def _discard_event(record: DecisionRecord, batch: str, reason: str) -> Event:
-    decided, body = record.decided, {"reason": reason, "of": record.row}
+def _discard_event(record: DecisionRecord, batch: str, reason: str, is_correction: bool = False) -> Event:
+    is_removed = record.status == REWARDED_STATUS or is_correction
+    decided, body = record.decided, {"reason": reason, "of": record.row if is_removed else None}
     return new_event(DISCARDED, body, decision=decided.decision, batch=batch, arm=decided.arm, settles=True)
 
 

@@ -1,6 +1,7 @@
 """The projection of a stream: arms, posterior and history after the events up to a position, as pure functions.
 
-An event brings rows of data, edits rows that were learnt before, or neither. New rows update the posterior. An edit
+An event brings rows of data, completes or edits rows that were learnt before, or none of these. New rows, and more outcomes of
+a row, update the posterior. An edit
 refits the posterior to the edited history from the prior, in one batch, so that a corrected reward leaves no trace.
 """
 
@@ -13,7 +14,8 @@ import numpy as np
 from ppl_bandit.journal.events import CORRECTED, IMPORTED, REWARDED, Event
 from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.history import History, RowEdit
-from ppl_bandit.posterior.learning import Learner, Rows
+from ppl_bandit.posterior.learning import Learner, Rows, start
+from ppl_bandit.posterior.partial_rows import is_known, why_not_in_part
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 
@@ -21,6 +23,8 @@ __all__ = [
     "LearningStep",
     "Projection",
     "extend_history",
+    "is_learnt_in_part",
+    "learning_in_part",
     "context_from_leaves",
     "initial_projection",
     "learn_events",
@@ -68,6 +72,7 @@ class LearningStep(NamedTuple):
         learner: the posterior after the events.
         history: the history with their edits, without their new rows.
         rows: the new rows, each with the index of its event.
+        task, prior: after the events; the first reward that is learnt in part changes them.
         info: the engine's diagnostics; None if nothing was learnt.
         warnings: for the user.
     """
@@ -77,6 +82,8 @@ class LearningStep(NamedTuple):
     rows: list[tuple[int, Rows]]
     info: Any
     warnings: list[str]
+    task: Task
+    prior: Learner
 
 
 def initial_projection(task: Task, prior: Learner) -> Projection:
@@ -90,15 +97,21 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
     Raises:
         ValueError: for a reward that the program cannot produce, or that is too large to learn from.
     """
+    if is_learnt_in_part(events) and not projection.task.is_partial:
+        projection = learning_in_part(projection)
+        projection = projection._replace(learner=refit(projection, projection.history)[0])
     task, learner, history = projection.task, projection.learner, projection.history
-    edits, rows = reward_changes(task, events)
-    joined = _concatenate([piece for _, piece in rows]) if rows else None
+    edits, completed, rows = reward_changes(task, events)
+    pieces = [piece for _, piece in rows]
     if edits:
-        edited = history.edited(edits)
-        learner, info, warnings = refit(projection, edited, joined)
-        return LearningStep(learner, edited, rows, info, warnings)
-    if joined is None:
-        return LearningStep(learner, history, rows, None, [])
+        edited = history.edited(
+            {**edits, **{position: edit for position, (edit, _) in completed.items()}}, len(completed)
+        )
+        learner, info, warnings = refit(projection, edited, _concatenate(task, pieces) if pieces else None)
+        return LearningStep(learner, edited, rows, info, warnings, task, projection.prior)
+    joined = _concatenate(task, [*(piece for _, piece in completed.values()), *pieces])
+    if not joined.arms.size:
+        return LearningStep(learner, history, rows, None, [], task, projection.prior)
     try:
         after, info, warnings = learn(task, learner, history, joined)
     except NotCertified:
@@ -106,7 +119,31 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
         raise
     if learner.engine.explanation.is_exact and not after.engine.explanation.is_exact:
         _refuse_overflow(joined)
-    return LearningStep(after, history, rows, info, warnings)
+    if completed:
+        history = history.edited({position: edit for position, (edit, _) in completed.items()}, len(completed))
+    return LearningStep(after, history, rows, info, warnings, task, projection.prior)
+
+
+def is_learnt_in_part(events: Sequence[Event]) -> bool:
+    """Return whether an event brings some outcomes of a row only."""
+    return any("counted" in event.body for event in events)
+
+
+def learning_in_part(projection: Projection) -> Projection:
+    """Return the projection with an engine that takes rows of which some outcomes do not count, at its prior.
+
+    Raises:
+        ValueError: if rewards were learnt in part with another engine, and this one cannot.
+    """
+    if projection.task.is_partial:
+        return projection
+    why = why_not_in_part(projection.task, projection.prior.engine)
+    if why:
+        raise ValueError(
+            f"some rewards were learnt before all of their outcomes were known, and now this is impossible: {why}"
+        )
+    task = projection.task._replace(is_partial=True)
+    return projection._replace(task=task, prior=start(task, task.factory))
 
 
 class LearnRequest:
@@ -145,7 +182,8 @@ def learn_requests(
                 request.result = [], None, []
                 continue
             own = {event.decision for event in events}
-            is_first = all(event.kind == REWARDED for event in events) and decisions.isdisjoint(own)
+            is_new = all(event.kind == REWARDED and event.body.get("of") is None for event in events)
+            is_first = is_new and decisions.isdisjoint(own)
             if planned and not is_first:
                 continue
             step = learn_events(projection, events)
@@ -158,7 +196,7 @@ def learn_requests(
         decisions |= own
         # The positions are not known yet: no later step of the group reads them.
         history = extend_history(step.history, step.rows, events)
-        projection = projection._replace(learner=step.learner, history=history)
+        projection = projection._replace(learner=step.learner, history=history, task=step.task, prior=step.prior)
     return planned
 
 
@@ -168,38 +206,59 @@ def refit(projection: Projection, history: History, more: Rows | None = None) ->
     if not pieces:
         return projection.prior, None, []
     task = projection.task
-    after, info, warnings = learn(task, projection.prior, History(task.model.outcomes), _concatenate(pieces))
+    after, info, warnings = learn(task, projection.prior, History(task.model.outcomes), _concatenate(task, pieces))
     is_same = after.engine.explanation.engine == projection.learner.engine.explanation.engine
     return after, info, [] if is_same else warnings
 
 
-def reward_changes(task: Task, events: Sequence[Event]) -> tuple[dict[int, RowEdit | None], list[tuple[int, Rows]]]:
-    """Return the edits {position of the row: change, or None to remove it}, and the new rows by index of the event.
+Completed = dict[int, tuple[RowEdit, Rows]]
+
+
+def reward_changes(
+    task: Task, events: Sequence[Event]
+) -> tuple[dict[int, RowEdit | None], Completed, list[tuple[int, Rows]]]:
+    """Return how events change the rows.
+
+    Returns:
+        The edits {position of the row: change, or None to remove it}; more outcomes of rows {position: (change, what is learnt
+        from it)}; and the new rows by index of the event.
 
     Raises:
         ValueError: for an arm that the experiment does not have.
     """
     edits: dict[int, RowEdit | None] = {}
+    completed: Completed = {}
     rows = []
     for index, event in enumerate(events):
-        body = event.body
-        if body.get("of") is not None:
-            context = body["context"] if "late" in body else None
-            edits[body["of"]] = RowEdit(body["reward"], context) if body.get("reward") is not None else None
+        body, position = event.body, event.body.get("of")
         piece = _rows_of_event(task.model, event)
-        if piece is not None:
-            if not np.all((piece.arms >= 0) & (piece.arms < len(task.arms))):
-                raise ValueError(f"its arms are not all between 0 and {len(task.arms) - 1}")
-            rows.append((index, piece))
-    return edits, rows
+        if piece is not None and not np.all((piece.arms >= 0) & (piece.arms < len(task.arms))):
+            raise ValueError(f"its arms are not all between 0 and {len(task.arms) - 1}")
+        if position is None:
+            if piece is not None:
+                rows.append((index, piece))
+            continue
+        if piece is None:
+            edits[position] = None
+            continue
+        edit = RowEdit(
+            {name: float(values[0]) for name, values in piece.rewards.items()},
+            body["context"] if "late" in body else None,
+        )
+        if event.kind == REWARDED:
+            completed[position] = edit, piece
+        else:
+            edits[position] = edit
+    return edits, completed, rows
 
 
 def extend_history(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:
     """Return a history with the rows of recorded events, each with the position of its event."""
     if not rows:
         return history
-    positions, joined = np.array([recorded[i].position for i, _ in rows]), _concatenate([piece for _, piece in rows])
-    return history.extended(*joined, positions.repeat([piece.arms.size for _, piece in rows]))
+    positions = np.array([recorded[index].position for index, _ in rows])
+    arms, rewards, contexts = _stacked([piece[:3] for _, piece in rows])
+    return history.extended(arms, rewards, contexts, positions.repeat([piece.arms.size for _, piece in rows]))
 
 
 def context_from_leaves(model: RewardModel, leaves: Sequence[Any] | None) -> Any:
@@ -218,18 +277,31 @@ def _rows_of_event(model: RewardModel, event: Event) -> Rows | None:
     if event.kind == IMPORTED:
         rewards = {name: np.asarray(values, np.float64) for name, values in body["rewards"].items()}
         return Rows(np.asarray(body["arms"], np.int64), rewards, context_from_leaves(model, body["contexts"]))
-    if not event.settles or event.kind not in (REWARDED, CORRECTED) or body.get("of") is not None:
+    if event.kind not in (REWARDED, CORRECTED) or not (event.settles or "counted" in body):
         return None
     context = context_from_leaves(model, body["context"])
     contexts = None if context is None else jax.tree.map(lambda leaf: leaf[None], context)
-    rewards = {name: np.array([body["reward"][name]], np.float64) for name in model.outcomes}
-    return Rows(np.array([event.arm], np.int64), rewards, contexts)
+    known = body["reward"] if event.settles else {name: body["reward"][name] for name in body["known"]}
+    rewards = {name: np.array([known.get(name, np.nan)], np.float64) for name in model.outcomes}
+    counted = np.array([[name in body["counted"] for name in model.outcomes]]) if "counted" in body else None
+    return Rows(np.array([event.arm], np.int64), rewards, contexts, counted)
 
 
-def _concatenate(pieces: Sequence[Rows]) -> Rows:
+def _concatenate(task: Task, pieces: Sequence[Rows]) -> Rows:
     if len(pieces) == 1:
         return pieces[0]
-    return Rows(*jax.tree.map(lambda *leaves: np.concatenate(leaves), *map(tuple, pieces)))
+    if any(piece.counted is not None for piece in pieces):
+        outcomes = task.model.outcomes
+        pieces = [p if p.counted is not None else p._replace(counted=is_known(p, outcomes)) for p in pieces]
+    if not pieces:
+        return Rows(np.zeros(0, np.int64), {}, None)
+    return Rows(*_stacked(pieces))
+
+
+def _stacked(pieces: Sequence[Any]) -> Any:
+    if len(pieces) == 1:
+        return pieces[0]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *map(tuple, pieces))
 
 
 def _refuse_overflow(rows: Rows) -> None:

@@ -215,8 +215,8 @@ class Bandit(ReadableBandit):
     ) -> Any:
         """Learn from one reward: of a decision of this bandit, or of an arm that another system decided to play.
 
-        The same reward may be reported again, and counts once. The outcomes of a decision may be reported one at a time; it is
-        learnt when the last one that matters is known.
+        The same reward may be reported again, and counts once. The outcomes of a decision may be reported one at a time; each
+        is learnt if its density depends on no value that is missing, and otherwise when that is known.
 
         Args:
             decision: a decision of this experiment, or its id; or a slate.
@@ -275,7 +275,10 @@ class Bandit(ReadableBandit):
         return self._learn(many_rewards(self._experiment, *given))[1]
 
     def discard(self, decision: Decision | Slate | str, *, correct: bool = False) -> None:
-        """Expect no reward for a decision, or for any place of a slate; with `correct`, remove the reward that it has."""
+        """Expect no reward for a decision, or for any place of a slate; with `correct`, remove the reward that it has.
+
+        Outcomes that were learnt already stay, unless `correct` removes them.
+        """
         correct = check_flag(correct, "correct")
         self._learn(discard_events(self._experiment, decision_ids(decision), correct))
 
@@ -360,7 +363,7 @@ class Bandit(ReadableBandit):
             model = RewardModel(bind_num_arms(self._program, len(names)), len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
-        task = task._replace(late=self._late)
+        task = task._replace(late=self._late, factory=self._factory)
         prior = start(task, self._factory)
         return task if self._design is None else task._replace(design=design_record(self._design, task, prior)), prior
 

@@ -80,7 +80,8 @@ class ReadableBandit:
     def pending(self, older_than: Any = None) -> "pandas.DataFrame":
         """Return the decisions with a pending reward, oldest first.
 
-        With several outcomes, or late entries of the context, the column `waiting_for` names what is not known yet.
+        With several outcomes, or late entries of the context, the column `waiting_for` names what is not known yet, and
+        `learnt` the outcomes that were learnt already. `attrs["note"]` says why known outcomes wait for the others, if they do.
 
         Args:
             older_than: minimal age in seconds, or a timedelta; None returns all.
@@ -230,12 +231,19 @@ class ReadableBandit:
         return bandit_html(self._name, self.explanation, self._overview(), len(self.pending()), str(self._selector))
 
     def to_arviz(self, num_samples: int = 1000) -> Any:
-        """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1)."""
+        """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1).
+
+        Rewards of which some outcomes are not known yet are in the posterior, but not in the data.
+        """
         from ppl_bandit.live.show import arviz_export
 
         num_samples, prior = check_count(num_samples, "num_samples"), self._catch_up().prior
         drawn = draw(prior, num_samples)
-        return arviz_export.export(self.model, self.arms, self.posterior(num_samples), drawn, self._rows())
+        rows = self._rows()
+        is_complete = ~np.any([np.isnan(values) for values in rows[1].values()], axis=0)
+        if not is_complete.all():
+            rows = jax.tree.map(lambda leaf: leaf[is_complete], rows)
+        return arviz_export.export(self.model, self.arms, self.posterior(num_samples), drawn, rows)
 
     @property
     def _headline(self) -> str:

@@ -14,6 +14,7 @@ from ppl_bandit.engines.exact.certificate.certificate import resolution
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner, Rows, fold, prepare_growth, start
+from ppl_bandit.posterior.partial_rows import counted_rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, NotConjugate
@@ -54,20 +55,20 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         NotCertified: for a row that is not conjugate, if the user chose the exact engine.
     """
     explanation = learner.engine.explanation
-    stored, info = fold(task, learner, len(history), rows)
+    stored, info = fold(task, learner, history.num_learnt, rows)
     if bool(info.is_trusted):
         after = learner._replace(stored=stored, doubts="", num_doubted=0)
         num_refreshes = int(getattr(info, "num_refreshes", 0))
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
             _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
-        return prepare_growth(task, after, len(history) + rows.arms.size), info, []
+        return prepare_growth(task, after, history.num_learnt + rows.arms.size), info, []
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
         raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
     factory, refused = LADDER.get(explanation.engine), None
     if explanation.engine == "conjugate":
-        refused = _refused(rows, info)
+        refused = _refused(counted_rows(task, rows), info)
         factory = functools.partial(_exact_fallback, refused)
     num_refreshes = int(getattr(info, "num_refreshes", 0))
     num_doubted = learner.num_doubted + (num_refreshes > learner.num_refreshes)
@@ -85,7 +86,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     if len(history):
         past = Rows(*history.rows())
         above, _, warnings = learn(task, above, replayed, past)
-        replayed = replayed.extended(*past)
+        replayed = replayed.extended(*past[:3])
     above, info, more = learn(task, above, replayed, rows)
     moved = (
         f"{why}; from here on the bandit uses the {above.engine.explanation.engine} engine, with all "
@@ -117,7 +118,7 @@ def _refused(rows: Rows, info: Any) -> Interaction | None:
     failed = np.flatnonzero(~np.asarray(info.is_certified)[: rows.arms.size])[:_MAX_EXAMPLES]
     if not failed.size:
         return None
-    arms, rewards, contexts = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows)
+    arms, rewards, contexts, _ = jax.tree.map(lambda leaf: np.asarray(leaf)[failed], rows)
     return Interaction(arms, rewards, contexts)
 
 

@@ -26,7 +26,7 @@ class RowEdit(NamedTuple):
 class History:
     """Rows of (arms, {outcome: rewards}, contexts), each with the position of its event in the journal.
 
-    Rows are stored in parts as they were added, and joined when they are read.
+    Rows are stored in parts as they were added, and joined when they are read. An outcome that is not learnt yet is nan.
     """
 
     def __init__(self, outcomes: tuple[str, ...]):
@@ -35,6 +35,12 @@ class History:
         # extend it share the list.
         self._parts: tuple[tuple[Any, ...], list[Any], int] = ((), [], 0)
         self._num_rows = 0
+        self.num_completed = 0  # number of updates that learnt more outcomes of a row
+
+    @property
+    def num_learnt(self) -> int:
+        """Number of rows that an engine was given: these, and those that completed some of them."""
+        return self._num_rows + self.num_completed
 
     def __len__(self) -> int:
         return self._num_rows
@@ -54,6 +60,7 @@ class History:
             blocks = (_joined(blocks),)
         longer = History(self._outcomes)
         longer._parts, longer._num_rows = (blocks, pieces, len(pieces)), self._num_rows + arms.size
+        longer.num_completed = self.num_completed
         return longer
 
     def rows(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any]:
@@ -64,8 +71,12 @@ class History:
         """Return the position of each row's event."""
         return self._whole()[3]
 
-    def edited(self, edits: Mapping[int, RowEdit | None]) -> "History":
-        """Return a history with changes at some positions; None removes a row."""
+    def edited(self, edits: Mapping[int, RowEdit | None], num_completed: int = 0) -> "History":
+        """Return a history with changes at some positions; None removes a row.
+
+        Args:
+            num_completed: how many of the changes are more outcomes of a row.
+        """
         arms, values, contexts, positions = self._whole()
         values = {name: column.copy() for name, column in values.items()}
         is_kept = np.ones(arms.size, bool)
@@ -82,6 +93,7 @@ class History:
                 leaf[row] = value
         kept = jax.tree.map(lambda leaf: leaf[is_kept], (arms, values, contexts, positions))
         other = History(self._outcomes)
+        other.num_completed = self.num_completed + num_completed
         return other.extended(*kept) if is_kept.any() else other
 
     def _whole(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:

@@ -14,6 +14,7 @@ from ppl_bandit.posterior.compiled_functions import (
     example_contexts,
     pack_rows,
 )
+from ppl_bandit.posterior.partial_rows import Rows, counted_rows, counting_engine, learning_model
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.posterior.warm_start import restore_engine, restore_functions, save_start, start_entry
 from ppl_bandit.program.model.recorded_readings import collect_recordings
@@ -81,14 +82,6 @@ class Learner(NamedTuple):
         return self._replace(stored=pack(state) if isinstance(self.stored, Packed) else state)
 
 
-class Rows(NamedTuple):
-    """Checked rows of data: arms by index (N,), {outcome: (N,)}, and contexts with a leading axis N."""
-
-    arms: np.ndarray
-    rewards: dict[str, np.ndarray]
-    contexts: Any
-
-
 def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     """Build an engine and return its prior; the first decision and update are compiled in the background.
 
@@ -99,23 +92,25 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     """
 
     def build() -> Engine:
-        return _build(factory, task.model)
+        return _build(factory, task)
 
-    entry = start_entry(task, factory)
+    entry = None if task.is_partial else start_entry(task, factory)
     cached = load_warm_start(entry)
     with jax.enable_x64(True), collect_recordings() as recordings:
         engine = build() if cached is None else restore_engine(cached, build)
         reserve = engine.capabilities.reserve
         can_save = reserve is None or engine.capabilities.is_traceable_without_program
         is_exported = entry is not None and cached is None and can_save
-        run = compiled_functions(task.model, engine, task.selector, task.num_samples, task.draws, is_exported)
+        run = compiled_functions(
+            task.model, learning_model(task), engine, task.selector, task.num_samples, task.draws, is_exported
+        )
         if cached is not None:
             restore_functions(cached, run, recordings)
         seed = np.int64(task.seed)
         run.init.prepare(seed)
         stored, num_reserved = run.init(seed), 0
         if reserve is not None:
-            num_reserved = _first_capacity(task.model)
+            num_reserved = _first_capacity(learning_model(task))
             stored = reserve(stored, num_reserved)
         check = num_reserved // _PREPARE_SHARE
         learner = Learner(engine, run, stored, jax.device_put(seed), num_reserved=num_reserved, next_check=check)
@@ -125,8 +120,8 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     return learner
 
 
-def _build(factory: Callable[[RewardModel], Engine], model: RewardModel) -> Engine:
-    engine = factory(model)
+def _build(factory: Callable[[RewardModel], Engine], task: Task) -> Engine:
+    engine = counting_engine(task.model, factory) if task.is_partial else factory(task.model)
     if not isinstance(engine, Engine):
         raise ValueError(f"engine must be a factory that returns an Engine, it returned {type(engine).__name__}")
     return engine
@@ -155,8 +150,8 @@ def prepare_growth(task: Task, learner: Learner, num_rows: int) -> Learner:
 
 def _prepare(task: Task, learner: Learner, stored: Any, within: Callable | None = None) -> None:
     """Start to compile the decision and the update of one row for a state."""
-    contexts = example_contexts(task.model, 1)
-    context = jax.tree.map(lambda leaf: leaf[0], contexts)
+    contexts = example_contexts(learning_model(task), 1)
+    context = jax.tree.map(lambda leaf: leaf[0], example_contexts(task.model, 1))
     with jax.enable_x64(True):
         allowed = np.ones(len(task.arms), bool)
         learner.run.select.prepare(learner.seed, stored, np.int64(0), context, allowed, within=within)
@@ -180,6 +175,7 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
         ValueError: for a reward that the program cannot produce.
     """
     engine, stored, num_rows = learner.engine, learner.stored, rows.arms.size
+    rows = counted_rows(task, rows)
     reserve = engine.capabilities.reserve
     infos, done = list[Any](), 0
     with jax.enable_x64(True):

@@ -30,6 +30,8 @@ class Task(NamedTuple):
         draws: whether every decision draws the latents, even if the law of the decision is known (`engines.decide`).
         design: None for an experiment without one.
         late: entries of the context that are known only with the reward.
+        factory: of the engine.
+        is_partial: whether the engine takes rows of which some outcomes do not count.
     """
 
     model: RewardModel
@@ -41,3 +43,5 @@ class Task(NamedTuple):
     draws: bool = False
     design: DesignRecord | None = None
     late: tuple[str, ...] = ()
+    factory: Any = None
+    is_partial: bool = False

@@ -22,7 +22,7 @@ from ppl_bandit.runtime.exported_functions import can_export
 from ppl_bandit.runtime.warm_start import WarmStart, save_warm_start
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["restore_engine", "restore_functions", "save_start", "start_entry"]
+__all__ = ["engine_key", "restore_engine", "restore_functions", "save_start", "start_entry"]
 
 # Factories whose engines take seconds to prove or to trace.
 _FACTORIES = {
@@ -40,7 +40,7 @@ _FACTORIES = {
 
 def start_entry(task: Task, factory: Callable) -> CacheEntry | None:
     """Return the cache key of a start; None if it cannot be cached."""
-    engine, selector = _engine_key(factory), _selector_key(task.selector)
+    engine, selector = engine_key(factory), _selector_key(task.selector)
     if engine is None or selector is None or not can_export():
         return None
     return task.model.cache_entry("start", engine, selector, task.num_samples, task.draws)
@@ -81,7 +81,7 @@ def restore_functions(start: WarmStart, run: CompiledFunctions, recordings: Reco
         function.exported.update(start.functions.get(name, {}))
 
 
-def _engine_key(factory: Any) -> str | None:
+def engine_key(factory: Any) -> str | None:
     """Return the name and the settings of one of this library's factories; None for any other."""
     settings: Mapping[str, Any] = {}
     if isinstance(factory, functools.partial) and not factory.args:

@@ -5,7 +5,7 @@ be answered in one place. `tests/runtime/test_adapters.py` checks everything tha
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.transforms import Transform
+from numpyro.primitives import Messenger
 
 __all__ = [
     "base_distribution",
@@ -24,6 +25,7 @@ __all__ = [
     "is_improper",
     "locations_of",
     "mask_of",
+    "mask_sites",
     "parameters_of",
     "patched_methods",
     "support_bounds",
@@ -40,6 +42,19 @@ _WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistributio
 def mask_of(fn: Distribution) -> Any:
     """Return the mask of a masked distribution, an array or a bool; None for any other distribution."""
     return fn._mask if isinstance(fn, dist.MaskedDistribution) else None
+
+
+class mask_sites(Messenger):  # noqa: N801  # a handler, named as NumPyro names its own
+    """Mask the log density of some sample sites, {site: mask}; `handlers.mask` masks all of them."""
+
+    def __init__(self, masks: Mapping[str, Array]):
+        super().__init__()
+        self.masks = masks
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Mask the distribution of a site."""
+        if msg["type"] == "sample" and msg["name"] in self.masks:
+            msg["fn"] = msg["fn"].mask(self.masks[msg["name"]])
 
 
 def without_mask(fn: Distribution) -> Distribution:

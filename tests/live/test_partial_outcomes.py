@@ -1,11 +1,15 @@
 """Outcomes that are reported one at a time: a sale, the spend of a buyer, and whether it was returned."""
 
+import functools
+
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, selectors
+from ppl_bandit import Bandit, Journal, RewardModel, engines, evaluate, selectors
+from ppl_bandit.journal.replay import replay
+from ppl_bandit.program.counted_outcomes import separable_outcomes
 
 OUTCOMES = ("sale", "spend", "returned")
 
@@ -21,8 +25,11 @@ def shop(arm):
     numpyro.deterministic("expected_reward", rate[arm] * amount[arm] * (1.0 - back[arm]))
 
 
+MODEL = RewardModel(shop, 2, outcomes=OUTCOMES)
+
+
 def make(**settings):
-    return Bandit(shop, 2, outcomes=OUTCOMES, num_samples=50, selector=selectors.thompson(), **settings)
+    return Bandit(MODEL, num_samples=50, selector=selectors.with_floor(selectors.thompson(), 0.2), **settings)
 
 
 def posterior(rows):
@@ -79,3 +86,109 @@ def test_batches_and_corrections_keep_each_outcome_whatever_the_order_of_the_nam
     )
     bandit.update_many(arms=arms, rewards={"sale": sales, "spend": spends, "returned": returns})
     assert_posterior(bandit, zip(arms, sales, spends, returns, strict=True))
+
+
+def test_each_outcome_is_learnt_as_soon_as_its_own_factor_is_known():
+    bandit = make()
+    first, second, third, fourth = bandit.select_many(num_decisions=4)
+    bandit.update(first, {"sale": 1, "spend": 2.0, "returned": 0})
+    bandit.update(second, {"sale": 1})
+    rows = [(first.arm, 1, 2.0, 0), (second.arm, 1, None, None)]
+    assert_posterior(bandit, rows)
+    assert bandit.explanation.is_exact and bandit.num_rewards == 2
+    table = bandit.pending().set_index("decision")
+    assert table.loc[second.id, "learnt"] == "sale" and table.loc[second.id, "waiting_for"] == "spend, returned"
+    bandit.update(second, {"returned": 1})
+    assert_posterior(bandit, [rows[0], (second.arm, 1, None, 1)])
+    bandit.update(second, {"spend": 5.0})
+    rows[1] = (second.arm, 1, 5.0, 1)
+    assert_posterior(bandit, rows)
+    bandit.update(third, {"spend": 4.0})  # its density depends on the sale, which is not known
+    assert_posterior(bandit, rows)
+    assert bandit.pending().set_index("decision").loc[third.id, "waiting_for"] == "sale, returned"
+    bandit.update(third, {"sale": 1})
+    assert_posterior(bandit, [*rows, (third.arm, 1, 4.0, None)])
+    bandit.update(third, {"sale": 0}, correct=True)  # the return does not matter any more
+    rows.append((third.arm, 0, None, None))
+    assert_posterior(bandit, rows)
+    bandit.update(fourth, {"sale": 1})
+    bandit.discard(fourth)  # no further outcome: the sale stays
+    assert_posterior(bandit, [*rows, (fourth.arm, 1, None, None)])
+    assert len(bandit.pending()) == 0 and bandit.num_rewards == 4
+    bandit.discard(fourth, correct=True)
+    bandit.update(fourth, {"sale": 1, "spend": 1.0, "returned": 0}, correct=True)
+    assert_posterior(bandit, [*rows, (fourth.arm, 1, 1.0, 0)])
+
+
+def test_rewards_in_part_survive_a_crash_a_file_and_a_replay(tmp_path):
+    path = tmp_path / "journal.db"
+    bandit = make(journal=path)
+    first, second = bandit.select_many(num_decisions=2)
+    bandit.update(first, {"sale": 1})
+    bandit.update(second, {"sale": 1, "spend": 2.0})
+    third = bandit.select()
+    bandit.update(first, {"spend": 4.0})
+    rows = [(first.arm, 1, 4.0, None), (second.arm, 1, 2.0, None)]
+    bandit.save(tmp_path / "bandit.bin")
+    del bandit  # nothing is flushed at the end: what a killed process leaves
+    again = make(journal=path)
+    assert_posterior(again, rows)
+    again.update(second.id, {"returned": 1})
+    again.update(third.id, {"sale": 1})
+    rows = [rows[0], (second.arm, 1, 2.0, 1), (third.arm, 1, None, None)]
+    assert_posterior(again, rows)
+    again.select()
+    projection = make(journal=tmp_path / "other.db")._experiment.projection
+    replayed = replay(again._experiment.store, "default", 0, projection.task, projection.prior, again._build)
+    assert replayed.position is None and replayed.num_checked == 4
+    loaded = Bandit.load(tmp_path / "bandit.bin", MODEL)
+    loaded.update(second.id, {"returned": 1})
+    assert_posterior(loaded, rows[:2])
+    log = again.logged_decisions("sale")  # decisions that wait for an outcome are left out
+    assert log.reward.tolist() == [1.0] and log.num_unrewarded == 3
+    assert np.isfinite(evaluate(Journal(path), second.arm, outcome="sale", model=MODEL).estimate)
+
+
+def test_an_outcome_waits_for_those_that_its_density_depends_on():
+    assert separable_outcomes(MODEL, frozenset({"sale", "returned"})) == ("sale", "returned")
+    assert separable_outcomes(MODEL, frozenset({"spend", "returned"})) == ()
+
+    def churn(arm):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 40.0).expand([2]))
+        days = numpyro.sample("days", dist.Exponential(0.1 + 0.0 * arm))
+        numpyro.sample("left", dist.Poisson(rate[arm] * days))
+        numpyro.deterministic("expected_reward", rate[arm])
+
+    model = RewardModel(churn, 2, outcomes=("days", "left"))
+    assert separable_outcomes(model, frozenset({"days"})) == ()  # it tells about no latent
+
+
+def test_an_engine_that_cannot_learn_in_part_waits_and_says_why():
+    bandit = make(engine=functools.partial(engines.conjugate, discount=0.9))
+    decision = bandit.select()
+    assert bandit.update(decision, {"sale": 1}) is None and bandit.num_rewards == 0
+    assert "the engine discounts old rewards" in bandit.pending().attrs["note"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [engines.reweight, functools.partial(engines.collapsed, outer=("back",))])
+def test_approximate_engines_learn_in_part(engine):
+    bandit = make(engine=engine)
+    rng, rows = np.random.default_rng(1), []
+    for decision in bandit.select_many(num_decisions=12):
+        sale, spend, returned = int(rng.random() < 0.7), float(rng.normal(3.0, 0.5)), int(rng.random() < 0.3)
+        rows.append((decision.arm, sale, spend, returned))
+        bandit.update(decision, {"sale": sale})
+        if sale:
+            bandit.update(decision, {"spend": spend})
+            bandit.update(decision, {"returned": returned})
+    assert len(bandit.pending()) == 0 and bandit.num_rewards == 12
+    sales, mean, returns = posterior(rows)
+    draws = bandit.posterior(4000)
+    for site, counts in (("rate", sales), ("back", returns)):
+        right = counts[:, 0] / counts.sum(axis=1)
+        sd = np.sqrt(right * (1.0 - right) / (counts.sum(axis=1) + 1.0))
+        # At least 400 effective draws: 4 standard errors are .2 sd.
+        assert np.all(np.abs(draws[site].mean(axis=0) - right) < 0.2 * sd)
+    precision = 1.0 + 4.0 * np.array([sum(arm == own and sale for own, sale, _, _ in rows) for arm in range(2)])
+    assert np.all(np.abs(draws["amount"].mean(axis=0) - mean) < 0.2 / np.sqrt(precision))

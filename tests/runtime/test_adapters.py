@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 
@@ -195,3 +196,14 @@ def test_parameters_and_patched_methods_of_a_distribution_are_listed():
 def test_distributions_and_constraints_are_named_as_programs_write_them():
     assert numpyro_adapter.distribution_name(dist.Bernoulli(0.5).expand([2]).to_event(1)) == "Bernoulli"
     assert numpyro_adapter.class_name(dist.constraints.unit_interval) == "UnitInterval"
+
+
+def test_a_mask_reaches_the_named_site_only():
+    def program():
+        numpyro.sample("a", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]))
+
+    with numpyro.handlers.seed(rng_seed=0), numpyro_adapter.mask_sites({"a": jnp.array([True, False])}):
+        trace = numpyro.handlers.trace(program).get_trace()
+    densities = {name: np.asarray(site["fn"].log_prob(jnp.ones(2))) for name, site in trace.items()}
+    assert (densities["a"] == 0.0).tolist() == [False, True] and np.all(densities["b"] != 0.0)

@@ -15,7 +15,7 @@ from ppl_bandit.journal.identity import (
     identity_differences,
     library_versions,
 )
-from ppl_bandit.journal.projection import Projection, refit
+from ppl_bandit.journal.projection import Projection, learning_in_part, refit
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.live.files.archive_file import build_context, context_structure, read_archive_file, write_archive_file
 from ppl_bandit.posterior.history import History
@@ -77,6 +77,8 @@ class SavedBandit(NamedTuple):
             retired=frozenset(header["retired"]),
             look=header.get("look"),
         )
+        history.num_completed = header.get("num_completed", 0)
+        projection = learning_in_part(projection) if header.get("is_partial") else projection
         learner = refit(projection, history)[0] if differences else self._learner(projection)
         events = [Event(*fields) for fields in header["decisions"]]
         experiment.store = MemoryStore(header["position"], events)
@@ -101,6 +103,8 @@ def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
             "versions": library_versions(),
             "context_form": context_structure(task.model.context),
             "retired": sorted(projection.retired),
+            "is_partial": task.is_partial,
+            "num_completed": history.num_completed,
             "look": None if projection.look is None else dict(projection.look),
             "position": projection.position,
             "next_number": experiment.num_decisions,

@@ -8,6 +8,8 @@ import numpy as np
 from ppl_bandit.inputs.columns import column_values
 from ppl_bandit.journal.decision_record import DecisionRecord, fold_decision
 from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.posterior.partial_rows import why_not_in_part
+from ppl_bandit.program.counted_outcomes import separable_outcomes
 from ppl_bandit.program.model.reward_model import RewardModel
 
 if TYPE_CHECKING:
@@ -58,10 +60,24 @@ def pending_table(experiment: Experiment, until: float | None) -> "pandas.DataFr
         columns |= {name: [record.reward.get(name, np.nan) for record in records] for name in model.outcomes}
     late = experiment.projection.task.late
     if len(model.outcomes) > 1 or late:
+        if len(model.outcomes) > 1:
+            columns["learnt"] = [", ".join(o for o in model.outcomes if o in record.counted) for record in records]
         columns["waiting_for"] = [_waiting_for(record, (*model.outcomes, *late)) for record in records]
+    note = _why_waiting(experiment, records)
     num_leaves = len(jax.tree.leaves(model.context)) if pending else 0
     leaves = [np.asarray([record.context[i] for record in records]) for i in range(num_leaves)]
-    return pandas.DataFrame(columns | _context_values(model, leaves))
+    table = pandas.DataFrame(columns | _context_values(model, leaves))
+    table.attrs |= {"note": note} if note else {}
+    return table
+
+
+def _why_waiting(experiment: Experiment, records: list[DecisionRecord]) -> str:
+    """Return why outcomes that are known are not learnt before the others, in words; empty if that does not happen."""
+    projection = experiment.projection
+    task = projection.task
+    known = [separable_outcomes(task.model, frozenset(r.reward)) for r in records if r.reward and r.row is None]
+    why = why_not_in_part(task, projection.prior.engine) if any(known) else ""
+    return f"outcomes wait until all are known: {why}" if why else ""
 
 
 def _waiting_for(record: DecisionRecord, needed: tuple[str, ...]) -> str:
