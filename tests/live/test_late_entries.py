@@ -6,7 +6,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, Journal, evaluate, selectors
+from ppl_bandit import Bandit, Journal, RewardModel, evaluate, selectors
 from ppl_bandit.journal.replay import replay
 
 EXAMPLE = {"days": 30.0, "is_new": 0.0}
@@ -19,16 +19,12 @@ def churn(arm, context):
     numpyro.deterministic("expected_reward", jnp.exp(-rate[arm] * context["days"]))
 
 
-def make(**settings):
-    return Bandit(
-        churn,
-        2,
-        context=EXAMPLE,
-        late=("days",),
-        num_samples=50,
-        selector=selectors.with_floor(selectors.thompson(), 0.2),
-        **settings,
-    )
+MODEL = RewardModel(churn, 2, EXAMPLE)
+SELECTOR = selectors.with_floor(selectors.thompson(), 0.2)
+
+
+def make(late=("days",), **settings):
+    return Bandit(MODEL, late=late, num_samples=50, selector=SELECTOR, **settings)
 
 
 def gamma(bandit):
@@ -90,11 +86,11 @@ def test_late_entries_survive_a_crash_a_file_and_a_replay(tmp_path):
     projection = again._experiment.projection
     replayed = replay(again._experiment.store, "default", 0, projection.task, projection.prior, again._build)
     assert replayed.position is None and replayed.num_checked == 3
-    loaded = Bandit.load(tmp_path / "bandit.bin", churn)
+    loaded = Bandit.load(tmp_path / "bandit.bin", MODEL)
     loaded.update(decisions[2].id, 0, context={"days": 5.0})
     assert loaded.history()["days"].tolist() == [12.0, 30.0, 5.0]
     with pytest.raises(Exception, match="late: it was"):
-        Bandit(churn, 2, context=EXAMPLE, num_samples=50, journal=path)
+        make(late=(), journal=path)
     # Expectations before a decision use the context that the decision had; the model learns from the completed one.
     log = again.logged_decisions()
     assert np.asarray(log.contexts["days"]).tolist() == [30.0] * 3
@@ -116,8 +112,8 @@ def test_wrong_late_entries_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"context\['days'\]=3.0, and 4.0 was given: pass correct=True"):
         bandit.update(decision, 1, context={"days": 4.0})
     with pytest.raises(ValueError, match="must name different entries of the example context"):
-        Bandit(churn, 2, context=EXAMPLE, late=("weeks",), num_samples=50)
-    plain = Bandit(churn, 2, context=EXAMPLE, num_samples=50)
+        make(late=("weeks",))
+    plain = make(late=())
     with pytest.raises(
         ValueError, match=r"must be declared: Bandit\(..., context=\{'days': 30.0\}, late=\('days',\)\)"
     ):

@@ -26,10 +26,11 @@ def shop(arm):
 
 
 MODEL = RewardModel(shop, 2, outcomes=OUTCOMES)
+SELECTOR = selectors.with_floor(selectors.thompson(), 0.2)  # shared, so that bandits share its compiled functions
 
 
 def make(**settings):
-    return Bandit(MODEL, num_samples=50, selector=selectors.with_floor(selectors.thompson(), 0.2), **settings)
+    return Bandit(MODEL, num_samples=50, selector=SELECTOR, **settings)
 
 
 def posterior(rows):
