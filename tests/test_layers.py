@@ -1,9 +1,10 @@
 """Imports go downwards only, and never in a circle: read from the source, not from what happens to be loaded."""
 
 import ast
+import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -43,15 +44,18 @@ def folder_of(module: str) -> str:
     return name if name in LEVEL else "__init__"
 
 
-def imported_names(module: str, source: str) -> Iterator[str]:
-    """Yield the absolute dotted name of every import, wherever it stands."""
+@functools.cache
+def imported_names(module: str, source: str) -> tuple[str, ...]:
+    """Return the absolute dotted name of every import, wherever it stands."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = module.split(".")[: -node.level] if node.level else []
             stem = ".".join([*base, *filter(None, [node.module])])
-            yield from (f"{stem}.{alias.name}" for alias in node.names)
+            names += [f"{stem}.{alias.name}" for alias in node.names]
+    return tuple(names)
 
 
 def upward(module: str, source: str) -> list[str]:

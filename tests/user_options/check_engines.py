@@ -5,6 +5,7 @@ least 1,000, so a mean is off by 1 / sqrt(1,000) posterior standard deviations a
 of itself; four of these standard errors are allowed.
 """
 
+import functools
 import math
 import os
 
@@ -36,13 +37,18 @@ def shifted_measurements(arm):
     numpyro.sample("reward", dist.Normal(mean[arm], 1.5))
 
 
+@functools.cache
+def model():
+    return RewardModel(measurements, 2)
+
+
 ENGINES = {
-    "conjugate": lambda: engines.conjugate(RewardModel(measurements, 2)),
+    "conjugate": lambda: engines.conjugate(model()),
     "collapsed": lambda: engines.collapsed(RewardModel(shifted_measurements, 2), ("shift",), num_particles=NUM_DRAWS),
-    "reweight": lambda: engines.reweight(RewardModel(measurements, 2), num_particles=NUM_DRAWS),
-    "nuts": lambda: engines.nuts(RewardModel(measurements, 2), num_draws=NUM_DRAWS),
-    "laplace": lambda: engines.laplace(RewardModel(measurements, 2)),
-    "svi": lambda: engines.svi(RewardModel(measurements, 2)),
+    "reweight": lambda: engines.reweight(model(), num_particles=NUM_DRAWS),
+    "nuts": lambda: engines.nuts(model(), num_draws=NUM_DRAWS),
+    "laplace": lambda: engines.laplace(model()),
+    "svi": lambda: engines.svi(model()),
 }
 
 

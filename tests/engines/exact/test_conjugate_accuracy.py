@@ -282,7 +282,13 @@ def bump_in_rare_contexts(arm, context):
 
 @pytest.mark.parametrize(
     "program",
-    [bent_in_rare_contexts, bump_in_rare_contexts, pytest.param(kinked_in_rare_contexts, marks=pytest.mark.slow)],
+    [
+        bent_in_rare_contexts,
+        *(
+            pytest.param(program, marks=pytest.mark.slow)
+            for program in (bump_in_rare_contexts, kinked_in_rare_contexts)
+        ),
+    ],
 )
 def test_a_datum_that_is_not_conjugate_changes_nothing_and_says_so(program):
     with jax.enable_x64(True):
@@ -372,6 +378,7 @@ def test_a_discount_weighs_each_row_by_its_age():
     assert_close(engine.capabilities.parameters(state), expected, rtol=1e-9)
 
 
+@pytest.mark.slow  # a program whose noise is the context; test_summed_rows.py masks rows in the default run
 def test_masked_rows_may_hold_anything_and_change_nothing():
     def program(arm, context):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([A]))

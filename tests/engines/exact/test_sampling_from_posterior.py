@@ -198,7 +198,7 @@ def test_the_same_key_gives_the_same_draws_and_another_key_others():
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 @pytest.mark.parametrize(("shape", "rate"), [(0.3, 0.1), (1.0, 3.0), (40.0, 1e-3), (1e6, 1e6)])
 def test_blocks_of_every_owner_and_size_follow_their_laws(shape, rate, dtype):
     """Two blocks of one precision, of which one is filled up, a block of another precision, and one that nothing scales."""
