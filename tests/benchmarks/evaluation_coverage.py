@@ -1,9 +1,9 @@
 """Coverage of intervals and confidence sequences after adaptive collection: python tests/benchmarks/evaluation_coverage.py.
 
 Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value. The
-parts `gaussian`, `uniform`, `bernstein` and `limit` simulate decisions in NumPy, independently of the library; `selectors`,
-`rejection`, `contexts` and `speed` use the library's own simulations (see evaluation_of_selectors.py). Estimates come from
-`ppl_bandit.evaluation`.
+parts `gaussian`, `uniform`, `bernstein`, `contexts` (evaluation_with_contexts.py) and `limit` simulate decisions in NumPy,
+independently of the library; `selectors`, `rejection` and `speed` use the library's own simulations
+(evaluation_of_selectors.py). Estimates come from `ppl_bandit.evaluation`.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from multiprocessing import get_context
 import evaluation_of_selectors as with_library
 import numpy as np
 from evaluation_of_selectors import show
+from evaluation_with_contexts import contexts_part
 from scipy.special import ndtr
 
 from ppl_bandit.evaluation import estimators
@@ -234,7 +235,7 @@ def main():
         if "rejection" in parts:
             with_library.rejection_part(pool.map, max(num_runs // 20, 10))
         if "contexts" in parts:
-            with_library.contexts_part(pool.map, max(num_runs // 5, 10))
+            contexts_part(pool.map, num_runs)
     if "limit" in parts:
         print("limit law: half at random, then .9 for the leader")
         show("sqrt(T) bias of the sample mean", limit_law_bias(num_runs), "-.268")

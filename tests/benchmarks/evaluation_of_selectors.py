@@ -13,11 +13,10 @@ from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.evaluation.confidence_sequences import beta_binomial_log_mixture, normal_mixture_parameter
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.posterior_path import follow_posterior, path_functions
 from ppl_bandit.evaluation.rejection import accept_function, accepted_rows
 from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 
-__all__ = ["contexts_part", "rejection_part", "selector_part", "show", "speed_part"]
+__all__ = ["rejection_part", "selector_part", "show", "speed_part"]
 
 RATES = np.array([0.3, 0.35])
 NUM_STEPS = 10_000
@@ -148,60 +147,6 @@ def rejection_chunk(seeds, num_rows):
         rows = accepted_rows(model, engine, accept, log, seed=seed)
         found.append((RATES[arms[rows]], rewards[rows].mean()))
     return found
-
-
-def linear(arm, context):
-    """Two arms, linear in the context."""
-    weight = numpyro.sample("weight", dist.Normal(np.zeros((2, 2)), 1.0).to_event(2))
-    numpyro.sample("reward", dist.Normal((weight[arm] * context).sum(-1), 0.5))
-
-
-def constant(arm, context):
-    """A wrong program: it ignores the context and believes in little noise."""
-    level = numpyro.sample("level", dist.Normal(np.full(2, 3.0), 0.1).to_event(1))
-    numpyro.sample("reward", dist.Normal(level[arm] + 0.0 * context.sum(-1), 0.1))
-
-
-def contexts_part(map_chunks, num_runs, num_rows=500, chunk=50):
-    """Width and coverage of a contextual target's interval: a right program, a wrong one, and running means."""
-    print(f"a policy by the sign of the context, {num_rows} rows, 95%")
-    seeds = [range(start, min(start + chunk, num_runs)) for start in range(0, num_runs, chunk)]
-    chunks = list(map_chunks(contexts_chunk, seeds, [num_rows] * len(seeds)))
-    results = {name: np.concatenate([own[name] for own in chunks]) for name in chunks[0]}
-    base = results["running means"][:, 0].mean()
-    for name, rows in results.items():
-        show(f"{name}: width, relative to running means", rows[:, 0] / base, "right: at most .8")
-        show(f"{name}: covered", rows[:, 1], "at least .94")
-
-
-def contexts_chunk(seeds, num_rows):
-    """Return {outcome model: (runs, 2)}: the width of the interval, and whether it covered the truth."""
-    truth = math.sqrt(2 / math.pi)
-    paths = {}
-    for name, program in (("right", linear), ("wrong", constant)):
-        model = RewardModel(program, 2, context=np.zeros(2))
-        with jax.enable_x64(True):
-            engine = engines.conjugate(model)
-        paths[name] = model, engine, path_functions(model, engine)
-    results: dict[str, list] = {"right": [], "wrong": [], "running means": []}
-    for seed in seeds:
-        rng = np.random.default_rng(seed)
-        x = rng.normal(size=(num_rows, 2))
-        # The log prefers arm 1 where the second feature is positive.
-        first = np.where(x[:, 1] > 0, 0.25, 0.75)
-        arms = (rng.random(num_rows) >= first).astype(int)
-        rewards = np.where(arms == 0, x[:, 0], -x[:, 0]) + 0.5 * rng.normal(size=num_rows)
-        every = np.stack([first, 1 - first], axis=1)
-        log = LoggedDecisions((0, 1), arms, rewards, every[np.arange(num_rows), arms], every, x)
-        for name, own in results.items():
-            means = None
-            if name in paths:
-                model, engine, functions = paths[name]
-                means = follow_posterior(model, engine, log, functions=functions).means
-            found = evaluate_decisions(log, lambda context: [context[0] > 0, context[0] <= 0], means=means)
-            low, high = found.interval
-            own.append((high - low, low <= truth <= high))
-    return {name: np.array(own, float) for name, own in results.items()}
 
 
 def speed_part(num_rows=1_000_000, num_arms=10):
