@@ -1,12 +1,16 @@
-"""Draw the figures of the pages on designs: `python tests/benchmarks/trial_figures.py docs/trials` (about a minute)."""
+"""Draw the figures of the pages on designs and conclusions: `python tests/benchmarks/trial_figures.py docs/trials [name ...]`.
+
+Names are `peeking`, `trial` and `conclusions`; all by default, in about a minute.
+"""
 
 import sys
 from pathlib import Path
 
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from ppl_bandit import Design, RewardModel, operating_characteristics, selectors, stopping
+from ppl_bandit import Bandit, Design, RewardModel, operating_characteristics, selectors, stopping
 from ppl_bandit.display.figure_style import figure_tools
 
 NUM_TRIALS = 20_000
@@ -62,8 +66,28 @@ def draw_peeking(folder):
     figure.savefig(folder / "peeking.png", dpi=110)
 
 
+def conversion(arm):
+    with numpyro.plate("arms", 2):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+
+def draw_conclusions(folder):
+    """The experiment of docs/conclusions.md."""
+    bandit = Bandit(conversion, arms=["old", "new"], selector=selectors.with_floor(selectors.thompson(), 0.1))
+    world, truth = np.random.default_rng(1), {"old": 0.20, "new": 0.35}
+    for _ in range(400):
+        decision = bandit.select()
+        bandit.update(decision, float(world.random() < truth[decision.arm]))
+    found = bandit.evaluate(("new", "old"))
+    print(found.verdict)
+    found.plot().savefig(folder / "conclusions.png", dpi=110)
+
+
+DRAWINGS = {"peeking": draw_peeking, "trial": draw_trial, "conclusions": draw_conclusions}
+
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
-    draw_peeking(target)
-    draw_trial(target)
+    for name in sys.argv[2:] or DRAWINGS:
+        DRAWINGS[name](target)
