@@ -54,9 +54,10 @@ def _draw_status(axis: Any, design: Design, found: TrialRecord) -> None:
     )
     shown = [index for index in range(len(ENDINGS) - 1) if ended[index, -1] > 0]
     names = [ENDINGS[index + 1] for index in shown]
-    step = {"step": "post"} if rows.size > 1 else {}
-    axis.stackplot(rows, ended[shown], labels=names, colors=[_COLOURS[name] for name in names], **step)
-    axis.set(xlabel="decisions", ylim=(0.0, 1.0), xlim=(rows[0], max(rows[-1], rows[0] + 1)))
+    edges = np.append(rows, rows[-1] + max(rows[-1] // rows.size, 1))  # the last look is as wide as the others
+    heights = np.concatenate([ended[shown], ended[shown, -1:]], axis=1)
+    axis.stackplot(edges, heights, labels=names, colors=[_COLOURS[name] for name in names], step="post")
+    axis.set(xlabel="decisions", ylim=(0.0, 1.0), xlim=(edges[0], edges[-1]))
     axis.legend(fontsize=8, loc="upper left")
 
 
