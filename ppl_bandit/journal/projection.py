@@ -194,9 +194,10 @@ def learn_requests(
         if not is_first:
             break
         decisions |= own
-        # The positions are not known yet: no later step of the group reads them.
-        history = extend_history(step.history, step.rows, events)
-        projection = projection._replace(learner=step.learner, history=history, task=step.task, prior=step.prior)
+        if request is not requests[-1]:
+            # The positions are not known yet: no later step of the group reads them.
+            history = extend_history(step.history, step.rows, events)
+            projection = projection._replace(learner=step.learner, history=history, task=step.task, prior=step.prior)
     return planned
 
 
@@ -232,7 +233,7 @@ def reward_changes(
     for index, event in enumerate(events):
         body, position = event.body, event.body.get("of")
         piece = _rows_of_event(task.model, event)
-        if piece is not None and not np.all((piece.arms >= 0) & (piece.arms < len(task.arms))):
+        if piece is not None and not all(0 <= arm < len(task.arms) for arm in piece.arms.tolist()):
             raise ValueError(f"its arms are not all between 0 and {len(task.arms) - 1}")
         if position is None:
             if piece is not None:

@@ -31,12 +31,16 @@ from ppl_bandit.types import BestArmMoments
 
 __all__ = ["best_arm_moments", "best_arm_probs"]
 
-_NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 96}  # of each arm's cdf; Student-t laws have the longest tails
-_GRID_SIZE = 192  # nodes of all arms together, at most
+_NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 80}  # of each arm's cdf; Student-t laws have the longest tails
+_NUM_TABLE_NODES_OF_TWO = {
+    **_NUM_TABLE_NODES,
+    IDENTITY: 96,
+}  # so that the smaller of two probabilities keeps its digits
+_MAX_NODES = 192  # nodes of all arms together, all of which are used
+_NUM_CHOSEN_NODES = 144  # of more nodes
 _NUM_NODES = {LOGIT: 14, LOG: 20, IDENTITY: 28}  # of an arm, in the grid
 _NUM_COARSE_NODES = 64  # that tell roughly how often each of many arms wins
 _NEGLIGIBLE = 1e-12  # probability of a range of values that the grid may leave out
-_MAX_COUNTED = 200  # values that are ranked by counting, which takes less time than sorting them
 _GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread
 _HIGHEST = jax.lax.Precision.HIGHEST  # the default precision of a matrix product is 10 bits on some devices
 
@@ -99,8 +103,8 @@ def _probs_of_two(law: MarginalLaw) -> Float[Array, "2"]:
         return jnp.where(is_swapped, leaf[::-1], leaf) if jnp.ndim(leaf) else leaf
 
     law = jax.tree.map(swap, law)
-    table = tabulate(law, _NUM_TABLE_NODES[law.kind])
-    values = node_values(law, _NUM_TABLE_NODES[law.kind])[:1]
+    num_nodes = _NUM_TABLE_NODES_OF_TWO[law.kind]
+    table, values = tabulate(law, num_nodes), node_values(law, num_nodes)[:1]
     wider, its_table = (jax.tree.map(lambda leaf: leaf[1:] if jnp.ndim(leaf) else leaf, each) for each in (law, table))
     first = jnp.sum(table.mass[0] * cdf_and_density(wider, its_table, values)[0][0])
     return swap(jnp.stack([first, 1.0 - first]))
@@ -121,8 +125,7 @@ def _integrate(law: MarginalLaw, allowed: Bool[Array, " A"], *, is_whole: bool =
     below, density = cdf_and_density(law, table, points[None])
     below, density = jnp.where(allowed[:, None], below, 1.0), jnp.where(allowed[:, None], density, 0.0)
     # The values are computed before sorting, and sorted with their points: XLA would compute them again for every slice.
-    rows = jnp.concatenate([points[None], below, density]).T
-    rows = jnp.zeros_like(rows).at[_ranks(points)].set(rows, unique_indices=True, mode="promise_in_bounds").T
+    rows = jnp.concatenate([points[None], below, density]).at[:, _sorting_order(points)].get(mode="promise_in_bounds")
     points, below, density = rows[0], rows[1 : 1 + allowed.size], rows[1 + allowed.size :]
     positive = jnp.maximum(below, float(jnp.finfo(below.dtype).tiny) ** 0.8)
     product = jnp.prod(positive, axis=0)
@@ -168,7 +171,7 @@ def _grid(law: MarginalLaw, table: Any, allowed: Bool[Array, " A"], *, is_whole:
     parts = jnp.asarray((np.arange(num) + shifts[:, None]) / num, law.centre.dtype)
     nodes = to_common_scale(law, first[:, None] + (last - first)[:, None] * parts)
     nodes = jnp.where(allowed[:, None], jnp.clip(nodes, start, stop), stop)
-    if nodes.size > _GRID_SIZE:
+    if nodes.size > _MAX_NODES:
         nodes = _decisive_nodes(law, table, allowed, nodes, start if is_whole else None)
     return jnp.concatenate([jnp.stack([start, stop]), nodes.ravel()])
 
@@ -196,14 +199,14 @@ def _decisive_nodes(
     # The square root: an arm that wins once in a hundred times gets a tenth of the nodes of one that always wins.
     weights = jnp.where(nodes >= start, jnp.sqrt(jnp.maximum(wins, 0.0) + _NEGLIGIBLE)[:, None], 0.0)
     passed = jnp.cumsum(weights.ravel())
-    index = jnp.searchsorted(passed, passed[-1] * np.linspace(0.0, 1.0, _GRID_SIZE))
+    index = jnp.searchsorted(passed, passed[-1] * np.linspace(0.0, 1.0, _NUM_CHOSEN_NODES))
     return values[jnp.minimum(index, values.size - 1)]
 
 
-def _ranks(values: Float[Array, " n"]) -> Int[Array, " n"]:
-    """Return the rank of each number; of few numbers by counting, in a quarter of the time of sorting them."""
-    if values.size > _MAX_COUNTED:
-        return jnp.argsort(jnp.argsort(values))
-    is_earlier = np.tri(values.size, k=-1, dtype=bool)
-    is_less = (values < values[:, None]) | ((values == values[:, None]) & is_earlier)
-    return jnp.sum(is_less, axis=1, dtype=jnp.int32)
+def _sorting_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
+    """Return the indices that sort a few numbers, by counting, which takes less time than `argsort`."""
+    index = np.arange(values.size, dtype=np.int32)
+    is_less = (values < values[:, None]) | ((values == values[:, None]) & (index < index[:, None]))
+    ranks = jnp.sum(is_less, axis=1, dtype=jnp.int32)
+    # A maximum, not a sum: ranks of nan coincide, and the indices must stay in bounds.
+    return jnp.max(jnp.where(ranks == index[:, None], index, 0), axis=1)

@@ -287,7 +287,7 @@ def log_density(law: MarginalLaw, z: Float[Array, "A G"]) -> Float[Array, "A G"]
     if law.kind == LOG:
         return first * (d - expm1(jnp.minimum(d, 700.0)))
     finite = jnp.where(jnp.isinf(first), 1.0, first)
-    return jnp.where(jnp.isinf(first), -0.5 * z**2, -0.5 * (finite + 1.0) * jnp.log1p(z**2 / finite))
+    return jnp.where(jnp.isinf(first), -0.5 * z**2, -0.5 * (finite + 1.0) * log1p(z**2 / finite))
 
 
 def to_common_scale(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:

@@ -22,6 +22,7 @@ from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import CompiledAhead
 from ppl_bandit.runtime.packed_state import Packed, changed_leaves, pack, unpack
+from ppl_bandit.runtime.random_draws import fold_in
 from ppl_bandit.runtime.xla_options import batch_options, in_order_options, large_options, quick_options, small_options
 from ppl_bandit.types import Engine, Interaction, Selection, Selector
 
@@ -223,4 +224,4 @@ def _unpacked(stored: Any) -> Any:
 
 def _key(seed: Any, purpose: int, number: Any) -> Array:
     """Return the random key of a purpose for the number of a decision or of the rows seen."""
-    return jr.fold_in(jr.key(seed, impl="threefry2x32"), 4 * number + purpose)
+    return fold_in(jr.key(seed, impl="threefry2x32"), jnp.asarray(4 * number + purpose))

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax import lax
-from jaxtyping import Array, DTypeLike, UInt32
+from jaxtyping import Array, DTypeLike, Int, UInt32
 
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.types import Key
 
-__all__ = ["ThreefryKey", "materialize", "threefry", "threefry_key"]
+__all__ = ["ThreefryKey", "fold_in", "materialize", "threefry", "threefry_key"]
 
 ThreefryKey: TypeAlias = tuple[UInt32[Array, ""], UInt32[Array, ""]]
 
@@ -52,6 +52,12 @@ def threefry(
             left = left + schedule[injection % 3]
             right = right + schedule[(injection + 1) % 3] + jnp.uint32(injection)
     return left, right
+
+
+def fold_in(key: Key, number: Int[Array, ""]) -> Key:
+    """Return `jax.random.fold_in` of a Threefry key, without its loop of rounds."""
+    words = threefry(threefry_key(key), jnp.uint32(0), number.astype(jnp.uint32))
+    return jr.wrap_key_data(jnp.stack(words), impl="threefry2x32")
 
 
 def materialize(compute: Callable[[UInt32[Array, ""]], Array], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
