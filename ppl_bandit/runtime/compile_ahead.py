@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ppl_bandit.runtime.cpu_threads import ThreadNeeds, one_blas_thread, thread_needs, with_threads
+from ppl_bandit.runtime.cpu_threads import limit_runs, needs_limit
 from ppl_bandit.runtime.exported_functions import ExportedFunction, export_traced, form_to_json, import_exported
 from ppl_bandit.runtime.xla_options import in_order_options, quick_options, small_options
 
@@ -21,20 +21,21 @@ _BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
 
 
 class LoweredProgram(NamedTuple):
-    """A lowered function, and the CPU threads that it needs at run time."""
+    """A lowered function, and whether the number of its runs at once is limited (`runtime/cpu_threads.py`)."""
 
     lowered: jax.stages.Lowered
-    needs: ThreadNeeds
+    is_limited: bool
 
     def compile(self) -> Callable:
-        """Compile it; the result gets the threads that it needs."""
-        options = in_order_options() if self.needs.is_limited else None
-        return with_threads(self.lowered.compile(compiler_options=options), self.needs)
+        """Compile it."""
+        if self.is_limited:
+            return limit_runs(self.lowered.compile(compiler_options=in_order_options()))
+        return self.lowered.compile()
 
 
 def lower(traced: jax.stages.Traced) -> LoweredProgram:
     """Lower a traced function."""
-    return LoweredProgram(traced.lower(), thread_needs(traced.jaxpr))
+    return LoweredProgram(traced.lower(), needs_limit(traced.jaxpr))
 
 
 class CompiledAhead:
@@ -149,7 +150,7 @@ class CompiledAhead:
                 lowered = lower(jax.jit(self._function, compiler_options=self._options()).trace(*form))
             else:
                 imported = jax.jit(import_exported(exported), compiler_options=exported.options)
-                lowered = LoweredProgram(imported.lower(*form), exported.needs)
+                lowered = LoweredProgram(imported.lower(*form), exported.is_limited)
         self.seconds += time.perf_counter() - begin
         return lowered
 
@@ -181,5 +182,4 @@ def quick_jit(function: Callable, **settings: Any) -> jax.stages.Wrapped:
 
 def run_once(function: Callable[[], Any]) -> Any:
     """Compile a function in the shortest time, run it once, and return NumPy arrays."""
-    with one_blas_thread():
-        return jax.device_get(quick_jit(function)())
+    return jax.device_get(quick_jit(function)())

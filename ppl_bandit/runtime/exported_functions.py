@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.runtime.cpu_threads import ThreadNeeds, thread_needs
+from ppl_bandit.runtime.cpu_threads import needs_limit
 from ppl_bandit.runtime.jax_adapter import export_function, import_function
 from ppl_bandit.runtime.packed_state import Packed, pack
 
@@ -35,13 +35,13 @@ class ExportedFunction(NamedTuple):
     Attributes:
         program: serialized by JAX; a function of flat arguments with flat results.
         output: form of the result, as JSON values.
-        needs: CPU threads that it needs at run time.
+        is_limited: whether the number of its runs at once is limited.
         options: compiler options.
     """
 
     program: bytes
     output: Any
-    needs: ThreadNeeds
+    is_limited: bool
     options: dict[str, Any]
 
 
@@ -65,9 +65,9 @@ def export_traced(function: Callable, args: Any, options: dict[str, Any]) -> Exp
         output = form_to_json(jax.eval_shape(structured, *args))  # `flat` reuses this trace
     except TypeError:
         return None
-    needs = thread_needs(flat.trace(*leaves).jaxpr)
+    is_limited = needs_limit(flat.trace(*leaves).jaxpr)
     program = export_function(flat, leaves)
-    return None if program is None else ExportedFunction(program, output, needs, options)
+    return None if program is None else ExportedFunction(program, output, is_limited, options)
 
 
 def import_exported(exported: ExportedFunction) -> Callable:

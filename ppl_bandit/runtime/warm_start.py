@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 
 from ppl_bandit.runtime import disk_cache
-from ppl_bandit.runtime.cpu_threads import ThreadNeeds
 from ppl_bandit.runtime.disk_cache import CacheEntry
 from ppl_bandit.runtime.exported_functions import ExportedFunction, form_from_json
 
@@ -31,7 +30,7 @@ class WarmStart(NamedTuple):
 def save_warm_start(entry: CacheEntry | None, start: WarmStart) -> None:
     """Store a warm start; without effect if the cache is off."""
     exported = [(name, form, own) for name, by_form in start.functions.items() for form, own in by_form.items()]
-    described = [[name, form, own.output, list(own.needs), own.options] for name, form, own in exported]
+    described = [[name, form, own.output, own.is_limited, own.options] for name, form, own in exported]
     disk_cache.save(entry, {"facts": start.facts, "functions": described}, [own.program for _, _, own in exported])
 
 
@@ -42,11 +41,11 @@ def load_warm_start(entry: CacheEntry | None) -> WarmStart | None:
         return None
     values, programs = found
     functions: dict[str, dict[str, ExportedFunction]] = {}
-    for (name, form, output, needs, options), program in zip(values["functions"], programs, strict=True):
+    for (name, form, output, is_limited, options), program in zip(values["functions"], programs, strict=True):
         try:
             with jax.enable_x64(True):
                 form_from_json(output)
         except ValueError:  # a class of the state is not imported
             return None
-        functions.setdefault(name, {})[form] = ExportedFunction(program, output, ThreadNeeds(*needs), options)
+        functions.setdefault(name, {})[form] = ExportedFunction(program, output, is_limited, options)
     return WarmStart(values["facts"], functions)

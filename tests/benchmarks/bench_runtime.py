@@ -3,7 +3,7 @@
 For each trick, processes with and without it take turns of 20 live steps; then fresh processes with an empty cache measure the
 time from their start to the first decision. Processes compile as users do.
 
-Usage: python tests/benchmarks/bench_runtime.py [options] [order] [dispatch] [packed] [blas] [--case linear] [--turns 30]
+Usage: python tests/benchmarks/bench_runtime.py [options] [order] [dispatch] [packed] [--case linear] [--turns 30]
 """
 
 import argparse
@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 STEPS = 20
@@ -104,42 +103,9 @@ def _process(stack, trick, case_name):
     return side, began
 
 
-def blas():
-    """Time a factorization while another thread is busy, with BLAS on all cores and on one."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from ppl_bandit.runtime.cpu_threads import one_blas_thread
-
-    factorize, matrix = jax.jit(jnp.linalg.cholesky), np.eye(200) * 2.0
-    jax.block_until_ready(factorize(matrix))
-    is_done = threading.Event()
-
-    def busy():
-        while not is_done.is_set():
-            np.sum(np.random.default_rng(0).normal(size=1_000_000))
-
-    threads = [threading.Thread(target=busy) for _ in range(max(1, len(os.sched_getaffinity(0)) // 2))]
-    for thread in threads:
-        thread.start()
-    times = ([], [])
-    for _ in range(20):
-        for own, context in zip(times, (contextlib.nullcontext, one_blas_thread), strict=True):
-            began = time.perf_counter()
-            with context():
-                jax.block_until_ready(factorize(matrix))
-            own.append(time.perf_counter() - began)
-    is_done.set()
-    for thread in threads:
-        thread.join()
-    several, one = (1e3 * statistics.median(own) for own in times)
-    print(f"blas       factorize 200 x 200, half of the cores busy: all threads {several:.2f} ms, one {one:.2f} ms")
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("tricks", nargs="*", default=["options", "order", "dispatch", "packed", "blas"])
+    parser.add_argument("tricks", nargs="*", default=["options", "order", "dispatch", "packed"])
     parser.add_argument("--case", default="bernoulli")
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--starts", type=int, default=3)
@@ -149,4 +115,4 @@ if __name__ == "__main__":
         work(arguments.worker, arguments.case)
     else:
         for name in arguments.tricks:
-            blas() if name == "blas" else compare(name, arguments.case, arguments.turns, arguments.starts)
+            compare(name, arguments.case, arguments.turns, arguments.starts)

@@ -1,6 +1,5 @@
-"""CPU threads: programs that factorize matrices do not deadlock, and BLAS is limited to one thread while they run."""
+"""CPU threads: programs that factorize matrices do not deadlock."""
 
-import sys
 import threading
 import time
 
@@ -9,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.runtime import cpu_threads
 from ppl_bandit.runtime.compile_ahead import CompiledAhead, lower
-from ppl_bandit.runtime.cpu_threads import thread_needs
+from ppl_bandit.runtime.cpu_threads import needs_limit
 
 
 def factorized(matrices, numbers):
@@ -80,77 +78,4 @@ def test_batches_of_one_program_do_not_wait_for_each_other_forever():
 )
 def test_programs_with_large_batches_of_matrices_are_limited(function, shape, expected):
     with jax.enable_x64(True):
-        assert thread_needs(jax.make_jaxpr(function)(jnp.ones(shape))).is_limited == expected
-
-
-class Library:
-    """A stand-in for a BLAS library that records the numbers of threads that were set."""
-
-    def __init__(self):
-        self.num_threads, self.numbers = 4, []
-
-    def set_num_threads(self, number):
-        self.num_threads = number
-        self.numbers.append(number)
-
-
-@pytest.fixture
-def library(monkeypatch):
-    found = Library()
-    monkeypatch.setattr(cpu_threads, "_blas_libraries", lambda: [found])
-    return found
-
-
-def test_the_number_of_blas_threads_is_restored_after_the_last_user(library):
-    inside, may_end = threading.Event(), threading.Event()
-
-    def other():
-        with cpu_threads.one_blas_thread():
-            inside.set()
-            may_end.wait(10)
-
-    thread = threading.Thread(target=other)
-    with cpu_threads.one_blas_thread():
-        thread.start()
-        assert inside.wait(10)
-    assert library.num_threads == 1  # the other thread still uses it
-    may_end.set()
-    thread.join(10)
-    assert library.numbers == [1, 4]
-    with pytest.raises(ZeroDivisionError), cpu_threads.one_blas_thread():
-        raise ZeroDivisionError
-    assert library.numbers == [1, 4, 1, 4]
-
-
-@pytest.mark.parametrize(("size", "expected"), [(10, []), (40, [1, 4])])
-def test_a_program_runs_on_one_thread_where_its_matrices_are_large(library, size, expected):
-    run = CompiledAhead(jnp.linalg.cholesky)
-    with jax.enable_x64(True):
-        matrix = 4.0 * jnp.eye(size)
-        assert thread_needs(jax.make_jaxpr(jnp.linalg.cholesky)(matrix)) == (False, bool(expected))
-        assert jnp.all(run(matrix) == 2.0 * jnp.eye(size))
-    assert library.numbers == expected
-
-
-def test_an_environment_variable_takes_precedence(monkeypatch):
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-    cpu_threads._blas_libraries.cache_clear()
-    try:
-        assert cpu_threads._blas_libraries() == []
-    finally:
-        cpu_threads._blas_libraries.cache_clear()
-
-
-def test_the_blas_library_of_jax_is_found(monkeypatch):
-    for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    cpu_threads._blas_libraries.cache_clear()
-    try:
-        libraries = cpu_threads._blas_libraries()
-        assert libraries or sys.platform != "linux"
-        before = [library.num_threads for library in libraries]
-        with cpu_threads.one_blas_thread():
-            assert [library.num_threads for library in libraries] == [1] * len(libraries)
-        assert [library.num_threads for library in libraries] == before
-    finally:
-        cpu_threads._blas_libraries.cache_clear()
+        assert needs_limit(jax.make_jaxpr(function)(jnp.ones(shape))) == expected
