@@ -26,7 +26,7 @@ from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, sim
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.types import Engine, Explanation, Interaction
 
-NUM_ARMS = 3
+NUM_ARMS, NUM_FEATURES, NUM_RATINGS = 3, 2, 3
 DISCOUNTS, WINDOWS = (0.9, 0.95, 0.98, 1.0), (25, 50, 100)
 NUM_PARTICLES = 1000  # in simulations; a live bandit has more
 
@@ -54,6 +54,38 @@ def logistic_walk(arm: Any, *, previous: Any = None) -> None:
         law = Normal(0.0, 1.5) if previous is None else Normal(0.98 * previous["level"], 0.2985)
         level = numpyro.sample("level", law)
     numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
+
+
+def contextual_walk(arm: Any, context: Any, *, previous: Any = None) -> None:
+    """Weights of the features that return slowly to 0, for each arm."""
+    with numpyro.plate("arms", NUM_ARMS, dim=-2), numpyro.plate("features", NUM_FEATURES):
+        law = Normal(0.0, 1.0) if previous is None else Normal(0.98 * previous["weights"], 0.199)
+        weights = numpyro.sample("weights", law)
+    numpyro.sample("reward", Normal((weights[arm] * context).sum(-1), 1.0))
+
+
+def softmax_walk(arm: Any, *, previous: Any = None) -> None:
+    """A rating of 0, 1 or 2, whose log odds return slowly to 0, for each arm."""
+    with numpyro.plate("arms", NUM_ARMS, dim=-2), numpyro.plate("ratings", NUM_RATINGS):
+        law = Normal(0.0, 1.5) if previous is None else Normal(0.98 * previous["level"], 0.2985)
+        level = numpyro.sample("level", law)
+    numpyro.sample("reward", dist.Categorical(logits=level[arm]))
+    numpyro.deterministic("expected_reward", jax.nn.softmax(level[arm]) @ jnp.arange(float(NUM_RATINGS)))
+
+
+def contextual_still(arm: Any, context: Any) -> None:
+    """Weights that do not move."""
+    with numpyro.plate("arms", NUM_ARMS, dim=-2), numpyro.plate("features", NUM_FEATURES):
+        weights = numpyro.sample("weights", Normal(0.0, 1.0))
+    numpyro.sample("reward", Normal((weights[arm] * context).sum(-1), 1.0))
+
+
+def softmax_still(arm: Any) -> None:
+    """Probabilities of the ratings that do not move."""
+    with numpyro.plate("arms", NUM_ARMS):
+        probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones(NUM_RATINGS)))
+    numpyro.sample("reward", dist.Categorical(probs[arm]))
+    numpyro.deterministic("expected_reward", probs[arm] @ jnp.arange(float(NUM_RATINGS)))
 
 
 def gaussian_still(arm: Any) -> None:
@@ -100,33 +132,45 @@ def sliding_window(model: RewardModel, *, size: int) -> Engine:
     return Engine(init, update, sample, Explanation("window", False, "", {}))
 
 
+STILL = {
+    gaussian_walk: gaussian_still,
+    logistic_walk: bernoulli_still,
+    contextual_walk: contextual_still,
+    softmax_walk: softmax_still,
+}
+
+
+def build_model(program: Callable) -> RewardModel:
+    """Return the reward model of one of the programs above."""
+    is_contextual = program in (contextual_walk, contextual_still)
+    return RewardModel(program, NUM_ARMS, context=np.ones(NUM_FEATURES) if is_contextual else None)
+
+
 def methods(world: Callable) -> dict[str, tuple[Callable, Callable[[RewardModel], Engine]]]:
     """Return the programs and engines that play a world, by name."""
-    still = bernoulli_still if world is logistic_walk else gaussian_still
+    is_linear, still = world in (gaussian_walk, contextual_walk), STILL[world]
+    own = engines.kalman if is_linear else partial(engines.particle_filter, num_particles=NUM_PARTICLES)
+    found: dict[str, Any] = {"the world's program": (world, own)}
     if world is gaussian_walk:
-        found: dict[str, Any] = {
-            "the world's program": (world, engines.kalman),
-            "unknown drift": (
-                gaussian_walk_unknown,
-                partial(engines.collapsed_kalman, num_particles=NUM_PARTICLES // 2),
-            ),
-        }
-    else:
-        found = {"the world's program": (world, partial(engines.particle_filter, num_particles=NUM_PARTICLES))}
+        unknown = partial(engines.collapsed_kalman, num_particles=NUM_PARTICLES // 2)
+        found["unknown drift"] = gaussian_walk_unknown, unknown
     for discount in DISCOUNTS:
         name = "not moving" if discount == 1.0 else f"discount {discount:g}"
         found[name] = still, partial(engines.conjugate, discount=discount)
-    return found | {f"window {size}": (still, partial(sliding_window, size=size)) for size in WINDOWS}
+    if still in (gaussian_still, bernoulli_still):
+        found |= {f"window {size}": (still, partial(sliding_window, size=size)) for size in WINDOWS}
+    return found
 
 
 def measure_regret(
     world: Callable, num_runs: int, num_steps: int, seed: int, save: Callable[[dict[str, Any]], None]
 ) -> None:
     """Save mean cumulative regret, its standard error, and its curve, by method."""
-    environment, found = Environment.from_prior(RewardModel(world, NUM_ARMS)), dict[str, Any]()
+    contexts = (lambda key: jr.normal(key, (NUM_FEATURES,))) if world is contextual_walk else None
+    environment, found = Environment.from_prior(build_model(world), contexts), dict[str, Any]()
     best = np.zeros(num_runs)
     for name, (program, factory) in methods(world).items():
-        model = RewardModel(program, NUM_ARMS)
+        model = build_model(program)
         begun = time.perf_counter()
         data = simulate(
             seed,
@@ -206,20 +250,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--live", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--worlds", default="gaussian_walk,logistic_walk")
+    parser.add_argument("--worlds", default="gaussian_walk,logistic_walk,contextual_walk,softmax_walk")
     parser.add_argument("--out", default="moving")
     parser.add_argument("--figure", nargs="+", help="results to draw, instead of measuring", default=[])
     arguments = parser.parse_args()
     if arguments.figure:
         draw_figure(arguments.figure, f"{arguments.out}.png")
         return
-    programs = {program.__name__: program for program in (gaussian_walk, gaussian_walk_unknown, logistic_walk)}
+    live = {program.__name__: program for program in (gaussian_walk, gaussian_walk_unknown, logistic_walk)}
+    worlds = {program.__name__: program for program in STILL}
     found: dict[str, Any] = {
         "runs": arguments.runs,
         "steps": arguments.steps,
         "device": str(jax.devices()[0].device_kind),
     }
-    for name, program in programs.items():
+    for name, program in live.items():
         if arguments.live:
             found.setdefault("live", {})[name] = measure_steps(program, arguments.live)
             print(name, found["live"][name], flush=True)
@@ -230,7 +275,7 @@ def main() -> None:
             json.dump(found, file, indent=1)
 
     for name in filter(None, arguments.worlds.split(",")):
-        measure_regret(programs[name], arguments.runs, arguments.steps, arguments.seed, partial(save, name))
+        measure_regret(worlds[name], arguments.runs, arguments.steps, arguments.seed, partial(save, name))
     if arguments.live and not arguments.worlds:
         with open(f"{arguments.out}.json", "w") as file:
             json.dump(found, file, indent=1)

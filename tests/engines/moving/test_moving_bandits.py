@@ -113,3 +113,16 @@ def test_what_is_not_defined_for_moving_latents_is_refused():
         Environment.from_prior(model(), scales=(1.0, 3.0))
     with pytest.raises(ValueError, match="changes was given for a program whose latents move"):
         Environment(model(), {"level": np.zeros(3)}, changes={5: {"level": np.ones(3)}})
+
+
+@pytest.mark.slow
+def test_tune_measures_regret_against_the_best_arm_of_each_step():
+    path = np.zeros((12, 3))
+    path[np.arange(12), np.arange(12) % 3] = 3.0  # the best arm changes at every step
+    world = Environment.from_path(model(), {"level": path})
+    candidates = {"equal shares": selectors.fixed(), "thompson": selectors.thompson()}
+    tuned = tune(model(), 12, candidates, environment=world, engine=engine(), num_worlds=64, num_samples=50)
+    # A step at random loses 3 with probability 2/3: the mean of 32 worlds or more has an error of at most
+    # sqrt(12 x 9 x 2/9 / 32) = .87.
+    assert {score.name for score in tuned.standings} == set(candidates)
+    assert abs(tuned.regret["equal shares"].mean() - 24.0) < 3 * 0.87
