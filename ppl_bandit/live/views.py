@@ -164,7 +164,8 @@ class ReadableBandit:
 
         Args:
             contexts: contexts to average over, with a leading axis; None averages over at most 200 contexts of the learnt
-                rewards, or uses the example context if there is none.
+                rewards, or uses the example context if there is none. If latents move by a clock, the table is that of the
+                latest time among them.
         """
         if contexts is None and slot_note(self.model):
             warnings.warn(slot_note(self.model), stacklevel=2)
@@ -276,7 +277,9 @@ class ReadableBandit:
         exact = closed_form(learner, first) if num_contexts <= 1 else None
 
         def by_draws() -> Overview:
-            return arm_overview(self.model, self.arms, played, draw(learner, self.num_samples), chosen)
+            is_clocked = self.model.has_clock and num_contexts > 0
+            latest = jax.tree.map(lambda leaf: leaf[np.argmax(chosen["time"])], chosen) if is_clocked else None
+            return arm_overview(self.model, self.arms, played, draw(learner, self.num_samples, latest), chosen)
 
         return by_draws() if exact is None else exact_overview(self.arms, played, exact, by_draws, chosen)
 

@@ -154,11 +154,14 @@ def _compiled_functions(
         state, info, is_complete = quick(_key(seed, _UPDATE, num_seen), stored, rows)
         return changed_leaves(state, stored), result(rows, info, is_complete)
 
-    def draw(num: int, seed: Array, stored: Any) -> Any:
-        return engine.sample(_key(seed, _READ, 0), _unpacked(stored), num)
+    def draw(num: int, seed: Array, stored: Any, context: Any) -> Any:
+        key, state = _key(seed, _READ, 0), _unpacked(stored)
+        if context is not None and engine.capabilities.advance is not None:
+            state = engine.capabilities.advance(jr.fold_in(key, 1), state, context)
+        return engine.sample(key, state, num)
 
     def draw_expected_rewards(num: int, seed: Array, stored: Any, context: Any) -> Array:
-        return expected_rewards(draw(num, seed, stored), context)
+        return expected_rewards(draw(num, seed, stored, context), context)
 
     return CompiledFunctions(
         CompiledAhead(init, quick_options, is_exported=is_exported),

@@ -210,10 +210,14 @@ def _update(learner: Learner, stored: Any, numbers: np.ndarray, contexts: Any, s
     return after, unpack(packed)
 
 
-def draw(learner: Learner, num_samples: int) -> dict[str, np.ndarray]:
-    """Return posterior draws as NumPy arrays."""
+def draw(learner: Learner, num_samples: int, context: Any = None) -> dict[str, np.ndarray]:
+    """Return posterior draws as NumPy arrays.
+
+    Args:
+        context: if latents move, the draws are predicted to its time; None reads the next step.
+    """
     with jax.enable_x64(True):
-        return jax.device_get(learner.run.draw(learner.seed, learner.stored, num_samples))
+        return jax.device_get(learner.run.draw(learner.seed, learner.stored, context, num_samples))
 
 
 def draw_expected_rewards(learner: Learner, context: Any, num_samples: int) -> np.ndarray:

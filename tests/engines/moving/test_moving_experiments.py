@@ -65,6 +65,14 @@ def test_seconds_since_1970_are_a_clock_and_a_late_reward_is_learnt_at_the_lates
     known = bandit.posterior_parameters()["level"]
     np.testing.assert_allclose(known["mean"], mean, atol=1e-9)
     np.testing.assert_allclose(np.diag(known["covariance"]), variance, atol=1e-9)
+    keep = 0.5 ** (120.0 / 60.0)
+    later, ahead = {"time": times[-1] + 120.0}, (keep * mean, np.sqrt(keep**2 * variance + 1 - keep**2))
+    drawn = bandit.expected_rewards(later, 1000)
+    # The mean of 1,000 draws has a standard error of sd / sqrt(1000), their standard deviation one of sd / sqrt(2000).
+    assert np.all(np.abs(drawn.mean(axis=0) - ahead[0]) < 4 * ahead[1] / np.sqrt(1000))
+    assert np.all(np.abs(drawn.std(axis=0) / ahead[1] - 1) < 4 / np.sqrt(2000))
+    table = bandit.summary({"time": [times[0], later["time"]]})  # at the latest time; the mean of 50 draws
+    assert np.all(np.abs(table.expected_reward - ahead[0]) < 4 * ahead[1] / np.sqrt(50))
     bandit.update(decisions[0], -3.0, correct=True)
     rows[0] = (*rows[0][:2], -3.0)
     np.testing.assert_allclose(bandit.posterior_parameters()["level"]["mean"], filtered(rows)[0], atol=1e-9)
