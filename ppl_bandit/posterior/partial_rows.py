@@ -87,6 +87,10 @@ def why_not_in_part(task: Task, engine: Engine) -> str:
         return "its latents move, so that a later outcome belongs to another time"
     if engine.settings.get("discount", 1.0) != 1.0:
         return "the engine discounts old rewards, and an outcome that comes later is not newer"
+    if (
+        engine.explanation.engine == "collapsed"
+    ):  # its certificate refused a row of one outcome, and it would be replaced
+        return "the collapsed engine learns complete rewards only; engine=engines.reweight learns outcomes as they come"
     if engine_key(task.factory) is None:  # another factory may ignore the model that it is given
         return "the engine is not one of this library's"
     found = counting_engine(task.model, task.factory).explanation
