@@ -5,6 +5,7 @@ from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.exact.explanation import family_name, residual_text
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT
 from ppl_bandit.engines.particles.tempering import max_autocorrelation
+from ppl_bandit.engines.particles.weighted_particles import MAX_UNSEEN_MASS
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Explanation
 
@@ -45,6 +46,8 @@ def explain_collapsed(
         f"after a refresh,",
         f"    autocorrelation with the starting positions, at most {max_autocorrelation(num_particles):.2f}; rounding of log",
         f"    densities, at most {MAX_ROUNDING} nats",
+        f"  not seen: a region of {outer} that no particle reached, and modes that together hold less than "
+        f"{MAX_UNSEEN_MASS:.0%} of the mass",
         f"  stored of the data: {_ROWS if description is None else f'{description}; {constant_cost}'}",
     ]
     if discount < 1.0:
