@@ -1,4 +1,4 @@
-"""Modes that hold a few percent of the mass: their share of the draws is right to within 2% and Monte Carlo error, or flagged."""
+"""Modes with a few percent of the mass: their share of the draws is right to within 2% and Monte Carlo error, or flagged."""
 
 import jax
 import jax.numpy as jnp
