@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, Journal, RewardModel, evaluate, selectors
+from ppl_bandit.inputs.late_entries import check_late_names, check_late_values
 from ppl_bandit.journal.replay import replay
 
 EXAMPLE = {"days": 30.0, "is_new": 0.0}
@@ -67,6 +68,7 @@ def test_the_days_that_come_with_the_reward_are_the_exposure_that_is_learnt():
     assert "decisions and expected rewards use the example value (days = 30.0)" in bandit.explain()
 
 
+@pytest.mark.slow
 def test_late_entries_survive_a_crash_a_file_and_a_replay(tmp_path):
     path = tmp_path / "journal.db"
     bandit = make(journal=path)
@@ -112,9 +114,8 @@ def test_wrong_late_entries_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"context\['days'\]=3.0, and 4.0 was given: pass correct=True"):
         bandit.update(decision, 1, context={"days": 4.0})
     with pytest.raises(ValueError, match="must name different entries of the example context"):
-        make(late=("weeks",))
-    plain = make(late=())
+        check_late_names(MODEL, ("weeks",))
     with pytest.raises(
         ValueError, match=r"must be declared: Bandit\(..., context=\{'days': 30.0\}, late=\('days',\)\)"
     ):
-        plain.update(plain.select(EXAMPLE), 1, context={"days": 12.0})
+        check_late_values(MODEL, (), {"days": 12.0}, None, "context")
