@@ -205,9 +205,8 @@ def _decisive_nodes(
 
 def _sorting_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
     """Return the indices that sort a few numbers, by counting, which takes less time than `argsort`."""
-    # The smallest integers that hold an index: simulations choose the size of a chunk by the largest array of a step.
-    index = np.arange(values.size, dtype=np.min_scalar_type(values.size))
+    index = np.arange(values.size, dtype=np.int32)
     is_less = (values < values[:, None]) | ((values == values[:, None]) & (index < index[:, None]))
-    ranks = jnp.sum(is_less, axis=1, dtype=index.dtype)
+    ranks = jnp.sum(is_less, axis=1, dtype=jnp.int32)
     # A maximum, not a sum: ranks of nan coincide, and the indices must stay in bounds.
-    return jnp.max(jnp.where(ranks == index[:, None], index, np.zeros((), index.dtype)), axis=1).astype(jnp.int32)
+    return jnp.max(jnp.where(ranks == index[:, None], index, 0), axis=1)
