@@ -2,7 +2,7 @@
 
 Every figure is printed with its Monte Carlo standard error and, where one is known, the published or expected value. The
 parts `gaussian`, `uniform`, `bernstein`, `contexts` (evaluation_with_contexts.py) and `limit` simulate decisions in NumPy,
-independently of the library; `selectors`, `rejection` and `speed` use the library's own simulations
+independently of the library; `any-selector`, `selectors`, `rejection` and `speed` use the library's own simulations
 (evaluation_of_selectors.py). Estimates come from `ppl_bandit.evaluation`.
 """
 
@@ -29,7 +29,7 @@ from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 
 CHUNK = 250
-PARTS = ("gaussian", "uniform", "bernstein", "limit", "selectors", "rejection", "contexts", "speed")
+PARTS = ("gaussian", "uniform", "bernstein", "limit", "any-selector", "selectors", "rejection", "contexts", "speed")
 
 
 def gaussian_thompson(rng, num_runs, num_steps, gap, floor):
@@ -230,6 +230,8 @@ def main():
             print("stopping at the first exclusion of the truth")
             wrong = [value for chunk in pool.map(bernstein_chunk, seeds) for value in chunk]
             show("empirical Bernstein, policy, floor .02", wrong, "at most .05")
+        if "any-selector" in parts:
+            with_library.any_selector_part(pool.map, num_runs)
         if "selectors" in parts:
             with_library.selector_part(pool.map, num_runs)
         if "rejection" in parts:

@@ -16,7 +16,7 @@ from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.rejection import accept_function, accepted_rows
 from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 
-__all__ = ["rejection_part", "selector_part", "show", "speed_part"]
+__all__ = ["any_selector_part", "rejection_part", "selector_part", "show", "speed_part"]
 
 RATES = np.array([0.3, 0.35])
 NUM_STEPS = 10_000
@@ -99,6 +99,28 @@ def is_ever_wrong(is_played, rewards, rate, alpha=0.05):
     rho = normal_mixture_parameter(OPTIMAL_PLAYS, alpha) * variance
     log_mixture = beta_binomial_log_mixture(sums - rate * trials, variance * trials, rho, rate, 1 - rate)
     return (log_mixture > math.log(1 / alpha)).any(axis=1)
+
+
+def any_selector_part(map_chunks, num_runs, chunk=250):
+    """Bound the share of wrong sequences for all selectors at once.
+
+    The k-th reward of an arm has the same distribution whenever it is played. So the rewards that a selector sees of an arm are
+    the beginning of one independent series, and a sequence is ever wrong only if it is wrong after some number of plays of that
+    series.
+    """
+    print(
+        f"beta-binomial sequence of an arm, ever wrong after any number of plays up to {NUM_STEPS:,}, whatever the selector"
+    )
+    num_chunks = -(-num_runs // chunk)
+    for rate in (*RATES, 0.02, 0.5):
+        tasks = ([rate] * num_chunks, range(num_chunks), [min(chunk, num_runs)] * num_chunks)
+        show(f"arm with rate {rate}", np.concatenate(list(map_chunks(any_selector_chunk, *tasks))), "at most .05")
+
+
+def any_selector_chunk(rate, seed, num_runs):
+    """Return, for each run, whether the sequence is wrong after any number of plays."""
+    rewards = (np.random.default_rng((seed, int(1000 * rate))).random((num_runs, NUM_STEPS)) < rate).astype(float)
+    return is_ever_wrong(np.ones_like(rewards, bool), rewards, rate)
 
 
 def rejection_part(map_chunks, num_logs, num_rows=1200, chunk=25):
