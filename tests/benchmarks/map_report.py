@@ -82,9 +82,8 @@ def _worse(found) -> None:
     for own in ("Gittins 2, learning 1", "Gittins 1"):
         for other in (name for name in CLASSIC if name in names and own in names):
             i, j = names.index(own), names.index(other)
-            worst = np.argsort(-z[i, j])[:4]
             worst = []
-            for k in worst:
+            for k in np.argsort(-z[i, j])[:4]:
                 rates = ", ".join(f"{rate:.2f}" for rate in found["rates"][k])
                 pair = f"{found['mean'][i, k]:.1f} against {found['mean'][j, k]:.1f}"
                 worst.append(f"({rates}): {pair} (z {z[i, j, k]:.1f})")
@@ -115,21 +114,22 @@ def _map(found, path: Path) -> None:
                 for name in CLASSIC:
                     gain[name][row, column] = 100 * (mean[own, cell].mean() / mean[shown.index(name), cell].mean() - 1)
     colours = ["#E69F00", "#999999", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#F0E442"][: len(shown)]
-    figure, axes = plt.subplots(1, 4, figsize=(19, 5), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(11, 9), layout="constrained")
+    axes = axes.ravel()
     edges = [np.append(v - 0.025, v[-1] + 0.025) for v in (xs, ys)]
     axes[0].pcolormesh(*edges, winner, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(shown) - 0.5)
     won = [i for i in range(len(shown)) if np.any(winner == i)]
     handles = [plt.Rectangle((0, 0), 1, 1, color=colours[i]) for i in won]
     axes[0].legend(handles, [f"{shown[i]} ({int(np.sum(winner == i))})" for i in won], fontsize=8, loc="lower right")
-    axes[0].set_title("least mean regret (number of cells)")
+    axes[0].set_title("selector with the least mean regret (number of cells)", fontsize=11)
     for axis, (name, values) in zip(axes[1:], gain.items(), strict=True):
         image = axis.pcolormesh(*edges, values, cmap="RdBu_r", vmin=-60, vmax=60)
-        axis.set_title(f"Gittins 2, learning 1:\nregret against {name}, %")
+        axis.set_title(f"Gittins 2, learning 1: regret against {name}, %", fontsize=11)
         figure.colorbar(image, ax=axis)
     for axis in axes:
         axis.set(xlabel="gap between the two best arms", ylabel="rate of the best arm")
     runs = int(found["num_runs"])
     figure.suptitle(
-        f"{len(rates)} triples of Bernoulli arms, 1,500 steps, {runs} realizations each; a cell averages its triples"
+        f"{len(rates)} triples of Bernoulli arms, 1,500 steps, {runs:,} realizations each; a cell averages its triples"
     )
     figure.savefig(path, dpi=80)
