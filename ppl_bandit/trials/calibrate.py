@@ -4,7 +4,7 @@ Without a control, superiority's threshold decides only when a trial stops, not 
 the rule then gives the type I error for all thresholds at once: a trial would have stopped for superiority exactly if the
 largest probability at any of its looks reaches the threshold, so that the threshold is a quantile of these maxima. Where the
 path of a trial depends on the threshold (a control that is replaced by a winner, an inferiority threshold tied to it), it is
-found by search on common random numbers.
+found by search: probit regression on trials with several thresholds.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -24,9 +24,9 @@ from ppl_bandit.types import Engine
 
 __all__ = ["calibrate"]
 
-_NUM_STEPS = 12
 _NEVER = 2.0  # a threshold that no probability reaches
-_LEAST, _MOST = 0.5, 1.0 - 1e-6
+_NUM_STAGES = 8  # of a search
+_LEAST_SEARCHED, _MOST_SEARCHED = 0.9, 0.9999
 
 
 def calibrate(
@@ -56,7 +56,7 @@ def calibrate(
         type_i_error: target, strictly inside (0, 1).
         symmetric: whether inferiority's threshold is 1 - p, as superiority's is p.
         num_trials: simulated trials of each null to find the threshold, and as many to judge it. The error of the result has
-            the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default.
+            the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default; .0019 after a search.
         seed: random seed; the threshold is judged with seed + 1.
         engine, num_samples, arms: as in `operating_characteristics`.
 
@@ -81,12 +81,18 @@ def calibrate(
     check_count(num_trials, "num_trials")
     worlds = _nulls(model, null)
     # Thresholds are tried that the rules' own checks would refuse, so the design is only a template here.
-    simulator = TrialSimulator(model, design.with_threshold("superiority", _MOST), engine, num_samples, arms=arms)
+    simulator = TrialSimulator(
+        model, design.with_threshold("superiority", _MOST_SEARCHED), engine, num_samples, arms=arms
+    )
 
     def find(world: Environment) -> float:
         if design.control is None and not symmetric:
             return _quantile_of_peaks(simulator, design, world, type_i_error, num_trials, seed)
-        return _search(simulator, design, world, type_i_error, symmetric, num_trials, seed)
+
+        def measure(threshold: float, first: int, num: int) -> float:
+            return _type_i_error(simulator, world, _thresholds(design, threshold, symmetric), num, seed, first)
+
+        return _search(measure, float(np.mean(rule.threshold)), type_i_error, num_trials)
 
     found = {name: find(world) for name, world in worlds.items()}
     worst = max(found, key=lambda name: found[name])
@@ -153,9 +159,9 @@ def _thresholds(design: Design, threshold: float, symmetric: bool) -> np.ndarray
 
 
 def _type_i_error(
-    simulator: TrialSimulator, world: Environment, limits: np.ndarray, num_trials: int, seed: int
+    simulator: TrialSimulator, world: Environment, limits: np.ndarray, num_trials: int, seed: int, first: int = 0
 ) -> float:
-    found = simulator.run(world, num_trials, seed, thresholds=limits)
+    found = simulator.run(world, num_trials, seed, first=first, thresholds=limits)
     return float(np.mean(declares_superiority(found, simulator.setting.control)))
 
 
@@ -168,7 +174,7 @@ def _quantile_of_peaks(
     peaks = np.sort(found.peak[:, index])
     allowed = int(target * num_trials)  # trials that may stop
     threshold = 0.5 * (peaks[-allowed - 1] + peaks[-allowed]) if 0 < allowed < num_trials else float(peaks[-1])
-    if not _LEAST <= threshold < 1.0:
+    if not 0.5 <= threshold < 1.0:
         raise ValueError(
             f"no threshold has a type I error of {target:g}: the threshold would be {threshold:.6g}; allow more looks, or drop "
             "the inferiority rule, which ends a trial when one arm is left"
@@ -176,57 +182,50 @@ def _quantile_of_peaks(
     return float(threshold)
 
 
-def _search(
-    simulator: TrialSimulator,
-    design: Design,
-    world: Environment,
-    target: float,
-    symmetric: bool,
-    num_trials: int,
-    seed: int,
-) -> float:
-    """Return the threshold by search on common random numbers, on the scales of logits and probits, nearly linear there.
+def _search(measure: Callable[[float, int, int], float], start: float, target: float, num_trials: int) -> float:
+    """Return the threshold by a search in stages with new trials in each, all of which are used for the result.
 
-    Regula falsi (Illinois) with an eighth of the trials comes first, then steps along its last chord with all of them.
+    After each stage the error is fitted as a function of the threshold by probit regression, nearly linear where the threshold
+    is on the scale of probits too. The next stage runs at the threshold where the fit reaches the target.
+
+    Args:
+        measure: (threshold, number of the first trial, number of trials) -> share of them with an error.
+        start: threshold of the first stage.
     """
-    num_first = -(-num_trials // 8)
-
-    def excess(position: float, num: int) -> float:
-        limits = _thresholds(design, float(special.expit(position)), symmetric)
-        error = _type_i_error(simulator, world, limits, num, seed)
-        return float(special.ndtri(np.clip(error, 0.5 / num, 1.0 - 0.5 / num)) - special.ndtri(target))
-
-    def is_close(value: float, num: int) -> bool:
-        return abs(value) < 0.25 / np.sqrt(num * target)  # a quarter of the standard error, in probits
-
-    low, high = special.logit(0.9), special.logit(0.9999)
-    start, at_start, at_high = low, excess(low, num_first), excess(high, num_first)
-    if at_start < 0:
+    low, high = special.ndtri(_LEAST_SEARCHED), special.ndtri(_MOST_SEARCHED)
+    num = -(-num_trials // _NUM_STAGES)
+    begin = position = float(np.clip(special.ndtri(start), low, high))
+    positions, errors = [], []
+    for stage in range(_NUM_STAGES):
+        positions.append(position)
+        errors.append(measure(float(special.ndtr(position)), stage * num, num))
+        root = _fitted_root(np.array(positions), num * np.array(errors), num, target, begin)
+        position = float(np.clip(root, low, high))
+    if root < low:
         raise ValueError(
-            f"the type I error is below {target:g} even with superiority(0.9): give a smaller type_i_error, or use that "
-            "threshold"
+            f"the type I error is below {target:g} even with superiority({_LEAST_SEARCHED:g}): give a smaller type_i_error, or "
+            "use that threshold"
         )
-    if at_high > 0:
+    if root > high:
         raise ValueError(
-            f"the type I error is above {target:g} even with superiority(0.9999): look later or less often, or give a larger "
-            "type_i_error"
+            f"the type I error is above {target:g} even with superiority({_MOST_SEARCHED:g}): look later or less often, or "
+            "give a larger type_i_error"
         )
-    at_low, last_side, position, value = at_start, 0.0, low, at_start
-    for _ in range(_NUM_STEPS):
-        position = low + (high - low) * at_low / (at_low - at_high) if at_low > at_high else low
-        value = excess(position, num_first)
-        if is_close(value, num_first):
-            break
-        side = float(np.sign(value))
-        if value > 0:
-            low, at_low, at_high = position, value, at_high * (0.5 if side == last_side else 1.0)
-        else:
-            high, at_high, at_low = position, value, at_low * (0.5 if side == last_side else 1.0)
-        last_side = side
-    slope = (value - at_start) / (position - start) if position > start else -1.0
-    for _ in range(_NUM_STEPS):
-        value = excess(position, num_trials)
-        if is_close(value, num_trials):
-            break
-        position = float(np.clip(position - value / slope, special.logit(_LEAST), special.logit(_MOST)))
-    return float(special.expit(position))
+    return float(special.ndtr(position))
+
+
+def _fitted_root(positions: np.ndarray, num_errors: np.ndarray, num: int, target: float, start: float) -> float:
+    """Return the position at which the probit of the error, fitted by a falling line, is that of the target.
+
+    Weak priors keep the first steps short: root ~ Normal(start, 1), slope ~ LogNormal(log 1.5, 0.5). In simulated designs the
+    slope was between 1.1 and 2.
+    """
+
+    def loss(parameters: np.ndarray) -> float:
+        root, log_slope = parameters
+        probits = special.ndtri(target) - np.exp(log_slope) * (positions - root)
+        likelihood = num_errors @ special.log_ndtr(probits) + (num - num_errors) @ special.log_ndtr(-probits)
+        return float(0.5 * (root - start) ** 2 + 0.5 * ((log_slope - np.log(1.5)) / 0.5) ** 2 - likelihood)
+
+    found = optimize.minimize(loss, [positions[-1], np.log(1.5)], method="Nelder-Mead", options={"xatol": 1e-6})
+    return float(found.x[0])

@@ -14,6 +14,7 @@ from trial_settings import (
 )
 
 from ppl_bandit import Design, Environment, calibrate, operating_characteristics, selectors, stopping
+from ppl_bandit.trials.calibrate import _search
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.simulated.arrivals import arrival_counts
 
@@ -121,11 +122,21 @@ def test_calibrate_refuses_what_it_cannot_calibrate(model):
 
 
 @pytest.mark.parametrize("target, message", [(0.6, "give a smaller type_i_error"), (0.05, "look later or less often")])
-def test_a_search_that_cannot_reach_the_target_says_what_to_change(monkeypatch, model, target, message):
-    design = Design([20, 40], control=0, stopping=stopping.superiority(0.9))
-    monkeypatch.setattr("ppl_bandit.trials.calibrate._type_i_error", lambda *given: 0.3)  # whatever the threshold
+def test_a_search_that_cannot_reach_the_target_says_what_to_change(target, message):
     with pytest.raises(ValueError, match=message):
-        calibrate(model, design, 0.5, type_i_error=target)
+        _search(lambda *given: 0.3, 0.99, target, 1000)  # an error of .3 whatever the threshold
+
+
+@pytest.mark.parametrize("start", [0.9, 0.99, 0.9999])
+def test_a_search_finds_the_threshold_with_the_error_of_its_number_of_trials(start):
+    # One look at two arms: an arm is best with probability p or more in 2 (1 - p) of the trials.
+    world, num_trials, found = np.random.default_rng(0), 4000, []
+    for _ in range(30):
+        threshold = _search(lambda p, first, num: world.binomial(num, 2 * (1 - p)) / num, start, 0.05, num_trials)
+        found.append(2 * (1 - threshold))
+    z = (np.array(found) - 0.05) / np.sqrt(0.05 * 0.95 / num_trials)
+    # In 200 searches from each of these starts the root mean square of z was 1.0 to 1.2; that of 30 has an error of 13%.
+    assert np.sqrt(np.mean(z**2)) < 1.2 * (1 + 3 * 0.13)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from jaxtyping import Array
 from ppl_bandit import engines
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
 from ppl_bandit.simulation.environment import Environment
@@ -69,14 +70,18 @@ class TrialSimulator:
         environment: Environment,
         num_trials: int,
         seed: int,
+        *,
+        first: int = 0,
         thresholds: np.ndarray | None = None,
         advance: Callable[[int], None] | None = None,
     ) -> TrialRecord:
         """Simulate trials in one world, or in worlds that the environment draws; return NumPy arrays with a leading axis.
 
-        The random numbers of a trial depend on the seed and on its number only.
+        The random numbers of a trial depend on the seed and on its number only. The first run decides how many trials the
+        compiled function simulates at once.
 
         Args:
+            first: number of the first trial.
             thresholds: in place of the design's own, (rules, looks).
             advance: called with the number of trials that have finished.
         """
@@ -90,7 +95,7 @@ class TrialSimulator:
                 return lambda: jax.device_get(function.run(key, jnp.asarray(start), *arguments))
 
             parts = []
-            for part in run_jobs(job(start) for start in range(0, num_trials, function.size)):
+            for part in run_jobs(job(start) for start in range(first, first + num_trials, function.size)):
                 parts.append(part)
                 if advance is not None:
                     advance(function.size)
@@ -101,7 +106,7 @@ class TrialSimulator:
         is_sequential = is_on_cpu() and not engine.explanation.is_exact
         size = min(num_trials, 4 if is_sequential else _CPU_CHUNK) if is_on_cpu() else None
         is_shared = environment.truth is not None and setting.model.context is None
-        cached = "truth" if is_shared else id(environment), size if size else num_trials
+        cached = "truth" if is_shared else id(environment)
         if cached not in self._compiled:
 
             def play(key: Key, number: Array, limits: Array, truth: Any = None) -> TrialRecord:
@@ -161,8 +166,11 @@ def check_units(model: RewardModel, design: Design) -> None:
     if not given:
         return
     with jax.enable_x64(True):
-        draws = model.sample_prior(jr.key(0), _NUM_PRIOR_DRAWS)
-        table = np.asarray(jax.jit(lambda own: model.expected_rewards(own, model.context))(draws))
+
+        def draw() -> Array:
+            return model.expected_rewards(model.sample_prior(jr.key(0), _NUM_PRIOR_DRAWS), model.context)
+
+        table = np.asarray(run_once(draw))
     largest = float(np.nanmax(np.ptp(table, axis=1)))
     for name, argument, value in given:
         if value >= largest:
