@@ -105,9 +105,8 @@ def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> D
 
 
 def decision_notes(task: Task, learner: Learner, context: Any) -> tuple[str, ...]:
-    """Return the warnings about the numbers of a decision: rough expected rewards, and arms whose mean is infinite."""
-    rough = task.model.expected_reward_note
-    notes = (rough,) if rough else ()
+    """Return the warnings about the numbers of a decision: rough expected rewards, doubted draws, infinite means."""
+    notes = tuple(filter(None, (task.model.expected_reward_note, learner.doubts)))
     has_infinite_mean = learner.engine.capabilities.infinite_means
     if has_infinite_mean is None:
         return notes

@@ -72,7 +72,8 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         factory = functools.partial(_exact_fallback, refused)
     num_refreshes = int(getattr(info, "num_refreshes", 0))
     num_doubted = learner.num_doubted + (num_refreshes > learner.num_refreshes)
-    is_kept = num_doubted < _MAX_DOUBTED and _may_recover(learner, rows, info)
+    # Moves that ended at their budget continue with the next update; the fallback would take longer still.
+    is_kept = _is_unfinished(info) or (num_doubted < _MAX_DOUBTED and _may_recover(learner, rows, info))
     if factory is None or is_kept:
         rest = "they are renewed as rewards come" if is_kept else "no engine is left to move to"
         after = learner._replace(
@@ -159,4 +160,14 @@ def _rounded(nats: Any) -> str:
 def _doubts(engine: str, info: Any) -> str:
     """Name the checks that an approximate update failed, with their values and bounds."""
     failed = info.failed_checks() if hasattr(info, "failed_checks") else []
-    return ": ".join([f"the draws of the {engine} engine are not trusted", *filter(None, ["; ".join(failed)])])
+    text = ": ".join([f"the draws of the {engine} engine are not trusted", *filter(None, ["; ".join(failed)])])
+    if not _is_unfinished(info):
+        return text
+    return (
+        f"{text}; engine=engines.laplace and engine=engines.svi fit a Gaussian in less time, and ppl_bandit.compare measures "
+        "what they lose on this program"
+    )
+
+
+def _is_unfinished(info: Any) -> bool:
+    return bool(getattr(info, "is_unfinished", False))

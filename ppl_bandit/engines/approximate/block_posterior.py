@@ -17,9 +17,9 @@ from ppl_bandit.engines.approximate.unconstrained import Space
 from ppl_bandit.engines.particles.log_density import LogDensity, second_derivatives
 from ppl_bandit.engines.row_buffer import Buffer, BufferedRows, read_buffer, take_rows
 
-__all__ = ["block_posterior", "embed"]
+__all__ = ["CHUNK_SIZE", "block_posterior", "embed"]
 
-_CHUNK_SIZE = 64  # rows
+CHUNK_SIZE = 64  # rows
 
 
 def embed(blocks: Blocks, block: Int[Array, ""] | int, own: Array, reference: Float[Array, " K"]) -> Array:
@@ -47,7 +47,7 @@ def block_posterior(
     data = read_buffer(buffer, discount, None if has_one_block else jnp.asarray(blocks.of_arm) == block)
     own_terms = jnp.asarray(blocks.terms)[block]
     is_padding = ~jnp.asarray(blocks.is_latent)[block]
-    size = min(_CHUNK_SIZE, buffer.arm.shape[0])
+    size = min(CHUNK_SIZE, buffer.arm.shape[0])
     num_chunks = -(-data.num_rows // size)
 
     def log_prior(own: Array) -> Array:

@@ -92,7 +92,7 @@ def coordinate_moves(
     sd: Float[Array, " k"],
     num_rounds: Int[Array, ""] | int,
     min_narrowing: Float[Array, ""] | float = 0.0,
-) -> tuple[EvaluatedParticles, Bool[Array, ""]]:
+) -> tuple[EvaluatedParticles, Int[Array, ""], Bool[Array, ""]]:
     """Make `num_rounds` x 4 Metropolis moves of every particle: one coordinate alone and along the funnel, in turn.
 
     Given the centre and the slopes, which are estimated from all particles, every move leaves the target invariant.
@@ -103,7 +103,7 @@ def coordinate_moves(
             for most posteriors before the first move.
 
     Returns:
-        The particles, and whether all of these moves were made.
+        The particles, the number of evaluations of their density, and whether all of these moves were made.
     """
     num, size = positions.shape
     dtype = positions.dtype
@@ -152,4 +152,4 @@ def coordinate_moves(
     no_funnel = FunnelShape(zeros, jnp.zeros((size, size), dtype), zeros, jnp.zeros((), dtype))
     first = (jnp.zeros((), int), no_funnel, EvaluatedParticles(positions, unknown, unknown))
     number, _, particles = jax.lax.while_loop(needs_more, one_round, first)
-    return particles, (num_rounds > 0) & (number > num_rounds)
+    return particles, 1 + _MOVES_PER_ROUND * (number - 1), (num_rounds > 0) & (number > num_rounds)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 from numpyro.infer import NUTS
 
 from ppl_bandit.engines.particles.log_density import LogDensity
@@ -29,12 +29,14 @@ class Transition(NamedTuple):
         energies: minus the log density there.
         accept_prob: acceptance probability of each proposal.
         is_divergent: whether the energy error of a trajectory exceeded 1,000.
+        num_evaluations: of the density and its gradient at every particle.
     """
 
     positions: Float[Array, "M k"]
     energies: Float[Array, " M"]
     accept_prob: Float[Array, " M"]
     is_divergent: Bool[Array, " M"]
+    num_evaluations: Int[Array, ""]
 
 
 # (key, log density in whitened coordinates, positions there, step size) -> one transition of every particle
@@ -75,7 +77,8 @@ def hamiltonian(
     is_accepted = uniform[num : 2 * num] < accept_prob
     energies = -jnp.where(is_accepted, log_end, log_start)
     is_divergent = log_ratio < -_DIVERGENT_ENERGY
-    return Transition(jnp.where(is_accepted[:, None], x, positions), energies, accept_prob, is_divergent)
+    positions = jnp.where(is_accepted[:, None], x, positions)
+    return Transition(positions, energies, accept_prob, is_divergent, num_leaps + 1)
 
 
 def no_u_turn(key: Key, target: LogDensity, positions: Float[Array, "M k"], step_size: Float[Array, ""]) -> Transition:
@@ -103,4 +106,5 @@ def no_u_turn(key: Key, target: LogDensity, positions: Float[Array, "M k"], step
     states = kernel.init(jr.split(key, positions.shape[0]), 0, init_params=positions)
     adapt_state = states.adapt_state._replace(step_size=jnp.broadcast_to(step_size, positions.shape[:1]))
     states = kernel.sample(states._replace(adapt_state=adapt_state), (), {})
-    return Transition(states.z, states.potential_energy, jnp.nan_to_num(states.accept_prob), states.diverging)
+    accept_prob, num_leaps = jnp.nan_to_num(states.accept_prob), jnp.max(states.num_steps).astype(int)
+    return Transition(states.z, states.potential_energy, accept_prob, states.diverging, num_leaps + 1)

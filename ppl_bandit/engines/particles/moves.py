@@ -2,9 +2,11 @@
 
 Every particle is a chain, and all make the same number of transitions. After a window of transitions the positions are
 compared, over the particles, with those at its start: a window that left a large autocorrelation, or in which a mean
-drifted, is followed by one of twice the length. Step size and mass matrix come from the particles.
+drifted, is followed by one of twice the length. Step size and mass matrix come from the particles. With a budget, the moves
+end when it is spent, and the next moves continue with one window as long as the budget allows.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -31,8 +33,9 @@ MOVE_CHECKS = (
     Check("the share of particles that never moved", 0.02),
     Check("the effective sample size of the starting positions, as a share of the particles,", 0.1, is_minimum=True),
     Check("energies", failure="the log density of a particle is not finite"),
+    Check("budget", failure="the moves of one update ended at their budget, and continue with the next one"),
 )
-_DIVERGENCE = 2  # index of the check of divergences
+_DIVERGENCE, _BUDGET = 2, 7  # indices of the checks of divergences and of the budget
 _TARGET_ACCEPT = 0.8
 _ENOUGH_ESS = 0.5  # effective sample size, as a share of the particles, that needs no further window
 _MAX_WINDOWS = 5
@@ -48,11 +51,17 @@ class MoveEvidence(NamedTuple):
         check_values: the values of `MOVE_CHECKS`.
         num_divergences: divergent transitions.
         is_sound: whether the moved particles may be used as draws of the target.
+        is_mixed: whether all checks passed, except those of divergences and of the budget.
+        num_transitions: of all windows.
+        num_evaluations: of the density at every particle, in all windows.
     """
 
     check_values: Float[Array, "*B checks"]
     num_divergences: Int[Array, "*B"]
     is_sound: Bool[Array, "*B"]
+    is_mixed: Bool[Array, "*B"]
+    num_transitions: Int[Array, "*B"]
+    num_evaluations: Int[Array, "*B"]
 
     @property
     def autocorrelation(self) -> Float[Array, "*B"]:
@@ -63,6 +72,16 @@ class MoveEvidence(NamedTuple):
     def drift(self) -> Float[Array, "*B"]:
         """Largest shift of a mean, a mean square or the mean energy, in units of six standard errors."""
         return self.check_values[..., 1]
+
+    @property
+    def is_unfinished(self) -> Bool[Array, "*B"]:
+        """Whether the budget ended the moves before their checks passed."""
+        return ~self.is_sound & (self.check_values[..., _BUDGET] < 1.0)
+
+    @property
+    def cost(self) -> Float[Array, "*B"]:
+        """Evaluations of the density for each transition, with the coordinate moves that belong to it."""
+        return self.num_evaluations / jnp.maximum(self.num_transitions, 1)
 
 
 class MoveResult(NamedTuple):
@@ -80,7 +99,6 @@ class _Window(NamedTuple):
 
     Attributes:
         ess: effective sample size of the particles.
-        is_mixed: whether all checks passed, except that of divergences.
         is_diverging: whether the share of divergent transitions failed its check and hardly fell.
     """
 
@@ -89,25 +107,33 @@ class _Window(NamedTuple):
     step_size: Float[Array, ""]
     ess: Float[Array, ""]
     previous_autocorrelation: Float[Array, ""]
-    is_mixed: Bool[Array, ""]
     is_diverging: Bool[Array, ""]
     evidence: MoveEvidence
 
 
 class _Transitions(NamedTuple):
-    """The state inside a window, in whitened coordinates; acceptance and divergences are of its second half."""
+    """The state inside a window, in whitened coordinates.
 
+    Attributes:
+        number: transitions so far.
+        num_measured: those in the second half of the window, to which sum_acceptance and num_divergences belong.
+    """
+
+    number: Int[Array, ""]
     positions: Float[Array, "M k"]
     step_size: Float[Array, ""]
     first_energies: Float[Array, " M"]
-    acceptance: Float[Array, ""]
+    num_measured: Int[Array, ""]
+    sum_acceptance: Float[Array, ""]
     num_divergences: Int[Array, ""]
     has_moved: Bool[Array, " M"]
+    num_evaluations: Int[Array, ""]
 
 
 def sound_evidence(dtype: Any) -> MoveEvidence:
     """Return the evidence of particles that were drawn without moves and need none."""
-    return MoveEvidence(jnp.array([0, 0, 0, 1, 0, 1, 1], dtype), jnp.zeros((), int), jnp.array(True))
+    none, yes = jnp.zeros((), int), jnp.array(True)
+    return MoveEvidence(jnp.array([0, 0, 0, 1, 0, 1, 1, 1], dtype), none, yes, yes, none, none)
 
 
 def move(
@@ -121,6 +147,8 @@ def move(
     first_length: int = 4,
     first_coordinate_moves: int = 8,
     min_narrowing: Float[Array, ""] | float = 0.0,
+    max_evaluations: Float[Array, ""] | float = math.inf,
+    previous: MoveEvidence | None = None,
 ) -> MoveResult:
     """Move particles in windows of `first_length` transitions, then twice as many, until the checks pass.
 
@@ -131,28 +159,45 @@ def move(
         ess: effective sample size of the starting positions.
         covariance: estimate of the target's covariance.
         min_narrowing: see `coordinate_moves`; 0 after a window with divergent transitions.
+        max_evaluations: budget of evaluations of the density at every particle; coordinate moves may exceed it.
+        previous: evidence of the last moves of these particles. If the budget ended them, the first window is as long as
+            the budget allows, and counts as the one after theirs.
     """
     num, dtype = positions.shape[0], positions.dtype
+    unmoved = sound_evidence(dtype)._replace(is_sound=jnp.array(False), is_mixed=jnp.array(False))
+    unmoved = unmoved._replace(check_values=jnp.ones(len(MOVE_CHECKS), dtype))
+    is_continued, longest = jnp.array(False), first_length * 2 ** (_MAX_WINDOWS - 1)
+    first_window = jnp.asarray(first_length)
+    if previous is not None:
+        is_continued = previous.is_unfinished
+        affordable = jnp.clip(max_evaluations / jnp.maximum(previous.cost, 1.0), first_length, longest).astype(int)
+        first_window = jnp.where(is_continued, affordable, first_length)
+        unmoved = unmoved._replace(is_mixed=is_continued & previous.is_mixed)
+
+    def next_length(last: _Window) -> Int[Array, ""]:
+        """Return twice the length of the last window, or as many transitions as the rest of the budget allows."""
+        left = (max_evaluations - last.evidence.num_evaluations) / jnp.maximum(last.evidence.cost, 1.0)
+        return jnp.minimum(first_window * 2**last.number, jnp.minimum(left, longest).astype(int))
 
     def window(before: _Window) -> _Window:
         prior_covariance = jnp.where(before.number == 0, covariance, 0.0)
         centre, root = mean_and_root(before.particles.positions, prior_covariance, before.ess)
         key_coordinates, key_window = jr.split(jr.fold_in(key, before.number))
         start = standardize(before.particles.positions, centre, root)
-        length = first_length * 2**before.number
-        num_measured = length - length // 2
-        run = _run_kernel(key_window, whiten(target, centre, root), kernel, start, before.step_size, length)
+        length = jnp.where(before.number == 0, first_window, next_length(before))
+        left = max_evaluations - before.evidence.num_evaluations
+        run = _run_kernel(key_window, whiten(target, centre, root), kernel, start, before.step_size, length, left)
 
-        divergent_share = (run.num_divergences / (num_measured * num)).astype(dtype)
+        divergent_share = (run.num_divergences / (run.num_measured * num)).astype(dtype)
         is_calm = divergent_share <= MOVE_CHECKS[_DIVERGENCE].bound
         moved = centre + run.positions @ root.T
         sd = jnp.sqrt(jnp.sum(jnp.square(root), axis=1))
-        particles, has_coordinate_moves = coordinate_moves(
+        particles, num_coordinate_moves, has_coordinate_moves = coordinate_moves(
             key_coordinates,
             target,
             moved,
             sd,
-            first_coordinate_moves * 2**before.number,
+            first_coordinate_moves * run.number // first_length,
             jnp.where(is_calm, min_narrowing, 0.0),
         )
         energies = -particles.log_prior - particles.log_likelihood
@@ -163,41 +208,50 @@ def move(
             autocorrelation,
             drift,
             divergent_share,
-            run.acceptance,
+            run.sum_acceptance / run.num_measured,
             1.0 - jnp.mean(has_moved.astype(dtype)),
             before.ess / num,
             jnp.all(jnp.isfinite(energies)),
+            jnp.ones((), dtype),
         )
         values = jnp.stack([measure.astype(dtype) for measure in measures])
         is_mixed = jnp.all(passed_checks(MOVE_CHECKS, values).at[_DIVERGENCE].set(True))
         # Coordinate moves reach the regions where trajectories diverge: two windows in a row that mixed are enough.
-        is_followed = has_coordinate_moves & before.is_mixed & (before.number >= _MIN_WINDOWS)
+        is_late = (before.number >= _MIN_WINDOWS) | is_continued
+        is_followed = has_coordinate_moves & before.evidence.is_mixed & is_late
         is_sound = is_mixed & (is_calm | is_followed)
         before_share = before.evidence.check_values[_DIVERGENCE]
         is_diverging = is_mixed & ~is_sound & (divergent_share > _MIN_DECAY * before_share)
-        return _Window(
+        num_evaluations = before.evidence.num_evaluations + run.num_evaluations + num_coordinate_moves
+        num_transitions = before.evidence.num_transitions + run.number
+        evidence = MoveEvidence(values, run.num_divergences, is_sound, is_mixed, num_transitions, num_evaluations)
+        after = _Window(
             before.number + 1,
             particles,
             run.step_size,
             1.0 / (autocorrelation**2 / before.ess + (1.0 - autocorrelation**2) / num),
             before.evidence.autocorrelation,
-            is_mixed,
             is_diverging,
-            MoveEvidence(values, run.num_divergences, is_sound),
+            evidence,
         )
+        values = values.at[_BUDGET].set(jnp.where(is_affordable(after), 1.0, 0.0))
+        return after._replace(evidence=evidence._replace(check_values=values))
+
+    def is_affordable(last: _Window) -> Bool[Array, ""]:
+        return next_length(last) >= first_length
 
     def needs_more(last: _Window) -> Bool[Array, ""]:
         is_done = last.evidence.is_sound & (last.ess >= _ENOUGH_ESS * num)
         # Twice as many transitions with the same autocorrelation: no trajectory connects the modes.
         is_trapped = last.evidence.autocorrelation > jnp.maximum(0.9 * last.previous_autocorrelation, _TRAPPED)
         is_useless = (last.number > _MIN_WINDOWS) & (is_trapped | last.is_diverging)
-        return (last.number == 0) | (~is_done & ~is_useless & (last.number < _MAX_WINDOWS))
+        may_continue = (last.number < _MAX_WINDOWS) & is_affordable(last)
+        return (last.number == 0) | (~is_done & ~is_useless & may_continue)
 
     unknown = jnp.zeros(num, dtype)
     start = EvaluatedParticles(positions, unknown, unknown)
     one, no = jnp.ones((), dtype), jnp.array(False)
-    unmoved = MoveEvidence(jnp.ones(len(MOVE_CHECKS), dtype), jnp.zeros((), int), no)
-    first = _Window(jnp.zeros((), int), start, step_size, ess.astype(dtype), one, no, no, unmoved)
+    first = _Window(jnp.zeros((), int), start, step_size, ess.astype(dtype), one, no, unmoved)
     last = jax.lax.while_loop(needs_more, window, first)
     return MoveResult(*last.particles, last.step_size, last.evidence)
 
@@ -209,24 +263,33 @@ def _run_kernel(
     start: Float[Array, "M k"],
     step_size: Float[Array, ""],
     length: Int[Array, ""],
+    max_evaluations: Float[Array, ""] | float,
 ) -> _Transitions:
-    """Make `length` transitions of every particle and adapt the step size to the mean acceptance probability."""
-    num, dtype = start.shape[0], start.dtype
-    num_measured = length - length // 2
+    """Make `length` transitions of every particle and adapt the step size to the mean acceptance probability.
 
-    def transition(number: Array, run: _Transitions) -> _Transitions:
-        after = kernel(jr.fold_in(key, number), target, run.positions, run.step_size)
+    The transitions end early if the density has been evaluated `max_evaluations` times. If none is measured until then, the
+    acceptance is nan and fails its check.
+    """
+    num, dtype = start.shape[0], start.dtype
+
+    def transition(run: _Transitions) -> _Transitions:
+        after = kernel(jr.fold_in(key, run.number), target, run.positions, run.step_size)
         acceptance = jnp.mean(after.accept_prob)
-        is_measured = number >= length // 2  # before, the step size still adapts to the new mass matrix
+        is_measured = run.number >= length // 2  # before, the step size still adapts to the new mass matrix
         return _Transitions(
+            run.number + 1,
             after.positions,
             run.step_size * jnp.exp(jnp.clip(2.0 * (acceptance - _TARGET_ACCEPT), -1.0, 0.25)),
-            jnp.where(number == 0, after.energies, run.first_energies),
-            run.acceptance + jnp.where(is_measured, acceptance / num_measured, 0.0),
+            jnp.where(run.number == 0, after.energies, run.first_energies),
+            run.num_measured + is_measured,
+            run.sum_acceptance + jnp.where(is_measured, acceptance, 0.0),
             run.num_divergences + jnp.where(is_measured, jnp.sum(after.is_divergent), 0),
             run.has_moved | jnp.any(after.positions != run.positions, axis=1),
+            run.num_evaluations + after.num_evaluations,
         )
 
-    zeros, zero = jnp.zeros(num, dtype), jnp.zeros((), dtype)
-    first = _Transitions(start, step_size, zeros, zero, jnp.zeros((), int), jnp.zeros(num, bool))
-    return jax.lax.fori_loop(0, length, transition, first)
+    zeros, zero, none = jnp.zeros(num, dtype), jnp.zeros((), dtype), jnp.zeros((), int)
+    first = _Transitions(none, start, step_size, zeros, none, zero, none, jnp.zeros(num, bool), none)
+    return jax.lax.while_loop(
+        lambda run: (run.number < length) & (run.num_evaluations < max_evaluations), transition, first
+    )

@@ -105,6 +105,7 @@ class RefreshSettings(NamedTuple):
         min_narrowing: see `coordinate_moves`. Slopes were at least 0.78 for particles that had not reached the end of a
             funnel, and at most 0.34 in hierarchies without one.
         may_accept_proposals: whether accepted importance draws are used without moves.
+        max_evaluations: budget of the moves, see `move`.
         estimates_evidence: whether the log evidence is log p(data), which importance sampling estimates; not with a discount.
     """
 
@@ -113,6 +114,7 @@ class RefreshSettings(NamedTuple):
     first_coordinate_moves: int = 8
     min_narrowing: float = 0.5
     may_accept_proposals: bool = True
+    max_evaluations: Float[Array, ""] | float = math.inf
     estimates_evidence: bool = True
 
 
@@ -239,6 +241,8 @@ def refresh_particles(
             settings.first_coordinate_moves,
             # Degenerate particles need coordinate moves most and do not show a funnel yet.
             jnp.where(is_degenerate, 0.0, settings.min_narrowing),
+            settings.max_evaluations,
+            particles.evidence,
         )
         # Chains from accepted importance draws need not become independent of them; in a funnel they cannot.
         is_finite = jnp.all(jnp.isfinite(moved.log_prior + moved.log_likelihood))

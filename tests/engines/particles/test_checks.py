@@ -1,5 +1,7 @@
 """A failed check is named with its value and its bound, and passed checks are not."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -10,6 +12,7 @@ import pytest
 
 from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks, worst_values
+from ppl_bandit.engines.particles.moves import MOVE_CHECKS
 from ppl_bandit.types import Interaction
 
 CHECKS = (
@@ -68,6 +71,47 @@ def test_the_warning_of_a_live_bandit_names_the_failed_check_and_no_other():
     )
     assert "must be at most 0.7" in text and "ess" not in text
     assert "NOT TRUSTED" in bandit.explain()
+
+
+class BudgetInfo(NamedTuple):
+    """The evidence of moves that ended at their budget."""
+
+    is_trusted: Any
+    is_unfinished: Any
+    num_refreshes: Any
+    is_full: Any
+    check_values: Any
+
+    def failed_checks(self):
+        return describe_failures(MOVE_CHECKS, self.check_values)
+
+
+def test_a_bandit_whose_moves_end_at_their_budget_keeps_its_engine_and_every_decision_says_so():
+    """`laplace` under the name of an engine that has a fallback; the first 11 updates report moves that did not finish."""
+    num_unfinished = 11  # one more than the doubted refreshes after which other evidence leads to the fallback
+
+    def unfinished(model):
+        engine = engines.laplace(model)
+
+        def update(key, state, rows):
+            state, _ = engine.update(key, state, rows)
+            num_rows = jnp.sum(state.buffer.times)
+            is_done = num_rows > num_unfinished
+            values = jnp.array([0.8, 0, 0, 1, 0, 1, 1, 0])
+            return state, BudgetInfo(is_done, ~is_done, num_rows, jnp.array(False), values)
+
+        return engine._replace(update=update, explanation=engine.explanation._replace(engine="reweight"))
+
+    bandit = Bandit(clicks, 2, engine=unfinished)
+    with pytest.warns(UserWarning, match="ended at their budget") as warned:
+        for row in range(num_unfinished):
+            bandit.update(arm=row % 2, reward=1)
+    assert len(warned) == 1 and bandit.explanation.engine == "reweight"
+    (note,) = bandit.select().notes
+    assert "the autocorrelation of the particles with their starting positions is 0.8 and must be at most 0.5" in note
+    assert "engines.laplace" in note and "engines.svi" in note and "divergent" not in note
+    bandit.update(arm=0, reward=1)
+    assert bandit.select().notes == () and "NOT TRUSTED" not in bandit.explain()
 
 
 def test_rows_that_do_not_fit_are_named():

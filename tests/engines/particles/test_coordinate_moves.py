@@ -99,7 +99,9 @@ def test_a_particle_with_a_nan_density_does_not_affect_the_others():
 def test_particles_without_a_funnel_are_not_moved():
     start = jr.normal(jr.key(0), (1000, 3))
     gaussian = TARGET._replace(parts=lambda x: (-0.5 * jnp.sum(x**2), jnp.ones(())))
-    end, has_moves = jax.jit(lambda: coordinate_moves(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5))()
+    end, _, has_moves = jax.jit(
+        lambda: coordinate_moves(jr.key(0), gaussian, start, jnp.ones(3), 8, min_narrowing=0.5)
+    )()
     assert not bool(has_moves)
     np.testing.assert_array_equal(end.positions, start)
     np.testing.assert_allclose(end.log_prior, -0.5 * jnp.sum(start**2, axis=1), rtol=1e-5)

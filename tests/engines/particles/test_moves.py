@@ -6,9 +6,10 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.particles.kernels import hamiltonian
+from ppl_bandit.engines.particles.checks import describe_failures
+from ppl_bandit.engines.particles.kernels import Transition, hamiltonian
 from ppl_bandit.engines.particles.log_density import LogDensity
-from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, move
+from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION, MOVE_CHECKS, move, sound_evidence
 
 
 def density_of(log_density):
@@ -110,3 +111,32 @@ def test_moves_that_keep_diverging_end_early_and_are_flagged():
     all_windows = 4 + 8 + 16 + 32 + 64
     assert max(numbers) <= all_windows
     assert np.median(numbers) < all_windows, numbers
+
+
+def test_moves_that_end_at_their_budget_are_flagged_and_continue_with_one_long_window():
+    # A correlation of 0.93 for each transition, less 0.11 by chance: 5 transitions leave 0.59, 8 leave 0.45, 9 leave 0.41.
+    def slow(key, target, positions, step_size):
+        noise = jr.normal(key, positions.shape)
+        ones = jnp.ones(len(positions))
+        after = 0.93 * positions + np.sqrt(1.0 - 0.93**2) * noise
+        energies = 0.5 * jnp.sum(after**2, axis=1)
+        return Transition(after, energies, 0.8 * ones, ones < 0, jnp.ones((), int))
+
+    starts = jr.normal(jr.key(0), (1000, 3))
+    arguments = jnp.asarray(1000.0), jnp.eye(3), jnp.array(0.5), slow, 4, 0, 0.0
+
+    @jax.jit
+    def run(key, positions, budget, previous):
+        return move(key, GAUSSIAN, positions, *arguments, budget, previous)
+
+    none = sound_evidence(starts.dtype)
+    free = run(jr.key(1), starts, jnp.inf, none).evidence
+    assert bool(free.is_sound) and int(free.num_evaluations) > 12
+    # A window evaluates the density once more at its end, so windows of 4 and 5 transitions fit into 12 evaluations.
+    first = run(jr.key(1), starts, 12.0, none)
+    assert bool(first.evidence.is_unfinished) and int(first.evidence.num_transitions) == 4 + 5
+    failures = describe_failures(MOVE_CHECKS, first.evidence.check_values)
+    assert len(failures) == 2 and "autocorrelation" in failures[0] and "budget" in failures[1]
+    then = run(jr.key(2), first.positions, 12.0, first.evidence).evidence
+    assert bool(then.is_sound) and not bool(then.is_unfinished)
+    assert int(then.num_transitions) == 9
