@@ -31,14 +31,14 @@ from ppl_bandit.types import BestArmMoments
 
 __all__ = ["best_arm_moments", "best_arm_probs"]
 
-_NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 80}  # of each arm's cdf; Student-t laws have the longest tails
+_NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 48}  # of each arm's cdf
 _NUM_TABLE_NODES_OF_TWO = {
     **_NUM_TABLE_NODES,
     IDENTITY: 96,
 }  # so that the smaller of two probabilities keeps its digits
 _MAX_NODES = 192  # nodes of all arms together, all of which are used
 _NUM_CHOSEN_NODES = 144  # of more nodes
-_NUM_NODES = {LOGIT: 14, LOG: 20, IDENTITY: 28}  # of an arm, in the grid
+_NUM_NODES = {LOGIT: 14, LOG: 20, IDENTITY: 24}  # of an arm, in the grid
 _NUM_COARSE_NODES = 64  # that tell roughly how often each of many arms wins
 _NEGLIGIBLE = 1e-12  # probability of a range of values that the grid may leave out
 _GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread
