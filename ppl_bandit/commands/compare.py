@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ppl_bandit.commands.arguments.names import ENGINES, SELECTORS, check_names
+from ppl_bandit.commands.arguments.names import ENGINES, MOVING_ENGINES, SELECTORS, check_names
 from ppl_bandit.commands.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.comparison.measurement.engine_comparison import compare
 from ppl_bandit.comparison.measurement.model_ranking import rank_models
@@ -38,14 +38,15 @@ def execute(
 
 
 def _compare(arguments: argparse.Namespace, progress: Callable[[str], None]) -> tuple[str, dict[str, Any], list[Path]]:
-    names, out = list(ENGINES) if arguments.engines is None else arguments.engines, arguments.out
-    check_names(names or [""], ENGINES, "--engines")
-    file = load_model(arguments.models[0])
+    file, out = load_model(arguments.models[0]), arguments.out
     model = file.reward_model()
+    factories = MOVING_ENGINES if model.moving_sites else ENGINES
+    names = list(factories) if arguments.engines is None else arguments.engines
+    check_names(names or [""], factories, "--engines")
     comparison = compare(
         model,
         _rows(file, model, arguments),
-        {name: ENGINES[name] for name in names},
+        {name: factories[name] for name in names},
         num_samples=arguments.samples,
         arms=arguments.arms,
         seed=arguments.seed,

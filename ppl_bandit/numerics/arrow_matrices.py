@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-__all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "steps_along", "times"]
+__all__ = ["Arrow", "as_arrow", "as_matrix", "gaussian_integral", "solve", "solve_and_step", "steps_along", "times"]
 
 _MIN_PIVOT = (
     32.0  # in roundings of the diagonal entry that the pivot is left of: such a pivot has a relative error of 3%
@@ -112,15 +112,26 @@ def gaussian_integral(
 
 def solve(arrow: Arrow, rhs: Float[Array, "R S ..."]) -> Float[Array, "R S ..."]:
     """Return inverse(matrix) rhs of each matrix."""
-    parts = _eliminate(arrow, rhs)
-    return _substitute(parts, parts.leaf_rhs / parts.leaf.pivots, parts.core_rhs / parts.core.pivots)
+    return solve_and_step(arrow, rhs, jnp.zeros((0, *rhs.shape), rhs.dtype))[0]
 
 
 def steps_along(arrow: Arrow, noise: Float[Array, "R S ..."]) -> Float[Array, "R S ..."]:
     """Transform standard normal numbers to draws with mean 0 whose precision matrices are the given ones."""
-    parts = _eliminate(arrow, jnp.zeros_like(noise))
-    leaf, core = _split(arrow, noise)
-    return _substitute(parts, leaf / jnp.sqrt(parts.leaf.pivots), core / jnp.sqrt(parts.core.pivots))
+    return solve_and_step(arrow, jnp.zeros_like(noise), noise[None])[1][0]
+
+
+def solve_and_step(
+    arrow: Arrow, rhs: Float[Array, "R S ..."], noise: Float[Array, "K R S ..."]
+) -> tuple[Float[Array, "R S ..."], Float[Array, "K R S ..."]]:
+    """Do both with one factorization: return inverse(matrix) rhs, and K draws with mean 0 from K sets of normal numbers."""
+    parts = _eliminate(arrow, rhs)
+    leaf, core = jax.vmap(lambda own: _split(arrow, own))(noise)
+    columns = [
+        jnp.concatenate([(own / factor.pivots)[None], more / jnp.sqrt(factor.pivots)])
+        for own, more, factor in ((parts.leaf_rhs, leaf, parts.leaf), (parts.core_rhs, core, parts.core))
+    ]
+    found = jax.vmap(lambda leaf, core: _substitute(parts, leaf, core))(*columns)
+    return found[0], found[1:]
 
 
 def _split(arrow: Arrow, vectors: Array) -> tuple[Float[Array, "R L s ..."], Float[Array, "R c ..."]]:

@@ -7,7 +7,15 @@ from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["ENGINES", "SELECTORS", "check_names", "engine_factory", "find_experiment", "make_selectors"]
+__all__ = [
+    "ENGINES",
+    "MOVING_ENGINES",
+    "SELECTORS",
+    "check_names",
+    "engine_factory",
+    "find_experiment",
+    "make_selectors",
+]
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {
     "exact": engines.conjugate,
@@ -17,7 +25,7 @@ ENGINES: Mapping[str, Callable[..., Engine]] = {
     "laplace": engines.laplace,
     "reweight": engines.reweight,
 }
-_MOVING_ENGINES: Mapping[str, Callable[..., Engine]] = {
+MOVING_ENGINES: Mapping[str, Callable[..., Engine]] = {
     "kalman": engines.kalman,
     "collapsed-kalman": engines.collapsed_kalman,
     "particle-filter": engines.particle_filter,
@@ -41,7 +49,7 @@ def engine_factory(name: str) -> Callable[..., Engine]:
     Raises:
         ValueError: if the name is unknown.
     """
-    factories = {"auto": engines.choose, **ENGINES, **_MOVING_ENGINES}
+    factories = {"auto": engines.choose, **ENGINES, **MOVING_ENGINES}
     check_names([name], factories, "--engine")
     return factories[name]
 

@@ -135,7 +135,10 @@ def _compare(compare: argparse.ArgumentParser) -> None:
         "--play", metavar="SELECTOR", help="selector that plays simulated rows, such as ds or ts (default: round robin)"
     )
     compare.add_argument(
-        "--engines", type=_names, help="for one model, comma-separated (all: exact,collapsed,nuts,svi,laplace,reweight)"
+        "--engines",
+        type=_names,
+        help="for one model, comma-separated (all: exact,collapsed,nuts,svi,laplace,reweight; of latents that move: "
+        "kalman,collapsed-kalman,particle-filter)",
     )
     compare.add_argument("--arms", type=_names, help="names of the arms, in the program's order, comma-separated")
     compare.add_argument("--report", action="store_true", help="write a self-contained HTML report too")

@@ -23,7 +23,7 @@ from ppl_bandit.comparison.measurement.engine_runs import (
     run_engine,
 )
 from ppl_bandit.comparison.measurement.errors import LatentErrors, estimate, latent_errors, r_hat, total_variation
-from ppl_bandit.comparison.measurement.reference_posterior import find_references
+from ppl_bandit.comparison.measurement.reference_posterior import exact_factory, find_references
 from ppl_bandit.comparison.measurement.results import (
     INTERRUPTED,
     Comparison,
@@ -36,7 +36,6 @@ from ppl_bandit.comparison.measurement.results import (
 from ppl_bandit.comparison.output.conclusions import overviews
 from ppl_bandit.comparison.output.tables import comparison_text
 from ppl_bandit.engines.particles.diagnostics import chain_ess
-from ppl_bandit.engines.settings import refuse_moving
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -48,13 +47,14 @@ from ppl_bandit.types import Interaction, Key, NotConjugate, Selector
 __all__ = ["compare"]
 
 _DEFAULT_ENGINES = (library.conjugate, library.nuts, library.svi, library.laplace, library.reweight)
+_MOVING_ENGINES = (library.kalman, library.collapsed_kalman, library.particle_filter)
 _MAX_CONTEXTS = 8  # contexts in which decisions are compared
 
 
 def compare(
     reward_model: RewardModel,
     data: Interaction,
-    engines: Sequence[EngineFactory] | Mapping[str, EngineFactory] = _DEFAULT_ENGINES,
+    engines: Sequence[EngineFactory] | Mapping[str, EngineFactory] | None = None,
     reference: EngineFactory | None = None,
     *,
     num_samples: int = 1000,
@@ -68,14 +68,16 @@ def compare(
 ) -> Comparison:
     """Run engines on the same rows, and measure their errors against the exact posterior.
 
-    If the program is not conjugate, a long run of NUTS replaces the exact posterior (`reference.is_exact` is then False). All
-    engines run as in the live bandit, in float64. After Ctrl-C it returns the finished engines and lists the others as
-    interrupted.
+    If the program is not conjugate, a long run of NUTS replaces the exact posterior (`reference.is_exact` is then False). For
+    a program whose latents move, the posterior is the law of the next step given the rows: a Kalman filter if it is exact,
+    otherwise a long run of Kalman filters over particles, or of a particle filter. All engines run as in the live bandit, in
+    float64. After Ctrl-C it returns the finished engines and lists the others as interrupted.
 
     Args:
         reward_model: the program.
         data: the rows: arms by number (or by name, with `arms`), rewards, contexts.
-        engines: engine factories, such as `engines.nuts`; a mapping names them.
+        engines: engine factories, such as `engines.nuts`; a mapping names them. None takes `conjugate`, `nuts`, `svi`,
+            `laplace` and `reweight`; for latents that move, `kalman`, `collapsed_kalman` and `particle_filter`.
         reference: factory of another reference engine, with 20 M draws, such as `partial(engines.nuts, num_draws=20_000)`
             for M = 1000.
         num_samples: posterior draws M of each run, as in a live bandit.
@@ -90,7 +92,8 @@ def compare(
     Raises:
         ValueError: if an argument is invalid.
     """
-    refuse_moving(reward_model, "compare", "simulate compares their engines by regret")
+    if engines is None:
+        engines = _MOVING_ENGINES if reward_model.moving_sites else _DEFAULT_ENGINES
     factories = _labelled(engines)
     for argument, value, least in (("num_samples", num_samples, 20), ("num_runs", num_runs, 2)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -226,7 +229,7 @@ def _build(
         if label in refused:
             continue
         try:
-            if exact is not None and factory is library.conjugate:
+            if exact is not None and factory is exact_factory(setup.model):
                 runners[label] = exact
             else:
                 runners[label] = compile_engine(factory, setup.model, setup.all_rows, setup.num_samples)

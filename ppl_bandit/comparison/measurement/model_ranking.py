@@ -11,10 +11,9 @@ import numpy as np
 
 from ppl_bandit import engines as library
 from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence
-from ppl_bandit.comparison.measurement.engine_runs import compile_engine
+from ppl_bandit.comparison.measurement.engine_runs import CompiledEngine, compile_engine
 from ppl_bandit.comparison.measurement.results import ModelScore, Ranking
 from ppl_bandit.comparison.output.tables import ranking_text
-from ppl_bandit.engines.settings import refuse_moving
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.live.show import arviz_export
@@ -36,28 +35,28 @@ def rank_models(
 ) -> Ranking:
     """Rank programs by how well they predict the same rows.
 
-    The log evidence is exact for a conjugate program, and otherwise the mean of independent runs of `reweight`. It depends on
-    the prior: it predicts each row from the rows before it. LOO predicts each row from all others.
+    The log evidence is exact for a conjugate program, and otherwise the mean of independent runs of `reweight`. For a program
+    whose latents move it comes from `kalman`, where it is exact, or from runs of `collapsed_kalman` or `particle_filter`. It
+    depends on the prior: it predicts each row from the rows before it. LOO predicts each row from all others; it is not
+    computed if latents of a program move, because the rows of such a program have an order.
 
     Args:
         models: two programs or more, by name.
         data: the rows; a mapping gives each program its own contexts, with the same arms and rewards.
         num_samples: posterior draws for LOO.
-        num_runs: runs of `reweight`, at least 2.
+        num_runs: runs of an engine that estimates the log evidence, at least 2.
         seed: random seed.
         say: called with a line per program.
     """
     if len(models) < 2:
         raise ValueError(f"models must have at least two programs, got {list(models)}; use compare() for one program")
     given: dict[str, Interaction] = {}
-    for model in models.values():
-        refuse_moving(model, "rank_models", "Bandit.explain() states the log evidence of a particle filter")
     for name, model in models.items():
         own = data if isinstance(data, Interaction) else data[name]
         with jax.enable_x64(True):
             given[name] = check_data(model, own, Arms(model.num_arms, None))
     _check_same(given, models)
-    has_arviz = importlib.util.find_spec("arviz") is not None
+    why_no_loo = _why_no_loo(models)
     evidences: dict[str, tuple[float, float, str]] = {}
     pointwise: dict[str, np.ndarray | None] = {}
     bad: dict[str, int] = {}
@@ -65,11 +64,20 @@ def rank_models(
     for name, model in models.items():
         with jax.enable_x64(True):
             evidences[name], draws, explanations[name] = _evidence(model, given[name], num_samples, num_runs, seed)
-        pointwise[name], bad[name] = _leave_one_out(model, given[name], draws, num_runs) if has_arviz else (None, 0)
+        pointwise[name], bad[name] = (None, 0) if why_no_loo else _leave_one_out(model, given[name], draws, num_runs)
         value, error, way = evidences[name]
         say(f"{name}: log evidence {value:.3f}{'' if way == 'exact' else f' +- {error:.3f}'} ({way})")
-    ranking = Ranking(_scores(evidences, pointwise, bad, explanations), len(next(iter(given.values())).arm), seed)
+    scores = _scores(evidences, pointwise, bad, explanations)
+    ranking = Ranking(scores, len(next(iter(given.values())).arm), seed, why_no_loo=why_no_loo)
     return ranking._replace(text=ranking_text(ranking))
+
+
+def _why_no_loo(models: Mapping[str, RewardModel]) -> str:
+    """Return why LOO is not computed, empty if it is."""
+    moving = [name for name, model in models.items() if model.moving_sites]
+    if moving:
+        return f"latents of {', '.join(moving)} move, and LOO would predict rows from later ones"
+    return "" if importlib.util.find_spec("arviz") is not None else "it needs ArviZ (pip install arviz)"
 
 
 def _check_same(given: Mapping[str, Interaction], models: Mapping[str, RewardModel]) -> None:
@@ -95,6 +103,8 @@ def _evidence(
     keys = jr.split(jr.key(seed), num_runs)
     rows = jax.tree.map(jnp.asarray, data)._replace(mask=jnp.ones(len(data.arm), bool))
     per_run = -(-num_samples // num_runs)
+    if model.moving_sites:
+        return _filtered_evidence(model, rows, keys, per_run)
     try:
         runner = compile_engine(library.conjugate, model, rows, per_run)
         prior = runner.start(keys[0])
@@ -102,30 +112,45 @@ def _evidence(
         if not bool(info.is_trusted):
             raise NotConjugate("a row is not conjugate")
     except NotConjugate:
-        return _estimated_evidence(model, rows, keys, per_run)
+        return _estimated_evidence(compile_engine(library.reweight, model, rows, per_run), rows, keys)
     drawn = [jax.device_get(runner.draw(key, posterior)) for key in keys]
     points = [{name: values[0] for name, values in draws.items()} for draws in drawn]
     found = exact_log_evidence(model, runner.engine, prior, posterior, rows, points)
     return (float(np.median(found)), 0.0, "exact"), _concatenate(drawn), str(runner.engine.explanation)
 
 
-def _estimated_evidence(
+def _filtered_evidence(
     model: RewardModel, rows: Interaction, keys: Any, per_run: int
 ) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
-    runner = compile_engine(library.reweight, model, rows, per_run)
+    """Return the evidence of a program whose latents move: the product of the predictive densities of a filter."""
+    runner = compile_engine(library.choose, model, rows, per_run)
+    if runner.engine.explanation.is_exact:
+        state, info = runner.learn(keys[0], runner.start(keys[0]), rows)
+        if bool(info.is_trusted):
+            drawn = [jax.device_get(runner.draw(key, state)) for key in keys]
+            return (float(state.log_evidence), 0.0, "exact"), _concatenate(drawn), str(runner.engine.explanation)
+        runner = compile_engine(library.particle_filter, model, rows, per_run)
+    return _estimated_evidence(runner, rows, keys)
+
+
+def _estimated_evidence(
+    runner: CompiledEngine, rows: Interaction, keys: Any
+) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
     drawn, values, errors = [], [], []
     for key in keys:
         key_start, key_learn, key_draw = jr.split(key, 3)
         state, info = runner.learn(key_learn, runner.start(key_start), rows)
         drawn.append(jax.device_get(runner.draw(key_draw, state)))
-        values.append(float(info.log_evidence))
-        errors.append(float(info.log_evidence_error))
+        measured = info if hasattr(info, "log_evidence") else state
+        values.append(float(measured.log_evidence))
+        errors.append(float(measured.log_evidence_error))
     number = len(values)
     # The estimate of the evidence is unbiased, its log is not. Take the larger of two errors: a few runs can agree by chance,
     # and the engine's error assumes independent draws.
     value = float(np.logaddexp.reduce(values) - np.log(number))
     error = max(float(np.std(values, ddof=1)), float(np.mean(errors))) / np.sqrt(number)
-    return (value, error, "reweight"), _concatenate(drawn), str(runner.engine.explanation)
+    explanation = runner.engine.explanation
+    return (value, error, explanation.engine), _concatenate(drawn), str(explanation)
 
 
 def _concatenate(drawn: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -28,12 +28,19 @@ from ppl_bandit.comparison.measurement.errors import (
     total_variation,
 )
 from ppl_bandit.comparison.measurement.results import Reference, SamplingNoise
-from ppl_bandit.types import Key, NotConjugate
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Engine, Key, NotConjugate
 
-__all__ = ["find_references"]
+__all__ = ["exact_factory", "find_references"]
 
 _NUM_REFERENCE_SAMPLES = 20  # samples of M draws
 _MAX_LONG_DRAWS = 40_000
+_DRAWS_PER_FILTER = 4  # of a long run of Kalman filters over particles
+
+
+def exact_factory(model: RewardModel) -> EngineFactory:
+    """Return the factory of the engine that is exact if it accepts the program."""
+    return library.kalman if model.moving_sites else library.conjugate
 
 
 def find_references(
@@ -42,15 +49,16 @@ def find_references(
     """Return the reference after every part, the reason if the exact engine was refused, and that engine otherwise."""
     key_run, key_samples = jr.split(key)
     refused: dict[str, str] = {}
-    if factory is None or factory is library.conjugate:
+    exact = exact_factory(setup.model)
+    if factory is None or factory is exact:
         try:
-            runner = compile_engine(library.conjugate, setup.model, setup.all_rows, setup.num_samples)
+            runner = compile_engine(exact, setup.model, setup.all_rows, setup.num_samples)
             runs = run_engine(runner, key_run, setup.parts, setup.decide)
             check_certified(runs[-1])
         except NotConjugate as refusal:
             if factory is not None:
                 raise
-            refused["exact"] = str(refusal)
+            refused["kalman" if setup.model.moving_sites else "exact"] = str(refusal)
         else:
             keys = jr.split(key_samples, _NUM_REFERENCE_SAMPLES)
             samples = [[jax.device_get(runner.draw(key, at.state)) for key in keys] for at in runs]
@@ -65,9 +73,9 @@ def find_references(
             )
     many = max(2 * setup.num_samples, min(_NUM_REFERENCE_SAMPLES * setup.num_samples, _MAX_LONG_DRAWS))
     many -= many % setup.num_samples
-    if factory is None:
-        factory = partial(library.nuts, num_draws=many)
-    runner = compile_engine(factory, setup.model, setup.all_rows, many)
+    runner = compile_engine(
+        _long_run(setup.model, many) if factory is None else factory, setup.model, setup.all_rows, many
+    )
     say(f"reference: compiling and running {runner.engine.explanation.engine}, {many:,} draws ...")
     runs = run_engine(runner, key_run, setup.parts, setup.decide)
     references = []
@@ -79,6 +87,20 @@ def find_references(
         references.append(_make_reference(setup, key_samples, number, runner, at, drawn))
     say(f"reference: {references[-1].description}")
     return references, refused, None
+
+
+def _long_run(model: RewardModel, num_draws: int) -> EngineFactory:
+    """Return the factory of an engine that replaces the exact posterior."""
+    if not model.moving_sites:
+        return partial(library.nuts, num_draws=num_draws)
+
+    def filters(model: RewardModel) -> Engine:
+        try:  # exact given each particle, so that several draws may share one
+            return library.collapsed_kalman(model, num_particles=-(-num_draws // _DRAWS_PER_FILTER))
+        except NotConjugate:
+            return library.particle_filter(model, num_particles=num_draws)
+
+    return filters
 
 
 def _make_reference(

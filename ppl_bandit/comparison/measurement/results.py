@@ -206,9 +206,9 @@ class ModelScore(NamedTuple):
         name: name of the program.
         log_evidence: log p(rows), natural logarithm.
         log_evidence_error: its Monte Carlo standard error; 0 if it is exact.
-        evidence_way: "exact", or "reweight" if runs of that engine estimate it.
+        evidence_way: "exact", or the name of the engine whose runs estimate it, such as "reweight".
         probability: posterior probability of the program under equal prior probabilities.
-        elpd: expected log predictive density by leave-one-out (PSIS-LOO); nan without ArviZ.
+        elpd: expected log predictive density by leave-one-out (PSIS-LOO); nan if it is not computed.
         elpd_error: its standard error over rows.
         elpd_difference: difference to the program with the highest elpd.
         elpd_difference_error: the standard error of the difference, paired by row.
@@ -234,12 +234,14 @@ class Ranking(NamedTuple):
 
     Attributes:
         text: the printed table.
+        why_no_loo: why LOO is not computed; empty if it is.
     """
 
     scores: list[ModelScore]
     num_rows: int
     seed: int
     text: str = ""
+    why_no_loo: str = ""
 
     def __str__(self) -> str:
         return self.text

@@ -26,7 +26,7 @@ def simulate_rows(
     selector: Selector | None = None,
     seed: int = 0,
 ) -> Interaction:
-    """Simulate rows of a program whose latents are fixed to `truth`.
+    """Simulate rows of a program whose latents are fixed to `truth`; latents that move start there, and take a step a row.
 
     Args:
         truth: {latent site: value}.
@@ -38,29 +38,46 @@ def simulate_rows(
         raise ValueError(f"num_rows must be a positive integer, got {num_rows!r}")
     with jax.enable_x64(True):
         world = Environment(model, truth, contexts)
-        latents = {name: jnp.asarray(value) for name, value in truth.items()}
         key_contexts, key_rewards = jr.split(jr.key(seed))
-        keys = jr.split(key_contexts, num_rows)
-        rows = None if model.context is None else jax.device_get(quick_jit(jax.vmap(world.draw_context))(keys))
-        if selector is None:
-            arms: Any = np.arange(num_rows) % model.num_arms
-            draw = quick_jit(lambda key, arm, context: model.draw_reward(key, latents, arm, context))
-            reward = jax.device_get(draw(key_rewards, jnp.asarray(arms), rows))
-            return Interaction(arms, jax.tree.map(_as_float, reward), rows)
-        return _play(model, latents, rows, num_rows, selector, seed, key_rewards)
+        keys, steps = jr.split(key_contexts, num_rows), jnp.arange(1, num_rows + 1)
+        rows = None if model.context is None else jax.device_get(quick_jit(jax.vmap(world.draw_context))(keys, steps))
+        if model.moving_sites:
+            world = Environment.from_path(model, _path(world, jr.fold_in(key_rewards, num_rows), num_rows), contexts)
+        if selector is not None:
+            return _play(world, rows, num_rows, selector, seed, key_rewards)
+        arms: Any = np.arange(num_rows) % model.num_arms
+
+        def draw(arm: Any, context: Any) -> Any:
+            if not model.moving_sites:
+                return world.draw_reward(key_rewards, arm, context)
+            return jax.vmap(world.draw_reward)(jr.split(key_rewards, num_rows), arm, context, steps)
+
+        reward = jax.device_get(quick_jit(draw)(jnp.asarray(arms), rows))
+        return Interaction(arms, jax.tree.map(_as_float, reward), rows)
 
 
-def _play(
-    model: RewardModel, latents: Any, contexts: Any, num_rows: int, selector: Selector, seed: int, key: Any
-) -> Interaction:
-    bandit = Bandit(model, selector=selector, seed=seed)
-    draw = quick_jit(lambda key, arm, context: model.draw_reward(key, latents, arm, context))
+def _path(world: Environment, key: Any, num_rows: int) -> dict[str, np.ndarray]:
+    """Return the truth of every row, {site: (N, ...)}, of a world that moves."""
+
+    def step(truth: Any, key: Any) -> tuple[Any, Any]:
+        return world.at(truth).step(key), truth
+
+    def walk() -> Any:
+        return jax.lax.scan(step, world.moving_truth, jr.split(key, num_rows))[1]
+
+    return jax.device_get(quick_jit(walk)())
+
+
+def _play(world: Environment, contexts: Any, num_rows: int, selector: Selector, seed: int, key: Any) -> Interaction:
+    bandit = Bandit(world.reward_model, selector=selector, seed=seed)
+    draw = quick_jit(world.draw_reward)
     arms: list[Any] = []
     rewards: list[Any] = []
     for number in range(num_rows):
         context = None if contexts is None else jax.tree.map(lambda leaf, i=number: leaf[i], contexts)
         decision = bandit.select(context)
-        reward = jax.tree.map(_as_float, jax.device_get(draw(jr.fold_in(key, number), decision.arm, context)))
+        outcome = draw(jr.fold_in(key, number), decision.arm, context, number + 1)
+        reward = jax.tree.map(_as_float, jax.device_get(outcome))
         bandit.update(decision, reward)
         arms.append(decision.arm)
         rewards.append(reward)

@@ -188,8 +188,8 @@ def conclusion(ranking: Ranking) -> list[str]:
         f"{first.name} is ahead of {second.name} by {lead:.2f} ± {error:.2f} in log evidence, odds of {_odds(lead)} to 1"
         + ("" if is_clear else ": no clear difference")
     ]
-    if math.isnan(first.elpd):
-        lines.append("LOO was not computed: it needs ArviZ (pip install arviz)")
+    if ranking.why_no_loo:
+        lines.append(f"LOO was not computed: {ranking.why_no_loo}")
     for score in ranking.scores:
         if score.num_bad_rows:
             lines.append(

@@ -34,6 +34,7 @@ from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path,
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, variance_of_mean
 from ppl_bandit.engines.row_buffer import ROOM_CHECK, has_room_for, reserve, row_mask
 from ppl_bandit.engines.settings import check_settings, refuse_moving
+from ppl_bandit.numerics.sampling import normal
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
@@ -142,7 +143,7 @@ def collapsed(
 
     def component_laws(state: CollapsedState) -> tuple[Any, Posterior]:
         picks = representative_particles(state.particles, finite_log_weights(state.log_weights))
-        values, laws = laws_of(posterior, state, picks)
+        values, laws, _ = laws_of(posterior, state, picks)
         return values, as_matrices(laws)
 
     example = {name: value[0] for name, value in split.values.items()}
@@ -179,7 +180,8 @@ def _update(
     num_new = jnp.sum(mask)
     age = jnp.where(mask, num_new - jnp.cumsum(mask), 0)
     data = WeightedRows(rows, jnp.where(mask, jnp.asarray(discount, dtype) ** age, 0.0))
-    fresh, excess = certify_and_summarize(posterior, state, *laws_of(posterior, state, picks), data)
+    picked, laws, _ = laws_of(posterior, state, picks)
+    fresh, excess = certify_and_summarize(posterior, state, picked, laws, data)
     is_certified = excess <= 1.0
     add_rows = add_to_buffer if summary is None else add_to_sums
     added = add_rows(posterior, state, data, fresh, jnp.asarray(discount, dtype) ** num_new)
@@ -284,10 +286,18 @@ def _fill_padding(rows: Interaction) -> Interaction:
 
 
 def _sample(posterior: CollapsedPosterior, key: Key, state: CollapsedState, num_samples: int) -> Draws:
-    """Draw outer sites from the particles, and inner sites from their exact law given those."""
-    key_outer, key_inner = jr.split(key)
+    """Draw outer sites from the particles, and inner sites from their exact law given those.
+
+    If there are fewer particles than draws, several are drawn from each law.
+    """
+    key_outer, key_real, key_inner = jr.split(key, 3)
     log_weights = finite_log_weights(state.log_weights)
-    index = resample(jr.uniform(key_outer, dtype=log_weights.dtype), log_weights, num_samples)
-    values, laws = laws_of(posterior, state, index)
-    drawn = {**values, **sample_each(posterior.split.layout, key_inner, laws)}
-    return {name: drawn[name] for name in posterior.model.latent_shapes}
+    layout = posterior.split.layout
+    num_laws = min(num_samples, len(log_weights))
+    num_each = -(-num_samples // num_laws)
+    index = resample(jr.uniform(key_outer, dtype=log_weights.dtype), log_weights, num_laws)
+    zeros = jnp.zeros((num_each, *layout.members.shape, num_laws), log_weights.dtype)
+    values, laws, steps = laws_of(posterior, state, index, normal(key_real, zeros, jnp.ones_like(zeros)))
+    outer = {name: jnp.concatenate([value] * num_each) for name, value in values.items()}
+    drawn = {**outer, **sample_each(layout, key_inner, laws, steps)}
+    return {name: drawn[name][:num_samples] for name in posterior.model.latent_shapes}

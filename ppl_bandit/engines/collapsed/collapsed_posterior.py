@@ -19,7 +19,7 @@ from ppl_bandit.engines.collapsed.statistics import (
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, posterior_of
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
 from ppl_bandit.engines.row_buffer import Buffer, empty_buffer
-from ppl_bandit.numerics.arrow_matrices import as_matrix, solve
+from ppl_bandit.numerics.arrow_matrices import as_matrix, solve_and_step
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Key
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 MAX_ROUNDING = 0.02  # nats of a log density
-_MAX_CACHED = 1 << 20  # numbers in `outer_statistics` that a state caches; larger ones are computed again
+_MAX_CACHED = 1 << 22  # numbers in `outer_statistics` that a state caches; larger ones are computed again
 
 
 class StatisticsAtOuterValues(NamedTuple):
@@ -182,20 +182,27 @@ def statistics_at_some(
 
 
 def laws_of(
-    posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]
-) -> tuple[dict[str, Array], Posterior]:
+    posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"], noise: Array | None = None
+) -> tuple[dict[str, Array], Posterior, Float[Array, "K C R S"]]:
     """Return the outer values of some particles and the laws of the inner sites given them, (C, ...) each.
 
-    Precisions are arrow matrices; see `as_matrices`.
+    Precisions are arrow matrices; see `as_matrices`. Each is factorized once, for its mean and for draws.
+
+    Args:
+        noise: standard normal numbers, (K, R, S, C); None for no draws.
+
+    Returns:
+        Outer values, laws, and draws of the Gaussian blocks less their means.
     """
     layout = posterior.split.layout
     values, _ = jax.vmap(posterior.split.space.constrain)(state.particles[index])
     total = posterior.total(statistics_at_some(posterior, state, index), _data_statistics_at(posterior, state, index))
     natural, shift = total.natural, None
+    steps = jnp.zeros((0, *natural.linear.shape), natural.linear.dtype) if noise is None else noise
     if layout.members.size:
-        shift = solve(precision_of(layout, natural), natural.linear)
+        shift, steps = solve_and_step(precision_of(layout, natural), natural.linear, steps)
     laws = jax.vmap(lambda own, by: posterior_of(layout, own, state.centre, by), in_axes=-1)(natural, shift)
-    return values, laws
+    return values, laws, jnp.moveaxis(steps, -1, 1)
 
 
 def as_matrices(laws: Posterior) -> Posterior:

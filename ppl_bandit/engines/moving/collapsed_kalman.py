@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.families.posterior import Posterior
@@ -20,17 +19,24 @@ from ppl_bandit.engines.moving.linear_step import LinearStep, invert_blocks
 from ppl_bandit.engines.moving.outer_split import explain_split, split_program
 from ppl_bandit.engines.moving.replay import Filters, Replay, each_particle, filters_of
 from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, learn_in_order, require_moving
+from ppl_bandit.engines.moving.two_filters import (
+    NUM_FILTERS,
+    disagreement,
+    evidence_error,
+    pick,
+    pooled_evidence,
+    pooled_log_weights,
+    resample_each,
+    reweigh,
+)
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
-from ppl_bandit.engines.particles.diagnostics import notable_k_hat
-from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample
+from ppl_bandit.engines.particles.weights import resample
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
 __all__ = ["CollapsedKalmanState", "collapsed_kalman"]
 
-_NUM_FILTERS = 2
-_RESAMPLE_SHARE = 0.5
 _CHECKS = (
     Check("the effective sample size, as a share of the particles,", 0.1, is_minimum=True),
     Check("k-hat of the weights", 0.7),
@@ -61,12 +67,12 @@ class CollapsedKalmanState(NamedTuple):
     @property
     def log_evidence(self) -> Float[Array, ""]:
         """Log p(data) so far."""
-        return logsumexp(jnp.asarray(self.log_evidences)) - jnp.log(_NUM_FILTERS)
+        return pooled_evidence(self.log_evidences)
 
     @property
     def log_evidence_error(self) -> Float[Array, ""]:
-        """Half the difference of two independent estimates."""
-        return 0.5 * jnp.abs(self.log_evidences[0] - self.log_evidences[1])
+        """Its standard error, by the difference of two independent estimates."""
+        return evidence_error(self.log_evidences)
 
 
 class CollapsedKalmanInfo(NamedTuple):
@@ -109,23 +115,23 @@ def collapsed_kalman(
     """
     require_moving(model, "collapsed_kalman")
     check_settings(1.0, num_particles=num_particles, window=window)
-    num_own = -(-num_particles // _NUM_FILTERS)
+    num_own = -(-num_particles // NUM_FILTERS)
     with jax.enable_x64(True):
         split = split_program(model, outer)
     filters = filters_of(model, split, window)
 
     def init(key: Key) -> CollapsedKalmanState:
-        drawn = model.sample_prior(key, _NUM_FILTERS * num_own)
+        drawn = model.sample_prior(key, NUM_FILTERS * num_own)
         outer_draws = {name: drawn[name] for name in split.space.names}
-        positions = jax.vmap(split.space.unconstrain)(outer_draws).reshape(_NUM_FILTERS, num_own, split.space.size)
+        positions = jax.vmap(split.space.unconstrain)(outer_draws).reshape(NUM_FILTERS, num_own, split.space.size)
         laws, _ = each_particle(filters.start)(positions)
         return CollapsedKalmanState(
             positions,
-            jnp.zeros((_NUM_FILTERS, num_own)),
+            jnp.zeros((NUM_FILTERS, num_own)),
             laws,
             None if model.has_clock else each_particle(filters.step)(positions),
             first_clock(),
-            jnp.zeros(_NUM_FILTERS),
+            jnp.zeros(NUM_FILTERS),
             filters.empty_replay(laws),
             jnp.zeros((), int),
         )
@@ -138,36 +144,31 @@ def collapsed_kalman(
         elapsed, _ = elapsed_until(model, state.clock, row.context)
         before = predicted(state, row.context)
         laws, log_densities = each_particle(lambda at, law: filters.absorb(at, law, row))(before.positions, before.laws)
-        log_weights = jax.vmap(finite_log_weights)(before.log_weights + log_densities)
-        old, new = (jax.vmap(normalize_weights)(own) for own in (before.log_weights, log_weights))
-        pooled = finite_log_weights(jnp.log(new.weights).ravel())
-        k_hat = notable_k_hat(pooled, normalize_weights(pooled))
-        disagreement = _disagreement(before.positions, laws, new.weights)
-        ess = _NUM_FILTERS * jnp.min(new.ess)
+        new = reweigh(before.log_weights, log_densities)
+        difference = _disagreement(before.positions, laws, new.weights)
         first = jax.tree.map(lambda leaf: leaf[:, 0], (before.positions, before.laws))
         is_certified = jnp.all(jax.vmap(lambda at, law: filters.is_certified(at, law, row))(*first))
-        values = jnp.stack([ess / (_NUM_FILTERS * num_own), k_hat, disagreement, is_certified.astype(k_hat.dtype)])
+        share = new.ess / (NUM_FILTERS * num_own)
+        values = jnp.stack([share, new.k_hat, difference, is_certified.astype(share.dtype)])
         after = before._replace(
             laws=laws,
-            log_weights=log_weights - jnp.max(log_weights, axis=1, keepdims=True),
+            log_weights=new.log_weights,
             clock=before.clock.after_row(),
-            log_evidences=before.log_evidences + new.log_mean - old.log_mean,
+            log_evidences=before.log_evidences + new.log_densities,
         )
         replay = filters.extend(before.replay, after.positions, laws, new.weights, row, elapsed)
         after = after._replace(replay=replay)
-        is_uneven = jnp.min(new.ess) < _RESAMPLE_SHARE * num_own
-        renewed = jax.lax.cond(is_uneven, lambda: _renew(filters, key, after), lambda: after)
+        renewed = jax.lax.cond(new.is_uneven, lambda: _renew(filters, key, after), lambda: after)
         is_trusted = jnp.all(passed_checks(_CHECKS, values))
         flags = renewed.num_refreshes, is_certified, jnp.array(False)
-        return renewed, CollapsedKalmanInfo(is_trusted, ess, k_hat, disagreement, *flags, values)
+        return renewed, CollapsedKalmanInfo(is_trusted, new.ess, new.k_hat, difference, *flags, values)
 
     def update(key: Key, state: CollapsedKalmanState, interaction: Interaction) -> tuple[CollapsedKalmanState, Any]:
         return learn_in_order(learn, key, state, interaction)
 
     def sample(key: Key, state: CollapsedKalmanState, num_samples: int) -> Draws:
         key_pick, key_draw = jr.split(key)
-        weights = state.log_weights - logsumexp(state.log_weights, axis=1, keepdims=True)
-        picks = resample(jr.uniform(key_pick), weights.ravel(), num_samples)
+        picks = resample(jr.uniform(key_pick), pooled_log_weights(state.log_weights), num_samples)
         now = predicted(state)
         positions, laws = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[picks], (now.positions, now.laws))
         return jax.vmap(filters.draw)(jr.split(key_draw, num_samples), positions, laws)
@@ -185,11 +186,8 @@ def collapsed_kalman(
 def _renew(filters: Filters, key: Key, state: CollapsedKalmanState) -> CollapsedKalmanState:
     """Resample both sets of particles, and move their outer latents."""
     key_resample, key_move = jr.split(key)
-    num_own = state.log_weights.shape[1]
-    offsets = jr.uniform(key_resample, (_NUM_FILTERS,))
-    index = jax.vmap(lambda offset, own: resample(offset, own, num_own))(offsets, state.log_weights)
     particles = state.positions, state.laws, state.steps, state.replay.laws
-    positions, laws, steps, bases = jax.tree.map(lambda leaf: jax.vmap(lambda own, at: own[at])(leaf, index), particles)
+    positions, laws, steps, bases = pick(particles, resample_each(key_resample, state.log_weights))
     replay = state.replay._replace(laws=bases)
     positions, (laws, steps) = filters.move(key_move, replay, positions, laws, steps)
     return state._replace(
@@ -207,7 +205,4 @@ def _disagreement(positions: Float[Array, "2 H K"], laws: Posterior, weights: Fl
     variances = jnp.diagonal(invert_blocks(laws.precision), axis1=-2, axis2=-1)
     values = [positions, laws.mean.reshape(*weights.shape, -1)]
     within = [jnp.zeros_like(positions), variances.reshape(*weights.shape, -1)]
-    own, spread = jnp.concatenate(values, axis=-1), jnp.concatenate(within, axis=-1)
-    mean = jnp.einsum("fh,fhd->fd", weights, own)
-    variance = jnp.einsum("fh,fhd->fd", weights, spread + jnp.square(own - mean[:, None])).mean(axis=0)
-    return jnp.max(jnp.abs(mean[0] - mean[1]) / jnp.sqrt(jnp.maximum(variance, 1e-300)))
+    return disagreement(jnp.concatenate(values, axis=-1), weights, jnp.concatenate(within, axis=-1))

@@ -15,6 +15,7 @@ from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.explanation import family_name, program_name, residual_text, site_parameters
 from ppl_bandit.engines.exact.families.drawing import sample as draw
+from ppl_bandit.engines.exact.families.gaussian import times_blocks
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import (
     Posterior,
@@ -22,12 +23,14 @@ from ppl_bandit.engines.exact.families.posterior import (
     coordinates_at,
     is_proper,
     is_resolved,
+    latents_at,
     total_of,
 )
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine
 from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.engines.exact.update import Certificates
+from ppl_bandit.engines.moving.gaussian_rows import log_determinant
 from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict
 from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, require_moving
 from ppl_bandit.engines.moving.two_steps import joint_layout, measure_step
@@ -45,10 +48,16 @@ _REMEDY = (
 
 
 class KalmanState(NamedTuple):
-    """The filtered law of the latents at the last step, and the time of that step."""
+    """The filtered law of the latents at the last step, the time of that step, and log p(data) so far."""
 
     posterior: Posterior
     clock: Clock
+    log_evidence: Float[Array, ""]
+
+    @property
+    def log_evidence_error(self) -> float:
+        """Its standard error: it is exact."""
+        return 0.0
 
 
 def kalman(model: RewardModel) -> Engine:
@@ -78,13 +87,13 @@ def kalman(model: RewardModel) -> Engine:
         del key  # the prior is not random
         # With an explicit dtype: jax may cache a NumPy constant across a change of its precision.
         start = jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), prior)
-        return KalmanState(start, first_clock())
+        return KalmanState(start, first_clock(), jnp.zeros(()))
 
     def predicted(state: KalmanState, context: Any = None) -> KalmanState:
         elapsed, clock = elapsed_until(model, state.clock, context)
         later = predict(step_of(elapsed), state.posterior)
         moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.posterior)
-        return KalmanState(moved, clock)
+        return state._replace(posterior=moved, clock=clock)
 
     def step_is_certified(elapsed: Float[Array, ""]) -> Bool[Array, ""]:
         if fixed is not None:
@@ -101,10 +110,11 @@ def kalman(model: RewardModel) -> Engine:
         is_counted = jnp.array(True) if row.mask is None else row.mask
         is_step = step_is_certified(elapsed) | ~is_counted
         is_fine = is_affine(residual) & is_held & is_step & is_counted
+        log_density = _log_predictive(model, layout, before.posterior, after, single)
         # Time passes with the rows that count: padding and refused rows change nothing.
         kept = jax.tree.map(
             lambda new, old: jnp.where(is_fine, new, old),
-            before._replace(posterior=after, clock=before.clock.after_row()),
+            KalmanState(after, before.clock.after_row(), before.log_evidence + log_density),
             state,
         )
         residual = jax.tree.map(lambda leaf: jnp.where(is_counted, leaf, 0.0), residual)
@@ -197,6 +207,19 @@ def absorb_row(
     failed = Residual(*map(jnp.asarray, (jnp.inf, 0.0, jnp.inf)))
     residual = jax.tree.map(lambda own, other: jnp.where(readings.is_sound[0], own, other), residual, failed)
     return after, residual, is_held
+
+
+def _log_predictive(
+    model: RewardModel, layout: Layout, before: Posterior, after: Posterior, row: Interaction
+) -> Float[Array, ""]:
+    """Return the log density of a row given the rows before it: Bayes' theorem at the mean before it.
+
+    log p(y) = log p(y | m) + log N(m; before) - log N(m; after).
+    """
+    shift = after.mean - before.mean
+    at_mean = model.log_likelihood(latents_at(layout, coordinates_at(layout, before)), row._replace(mask=None))[0]
+    change = log_determinant(before.precision) - log_determinant(after.precision)
+    return at_mean + 0.5 * (change + jnp.sum(shift * times_blocks(after.precision, shift)))
 
 
 def _explain(model: RewardModel, layout: Layout, prior: Posterior, evidence: Evidence, step: Residual) -> Explanation:

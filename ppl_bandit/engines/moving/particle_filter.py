@@ -9,23 +9,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.explanation import program_name
 from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, learn_in_order, require_moving
+from ppl_bandit.engines.moving.two_filters import (
+    NUM_FILTERS,
+    disagreement,
+    evidence_error,
+    pick,
+    pooled_evidence,
+    pooled_log_weights,
+    resample_each,
+    reweigh,
+)
 from ppl_bandit.engines.moving.window import StaticMoves, Window, static_moves
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
-from ppl_bandit.engines.particles.diagnostics import notable_k_hat
-from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample
+from ppl_bandit.engines.particles.weights import resample
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Explanation, Interaction, Key
 
 __all__ = ["FilterInfo", "FilterState", "particle_filter"]
 
-_NUM_FILTERS = 2
-_RESAMPLE_SHARE = 0.5  # of the effective sample size, below which a filter resamples
 _CHECKS = (
     Check("the effective sample size, as a share of the particles,", 0.1, is_minimum=True),
     Check("k-hat of the weights", 0.7),
@@ -53,12 +59,12 @@ class FilterState(NamedTuple):
     @property
     def log_evidence(self) -> Float[Array, ""]:
         """Log p(data) so far."""
-        return logsumexp(jnp.asarray(self.log_evidences)) - jnp.log(_NUM_FILTERS)
+        return pooled_evidence(self.log_evidences)
 
     @property
     def log_evidence_error(self) -> Float[Array, ""]:
-        """Half the difference of two independent estimates."""
-        return 0.5 * jnp.abs(self.log_evidences[0] - self.log_evidences[1])
+        """Its standard error, by the difference of two independent estimates."""
+        return evidence_error(self.log_evidences)
 
 
 class FilterInfo(NamedTuple):
@@ -97,14 +103,14 @@ def particle_filter(model: RewardModel, *, num_particles: int = 4000, window: in
     """
     require_moving(model, "particle_filter")
     check_settings(1.0, num_particles=num_particles, window=window)
-    num_own = -(-num_particles // _NUM_FILTERS)
+    num_own = -(-num_particles // NUM_FILTERS)
     moves = static_moves(model, window)
 
     def init(key: Key) -> FilterState:
-        drawn = model.sample_prior(key, _NUM_FILTERS * num_own)
-        latents = {name: value.reshape(_NUM_FILTERS, num_own, *value.shape[1:]) for name, value in drawn.items()}
+        drawn = model.sample_prior(key, NUM_FILTERS * num_own)
+        latents = {name: value.reshape(NUM_FILTERS, num_own, *value.shape[1:]) for name, value in drawn.items()}
         start = None if moves is None else moves.start(latents)
-        zeros = jnp.zeros((_NUM_FILTERS, num_own)), first_clock(), jnp.zeros(_NUM_FILTERS)
+        zeros = jnp.zeros((NUM_FILTERS, num_own)), first_clock(), jnp.zeros(NUM_FILTERS)
         return FilterState(latents, *zeros, start, jnp.zeros((), int))
 
     def advance(key: Key, state: FilterState, context: Any) -> FilterState:
@@ -119,33 +125,28 @@ def particle_filter(model: RewardModel, *, num_particles: int = 4000, window: in
         each = jax.vmap(jax.vmap(lambda latents: model.log_likelihood(latents, single)[0]))
         log_likelihoods = each(moved.latents)
         is_finite = jnp.all(jnp.any(jnp.isfinite(log_likelihoods), axis=1))
-        log_weights = jax.vmap(finite_log_weights)(moved.log_weights + log_likelihoods)
-        before, after = (jax.vmap(normalize_weights)(own) for own in (moved.log_weights, log_weights))
-        # Of all weights at once: under `vmap` a branch that is rarely needed would always run.
-        pooled = finite_log_weights(jnp.log(after.weights).ravel())
-        k_hat = notable_k_hat(pooled, normalize_weights(pooled))
-        disagreement = _disagreement(moved.latents, after.weights)
-        ess = _NUM_FILTERS * jnp.min(after.ess)
-        values = jnp.stack([ess / (_NUM_FILTERS * num_own), k_hat, disagreement, is_finite.astype(k_hat.dtype)])
+        after = reweigh(moved.log_weights, log_likelihoods)
+        flat = [value.reshape(*after.weights.shape, -1) for value in moved.latents.values()]
+        difference = disagreement(jnp.concatenate(flat, axis=-1), after.weights)
+        share = after.ess / (NUM_FILTERS * num_own)
+        values = jnp.stack([share, after.k_hat, difference, is_finite.astype(share.dtype)])
         found = moved._replace(
-            log_weights=log_weights - jnp.max(log_weights, axis=1, keepdims=True),
+            log_weights=after.log_weights,
             clock=moved.clock.after_row(),
-            log_evidences=moved.log_evidences + after.log_mean - before.log_mean,
+            log_evidences=moved.log_evidences + after.log_densities,
         )
         if moves is not None:
             found = found._replace(window=moves.extend(found.window, found.latents, after.weights, row, elapsed))
-        is_uneven = jnp.min(after.ess) < _RESAMPLE_SHARE * num_own
-        renewed = jax.lax.cond(is_uneven, lambda: _renew(moves, key_renew, found), lambda: found)
+        renewed = jax.lax.cond(after.is_uneven, lambda: _renew(moves, key_renew, found), lambda: found)
         is_trusted = jnp.all(passed_checks(_CHECKS, values))
-        return renewed, FilterInfo(is_trusted, ess, k_hat, disagreement, renewed.num_refreshes, values)
+        return renewed, FilterInfo(is_trusted, after.ess, after.k_hat, difference, renewed.num_refreshes, values)
 
     def update(key: Key, state: FilterState, interaction: Interaction) -> tuple[FilterState, FilterInfo]:
         return learn_in_order(learn, key, state, interaction)
 
     def sample(key: Key, state: FilterState, num_samples: int) -> Draws:
         key_pick, key_move = jr.split(key)
-        weights = state.log_weights - logsumexp(state.log_weights, axis=1, keepdims=True)
-        picks = resample(jr.uniform(key_pick), weights.ravel(), num_samples)
+        picks = resample(jr.uniform(key_pick), pooled_log_weights(state.log_weights), num_samples)
         chosen = {name: value.reshape(-1, *value.shape[2:])[picks][None] for name, value in state.latents.items()}
         elapsed, _ = elapsed_until(model, state.clock, None)
         return {name: value[0] for name, value in _propagate(model, key_move, chosen, elapsed).items()}
@@ -173,14 +174,11 @@ def _propagate(model: RewardModel, key: Key, latents: dict[str, Array], elapsed:
 def _renew(moves: StaticMoves | None, key: Key, state: FilterState) -> FilterState:
     """Resample both filters, and move their static latents."""
     key_resample, key_move = jr.split(key)
-    num_own = state.log_weights.shape[1]
-    offsets = jr.uniform(key_resample, (_NUM_FILTERS,))
-    index = jax.vmap(lambda offset, own: resample(offset, own, num_own))(offsets, state.log_weights)
-    latents = {name: jax.vmap(lambda own, at: own[at])(value, index) for name, value in state.latents.items()}
-    window = state.window
+    index = resample_each(key_resample, state.log_weights)
+    latents, window = pick(state.latents, index), state.window
     if moves is not None and window is not None:
-        pick = jax.vmap(lambda own, at: own[:, at], in_axes=(1, 0), out_axes=1)
-        window = window._replace(path={name: pick(value, index) for name, value in window.path.items()})
+        paths = jax.vmap(lambda own: pick(own, index))(window.path)
+        window = window._replace(path=paths)
         latents = moves.move(key_move, window, latents)
     return state._replace(
         latents=latents,
@@ -190,22 +188,11 @@ def _renew(moves: StaticMoves | None, key: Key, state: FilterState) -> FilterSta
     )
 
 
-def _disagreement(latents: dict[str, Array], weights: Float[Array, "2 H"]) -> Float[Array, ""]:
-    """Return the largest difference of the filters' means over all latents, in standard deviations."""
-    found = []
-    for value in latents.values():
-        flat = value.reshape(*weights.shape, -1)
-        mean = jnp.einsum("fh,fhd->fd", weights, flat)
-        variance = jnp.einsum("fh,fhd->fd", weights, jnp.square(flat - mean[:, None])).mean(axis=0)
-        found.append(jnp.max(jnp.abs(mean[0] - mean[1]) / jnp.sqrt(jnp.maximum(variance, 1e-300))))
-    return jnp.max(jnp.stack(found))
-
-
 def _explain(model: RewardModel, num_own: int, window: int | None) -> Explanation:
     moving = ", ".join(model.moving_sites)
     static = [name for name in model.latent_shapes if name not in model.moving_sites]
     lines = [
-        f"{program_name(model)}: APPROXIMATE, by a particle filter: {_NUM_FILTERS} independent filters of {num_own} particles.",
+        f"{program_name(model)}: APPROXIMATE, by a particle filter: {NUM_FILTERS} independent filters of {num_own} particles.",
         "",
         f"  {moving}: moved by the program's own step",
     ]

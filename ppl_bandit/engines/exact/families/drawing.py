@@ -1,5 +1,7 @@
 """Draw latents from a posterior: many times from one distribution, or once from each of many."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -8,7 +10,7 @@ from ppl_bandit.engines.exact.families.gaussian import by_block, reals_of
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, UNIT, Layout
 from ppl_bandit.engines.exact.families.posterior import Posterior, latent_of_value
 from ppl_bandit.engines.exact.families.registry import FAMILIES, family_of_group, groups_of
-from ppl_bandit.numerics import arrow_matrices, sampling
+from ppl_bandit.numerics import sampling
 from ppl_bandit.types import Draws, Key
 
 __all__ = ["sample", "sample_each"]
@@ -19,19 +21,24 @@ _KEY_ORDER += [kind for kind in FAMILIES if kind not in _KEY_ORDER]
 
 def sample(layout: Layout, key: Key, posterior: Posterior, num_samples: int) -> Draws:
     """Draw from a posterior: {site: (M, ...)}; the draws are independent."""
-    return _draw(layout, key, posterior, num_samples, (num_samples,))
+    return _draw(layout, key, posterior, (num_samples,), None)
 
 
-def sample_each(layout: Layout, key: Key, posteriors: Posterior) -> Draws:
-    """Draw once from each of M posteriors, (M, ...) each, whose precisions are arrows: {site: (M, ...)}."""
-    return _draw(layout, key, posteriors, len(posteriors.mean), ())
-
-
-def _draw(layout: Layout, key: Key, posterior: Posterior, num_samples: int, sample_shape: tuple[int, ...]) -> Draws:
-    """Draw M = num_samples values of each site.
+def sample_each(layout: Layout, key: Key, posteriors: Posterior, steps: Float[Array, "K L R S"]) -> Draws:
+    """Draw K times from each of L posteriors, (L, ...) each: {site: (K L, ...)}, in K rounds over all of them.
 
     Args:
-        sample_shape: (M,) for draws from one posterior, () for one draw from each of M posteriors.
+        steps: draws of the real elements less their means, for u = 1.
+    """
+    return _draw(layout, key, posteriors, steps.shape[:2], steps)
+
+
+def _draw(layout: Layout, key: Key, posterior: Posterior, shape: tuple[int, ...], steps: Array | None) -> Draws:
+    """Draw values of each site.
+
+    Args:
+        shape: (M,) for draws from one posterior, (K, L) for K draws from each of L.
+        steps: draws of the real elements less their means, for u = 1; None draws them.
     """
     keys = dict(zip(_KEY_ORDER, jax.random.split(key, len(_KEY_ORDER)), strict=True))
     values = {}
@@ -42,19 +49,20 @@ def _draw(layout: Layout, key: Key, posterior: Posterior, num_samples: int, samp
             own_key = jax.random.fold_in(
                 own_key, [g for g in groups_of(layout) if family_of_group(g) is family].index(group)
             )
-        values[group] = family.sample(own_key, parameters, sample_shape)
+        values[group] = family.sample(own_key, parameters, shape[:1])
     if layout.members.size:
-        steps = _steps(keys[REAL], posterior, sample_shape) if sample_shape else _steps_of_each(keys[REAL], posterior)
+        steps = _steps(keys[REAL], posterior, shape) if steps is None else steps
         if layout.is_scaled:
             steps = jnp.exp(-0.5 * by_block(layout, values[POSITIVE], 0.0))[..., None] * steps
         real = reals_of(layout, posterior.mean + steps)
     draws: Draws = {}
     for site in layout.sites:
         if site.kind == REAL:
-            own = real[:, site.span]
+            own = real[..., site.span]
         else:
-            own = latent_of_value(layout, site, values[site.group][:, site.span])
-        draws[site.name] = own.reshape(num_samples, *site.shape)
+            span = (*(slice(None),) * len(shape), site.span)
+            own = latent_of_value(layout, site, values[site.group][span])
+        draws[site.name] = own.reshape(math.prod(shape), *site.shape)
     return draws
 
 
@@ -62,12 +70,3 @@ def _steps(key: Key, posterior: Posterior, sample_shape: tuple[int, ...]) -> Flo
     """Draw the real elements less their means, for u = 1."""
     factor = jnp.linalg.cholesky(posterior.precision)
     return sampling.multivariate_normal_precision(key, jnp.zeros_like(posterior.mean), factor, sample_shape)
-
-
-def _steps_of_each(key: Key, posteriors: Posterior) -> Float[Array, "M R S"]:
-    """Draw the real elements less their means from each of M posteriors, for u = 1."""
-    precision, zeros = jax.tree.map(
-        lambda leaf: jnp.moveaxis(leaf, 0, -1), (posteriors.precision, jnp.zeros_like(posteriors.mean))
-    )
-    steps = arrow_matrices.steps_along(precision, sampling.normal(key, zeros, jnp.ones_like(zeros)))
-    return jnp.moveaxis(steps, -1, 0)
