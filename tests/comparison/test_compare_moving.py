@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from ppl_bandit import RewardModel, compare, engines
-from ppl_bandit.comparison.measurement.model_ranking import rank_models
+from ppl_bandit.comparison import rank_models
 from ppl_bandit.comparison.measurement.simulated_rows import simulate_rows
 
 NUM_ROWS, DRIFT = 24, 0.5
