@@ -127,9 +127,6 @@ def check_rewards(
         num_rows: N; None for one reward without a leading axis.
         is_partial: whether some outcomes may be missing.
     """
-    is_plain = num_rows is None and type(rewards) in (int, float)  # the common case, several times as fast
-    if is_plain and len(model.outcomes) == 1 and abs(rewards) <= 2**53:
-        return {model.outcomes[0]: np.array([rewards], np.float64)}
     if isinstance(rewards, Mapping):
         missing, unknown = set(model.outcomes) - set(rewards), set(rewards) - set(model.outcomes)
         if unknown or (missing and not is_partial) or not rewards:

@@ -10,7 +10,7 @@ from ppl_bandit.journal.decision_record import PENDING_STATUS, REWARDED_STATUS, 
 from ppl_bandit.journal.events import DECIDED, IMPORTED, Event, group_by_decision
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import JournalError, reading_event
+from ppl_bandit.journal.stores.store import JournalError, ReadingEvent
 
 if TYPE_CHECKING:
     import pandas
@@ -29,12 +29,12 @@ def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
     rewards: list[list[float]] = [[] for _ in header.names]
     for event in events:
         if event.kind == IMPORTED:
-            with reading_event(name, event.position):
+            with ReadingEvent(name, event.position):
                 for index, value in zip(event.body["arms"], event.body["rewards"][outcome], strict=True):
                     rewards[index].append(value)
     for record in records:
         if record.status == REWARDED_STATUS:
-            with reading_event(name, record.decided.position):
+            with ReadingEvent(name, record.decided.position):
                 rewards[record.decided.arm].append(record.reward[outcome])  # type: ignore[index]
     arms = []
     for index, arm in enumerate(header.names):
@@ -79,7 +79,7 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
     if not events:
         raise JournalError(f"the experiment {name!r} has no decision {decision!r}")
     decided = events[0]
-    with reading_event(name, decided.position):
+    with ReadingEvent(name, decided.position):
         record = fold_decision(events)
         return {
             "decision": decision,
@@ -127,13 +127,13 @@ def decision_table(
         if (is_pending and record.status != PENDING_STATUS) or (until is not None and decided.time > until):
             continue
         settled = "" if record.settled is None else _utc_time(record.settled)
-        with reading_event(name, decided.position):
+        with ReadingEvent(name, decided.position):
             play = decided.decision, _utc_time(decided.time), str(decided.body["name"]), record.propensity
             values = *play, decided.body["num_candidates"], record.status, settled, record.num_corrections
             add_row(decided.position, values, record.reward, record.context)
     for event in () if is_pending else events:
         if event.kind == IMPORTED:
-            with reading_event(name, event.position):
+            with ReadingEvent(name, event.position):
                 body, time = event.body, _utc_time(event.time)
                 for row, arm in enumerate(body["arms"]):
                     values = "", "", str(header.names[arm]), np.nan, 0, REWARDED_STATUS, time, 0
@@ -158,7 +158,7 @@ def _header(store: SqlStore, name: str) -> ExperimentHeader:
 def _records(name: str, events: Sequence[Event]) -> list[DecisionRecord]:
     records = []
     for own in group_by_decision(events):
-        with reading_event(name, own[-1].position):
+        with ReadingEvent(name, own[-1].position):
             records.append(fold_decision(own))
     return records
 

@@ -19,7 +19,7 @@ __all__ = ["choose_arms", "decision_events"]
 
 
 def choose_arms(
-    projection: Projection, lane: str, numbers: np.ndarray, contexts: Any, allowed: np.ndarray, *, is_batch: bool
+    projection: Projection, lane: str, numbers: Sequence[int], contexts: Any, allowed: np.ndarray, *, is_batch: bool
 ) -> Chosen:
     """Choose the arms of some decisions; the result depends on the arguments alone.
 
@@ -34,20 +34,20 @@ def choose_arms(
         seed, device_seed = _lane_seed(task.seed, lane)
         task, learner = task._replace(seed=seed), learner._replace(seed=device_seed)
     if is_batch:
-        chosen = decide_many(task, learner, numbers, contexts, allowed)
+        chosen = decide_many(task, learner, np.array(numbers), contexts, allowed)
     else:
-        chosen = decide_once(task, learner, int(numbers[0]), contexts, allowed)
+        chosen = decide_once(task, learner, numbers[0], contexts, allowed)
     return chosen if allocation is None else _randomize(chosen, allocation, allowed, task.seed, numbers)
 
 
 def _randomize(
-    chosen: Chosen, allocation: Sequence[float], allowed: np.ndarray, seed: int, numbers: np.ndarray
+    chosen: Chosen, allocation: Sequence[float], allowed: np.ndarray, seed: int, numbers: Sequence[int]
 ) -> Chosen:
     """Return decisions whose arms are drawn with given probabilities; P(best) stays as the posterior has it."""
     probs = np.where(allowed, allocation, 0.0)
     probs = np.where(allowed, 1.0, 0.0) if probs.sum() == 0.0 else probs
     probs /= probs.sum()
-    uniforms = [np.random.default_rng((seed, int(number))).random() for number in numbers]
+    uniforms = [np.random.default_rng((seed, number)).random() for number in numbers]
     arms = np.searchsorted(np.cumsum(probs)[:-1], uniforms, side="right")
     propensities = np.broadcast_to(probs, chosen.propensities.shape)
     return chosen._replace(arms=arms.tolist(), num_candidates=[0] * len(arms), propensities=propensities)

@@ -51,11 +51,12 @@ class DecisionRecord(NamedTuple):
 
 def fold_decision(events: Sequence[Event]) -> DecisionRecord:
     """Fold the events of one decision; the decision is the first."""
-    status, reward, num_corrections = PENDING_STATUS, dict[str, float](), 0
+    status, context, num_corrections = PENDING_STATUS, events[0].body.get("context"), 0
+    reward: dict[str, float] = {}
     row: int | None = None
-    counted = frozenset[str]()
     settled: float | None = None
-    context, late, irrelevant = events[0].body.get("context"), frozenset[str](), frozenset[str]()
+    late: frozenset[str] = frozenset()
+    irrelevant = counted = late
     for event in events[1:]:
         if event.kind == DISCARDED:
             status, settled = DISCARDED_STATUS, event.time

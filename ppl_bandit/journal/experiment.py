@@ -31,9 +31,9 @@ from ppl_bandit.journal.stores.store import (
     Conflict,
     DecisionNumberTaken,
     JournalError,
+    ReadingEvent,
     Store,
     read_batches,
-    reading_event,
 )
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
@@ -107,10 +107,10 @@ class Experiment:
         """
         is_batch = num_rows is not None
 
-        def make(projection: Projection, lane: str, numbers: np.ndarray) -> list[Event]:
+        def make(projection: Projection, lane: str, numbers: range) -> list[Event]:
             mask = self._playable(projection, allowed)
             chosen = choose_arms(projection, lane, numbers, contexts, mask, is_batch=is_batch)
-            return decision_events(projection, chosen, int(numbers[0]), lane, mask, contexts, is_batch=is_batch)
+            return decision_events(projection, chosen, numbers[0], lane, mask, contexts, is_batch=is_batch)
 
         return self._record(projection, num_rows or 1, make)
 
@@ -121,12 +121,12 @@ class Experiment:
         allowed. So the probability of the slate is the product of the propensities of its places.
         """
 
-        def make(projection: Projection, lane: str, numbers: np.ndarray) -> list[Event]:
+        def make(projection: Projection, lane: str, numbers: range) -> list[Event]:
             remaining, events = allowed.copy(), list[Event]()
             for number in numbers:
                 mask = self._playable(projection, remaining)
-                chosen = choose_arms(projection, lane, number[None], context, mask, is_batch=False)
-                events += decision_events(projection, chosen, int(number), lane, mask, context, is_batch=False)
+                chosen = choose_arms(projection, lane, [number], context, mask, is_batch=False)
+                events += decision_events(projection, chosen, number, lane, mask, context, is_batch=False)
                 remaining[chosen.arms[0]] = False
             slate = events[0].batch
             return [event._replace(batch=slate, body=event.body | {"place": p}) for p, event in enumerate(events)]
@@ -143,12 +143,12 @@ class Experiment:
         """
         remaining = allowed.copy()
         remaining[list(chosen)] = False
-        number = np.array([self._next_number + len(chosen)])
+        number = self._next_number + len(chosen)
         mask = self._playable(projection, remaining)
-        return choose_arms(projection, self._lane, number, context, mask, is_batch=False).propensities[0]
+        return choose_arms(projection, self._lane, [number], context, mask, is_batch=False).propensities[0]
 
     def _record(
-        self, projection: Projection, num: int, make: Callable[[Projection, str, np.ndarray], list[Event]]
+        self, projection: Projection, num: int, make: Callable[[Projection, str, range], list[Event]]
     ) -> list[Event]:
         """Record decisions with the next numbers.
 
@@ -160,7 +160,7 @@ class Experiment:
                 first, last = self._next_number, self._next_number + num
                 self._next_number, lane = last, self._lane
             try:
-                return self.store.append(self.name, make(projection, lane, np.arange(first, last)))
+                return self.store.append(self.name, make(projection, lane, range(first, last)))
             except (
                 DecisionNumberTaken
             ):  # another process decides at the same time: use a random number stream of our own
@@ -188,42 +188,47 @@ class Experiment:
         assert request.result is not None  # done without an error
         return request.result
 
+    def _learning_turn(self) -> contextlib.AbstractContextManager:
+        """Return the context in which this process learns; with rivals, it waits until none of them learns."""
+        return self._rivals_turn() if self._has_rivals else self._learning
+
     @contextlib.contextmanager
-    def _learning_turn(self) -> Iterator[None]:
-        with (
-            self._learning,
-            self.store.turn(self.name) if self._has_rivals else contextlib.nullcontext(),
-            self.fold_lock,
-        ):
+    def _rivals_turn(self) -> Iterator[None]:
+        with self._learning, self.store.turn(self.name):
             yield
 
     def _learn_all(self, requests: Sequence[LearnRequest]) -> None:
         """Learn from the events of several threads one after another, and record them in one transaction."""
-        while True:
-            self._fold_new_events()
-            projection = self.projection
-            planned = learn_requests(projection, [request for request in requests if not request.is_done])
-            if not planned:
-                return
-            events = [event for _, own, _ in planned for event in own]
-            try:
-                recorded = self.store.append(self.name, events, after=projection.position)
-            except Conflict:
+        with self.fold_lock:
+            while not self._try_to_learn(requests):
                 self._has_rivals = True
-                continue
-            if recorded[0].position > projection.position + 1:
-                self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
-            history, results, rest = planned[0][2].history, [], recorded
-            for _, own, step in planned:
-                own, rest = rest[: len(own)], rest[len(own) :]
-                history = extend_history(history, step.rows, own)
-                results.append((own, step.info, step.warnings))
-            last, position = planned[-1][2], recorded[-1].position
-            after = self.projection._replace(task=last.task, prior=last.prior, learner=last.learner)
-            self.projection = after._replace(history=history, position=position)
-            for (request, _, _), result in zip(planned, results, strict=True):
-                request.result = result
-            return
+
+    def _try_to_learn(self, requests: Sequence[LearnRequest]) -> bool:
+        """Do what `_learn_all` does; return False if another process recorded a reward meanwhile."""
+        self._fold_new_events()
+        projection = self.projection
+        planned = learn_requests(projection, [request for request in requests if not request.is_done])
+        if not planned:
+            return True
+        events = [event for _, own, _ in planned for event in own]
+        try:
+            recorded = self.store.append(self.name, events, after=projection.position)
+        except Conflict:
+            return False
+        if recorded[0].position > projection.position + 1:
+            self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
+        history, results, rest = planned[0][2].history, [], recorded
+        for _, own, step in planned:
+            own, rest = rest[: len(own)], rest[len(own) :]
+            history = extend_history(history, step.rows, own)
+            results.append((own, step.info, step.warnings))
+        last, position = planned[-1][2], recorded[-1].position
+        self.projection = self.projection._replace(
+            task=last.task, prior=last.prior, learner=last.learner, history=history, position=position
+        )
+        for (request, _, _), result in zip(planned, results, strict=True):
+            request.result = result
+        return True
 
     def change_arms(self, names: list[Any], retired: frozenset[int]) -> None:
         """Record new or retired arms, and continue with them."""
@@ -286,8 +291,11 @@ class Experiment:
         Args:
             is_learning: whether to update the posterior; if not, `set_posterior` does it later.
         """
-        with reading_event(self.name, batch[0].position):
-            self.projection = self._folded(batch, is_learning)._replace(position=batch[-1].position)
+        with ReadingEvent(self.name, batch[0].position):
+            if batch[0].kind == DECIDED:
+                self.projection = self._with_decisions(batch)
+            else:
+                self.projection = self._folded(batch, is_learning)._replace(position=batch[-1].position)
 
     def set_posterior(self, learner: Learner | None) -> None:
         """Set the posterior at the current position; None learns all rows of the history in one batch."""
@@ -299,15 +307,18 @@ class Experiment:
         for batch in read_batches(self.store, self.name, self.projection.position, before):
             self.fold(batch)
 
+    def _with_decisions(self, batch: Sequence[Event]) -> Projection:
+        """Return the projection after the decisions of one call, whose numbers increase."""
+        num_played, last = self.projection.num_played.copy(), batch[-1]
+        for event in batch:
+            num_played[event.arm] += 1
+        with self._numbering:
+            self._next_number = max(self._next_number, int(last.number or 0) + 1)
+        return self.projection._replace(num_played=num_played, position=last.position)
+
     def _folded(self, batch: Sequence[Event], is_learning: bool) -> Projection:
+        """Return the projection after the events of one call that are not decisions, but for its position."""
         projection, first = self.projection, batch[0]
-        if first.kind == DECIDED:
-            num_played = projection.num_played.copy()
-            for event in batch:
-                num_played[event.arm] += 1
-            with self._numbering:
-                self._next_number = max(self._next_number, *(int(event.number or 0) + 1 for event in batch))
-            return projection._replace(num_played=num_played)
         if first.kind == ARMS:
             if not is_learning:
                 return projection._replace(retired=frozenset(first.body["retired"]))

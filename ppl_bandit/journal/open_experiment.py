@@ -13,7 +13,7 @@ from ppl_bandit.journal.identity import experiment_identity, identity_difference
 from ppl_bandit.journal.projection import Projection, initial_projection
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, reading_event
+from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, ReadingEvent
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
@@ -46,7 +46,7 @@ def read_header(store: SqlStore, name: str) -> ExperimentHeader | None:
     """Return the header of an experiment; None if it does not exist."""
     header = None
     for event in store.read(name, kinds=(OPENED, CHANGED, ARMS, LOOKED)):
-        with reading_event(name, event.position):
+        with ReadingEvent(name, event.position):
             header = _fold_header(header, event)
     return header
 

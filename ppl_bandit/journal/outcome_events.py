@@ -144,7 +144,7 @@ def _reward_event(
     id = decided.decision
     context, is_context_changed = _completed_context(task, record, reported, is_correction)
     differs = any(name in known and known[name] != value for name, value in values.items())
-    is_repeated = not differs and not is_context_changed and all(name in known for name in values)
+    is_repeated = not differs and not is_context_changed and values.keys() <= known.keys()
     if record.status != DISCARDED_STATUS and is_repeated:
         return None
     if differs and not is_correction:
@@ -157,12 +157,12 @@ def _reward_event(
         if not is_correction:
             raise ValueError(f"decision {id!r} was discarded: pass correct=True to learn from its reward")
         merged = dict(values)
-    irrelevant: tuple[str, ...] = ()
-    if any(name not in merged for name in outcomes):
+    missing, irrelevant = [name for name in outcomes if name not in merged], ()
+    if missing:
         arm, at = int(decided.arm or 0), context_from_leaves(task.model, context)
         irrelevant = irrelevant_outcomes(task.model, arm, at, merged)
-    merged |= dict.fromkeys(irrelevant, 0.0)
-    missing = [name for name in outcomes if name not in merged]
+        merged |= dict.fromkeys(irrelevant, 0.0)
+        missing = [name for name in missing if name not in irrelevant]
     if missing and record.status != PENDING_STATUS:
         raise ValueError(
             f"decision {id!r} was {record.status}: give all of its outcomes that matter at once; {missing} are missing"

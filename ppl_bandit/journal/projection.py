@@ -181,24 +181,27 @@ def learn_requests(
             if not events:
                 request.result = [], None, []
                 continue
-            own = {event.decision for event in events}
-            is_new = all(event.kind == REWARDED and event.body.get("of") is None for event in events)
-            is_first = is_new and decisions.isdisjoint(own)
-            if planned and not is_first:
+            is_grouped = len(requests) > 1 and _are_first_rewards(events, decisions)
+            if planned and not is_grouped:
                 continue
             step = learn_events(projection, events)
         except Exception as error:
             request.error = error
             continue
         planned.append((request, events, step))
-        if not is_first:
+        if not is_grouped:
             break
-        decisions |= own
-        if request is not requests[-1]:
-            # The positions are not known yet: no later step of the group reads them.
-            history = extend_history(step.history, step.rows, events)
-            projection = projection._replace(learner=step.learner, history=history, task=step.task, prior=step.prior)
+        decisions.update(event.decision for event in events)
+        # The positions are not known yet: no later step of the group reads them.
+        history = extend_history(step.history, step.rows, events)
+        projection = projection._replace(learner=step.learner, history=history, task=step.task, prior=step.prior)
     return planned
+
+
+def _are_first_rewards(events: Sequence[Event], decisions: set[str | None]) -> bool:
+    """Return whether all events are the first rewards of decisions other than some."""
+    is_new = all(event.kind == REWARDED and event.body.get("of") is None for event in events)
+    return is_new and decisions.isdisjoint({event.decision for event in events})
 
 
 def refit(projection: Projection, history: History, more: Rows | None = None) -> tuple[Learner, Any, list[str]]:
@@ -233,8 +236,9 @@ def reward_changes(
     for index, event in enumerate(events):
         body, position = event.body, event.body.get("of")
         piece = _rows_of_event(task.model, event)
-        if piece is not None and not all(0 <= arm < len(task.arms) for arm in piece.arms.tolist()):
-            raise ValueError(f"its arms are not all between 0 and {len(task.arms) - 1}")
+        arms = [] if piece is None else piece.arms.tolist()
+        if min(arms, default=0) < 0 or max(arms, default=0) >= task.model.num_arms:
+            raise ValueError(f"its arms are not all between 0 and {task.model.num_arms - 1}")
         if position is None:
             if piece is not None:
                 rows.append((index, piece))
@@ -255,11 +259,8 @@ def reward_changes(
 
 def extend_history(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:
     """Return a history with the rows of recorded events, each with the position of its event."""
-    if not rows:
-        return history
-    positions = np.array([recorded[index].position for index, _ in rows])
-    arms, rewards, contexts = _stacked([piece[:3] for _, piece in rows])
-    return history.extended(arms, rewards, contexts, positions.repeat([piece.arms.size for _, piece in rows]))
+    parts = [(*piece[:3], np.full(piece.arms.size, recorded[index].position)) for index, piece in rows]
+    return history.extended(*parts) if parts else history
 
 
 def context_from_leaves(model: RewardModel, leaves: Sequence[Any] | None) -> Any:
@@ -296,13 +297,7 @@ def _concatenate(task: Task, pieces: Sequence[Rows]) -> Rows:
         pieces = [p if p.counted is not None else p._replace(counted=is_known(p, outcomes)) for p in pieces]
     if not pieces:
         return Rows(np.zeros(0, np.int64), {}, None)
-    return Rows(*_stacked(pieces))
-
-
-def _stacked(pieces: Sequence[Any]) -> Any:
-    if len(pieces) == 1:
-        return pieces[0]
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *map(tuple, pieces))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *pieces)
 
 
 def _refuse_overflow(rows: Rows) -> None:

@@ -12,7 +12,7 @@ from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, LOOKED, Event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
-from ppl_bandit.journal.stores.store import Store, read_batches, reading_event
+from ppl_bandit.journal.stores.store import ReadingEvent, Store, read_batches
 from ppl_bandit.posterior.deciding import Chosen
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
@@ -79,7 +79,7 @@ def replay(
         if batch[0].kind == DECIDED and late.get(first, after + 1) > after:
             projection = kept[late[first]] if first in late else experiment.projection
             num_checked += len(batch)
-            with reading_event(name, first):
+            with ReadingEvent(name, first):
                 difference = _first_difference(projection, batch)
             if difference is not None:
                 return ReplayResult(num_decisions, num_checked, *difference)
@@ -88,7 +88,7 @@ def replay(
                 if not num_uses[late[first]]:
                     del kept[late[first]]
         if batch[0].kind == LOOKED:
-            with reading_event(name, first):
+            with ReadingEvent(name, first):
                 difference_of_look = look_difference(experiment.projection, batch[0])
             if difference_of_look:
                 return ReplayResult(num_decisions, num_checked, first, difference_of_look)
@@ -108,7 +108,7 @@ def _find_late_decisions(store: Store, name: str, after: int) -> tuple[dict[int,
             not_decisions.append(first.position)
             continue
         num_decisions += len(batch)
-        with reading_event(name, first.position):
+        with ReadingEvent(name, first.position):
             index = bisect.bisect_right(not_decisions, first.body["absorbed"])
         if first.position > after and index < len(not_decisions):
             late[first.position] = not_decisions[index]
@@ -123,7 +123,7 @@ def _first_difference(projection: Projection, batch: Sequence[Event]) -> tuple[i
         return next((difference for difference in found if difference is not None), None)
     mask = np.ones(len(names), bool) if body["allowed"] is None else np.asarray(body["allowed"])
     contexts = [context_from_leaves(model, event.body["context"]) for event in batch]
-    numbers, is_batch, context = np.array([event.number for event in batch]), "row" in body, contexts[0]
+    numbers, is_batch, context = [int(event.number or 0) for event in batch], "row" in body, contexts[0]
     if is_batch and context is not None:
         context = jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)
     chosen = choose_arms(projection, batch[0].lane, numbers, context, mask, is_batch=is_batch)

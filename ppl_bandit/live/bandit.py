@@ -168,9 +168,10 @@ class Bandit(ReadableBandit):
         mask = projection.task.arms.mask(allowed)
         if size is not None:
             size = check_size(projection, mask, size)
-            return Slate(tuple(map(self._decision, self._experiment.decide_slate(projection, mask, context, size))))
+            events = self._experiment.decide_slate(projection, mask, context, size)
+            return Slate(tuple(self._decision(projection, event) for event in events))
         (event,) = self._experiment.decide(projection, mask, context, None)
-        return self._decision(event)
+        return self._decision(projection, event)
 
     def select_many(
         self, contexts: Any = None, *, num_decisions: int | None = None, allowed: Any = None
@@ -188,7 +189,8 @@ class Bandit(ReadableBandit):
         if self._design is not None:
             refuse_stopped(projection, self._design, num_rows)
         mask = projection.task.arms.mask(allowed)
-        return list(map(self._decision, self._experiment.decide(projection, mask, contexts, num_rows)))
+        events = self._experiment.decide(projection, mask, contexts, num_rows)
+        return [self._decision(projection, event) for event in events]
 
     def look(self) -> LookVerdict:
         """Take the look that is due by the design, record it, and say whether to stop.
@@ -382,6 +384,6 @@ class Bandit(ReadableBandit):
             warnings.warn(note, stacklevel=3)
         return recorded, info
 
-    def _decision(self, event: Event) -> Decision:
+    def _decision(self, projection: Projection, event: Event) -> Decision:
         context = self._context_structure.unflatten(event.body["context"] or ())
-        return decision_from_event(event, context, decision_notes(self._task, self._learner, context))
+        return decision_from_event(event, context, decision_notes(projection.task, projection.learner, context))

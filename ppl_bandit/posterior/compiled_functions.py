@@ -7,7 +7,7 @@ give the same decisions.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -189,16 +189,19 @@ def _selection_row(selection: Selection) -> Array:
     return jnp.concatenate([jnp.ravel(field).astype(float) for field in selection])
 
 
-def pack_rows(num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]) -> np.ndarray:
+def pack_rows(
+    outcomes: Sequence[str], num_seen: int, num_rows: int, arms: np.ndarray, rewards: Mapping[str, np.ndarray]
+) -> np.ndarray:
     """Return data as one float64 row for `update`.
 
     Args:
+        outcomes: of the model, in its order: `jax.tree` sorts the keys of `rewards`.
         num_seen: number of rows that were learnt before.
         num_rows: number of rows to count; the others are padding.
     """
     if arms.size == 1:  # building one list takes a fraction of the time of np.concatenate
-        return np.array([num_seen, num_rows, arms[0], *(values[0] for values in rewards.values())], np.float64)
-    return np.concatenate([(num_seen, num_rows), arms, *rewards.values()], dtype=np.float64)
+        return np.array([num_seen, num_rows, arms[0], *(rewards[name][0] for name in outcomes)], np.float64)
+    return np.concatenate([(num_seen, num_rows), arms, *(rewards[name] for name in outcomes)], dtype=np.float64)
 
 
 def _unpack_rows(model: RewardModel, numbers: Array, contexts: Any) -> tuple[Array, Interaction]:

@@ -85,7 +85,7 @@ def _mask(allowed: bytes) -> jax.Array:
 def _chosen(rows: np.ndarray) -> Chosen:
     rows.flags.writeable = False
     num_arms = (rows.shape[1] - 2) // 2  # columns as in `Selection`; lists, because NumPy is slow for one row
-    arms, num_candidates = ([int(value) for value in rows[:, column].tolist()] for column in (0, 1 + num_arms))
+    arms, num_candidates = list(map(int, rows[:, 0].tolist())), list(map(int, rows[:, 1 + num_arms].tolist()))
     if min(arms) < 0:
         raise ValueError(
             "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows or "

@@ -87,7 +87,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     if len(history):
         past = Rows(*history.rows())
         above, _, warnings = learn(task, above, replayed, past)
-        replayed = replayed.extended(*past[:3])
+        replayed = replayed.extended((*past[:3], history.positions()))
     above, info, more = learn(task, above, replayed, rows)
     moved = (
         f"{why}; from here on the bandit uses the {above.engine.explanation.engine} engine, with all "

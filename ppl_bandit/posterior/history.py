@@ -45,21 +45,23 @@ class History:
     def __len__(self) -> int:
         return self._num_rows
 
-    def extended(
-        self, arms: np.ndarray, rewards: dict[str, np.ndarray], contexts: Any, positions: np.ndarray | None = None
-    ) -> "History":
-        """Return a history with more rows; rows without positions cannot be edited."""
+    def extended(self, *parts: tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]) -> "History":
+        """Return a history with more rows.
+
+        Args:
+            parts: (arms, rewards, contexts, positions) of some rows each; rows with position 0 cannot be edited.
+        """
         blocks, pieces, num_pieces = self._parts
         if len(pieces) > num_pieces:  # another history extends this one
             pieces = pieces[:num_pieces]
-        positions = np.zeros(arms.size, np.int64) if positions is None else positions
-        pieces.append((arms, rewards, contexts, positions))
+        pieces.extend(parts)
         if len(pieces) >= _BLOCK:
             blocks, pieces = (*blocks, _joined(pieces)), []
         if len(blocks) >= _BLOCK:
             blocks = (_joined(blocks),)
         longer = History(self._outcomes)
-        longer._parts, longer._num_rows = (blocks, pieces, len(pieces)), self._num_rows + arms.size
+        longer._parts = blocks, pieces, len(pieces)
+        longer._num_rows = self._num_rows + sum(part[0].size for part in parts)
         longer.num_completed = self.num_completed
         return longer
 
@@ -94,7 +96,7 @@ class History:
         kept = jax.tree.map(lambda leaf: leaf[is_kept], (arms, values, contexts, positions))
         other = History(self._outcomes)
         other.num_completed = self.num_completed + num_completed
-        return other.extended(*kept) if is_kept.any() else other
+        return other.extended(kept) if is_kept.any() else other
 
     def _whole(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:
         blocks, pieces, num_pieces = self._parts

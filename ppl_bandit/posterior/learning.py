@@ -177,15 +177,15 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     engine, stored, num_rows = learner.engine, learner.stored, rows.arms.size
     rows = counted_rows(task, rows)
     reserve = engine.capabilities.reserve
-    infos, done = list[Any](), 0
+    infos: list[Any] = []
+    done = 0
     with jax.enable_x64(True):
         if reserve is not None and num_seen + num_rows > learner.num_reserved:
             stored = reserve(stored, num_rows)
         for size in batch_sizes(num_rows, _SIZES) if reserve is None else [_rounded_up(num_rows)]:
             num_batch = min(size, num_rows - done)
             batch = rows if size == num_rows else _slice(rows, done, num_batch, size)
-            rewards = {name: batch.rewards[name] for name in task.model.outcomes}  # jax.tree sorts the keys of a dict
-            numbers = pack_rows(num_seen + done, num_batch, batch.arms, rewards)
+            numbers = pack_rows(task.model.outcomes, num_seen + done, num_batch, batch.arms, batch.rewards)
             stored, result = _update(learner, stored, numbers, batch.contexts, size)
             if not result.is_possible:  # padding repeats the last row, so it is impossible only if that row is
                 raise _impossible_reward(task, rows, result.possible, done)

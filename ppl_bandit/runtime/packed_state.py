@@ -7,7 +7,6 @@ describes itself, also as an argument or a result of a jitted function.
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +44,19 @@ class PackedLayout:
         return self.treedef.unflatten([jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.leaves])
 
     @functools.cached_property
-    def readers(self) -> list[Callable[[np.ndarray, np.ndarray], Any] | None]:
-        """Functions (row, row as booleans) -> leaf, for NumPy; None for separate leaves."""
-        return [
-            None if i in self.separate else _reader(start, shape, dtype)
-            for i, (start, (shape, dtype)) in enumerate(zip(self.starts, self.leaves, strict=True))
-        ]
+    def slices(self) -> list[tuple[int, Any]]:
+        """Where NumPy finds each leaf: in the row (0), the row as booleans (1) or `separate` (2), and its index there."""
+        found: list[tuple[int, Any]] = []
+        for i, (start, (shape, dtype)) in enumerate(zip(self.starts, self.leaves, strict=True)):
+            where = slice(start, start + math.prod(shape)) if shape else start
+            found.append((2, self.separate.index(i)) if i in self.separate else (int(dtype.kind == "b"), where))
+        return found
+
+    @functools.cached_property
+    def converted(self) -> list[tuple[int, tuple[int, ...], Any]]:
+        """(index, shape, dtype) of the leaves in the row that are not slices of it: tables, and other dtypes."""
+        rows = [(i, *leaf) for i, leaf in enumerate(self.leaves) if i not in self.separate]
+        return [row for row in rows if len(row[1]) > 1 or (row[2].kind != "b" and row[2] != np.float64)]
 
 
 def _fits(shape: tuple[int, ...], dtype: Any) -> bool:
@@ -92,16 +98,19 @@ def pack(tree: Any) -> Packed:
 def unpack(packed: Packed) -> Any:
     """Undo `pack`: for a traced row inside a jitted function, otherwise to NumPy arrays and scalars."""
     layout = packed.layout
-    separate = iter(packed.separate)
     if is_tracer(packed.row):
+        separate = iter(packed.separate)
         leaves = [
             next(separate) if i in layout.separate else _slice(packed.row, start, shape, dtype)
             for i, (start, (shape, dtype)) in enumerate(zip(layout.starts, layout.leaves, strict=True))
         ]
     else:
         row = np.asarray(packed.row)
-        as_bool = row.astype(bool)
-        leaves = [next(separate) if read is None else read(row, as_bool) for read in layout.readers]
+        sources = row, row.astype(bool), packed.separate
+        leaves = [sources[source][where] for source, where in layout.slices]
+        for i, shape, dtype in layout.converted:
+            part = leaves[i].view(dtype) if _is_wide(dtype) else leaves[i].astype(dtype, copy=False)
+            leaves[i] = part.reshape(shape) if shape else part
     return layout.treedef.unflatten(leaves)
 
 
@@ -120,19 +129,6 @@ def with_changes(changes: Any, before: Any) -> Any:
 def _slice(row: Any, start: int, shape: tuple[int, ...], dtype: Any) -> Any:
     part = row[start : start + math.prod(shape)].reshape(shape)
     return jax.lax.bitcast_convert_type(part, dtype) if _is_wide(dtype) else part.astype(dtype)
-
-
-def _reader(start: int, shape: tuple[int, ...], dtype: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
-    where: Any = slice(start, start + math.prod(shape)) if shape else start
-    if dtype.kind == "b":
-        read = lambda row, as_bool: as_bool[where]  # noqa: E731
-    elif dtype == np.float64:
-        read = lambda row, as_bool: row[where]  # noqa: E731
-    elif _is_wide(dtype):
-        read = lambda row, as_bool: row[where].view(dtype)  # noqa: E731
-    else:
-        read = lambda row, as_bool: row[where].astype(dtype)  # noqa: E731
-    return read if len(shape) < 2 else lambda row, as_bool: read(row, as_bool).reshape(shape)
 
 
 def _is_wide(dtype: Any) -> bool:

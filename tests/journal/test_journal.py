@@ -155,9 +155,7 @@ def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
     fresh.catch_up()
     lanes = []
     for lane in ("", "here", "there"):
-        chosen = [
-            choose_arms(fresh.projection, lane, np.array([i]), None, np.ones(3, bool), is_batch=False) for i in range(5)
-        ]
+        chosen = [choose_arms(fresh.projection, lane, [i], None, np.ones(3, bool), is_batch=False) for i in range(5)]
         lanes.append([float(one.best_arm_probs[0, 0]) for one in chosen])
     assert lanes[0] != lanes[1] != lanes[2] != lanes[0]
     assert check_replay(first, "default").position is None
@@ -411,7 +409,7 @@ def test_a_history_edits_rows_by_position():
     history = History(("reward",))
     for position in range(1, 600):
         history = history.extended(
-            np.array([position % 3]), {"reward": np.array([float(position)])}, None, np.array([position])
+            (np.array([position % 3]), {"reward": np.array([float(position)])}, None, np.array([position]))
         )
     edited = history.edited({300: RowEdit({"reward": -1.0}), 2: None})
     arms, rewards, _ = edited.rows()

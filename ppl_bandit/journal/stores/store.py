@@ -1,12 +1,12 @@
 """The interface of an event store, and its errors."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 from ppl_bandit.journal.events import Event
 
-__all__ = ["Conflict", "DamagedEvent", "DecisionNumberTaken", "JournalError", "Store", "read_batches", "reading_event"]
+__all__ = ["Conflict", "DamagedEvent", "DecisionNumberTaken", "JournalError", "Store", "read_batches", "ReadingEvent"]
 
 _PAGE = 10_000  # events read at once
 
@@ -27,17 +27,23 @@ class DecisionNumberTaken(Exception):
     """Another process has recorded the decision of this number."""
 
 
-@contextmanager
-def reading_event(experiment: str, position: int) -> Iterator[None]:
-    """Turn errors that the contents of a recorded event cause into `DamagedEvent`."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
-        raise DamagedEvent(
-            f"the event at position {position} of the experiment {experiment!r} cannot be read "
-            f"({type(error).__name__}: {error}): it was edited or damaged; `ppl-bandit journal status` gives the first "
-            "position at which the digests differ; restore the journal from a copy"
-        ) from error
+class ReadingEvent(NamedTuple):
+    """A context that turns errors which the contents of a recorded event cause into `DamagedEvent`."""
+
+    experiment: str
+    position: int
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """Raise `DamagedEvent`, if there was such an error."""
+        if isinstance(error, LookupError | TypeError | ValueError | AttributeError | AssertionError):
+            raise DamagedEvent(
+                f"the event at position {self.position} of the experiment {self.experiment!r} cannot be read "
+                f"({type(error).__name__}: {error}): it was edited or damaged; `ppl-bandit journal status` gives the first "
+                "position at which the digests differ; restore the journal from a copy"
+            ) from error
 
 
 class Store(Protocol):

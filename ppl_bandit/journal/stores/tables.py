@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppl_bandit.journal.events import Event, decode
-from ppl_bandit.journal.stores.store import reading_event
+from ppl_bandit.journal.stores.store import ReadingEvent
 
 __all__ = ["COLUMNS", "HEADS_OF_EVENTS", "TABLES", "VERSION", "VERSION_WITH_HEADS", "event_from_row"]
 
@@ -40,6 +40,6 @@ COLUMNS = "position, kind, decision, batch, number, lane, arm, settles, time, bo
 def event_from_row(experiment: str, row: Sequence[Any]) -> Event:
     """Return the event in a row of `COLUMNS`."""
     position, kind, decision, batch, number, lane, arm, settles, time, body = row
-    with reading_event(experiment, position):
+    with ReadingEvent(experiment, position):
         contents = decode(body)
     return Event(position, kind, decision, batch, number, lane, arm, bool(settles), time, contents)

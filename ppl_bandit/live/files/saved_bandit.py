@@ -124,4 +124,4 @@ def _build_history(model: RewardModel, leaves: list[Any] | None) -> History:
         return history
     row: Any = np.zeros(0)
     structure: Any = jax.tree.structure((row, dict.fromkeys(model.outcomes, row), model.context, row))
-    return history.extended(*structure.unflatten(leaves))
+    return history.extended(structure.unflatten(leaves))
