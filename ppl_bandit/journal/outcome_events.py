@@ -157,7 +157,8 @@ def _reward_event(
         if not is_correction:
             raise ValueError(f"decision {id!r} was discarded: pass correct=True to learn from its reward")
         merged = dict(values)
-    missing, irrelevant = [name for name in outcomes if name not in merged], ()
+    irrelevant: tuple[str, ...] = ()
+    missing = [name for name in outcomes if name not in merged]
     if missing:
         arm, at = int(decided.arm or 0), context_from_leaves(task.model, context)
         irrelevant = irrelevant_outcomes(task.model, arm, at, merged)

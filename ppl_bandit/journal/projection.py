@@ -109,9 +109,11 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
         )
         learner, info, warnings = refit(projection, edited, _concatenate(task, pieces) if pieces else None)
         return LearningStep(learner, edited, rows, info, warnings, task, projection.prior)
-    joined = _concatenate(task, [*(piece for _, piece in completed.values()), *pieces])
-    if not joined.arms.size:
+    if completed:
+        pieces = [*(piece for _, piece in completed.values()), *pieces]
+    if not pieces:
         return LearningStep(learner, history, rows, None, [], task, projection.prior)
+    joined = _concatenate(task, pieces)
     try:
         after, info, warnings = learn(task, learner, history, joined)
     except NotCertified:
@@ -259,7 +261,7 @@ def reward_changes(
 
 def extend_history(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:
     """Return a history with the rows of recorded events, each with the position of its event."""
-    parts = [(*piece[:3], np.full(piece.arms.size, recorded[index].position)) for index, piece in rows]
+    parts = [(*piece[:3], np.array([recorded[index].position] * piece.arms.size)) for index, piece in rows]
     return history.extended(*parts) if parts else history
 
 
@@ -295,8 +297,6 @@ def _concatenate(task: Task, pieces: Sequence[Rows]) -> Rows:
     if any(piece.counted is not None for piece in pieces):
         outcomes = task.model.outcomes
         pieces = [p if p.counted is not None else p._replace(counted=is_known(p, outcomes)) for p in pieces]
-    if not pieces:
-        return Rows(np.zeros(0, np.int64), {}, None)
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *pieces)
 
 

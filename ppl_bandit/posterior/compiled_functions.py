@@ -88,6 +88,7 @@ class CompiledFunctions(NamedTuple):
             function.wait()
 
 
+@functools.lru_cache(maxsize=8)  # compiled programs take about 30 MB
 def compiled_functions(
     model: RewardModel,
     row_model: RewardModel,
@@ -101,23 +102,10 @@ def compiled_functions(
 
     Args:
         row_model: of the rows that the engine takes; see `partial_rows.learning_model`.
+        engine: without explanation and settings: neither changes a result, so engines that differ in them share functions.
         draws: as in `engines.decide`.
         is_exported: whether the first functions are exported for other processes.
     """
-    without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
-    return _compiled_functions(model, row_model, without_text, selector, num_samples, draws, is_exported)
-
-
-@functools.lru_cache(maxsize=8)  # compiled programs take about 30 MB
-def _compiled_functions(
-    model: RewardModel,
-    row_model: RewardModel,
-    engine: Engine,
-    selector: Selector,
-    num_samples: int,
-    draws: bool,
-    is_exported: bool,
-) -> CompiledFunctions:
     expected_rewards, in_support = recorded(model.expected_rewards), recorded(row_model.in_support)
     has_fixed_size = engine.capabilities.reserve is None
     quick = engine.capabilities.quick_update

@@ -101,8 +101,9 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         reserve = engine.capabilities.reserve
         can_save = reserve is None or engine.capabilities.is_traceable_without_program
         is_exported = entry is not None and cached is None and can_save
+        pure = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]
         run = compiled_functions(
-            task.model, learning_model(task), engine, task.selector, task.num_samples, task.draws, is_exported
+            task.model, learning_model(task), pure, task.selector, task.num_samples, task.draws, is_exported
         )
         if cached is not None:
             restore_functions(cached, run, recordings)

@@ -1,6 +1,5 @@
 """Threads that call at the same time: the first does the work of all (group commit)."""
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
@@ -29,16 +28,14 @@ class GroupedCalls(Generic[AnyRequest]):
 
     def __init__(self, lock: Callable[[], AbstractContextManager], work: Callable[[Sequence[AnyRequest]], None]):
         self._lock, self._work = lock, work
-        self._queueing = threading.Lock()
-        self._queue: list[AnyRequest] = []
+        self._queue: list[AnyRequest] = []  # appended to by every thread, shortened by the one that holds the lock
 
     def __call__(self, request: AnyRequest) -> None:
         """Do a request, and those of the threads that wait; or wait until another thread has done it."""
-        with self._queueing:
-            self._queue.append(request)
+        self._queue.append(request)
         with self._lock():
             if not request.is_done:
+                taken = self._queue[:]
+                del self._queue[: len(taken)]
                 # A request that another thread took and left, also because of Ctrl-C, is no longer in the queue.
-                with self._queueing:
-                    others, self._queue = [other for other in self._queue if other is not request], []
-                self._work([request, *others])
+                self._work([request, *(other for other in taken if other is not request)])

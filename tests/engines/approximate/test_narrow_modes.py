@@ -109,9 +109,9 @@ def test_narrow_modes_are_right_or_flagged_over_twenty_seeds(kind, size, ratio):
     largest = max((error for error, is_trusted, _ in found if is_trusted), default=0.0)
     print(f"\n{kind} {size} {ratio:g}: largest error {largest:.3f}, {num_trusted} of 20 trusted")
     assert not [one for one in found if one[1] and one[0] > MAX_ERROR]
-    assert num_trusted >= (
-        16 if kind == "one" else 1
-    )  # the claim is "right or flagged": a flag is no failure, all flags are
+    # The claim is "right or flagged", so a flagged run is allowed. If every run is flagged, the engine is of no use.
+    min_trusted = 16 if kind == "one" else 1
+    assert num_trusted >= min_trusted
 
 
 def test_a_row_too_narrow_for_the_draws_starts_a_search_for_modes():
