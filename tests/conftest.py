@@ -31,6 +31,8 @@ flags += " --xla_disable_hlo_passes=tree_reduction_rewriter,cpu-parallel-task-as
 if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
     flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", flags)
+# Programs are lowered without the ten stack frames of each operation: messages take their lines from jaxprs.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # A process holds millions of objects of compiled programs: looking through all of them for garbage takes a tenth of the time.
 gc.set_threshold(100_000, 20, 100)
 LONGEST = "test_user_options.py"  # runs first: at the end, the other process would wait for it
@@ -66,14 +68,21 @@ CACHING_MODULES = (
     "ppl_bandit.posterior",
     "ppl_bandit.live",
     "ppl_bandit.evaluation",
+    "shared_models",
 )  # their caches hold compiled programs
+
+
+MAX_RESIDENT_BYTES = 1 << 30  # a file adds up to 700 MB, and two processes must stay under 4 GB
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs_are_freed():
-    """Drop the compiled programs of a test file after it: kept to the end, they take gigabytes."""
+    """Drop the compiled programs after a test file once they take much memory: kept to the end, they take gigabytes.
+
+    Until then the next files use them: models and engines of `shared_models`, and what JAX traced and compiled of its own.
+    """
     yield
-    if "jax" not in sys.modules:
+    if "jax" not in sys.modules or resident_bytes() < MAX_RESIDENT_BYTES:
         return
     for name, module in list(sys.modules.items()):
         if name.startswith(CACHING_MODULES):
@@ -82,3 +91,12 @@ def compiled_programs_are_freed():
                     value.cache_clear()
     sys.modules["jax"].clear_caches()
     gc.collect()
+
+
+def resident_bytes():
+    """Return the memory of this process that is in use; infinite where the system does not say."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return float("inf")

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Interaction, RewardModel, engines, selectors
 from ppl_bandit.engines.decide import decide
@@ -17,10 +18,7 @@ NUM_SAMPLES, NUM_RUNS = 40, 3000
 DOUBLE = selectors.double_sampling()
 
 
-def conversion(arm):
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+conversion = bernoulli_program(3)
 
 
 def alike(arm, context):
@@ -50,6 +48,8 @@ def priced(arm):
 @functools.cache
 def proved(program, context=None):
     """A reward model of three arms and its exact engine; called in double precision."""
+    if program is conversion:
+        return bernoulli_model(3), bernoulli_engine(3)
     model = RewardModel(program, 3, context)
     return model, engines.conjugate(model)
 

@@ -7,19 +7,14 @@ import numpyro
 import numpyro.distributions as dist
 import pandas
 import pytest
+from shared_models import bernoulli_engine, bernoulli_model, bernoulli_parts
 
-from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, evaluate, selectors
+from ppl_bandit import Bandit, Journal, JournalError, RewardModel, evaluate, selectors
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.posterior_path import follow_posterior
 
 RATES = {"control": 0.1, "low": 0.15, "high": 0.35}
-
-
-def conversion(arm):
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
 def linear(arm, context):
@@ -44,9 +39,11 @@ def frame(num_rows=600, seed=0):
 def played(tmp_path_factory):
     """A bandit with a journal: 300 decisions, one of them pending, one discarded, one corrected, two imported plays."""
     path = tmp_path_factory.mktemp("evaluation") / "journal.db"
+    model, engine = bernoulli_parts(3)
     bandit = Bandit(
-        conversion,
+        model,
         arms=list(RATES),
+        engine=engine,
         selector=selectors.with_floor(selectors.thompson(), 0.1),
         journal=path,
         num_samples=200,
@@ -117,7 +114,7 @@ def test_every_kind_of_target_is_near_the_truth():
 
 @pytest.mark.slow
 def test_a_selector_is_evaluated_on_the_logged_path():
-    model = RewardModel(conversion, 3)
+    model = bernoulli_model(3)
     found = evaluate(frame(900), selectors.thompson(), model=model, baseline={name: 1 / 3 for name in RATES})
     # Thompson sampling soon plays the arm that earns .35 and not .2 on average.
     assert found.estimate > 3 * found.standard_error
@@ -202,8 +199,7 @@ def test_context_dependent_policies_and_the_models_outcome_model_narrow_the_inte
 
 def test_outcome_models_along_the_log_know_earlier_blocks_only():
     log = evaluate_log(300)
-    model = RewardModel(conversion, 3)
-    engine = engines.conjugate(model)
+    model, engine = bernoulli_model(3), bernoulli_engine(3)
     before = follow_posterior(model, engine, log).means
     changed = log._replace(reward=np.concatenate([log.reward[:200], 1 - log.reward[200:]]))
     after = follow_posterior(model, engine, changed).means
@@ -226,8 +222,9 @@ def test_the_figure_and_the_html_state_the_answer():
 
 
 def test_a_deterministic_selector_is_named_when_the_bandit_is_built_and_its_log_is_refused_with_the_remedy():
+    model, engine = bernoulli_parts(3)
     with pytest.warns(UserWarning, match="decisions of greedy are deterministic.*with_floor") as warned:
-        bandit = Bandit(conversion, arms=list(RATES), selector=selectors.greedy(), num_samples=50)
+        bandit = Bandit(model, arms=list(RATES), engine=engine, selector=selectors.greedy(), num_samples=50)
     assert len(warned) == 1 and warned[0].filename == __file__
     assert str(warned[0].message) in bandit.explain()
     for _ in range(5):

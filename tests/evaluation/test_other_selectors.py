@@ -5,6 +5,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas
 import pytest
+from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Environment, RewardModel, engines, evaluate, selectors, simulate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
@@ -14,18 +15,9 @@ from ppl_bandit.evaluation.rejection import accept_function, accepted_rows, eval
 RATES = np.array([0.2, 0.6])
 
 
-def conversion(arm):
-    with numpyro.plate("arms", 2):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
 def same_rate(arm):
     rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
     numpyro.sample("reward", dist.Bernoulli(rate + 0.0 * arm))
-
-
-MODEL = RewardModel(conversion, 2)
 
 
 def uniform_log(num_rows, seed=0):
@@ -38,19 +30,19 @@ def uniform_log(num_rows, seed=0):
 @pytest.mark.slow
 def test_decisions_accepted_from_logs_earn_what_a_simulated_selector_earns():
     """The mean true rate of the first 100 accepted decisions is within 2% of simulated runs of the same length."""
-    engine = engines.conjugate(MODEL)
-    accept, earned = accept_function(MODEL, engine, selectors.thompson()), []
+    engine = bernoulli_engine(2)
+    accept, earned = accept_function(bernoulli_model(2), engine, selectors.thompson()), []
     for seed in range(150):
         log = uniform_log(300, seed)
-        rows = accepted_rows(MODEL, engine, accept, log, seed=seed)
+        rows = accepted_rows(bernoulli_model(2), engine, accept, log, seed=seed)
         assert rows.size >= 100
         earned.append(RATES[log.arm[rows[:100]]].mean())
     runs = simulate(
         0,
-        MODEL,
+        bernoulli_model(2),
         engine,
         selectors.thompson(),
-        Environment(MODEL, {"rate": RATES}),
+        Environment(bernoulli_model(2), {"rate": RATES}),
         num_steps=100,
         num_realizations=1000,
         num_samples=400,
@@ -61,7 +53,7 @@ def test_decisions_accepted_from_logs_earn_what_a_simulated_selector_earns():
 
 
 def test_a_path_says_for_how_many_decisions_it_holds():
-    found = evaluate_by_rejection(uniform_log(300), selectors.thompson(), model=MODEL)
+    found = evaluate_by_rejection(uniform_log(300), selectors.thompson(), model=bernoulli_model(2))
     assert "not for 300" in found.verdict and not found.is_refused
     assert found.num_accepted == found.rewards.size < found.num_decisions == 300
 
@@ -69,23 +61,23 @@ def test_a_path_says_for_how_many_decisions_it_holds():
 def test_rows_that_could_not_play_an_arm_are_left_out_without_contexts_and_refused_if_none_is_left():
     log = uniform_log(200)
     log.propensities[:20] = np.eye(2)[log.arm[:20]]
-    assert evaluate_by_rejection(log, selectors.greedy(), model=MODEL).num_accepted <= 180
+    assert evaluate_by_rejection(log, selectors.greedy(), model=bernoulli_model(2)).num_accepted <= 180
     log.propensities[:] = np.eye(2)[log.arm]
     with pytest.raises(ValueError, match="200 of 200 rows .*with_floor"):
-        evaluate_by_rejection(log, selectors.greedy(), model=MODEL)
+        evaluate_by_rejection(log, selectors.greedy(), model=bernoulli_model(2))
 
 
 def test_a_short_path_is_refused():
-    found = evaluate_by_rejection(uniform_log(20), selectors.thompson(), model=MODEL)
+    found = evaluate_by_rejection(uniform_log(20), selectors.thompson(), model=bernoulli_model(2))
     assert found.is_refused and "too few" in str(found)
 
 
 def test_worlds_drawn_from_a_posterior_have_its_draws_as_truths():
     draws = {"rate": np.array([[0.1, 0.9], [0.4, 0.3]])}
-    world = Environment.from_draws(MODEL, draws)
+    world = Environment.from_draws(bernoulli_model(2), draws)
     runs = simulate(
         0,
-        MODEL,
+        bernoulli_model(2),
         engines.conjugate,
         selectors.thompson(),
         world,
@@ -97,14 +89,14 @@ def test_worlds_drawn_from_a_posterior_have_its_draws_as_truths():
     assert set(np.unique(np.round(runs.regret.values, 6))) == set(np.float32([0.0, 0.1, 0.8]))
     assert runs.attrs["worlds"] == "draws"
     with pytest.raises(ValueError, match="same positive number"):
-        Environment.from_draws(MODEL, {"rate": np.zeros((0, 2))})
+        Environment.from_draws(bernoulli_model(2), {"rate": np.zeros((0, 2))})
     with pytest.raises(ValueError, match="outside the support"):
-        Environment.from_draws(MODEL, {"rate": np.full((3, 2), 1.5)})
+        Environment.from_draws(bernoulli_model(2), {"rate": np.full((3, 2), 1.5)})
 
 
 def test_the_true_program_predicts_better_and_its_score_is_that_of_the_beta_binomial():
     log = uniform_log(400)
-    found = compare_programs(log, {"own rates": MODEL, "same rate": RewardModel(same_rate, 2)})
+    found = compare_programs(log, {"own rates": bernoulli_model(2), "same rate": RewardModel(same_rate, 2)})
     assert found.difference.value > 2 * found.difference.standard_error
     assert found.verdict.startswith("own rates predicted the log better than same rate")
     assert list(found.table().index) == ["own rates", "same rate"] and (found.widths > 0).all(axis=None)
@@ -130,14 +122,14 @@ def test_a_frame_with_numbered_arms_has_the_order_of_the_model():
     found = evaluate(frame, 10, model=RewardModel(many, 12))
     assert found.posterior[0] > 0.9 and found.estimate == pytest.approx(1.0, abs=0.1)
     named = frame.assign(arm=np.where(arms == 10, "good", "bad"), propensity=np.where(arms == 10, 1 / 11, 10 / 11))
-    first = evaluate(named, "good", model=MODEL, arms=["good", "bad"])
+    first = evaluate(named, "good", model=bernoulli_model(2), arms=["good", "bad"])
     assert first.posterior[0] > 0.9
     with pytest.raises(ValueError, match="the model has 12 arms"):
         evaluate(named, "good", model=RewardModel(many, 12))
 
 
 def test_a_selector_may_be_compared_with_a_policy():
-    found = evaluate(uniform_log(300), selectors.thompson(), model=MODEL, baseline={0: 0.5, 1: 0.5})
+    found = evaluate(uniform_log(300), selectors.thompson(), model=bernoulli_model(2), baseline={0: 0.5, 1: 0.5})
     assert "thompson() on the logged path" in found.verdict
     with pytest.raises(ValueError, match="must be a RewardModel"):
-        evaluate(uniform_log(30), 0, model=conversion)
+        evaluate(uniform_log(30), 0, model=bernoulli_program(2))

@@ -3,20 +3,16 @@
 import os
 import shutil
 import sqlite3
-import sys
-from pathlib import Path
 
 import pytest
+from shared_models import bernoulli_parts
 
-from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines
+from ppl_bandit import Bandit, Journal, JournalError
 from ppl_bandit.commands.cli import main
 from ppl_bandit.journal.events import DECIDED, new_event
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import DamagedEvent
-
-sys.path.insert(0, str(Path(__file__).parent))
-from journal_children import conversion  # noqa: E402
 
 
 def record(store, num, first=0):
@@ -101,9 +97,8 @@ def test_a_journal_without_heads_is_opened_and_gains_them(path):
 
 @pytest.fixture(scope="module")
 def options():
-    model = RewardModel(conversion, 3)
-    engine = engines.conjugate(model)
-    return {"program": model, "engine": lambda _: engine, "num_samples": 50}
+    model, engine = bernoulli_parts(3)
+    return {"program": model, "engine": engine, "num_samples": 50}
 
 
 def test_a_bandit_does_not_open_a_shortened_journal(options, tmp_path):

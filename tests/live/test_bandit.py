@@ -9,17 +9,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_parts
 
 from ppl_bandit import Bandit, NotCertified, RewardModel, engines, selectors
 from ppl_bandit.journal import checkpoints
 
 ARMS = ["control", "low", "high"]
-
-
-def conversion(arm):
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
 def linear(arm, context):
@@ -30,9 +25,7 @@ def linear(arm, context):
 
 @pytest.fixture(scope="module")
 def conversion_parts():
-    model = RewardModel(conversion, 3)
-    engine = engines.conjugate(model)
-    return model, lambda _: engine
+    return bernoulli_parts(3)
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +276,7 @@ def test_a_bad_selection_names_the_argument_and_makes_no_decision(linear_parts, 
 )
 def test_a_bandit_is_not_built_from_bad_arguments(options, words):
     with pytest.raises(ValueError, match=words):
-        Bandit(conversion, **options)
+        Bandit(linear, **options)
 
 
 def test_a_loaded_bandit_continues_as_if_never_stopped(conversion_parts, tmp_path):
@@ -409,7 +402,7 @@ def test_the_users_precision_flag_is_left_alone_and_accuracy_kept(conversion_par
 
 
 def test_updates_and_selections_compile_once(conversion_parts, caplog):
-    bandit = conversion_bandit(conversion_parts)
+    bandit = conversion_bandit(conversion_parts, num_samples=31)  # its functions are its own, and not compiled before
     play(bandit, 1, np.random.default_rng(0))
     with jax.log_compiles(True), caplog.at_level(logging.DEBUG):
         play(bandit, 20, np.random.default_rng(0))

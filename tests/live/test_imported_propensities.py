@@ -1,27 +1,19 @@
 """Propensities of imported plays: kept for evaluation, without an effect on what is learnt."""
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pandas
 import pytest
+from shared_models import bernoulli_parts
 
-from ppl_bandit import Bandit, Journal, RewardModel, engines, evaluate
-
-
-def clicks(arm):
-    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
+from ppl_bandit import Bandit, Journal, evaluate
 
 ROWS = pandas.DataFrame({"arm": ["a", "b"] * 20, "reward": [1, 0, 0, 1] * 10, "p": np.linspace(0.3, 0.7, 40)})
 
 
 @pytest.fixture(scope="module")
 def parts():
-    model = RewardModel(clicks, 2)
-    engine = engines.conjugate(model)
-    return model, {"engine": lambda _: engine, "arms": ["a", "b"]}
+    model, engine = bernoulli_parts(2)
+    return model, {"engine": engine, "arms": ["a", "b"]}
 
 
 @pytest.mark.parametrize("kind", ["file", "journal"])

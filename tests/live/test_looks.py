@@ -1,14 +1,11 @@
 """Looks at a live experiment: verdicts that are recorded, the same after a restart, and right by an independent quadrature."""
 
-import functools
-
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
+from shared_models import bernoulli_parts
 
-from ppl_bandit import Bandit, RewardModel, engines, selectors
+from ppl_bandit import Bandit, selectors
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
@@ -27,22 +24,8 @@ DESIGN = Design(
 )
 
 
-def conversion(arm):
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
-@functools.cache
-def parts():
-    """The model and its engine, which all bandits share, so that functions are compiled once."""
-    model = RewardModel(conversion, 3)
-    engine = engines.conjugate(model)
-    return model, lambda _: engine
-
-
 def build(**settings):
-    model, engine = parts()
+    model, engine = bernoulli_parts(3)
     return Bandit(model, arms=ARMS, engine=engine, **settings)
 
 
@@ -140,7 +123,7 @@ def test_a_replay_takes_the_looks_again(stopped):
 def test_a_saved_bandit_keeps_its_looks(stopped, tmp_path):
     _, verdicts, bandit = stopped
     bandit.save(tmp_path / "trial.bandit")
-    model, engine = parts()
+    model, engine = bernoulli_parts(3)
     loaded = Bandit.load(tmp_path / "trial.bandit", model, engine=engine)
     assert loaded.look().to_dict() | {"is_due": True} == verdicts[-1].to_dict()
 

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
+from shared_models import bernoulli_parts
 
 from ppl_bandit import Bandit
 from ppl_bandit.comparison.output.figure_layout import leading_arms
@@ -24,11 +25,6 @@ from ppl_bandit.types import Explanation
 M = 4000
 
 
-def clicks(arm):
-    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
 def slopes(arm, context):
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]))
     numpyro.sample("reward", dist.Normal(slope[arm] * context, 1.0))
@@ -36,7 +32,8 @@ def slopes(arm, context):
 
 @pytest.fixture(scope="module")
 def plain():
-    bandit = Bandit(clicks, arms=["<old>", "new"], num_samples=M)
+    model, engine = bernoulli_parts(2)
+    bandit = Bandit(model, arms=["<old>", "new"], engine=engine, num_samples=M)
     bandit.update_many(arms=["<old>"] * 10 + ["new"] * 10, rewards=[1] * 3 + [0] * 7 + [1] * 6 + [0] * 4)
     return bandit
 
@@ -186,7 +183,7 @@ def test_a_figure_says_what_its_posterior_is_however_the_engine_was_chosen():
 
 def test_an_explanation_starts_with_the_verdict_and_the_arms_and_ends_with_the_certificate(plain):
     lines = plain.explain().splitlines()
-    assert lines[0].startswith("clicks: EXACT") and "learnt from 20 rewards" in lines[2]
+    assert lines[0].startswith("conversion: EXACT") and "learnt from 20 rewards" in lines[2]
     assert lines[4].split()[:2] == ["<old>", "10"]
     assert "certified" in "\n".join(lines[-3:])
 
@@ -194,7 +191,7 @@ def test_an_explanation_starts_with_the_verdict_and_the_arms_and_ends_with_the_c
 def test_a_bandit_prints_what_it_is(plain):
     assert (
         repr(plain)
-        == "<Bandit on clicks: 20 rewards, exact posterior; 2 arms (<old>, new); decisions by double_sampling>"
+        == "<Bandit on conversion: 20 rewards, exact posterior; 2 arms (<old>, new); decisions by double_sampling>"
     )
 
 

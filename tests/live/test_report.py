@@ -3,18 +3,12 @@
 import re
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_parts
 
-from ppl_bandit import Bandit, RewardModel, engines, selectors
+from ppl_bandit import Bandit, selectors
 from ppl_bandit.live.show.lookahead import simulated_pseudo_counts
 from ppl_bandit.numerics.expected_loss import loss_after, losses_from_table
-
-
-def clicks(arm):
-    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
 def brute_force_loss(a, b, num_rows, num_worlds, rng):
@@ -28,9 +22,8 @@ def brute_force_loss(a, b, num_rows, num_worlds, rng):
 
 @pytest.fixture(scope="module")
 def parts():
-    model, selector = RewardModel(clicks, 2), selectors.thompson()
-    engine = engines.conjugate(model)
-    return model, {"engine": lambda _: engine, "selector": selector}
+    model, engine = bernoulli_parts(2)
+    return model, {"engine": engine, "selector": selectors.thompson()}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +71,7 @@ def test_a_report_answers_in_five_lines(bandit):
         and "after 100 more decisions" in lines[2]
         and "after 1,000 more" in lines[2]
     )
-    assert lines[3] == "Evidence: exact posterior of the program clicks, numbers in closed form."
+    assert lines[3] == "Evidence: exact posterior of the program conversion, numbers in closed form."
     assert re.match(r"Pending: 1 decision waits for a reward, the oldest since 20\d\d-", lines[4])
     assert report.leader == "new" and report.runner_up == "old" and report.num_pending == 1
     assert report.loss > report.loss_after[100] > report.loss_after[1000] > 0

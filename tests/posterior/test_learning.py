@@ -2,22 +2,14 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_model, bernoulli_parts
 
-from ppl_bandit import Bandit, Capabilities, Engine, Explanation, RewardModel, engines
+from ppl_bandit import Bandit, Capabilities, Engine, Explanation
 from ppl_bandit.posterior.learning import batch_sizes
-
-
-def conversion(arm):
-    with numpyro.plate("arms", 3):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
 class Kept(NamedTuple):
@@ -55,7 +47,7 @@ def hoarding(model):
 @pytest.mark.parametrize("num_steps, capacity", [(20, 32), (2000, 2048)])
 def test_growth_is_compiled_before_it_is_needed(num_steps, capacity, monkeypatch):
     monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_CAPACITY", 4)
-    bandit = Bandit(conversion, 3, engine=hoarding, num_samples=8)
+    bandit = Bandit(bernoulli_model(3), engine=hoarding, num_samples=8)
     run = bandit._learner.run
 
     def step():
@@ -86,13 +78,13 @@ def swelling(model):
 
 @pytest.mark.slow
 def test_a_state_may_change_its_shape(tmp_path):
-    bandit = Bandit(conversion, 3, engine=swelling, num_samples=8)
+    bandit = Bandit(bernoulli_model(3), engine=swelling, num_samples=8)
     for num_seen in (1, 2):
         bandit.update(bandit.select(), 1.0)
         np.testing.assert_array_equal(bandit._learner.state, [0.0, *[1.0] * num_seen])
         assert np.all(bandit.posterior(2)["rate"] == (1 + num_seen) / 4)
     bandit.save(tmp_path / "swollen")
-    loaded = Bandit.load(tmp_path / "swollen", conversion, engine=swelling)
+    loaded = Bandit.load(tmp_path / "swollen", bernoulli_model(3), engine=swelling)
     np.testing.assert_array_equal(loaded._learner.state, [0.0, 1.0, 1.0])
 
 
@@ -103,16 +95,8 @@ def test_rows_are_split_into_few_sizes_with_little_padding(num_rows, expected):
     assert batch_sizes(num_rows, (1024, 32, 1)) == expected
 
 
-@pytest.fixture(scope="module")
-def exact():
-    with jax.enable_x64(True):
-        model = RewardModel(conversion, 3)
-        engine = engines.conjugate(model)
-    return model, lambda _: engine
-
-
-def test_an_update_in_several_batches_is_one_update(exact):
-    model, engine = exact
+def test_an_update_in_several_batches_is_one_update():
+    model, engine = bernoulli_parts(3)
     rng = np.random.default_rng(0)
     arms, rewards = rng.integers(0, 3, 70), rng.integers(0, 2, 70)
     bandit = Bandit(model, engine=engine, num_samples=50)
@@ -125,8 +109,8 @@ def test_an_update_in_several_batches_is_one_update(exact):
     assert bandit.num_rewards == 70
 
 
-def test_both_routes_decide_and_a_batch_decides_as_single_calls_do(exact):
-    model, engine = exact
+def test_both_routes_decide_and_a_batch_decides_as_single_calls_do():
+    model, engine = bernoulli_parts(3)
     for draws in (False, True):
         one, many = (Bandit(model, engine=engine, num_samples=50, seed=3, draws=draws) for _ in range(2))
         batch = many.select_many(num_decisions=18)  # a batch of 16 and two single decisions

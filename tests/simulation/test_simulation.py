@@ -13,17 +13,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray
+from shared_models import bernoulli_engine, bernoulli_model
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.simulation import chunks
 from ppl_bandit.simulation.simulate import SimulationProgress
-
-
-def two_arms(arm):
-    with numpyro.plate("arms", 2):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
 def drifting(arm):
@@ -34,27 +29,17 @@ def drifting(arm):
 
 
 @functools.cache
-def reward_model():
-    return RewardModel(two_arms, 2)
-
-
-@functools.cache
-def exact_engine():
-    return engines.conjugate(reward_model())
-
-
-@functools.cache
 def world_of_two():
-    return Environment(reward_model(), {"rate": jnp.array([0.4, 0.8])})
+    return Environment(bernoulli_model(2), {"rate": jnp.array([0.4, 0.8])})
 
 
 DOUBLE, THOMPSON = selectors.double_sampling(), selectors.thompson()
 
 
 def run(selector=DOUBLE, world=None, engine=None, seed=0, **settings):
-    world, engine = world or world_of_two(), engine or exact_engine()
+    world, engine = world or world_of_two(), engine or bernoulli_engine(2)
     settings = {"num_steps": 20, "num_realizations": 12, "num_samples": 50} | settings
-    return simulate(seed, reward_model(), engine, selector, world, **settings)
+    return simulate(seed, bernoulli_model(2), engine, selector, world, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +59,7 @@ def test_every_step_is_labelled_and_consistent(whole):
 
 def test_the_result_has_its_provenance_and_can_be_saved(whole, tmp_path):
     facts = whole.attrs
-    assert facts["model"].endswith("two_arms") and facts["engine"] == "conjugate" and facts["is_complete"] == 1
+    assert facts["model"].endswith("conversion") and facts["engine"] == "conjugate" and facts["is_complete"] == 1
     assert json.loads(facts["truth"]) == {"1": {"rate": pytest.approx([0.4, 0.8])}}
     assert {"jax", "numpyro", "python"} <= set(json.loads(facts["versions"])) and facts["key"] == "[0, 0]"
     whole.to_netcdf(tmp_path / "runs.nc")
@@ -244,7 +229,7 @@ def test_a_world_with_other_arms_is_refused():
 )
 def test_a_truth_that_does_not_fit_is_refused(truth, changes, message):
     with pytest.raises(ValueError, match=message):
-        Environment(reward_model(), truth, changes=changes)
+        Environment(bernoulli_model(2), truth, changes=changes)
 
 
 SHARDED = """
@@ -307,7 +292,7 @@ def test_approximate_engines_have_the_regret_of_the_exact_one(factory, num_reali
     exact = run(THOMPSON, num_steps=40, num_realizations=100 * num_realizations, summary=True)
     found = run(
         THOMPSON,
-        engine=factory(reward_model()),
+        engine=factory(bernoulli_model(2)),
         num_steps=40,
         num_realizations=num_realizations,
         num_samples=200,

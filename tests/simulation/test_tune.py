@@ -1,13 +1,12 @@
 """Worlds from the prior, successive elimination, and tune."""
 
-import functools
-
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate, tune
 from ppl_bandit.engines.exact.conjugate import conjugate
@@ -23,30 +22,14 @@ from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posteri
 from ppl_bandit.simulation.tune import candidates
 
 
-def conversion(arm):
-    with numpyro.plate("arms", 2):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
-@functools.cache
-def reward_model():
-    return RewardModel(conversion, 2)
-
-
-@functools.cache
-def exact_engine():
-    return engines.conjugate(reward_model())
-
-
 @pytest.mark.slow
 def test_every_realization_has_its_own_world_and_all_selectors_see_the_same_worlds():
     runs = simulate(
         0,
-        reward_model(),
-        exact_engine(),
+        bernoulli_model(2),
+        bernoulli_engine(2),
         {"Thompson": selectors.thompson(), "Gittins": selectors.optimistic_gittins(20)},
-        Environment.from_prior(reward_model()),
+        Environment.from_prior(bernoulli_model(2)),
         num_steps=20,
         num_realizations=400,
     )
@@ -62,7 +45,7 @@ def test_every_realization_has_its_own_world_and_all_selectors_see_the_same_worl
 
 def test_a_world_that_is_not_drawn_has_no_truth():
     with pytest.raises(ValueError, match=r"the truth is not drawn yet: call environment\.world\(key\)"):
-        Environment.from_prior(reward_model()).expected_rewards(None)
+        Environment.from_prior(bernoulli_model(2)).expected_rewards(None)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +72,12 @@ def test_worlds_are_drawn_inside_any_support(prior):
 )
 def test_scales_of_a_prior_are_positive(scales, message):
     with pytest.raises(ValueError, match=message):
-        Environment.from_prior(reward_model(), scales=scales)
+        Environment.from_prior(bernoulli_model(2), scales=scales)
 
 
 def test_only_a_truth_that_is_given_can_change():
     with pytest.raises(ValueError, match="changes was given without a truth"):
-        Environment(reward_model(), None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
+        Environment(bernoulli_model(2), None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
 
 
 def regret_of(name, regret, selector=None):
@@ -237,7 +220,7 @@ def test_posterior_regret_sums_the_gaps_of_the_plays_under_each_truth():
     rates, slopes = rng.uniform(size=(5, 2)), rng.normal(size=(5, 2))
     plain = rates[:, None, :] + np.zeros((5, 12, 1))
     contextual = slopes[:, None, :] * contexts[:, None]
-    found = posterior_regret(reward_model(), {"rate": jnp.asarray(rates)}, jnp.asarray(arms), None)
+    found = posterior_regret(bernoulli_model(2), {"rate": jnp.asarray(rates)}, jnp.asarray(arms), None)
     model = RewardModel(sloped, 2, jnp.array(0.5))
     others = posterior_regret(model, {"slope": jnp.asarray(slopes)}, jnp.asarray(arms), jnp.asarray(contexts))
     for (regret, is_stuck), rewards in ((found, plain), (others, contextual)):
@@ -251,9 +234,9 @@ def test_posterior_regret_sums_the_gaps_of_the_plays_under_each_truth():
 def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise(scales):
     """For wider and narrower priors too: the truth has the law of the posterior under the world's own prior."""
     rule, found = selectors.optimistic_gittins(30, 0.1), {}
-    worlds = Environment.from_prior(reward_model(), scales=scales, engine=exact_engine())
+    worlds = Environment.from_prior(bernoulli_model(2), scales=scales, engine=bernoulli_engine(2))
     for num_truths in (1, None):
-        simulator = CandidateSimulator(reward_model(), exact_engine(), worlds, 30, 1000, 0, 512, num_truths)
+        simulator = CandidateSimulator(bernoulli_model(2), bernoulli_engine(2), worlds, 30, 1000, 0, 512, num_truths)
         simulator.compile({"": rule})
         found[num_truths] = simulator.simulate({"": rule}, 0, 512)[""]
     (truth, is_stuck), (judged, are_stuck) = found[1], found[None]
@@ -272,22 +255,25 @@ def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise(scales)
 
 @pytest.mark.slow
 def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
-    own, other = Environment.from_prior(reward_model()), Environment.from_prior(RewardModel(conversion, 2))
-    assert has_posterior_regret(reward_model(), exact_engine(), own) and not has_posterior_regret(
-        reward_model(), exact_engine(), other
+    own, other = (
+        Environment.from_prior(bernoulli_model(2)),
+        Environment.from_prior(RewardModel(bernoulli_program(2), 2)),
     )
-    doubted = Environment.from_prior(reward_model(), scales=(3.0,), engine=exact_engine())
-    assert has_posterior_regret(reward_model(), exact_engine(), doubted) and not has_posterior_regret(
-        reward_model(), exact_engine()._replace(), doubted
+    assert has_posterior_regret(bernoulli_model(2), bernoulli_engine(2), own) and not has_posterior_regret(
+        bernoulli_model(2), bernoulli_engine(2), other
+    )
+    doubted = Environment.from_prior(bernoulli_model(2), scales=(3.0,), engine=bernoulli_engine(2))
+    assert has_posterior_regret(bernoulli_model(2), bernoulli_engine(2), doubted) and not has_posterior_regret(
+        bernoulli_model(2), bernoulli_engine(2)._replace(), doubted
     )
     assert not has_posterior_regret(
-        reward_model(), exact_engine(), Environment.from_prior(reward_model(), scales=(3.0,))
+        bernoulli_model(2), bernoulli_engine(2), Environment.from_prior(bernoulli_model(2), scales=(3.0,))
     )
     assert not has_posterior_regret(
-        reward_model(), exact_engine(), Environment(reward_model(), {"rate": jnp.array([0.2, 0.3])})
+        bernoulli_model(2), bernoulli_engine(2), Environment(bernoulli_model(2), {"rate": jnp.array([0.2, 0.3])})
     )
-    forgetful = engines.conjugate(reward_model(), discount=0.99)
-    assert not has_posterior_regret(reward_model(), forgetful, own)
+    forgetful = engines.conjugate(bernoulli_model(2), discount=0.99)
+    assert not has_posterior_regret(bernoulli_model(2), forgetful, own)
     assert forgetful.capabilities.with_wider_prior is None  # a discounted posterior moves towards its own prior
 
     def believed(arm):  # worlds are drawn without the factor, the posterior includes it
@@ -296,10 +282,12 @@ def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
         numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
     model = RewardModel(believed, 2)
-    assert model.terms_beside_draws() == ("belief",) and not reward_model().terms_beside_draws()
+    assert model.terms_beside_draws() == ("belief",) and not bernoulli_model(2).terms_beside_draws()
     assert not has_posterior_regret(model, engines.conjugate(model), Environment.from_prior(model))
     assert not has_posterior_regret(
-        reward_model(), exact_engine()._replace(explanation=exact_engine().explanation._replace(is_exact=False)), own
+        bernoulli_model(2),
+        bernoulli_engine(2)._replace(explanation=bernoulli_engine(2).explanation._replace(is_exact=False)),
+        own,
     )
 
 
@@ -307,14 +295,14 @@ def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
 def test_tune_returns_a_selector_that_a_bandit_can_use():
     heard = []
     tuned = tune(
-        reward_model(),
+        bernoulli_model(2),
         30,
         {
             "top-two": selectors.top_two(),
             "patience 1": selectors.optimistic_gittins(30),
             "patience .1": selectors.optimistic_gittins(30, 0.1),
         },
-        engine=exact_engine(),
+        engine=bernoulli_engine(2),
         num_worlds=128,
         say=heard.append,
     )
@@ -323,7 +311,9 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
     assert heard[0] == "compiling 2 functions for 3 candidates ..." and heard[2].startswith("after 32 worlds and ")
     assert tuned.regret["patience 1"].shape == (128,)
     assert str(tuned).count("\n") == 4
-    bandit = Bandit(reward_model(), engine=lambda model: exact_engine(), selector=selectors.optimistic_gittins(2))
+    bandit = Bandit(
+        bernoulli_model(2), engine=lambda model: bernoulli_engine(2), selector=selectors.optimistic_gittins(2)
+    )
     for _ in range(2):
         bandit.update(bandit.select(), reward=1.0)
     with pytest.raises(ValueError, match="step 3 is beyond the horizon of 2 decisions"):
@@ -333,10 +323,12 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
 
 
 def test_candidates_are_every_selector_and_several_patiences():
-    named = candidates(reward_model(), exact_engine(), 100)
+    named = candidates(bernoulli_model(2), bernoulli_engine(2), 100)
     assert {"Gittins, patience 2, learning 1", "Gittins, patience 1", "information-directed"} <= named.keys()
     fewer = candidates(
-        reward_model(), exact_engine()._replace(capabilities=exact_engine().capabilities._replace(marginals=None)), 100
+        bernoulli_model(2),
+        bernoulli_engine(2)._replace(capabilities=bernoulli_engine(2).capabilities._replace(marginals=None)),
+        100,
     )
     assert named.keys() - fewer.keys() == {"Gittins, patience 2, learning 1", "Gittins, patience 4, learning 0.5"}
 
@@ -350,11 +342,11 @@ def test_candidates_are_every_selector_and_several_patiences():
         (dict(num_worlds=1.5), "num_worlds must be a positive integer, got 1.5"),
         (dict(tolerance=-0.1), r"tolerance must be a number in \[0, 1\), got -0.1; 0 plays all num_worlds"),
         (
-            dict(environment=Environment.from_prior(reward_model()), contexts=lambda key: 0),
+            dict(environment=Environment.from_prior(bernoulli_model(2)), contexts=lambda key: 0),
             "contexts was given together",
         ),
         (
-            dict(environment=Environment.from_prior(reward_model()), doubt=3.0),
+            dict(environment=Environment.from_prior(bernoulli_model(2)), doubt=3.0),
             "doubt was given together with environment",
         ),
         (dict(doubt=0.3), "doubt must be a number of at least 1, got 0.3"),
@@ -362,7 +354,7 @@ def test_candidates_are_every_selector_and_several_patiences():
 )
 def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        tune(reward_model(), engine=exact_engine(), **({"horizon": 10} | arguments))
+        tune(bernoulli_model(2), engine=bernoulli_engine(2), **({"horizon": 10} | arguments))
 
 
 def known_noise(arm):
@@ -382,7 +374,7 @@ def own_noise(arm):
 @pytest.mark.parametrize(
     ("program", "count"),
     [
-        (conversion, 2.0),
+        (bernoulli_program(2), 2.0),
         (known_noise, 9.0 / 4.0),
         (own_noise, 4.0),
     ],  # a + b; 3^2 / 2^2; sigma^2 / (sigma / 2)^2
@@ -397,14 +389,14 @@ def test_a_prior_is_worth_as_many_rewards_as_a_textbook_says(program, count):
 @pytest.mark.slow
 def test_the_tuned_selector_is_as_good_as_any_fixed_one_on_new_worlds():
     """Bernoulli arms, horizon 300: tuned on 256 worlds, tested on 1,024 others, paired."""
-    named = candidates(reward_model(), exact_engine(), 300)
-    tuned = tune(reward_model(), 300, named, engine=exact_engine(), num_worlds=256)
+    named = candidates(bernoulli_model(2), bernoulli_engine(2), 300)
+    tuned = tune(bernoulli_model(2), 300, named, engine=bernoulli_engine(2), num_worlds=256)
     judged = simulate(
         1,
-        reward_model(),
-        exact_engine(),
+        bernoulli_model(2),
+        bernoulli_engine(2),
         named,
-        Environment.from_prior(reward_model()),
+        Environment.from_prior(bernoulli_model(2)),
         num_steps=300,
         num_realizations=1024,
         summary=True,

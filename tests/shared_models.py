@@ -1,0 +1,35 @@
+"""Bernoulli arms, which many test files play: a process proves and compiles them once."""
+
+import functools
+
+import numpyro
+import numpyro.distributions as dist
+
+from ppl_bandit import RewardModel, engines
+
+
+@functools.cache
+def bernoulli_program(num_arms):
+    def conversion(arm):
+        with numpyro.plate("arms", num_arms):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    return conversion
+
+
+@functools.cache
+def bernoulli_model(num_arms):
+    return RewardModel(bernoulli_program(num_arms), num_arms)
+
+
+@functools.cache
+def bernoulli_engine(num_arms):
+    return engines.conjugate(bernoulli_model(num_arms))
+
+
+@functools.cache
+def bernoulli_parts(num_arms):
+    """Return a model and a factory of its engine: bandits of the same parts, selector and draws share compiled functions."""
+    engine = bernoulli_engine(num_arms)
+    return bernoulli_model(num_arms), lambda model: engine
