@@ -31,8 +31,6 @@ flags += " --xla_disable_hlo_passes=tree_reduction_rewriter,cpu-parallel-task-as
 if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
     flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", flags)
-# Programs are lowered without the ten stack frames of each operation: messages take their lines from jaxprs.
-os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # A process holds millions of objects of compiled programs: looking through all of them for garbage takes a tenth of the time.
 gc.set_threshold(100_000, 20, 100)
 LONGEST = "test_user_options.py"  # runs first: at the end, the other process would wait for it

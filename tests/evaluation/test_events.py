@@ -1,13 +1,12 @@
 """How the events of an experiment enter its evaluation: late and corrected rewards, changed settings, arms, expiry."""
 
-import functools
-
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_parts
 
-from ppl_bandit import Bandit, Journal, RewardModel, engines, evaluate, selectors
+from ppl_bandit import Bandit, Journal, evaluate, selectors
 
 ARMS = ["a", "b"]
 
@@ -18,16 +17,8 @@ def any_arms(arm, *, num_arms):
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
-@functools.cache
-def parts():
-    """A model of two arms and its engine, which bandits share, so that functions are compiled once."""
-    model = RewardModel(functools.partial(any_arms, num_arms=2), 2)
-    engine = engines.conjugate(model)
-    return model, lambda _: engine
-
-
 def build(**settings):
-    model, engine = parts()
+    model, engine = bernoulli_parts(2)
     return Bandit(model, arms=ARMS, engine=engine, num_samples=50, **settings)
 
 

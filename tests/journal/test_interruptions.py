@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_parts
 
 import ppl_bandit
-from ppl_bandit import Bandit, RewardModel, engines
+from ppl_bandit import Bandit
 from ppl_bandit.journal.decision_record import fold_decision
 
 FOLDERS = tuple(str(Path(ppl_bandit.__file__).parent / name) for name in ("live", "journal", "posterior", "inputs"))
@@ -23,14 +22,7 @@ class Interruption(KeyboardInterrupt):
 
 @pytest.fixture(scope="module")
 def parts():
-    def conversion(arm):
-        with numpyro.plate("arms", 2):
-            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    model = RewardModel(conversion, 2)
-    engine = engines.conjugate(model)
-    return model, lambda _: engine
+    return bernoulli_parts(2)
 
 
 def interrupted(call, is_wanted):

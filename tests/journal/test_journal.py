@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_parts
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, engines, selectors
 from ppl_bandit.journal import projection
@@ -33,12 +34,6 @@ from ppl_bandit.posterior.history import History, RowEdit
 ARMS = ["control", "low", "high"]
 
 
-def conversion(arm, *, num_arms=3):
-    with numpyro.plate("arms", num_arms):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-
 def hurdle(arm):
     rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
     size = numpyro.sample("size", dist.Gamma(2.0, 2.0).expand([2]))
@@ -50,9 +45,7 @@ def hurdle(arm):
 
 @pytest.fixture(scope="module")
 def parts():
-    model = RewardModel(functools.partial(conversion, num_arms=3), 3)
-    engine = engines.conjugate(model)
-    return model, lambda _: engine
+    return bernoulli_parts(3)
 
 
 @pytest.fixture(scope="module")
@@ -304,8 +297,12 @@ def test_an_engines_settings_and_a_programs_numbers_are_part_of_the_experiment(p
 
 
 @pytest.mark.slow
-def test_arms_are_added_and_retired_and_the_stream_knows(parts, tmp_path):
-    model, _ = parts
+def test_arms_are_added_and_retired_and_the_stream_knows(tmp_path):
+    def conversion(arm, *, num_arms):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([num_arms]))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    model = RewardModel(functools.partial(conversion, num_arms=3), 3)
     options = dict(arms=ARMS, num_samples=200, engine=engines.conjugate, journal=tmp_path / "j.db")
     bandit = Bandit(model, **options)
     for i in range(6):

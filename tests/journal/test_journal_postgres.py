@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from shared_models import bernoulli_parts
 
 from ppl_bandit import Bandit, Journal, JournalError
 from ppl_bandit.journal.events import DECIDED, new_event
@@ -15,7 +16,6 @@ from ppl_bandit.journal.stores import postgres
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: pip install ppl_bandit[postgres]")
 sys.path.insert(0, str(Path(__file__).parent))
-import journal_children  # noqa: E402
 import postgres_server  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -37,9 +37,10 @@ def step(bandit, reward):
 
 
 def test_an_experiment_goes_on_through_a_server_that_is_killed_and_started(server, monkeypatch):
-    plain = Bandit(journal_children.conversion, 3, num_samples=100)
-    options = dict(num_samples=100, journal=server.url, name="restart")
-    bandit = Bandit(plain.model, **options)
+    model, engine = bernoulli_parts(3)
+    plain = Bandit(model, engine=engine, num_samples=100)
+    options = dict(engine=engine, num_samples=100, journal=server.url, name="restart")
+    bandit = Bandit(model, **options)
     assert [step(bandit, i % 2) for i in range(5)] == [step(plain, i % 2) for i in range(5)]
     server.stop()  # at once, as after a power cut
     threading.Timer(0.5, server.start).start()
@@ -55,7 +56,7 @@ def test_an_experiment_goes_on_through_a_server_that_is_killed_and_started(serve
     bandit.update(decision, 1)
     bandit.update(decision, 1)
     plain.update(expected, 1)
-    again = Bandit(plain.model, **options)
+    again = Bandit(model, **options)
     assert again.num_rewards == plain.num_rewards == 7
     assert again.select().arm == plain.select().arm
     with Journal(server.url) as journal:

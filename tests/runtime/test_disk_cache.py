@@ -100,10 +100,13 @@ def test_entries_that_others_could_have_written_are_not_read(stored, tmp_path, m
     assert disk_cache.load(entry()) is None
 
 
-def test_the_oldest_entries_are_deleted(folder, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_MAX_FILES", 3)
-    for index in range(5):
+def test_the_oldest_entries_are_deleted(folder):
+    folder.mkdir()
+    for index in range(255):  # entries of other programs, each older than the one before; 256 files are kept
+        (folder / f"other{index}").touch()
+        os.utime(folder / f"other{index}", (1000 - index, 1000 - index))
+    for index in range(3):
         disk_cache.save(entry(f"name{index}"), index)
-        os.utime(folder / f"{entry().prefix}name{index}", (index, index))
-    found = [disk_cache.load(entry(f"name{index}")) for index in range(5)]
-    assert found == [None, None, (2, []), (3, []), (4, [])]
+    assert [disk_cache.load(entry(f"name{index}")) for index in range(3)] == [(0, []), (1, []), (2, [])]
+    others = {path.name for path in folder.glob("other*")}
+    assert others == {f"other{index}" for index in range(253)}

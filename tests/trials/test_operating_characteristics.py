@@ -172,7 +172,6 @@ def test_a_tied_inferiority_threshold_is_calibrated_by_search(model):
     "name, looks, num_trials",
     [
         ("without a control", [50, 150, 400], 4000),
-        ("with a control", [50, 150, 400], 4000),
         pytest.param("without a control", range(50, 501, 50), 20_000, marks=pytest.mark.slow),
         pytest.param("with a control", range(50, 501, 50), 20_000, marks=pytest.mark.slow),
     ],

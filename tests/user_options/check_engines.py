@@ -56,9 +56,10 @@ def test_no_compiler_flag_is_set():
     assert os.environ["XLA_FLAGS"] == ""
 
 
-# The collapsed engine runs the particles, moves and tempering of `reweight`; the slow ones take five times as long together.
+# The collapsed engine runs the particles, moves and tempering of `reweight`, and check_live.py plays the conjugate engine; the
+# slow ones take five times as long together. test_user_options.py runs them with `-m slow`.
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("reweight", "nuts", "svi") else []) for n in ENGINES]
+    "name", [n if n in ("collapsed", "laplace") else pytest.param(n, marks=pytest.mark.slow) for n in ENGINES]
 )
 def test_an_engine_reaches_the_closed_form_posterior(name):
     counts, sums = np.bincount(ARMS), np.bincount(ARMS, REWARDS)
