@@ -91,6 +91,14 @@ def compiled_programs_are_freed():
     gc.collect()
 
 
+@pytest.fixture(scope="module")
+def warm_starts():
+    """Turn the disk cache of proofs on, as users have it, for tests that run several commands on one model."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("PPL_BANDIT_CACHE")
+        yield
+
+
 def resident_bytes():
     """Return the memory of this process that is in use; infinite where the system does not say."""
     try:

@@ -23,7 +23,7 @@ def model(arm):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, warm_starts):
     folder = tmp_path_factory.mktemp("evaluate")
     (folder / "rates.py").write_text(MODEL)
     (folder / "sceptic.py").write_text(MODEL.replace("1.0, 1.0", "500.0, 500.0"))

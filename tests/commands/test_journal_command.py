@@ -27,7 +27,7 @@ def model(arm, context):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(tmp_path_factory, warm_starts):
     folder = tmp_path_factory.mktemp("journal")
     (folder / "slopes.py").write_text(MODEL)
     (folder / "other.py").write_text(MODEL.replace("0.0, 1.0", "0.0, 2.0"))
