@@ -342,6 +342,7 @@ def test_a_file_is_checked_whole_kept_in_its_mode_and_leaves_nothing_behind(part
     for i in range(5):
         step(bandit, i % 2)
     bandit.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     os.chmod(path, 0o640)
     bandit.save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640

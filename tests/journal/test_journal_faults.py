@@ -132,7 +132,7 @@ def test_a_full_disk_is_a_clear_error_loses_nothing_and_goes_on(tmp_path):
 
 
 def test_what_is_not_a_journal_is_refused_and_left_as_it_was(tmp_path):
-    noise, foreign, newer, cut = (tmp_path / name for name in ("noise", "foreign", "newer", "cut"))
+    noise, foreign, newer, cut, alone = (tmp_path / name for name in ("noise", "foreign", "newer", "cut", "alone"))
     noise.write_bytes(b"not a database at all, but longer than a header is" * 100)
     with sqlite3.connect(foreign) as other:
         other.execute("CREATE TABLE things (x)")
@@ -144,11 +144,15 @@ def test_what_is_not_a_journal_is_refused_and_left_as_it_was(tmp_path):
         store.append("x", [new_event(DECIDED, {"filler": "y" * 500}, decision=str(i), number=i, arm=0)])
     store.close()
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2 + 100])
+    running = SqlStore(SqliteBackend(tmp_path / "running"))
+    running.append("x", [new_event(DECIDED, {}, decision="0", number=0, arm=0)])
+    alone.write_bytes((tmp_path / "running").read_bytes())
     cases = {
         noise: "it is not a journal",
         foreign: "SQLite file of another application",
         newer: "version 99, this release reads up to 2: upgrade",
         cut: "damaged",
+        alone: "copied without alone-wal, which has its records: copy both",
         tmp_path: "not a regular file",
         tmp_path / "nowhere" / "j.db": "does not exist: create it",
     }
@@ -157,6 +161,9 @@ def test_what_is_not_a_journal_is_refused_and_left_as_it_was(tmp_path):
         with pytest.raises(JournalError, match=words):
             Journal(path)
         assert before is None or path.read_bytes() == before
+    (tmp_path / "alone-wal").write_bytes((tmp_path / "running-wal").read_bytes())
+    assert len(list(SqlStore(SqliteBackend(alone)).read("x"))) == 1
+    running.close()
     with pytest.raises(ValueError, match="scheme 'mysql'"):
         Journal("mysql://somewhere/db")
     with pytest.raises(JournalError, match="there is no journal"):

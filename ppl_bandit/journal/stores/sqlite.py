@@ -9,6 +9,7 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class SqliteBackend:
             raise JournalError(f"{self.label} is not a regular file: give the path of a journal, or of a new file")
         if not self._path.parent.is_dir():
             raise JournalError(f"the folder {self._path.parent} does not exist: create it, or give another path")
+        self._refuse_without_log()
         if read_only and not self._path.exists():
             raise JournalError(f"there is no journal {self.label}: give the path that the bandit was given")
         try:
@@ -108,6 +110,17 @@ class SqliteBackend:
         for is_writer, connection in self._connections.items():
             with self._locks[is_writer]:
                 connection.close()
+
+    def _refuse_without_log(self) -> None:
+        """Refuse a journal whose tables are in a write-ahead log that is missing: it would look like a new file."""
+        for seconds in (0.0, 0.5):  # another process may be creating the journal at this moment
+            time.sleep(seconds)
+            if not _is_without_log(self._path):
+                return
+        raise JournalError(
+            f"{self.label} was copied without {self._path.name}-wal, which has its records: copy both files, or copy an open "
+            f"journal with `sqlite3 {self._path.name} '.backup COPY'`; if nothing was recorded in it, delete it"
+        )
 
     def _create_file(self) -> None:
         """Create an empty file that only its owner can read; SQLite gives its log the same permissions."""
@@ -192,3 +205,13 @@ class SqliteBackend:
         }
         remedy = next((remedy for key, remedy in remedies.items() if key in text), "nothing of this call was recorded")
         return JournalError(f"{self.label}: {text}; {remedy}")
+
+
+def _is_without_log(path: Path) -> bool:
+    """Return whether a file is in SQLite's write-ahead mode and has no tables and no log (sqlite.org/fileformat2.html)."""
+    if not path.is_file() or Path(f"{path}-wal").exists() or not os.access(path, os.R_OK):
+        return False
+    with path.open("rb") as file:
+        header = file.read(105)
+    is_write_ahead, application, num_schema_entries = header[18:20] == b"\2\2", header[68:72], header[103:105]
+    return is_write_ahead and application == bytes(4) and num_schema_entries == bytes(2)

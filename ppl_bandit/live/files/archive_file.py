@@ -18,18 +18,17 @@ _FORMAT, _VERSION = "ppl_bandit.live.bandit", 3
 def write_archive_file(path: str | PathLike, header: Mapping[str, Any], trees: Mapping[str, Any]) -> None:
     """Write a file and flush it to disk; an existing file is replaced as a whole and keeps its permissions.
 
+    A new file can be read by its owner only, like a new journal.
+
     Raises:
         ValueError: if the path is not a regular file.
     """
     target = Path(path).resolve()  # a symbolic link stays, and its target is replaced
+    mode = 0o600
     if target.exists():
         mode = target.stat().st_mode
         if not stat.S_ISREG(mode):
             raise ValueError(f"{os.fspath(path)} is not a regular file: give the path of a saved bandit, or a new path")
-    else:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = 0o666 & ~mask
     contents = write_archive({**header, "format": _FORMAT, "version": _VERSION}, trees)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
