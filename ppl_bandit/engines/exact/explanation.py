@@ -81,6 +81,7 @@ def explain_conjugate(
         infinite: which expected rewards have an infinite expectation, in words; "" for none.
     """
     sites = {site.name: family_name(layout, site) for site in layout.sites}
+    summed = f"rows are tested in randomly weighted sums of {evidence.num_summed}; " if evidence.num_summed > 1 else ""
     lines = [
         f"{program_name(model)}: EXACT. Every posterior is in closed form; draws are independent.",
         "Rounding changes the distribution function of a draw by less than 1e-5.",  # see `numerics.sampling`
@@ -101,8 +102,8 @@ def explain_conjugate(
         "    comparison or a rounding of a latent",
         f"  certified: the prior and {evidence.num_rows} rows of data on all {model.num_arms} arms are affine in the "
         f"sufficient statistics at {evidence.num_points} random points each;",
-        f"    largest residual {residual_text(evidence)}; every new datum is certified likewise, before and after it is "
-        "absorbed",
+        f"    {summed}largest residual {residual_text(evidence)}; every new datum is certified likewise, before and after it "
+        "is absorbed",
     ]
     if discount < 1.0:
         lines.append(

@@ -54,6 +54,7 @@ class Evidence(NamedTuple):
         num_rows: rows of data whose likelihood was certified.
         examples: rewards of those rows on arm 0, with the natural parameters of each.
         num_points: random points per certificate.
+        num_summed: rows whose weighted sum each certificate is of.
     """
 
     prior: Residual
@@ -61,6 +62,7 @@ class Evidence(NamedTuple):
     num_rows: int
     examples: tuple[tuple[dict[str, float], Natural], ...]
     num_points: int
+    num_summed: int = 1
 
 
 def resolution(dtype: Any = None) -> float:

@@ -9,29 +9,31 @@ from jaxtyping import Array
 
 from ppl_bandit.engines.exact.certificate.affine import Region, inverse_roundings, region_of
 from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine, residual_of, worst_of
-from ppl_bandit.engines.exact.certificate.chunks import join_chunks, scan_chunks, split_chunks
 from ppl_bandit.engines.exact.certificate.points import regions_for
-from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import REAL, Layout, SiteBlock
 from ppl_bandit.engines.exact.families.posterior import (
     Coordinates,
     Natural,
     Posterior,
-    absorb,
     coordinates_at,
     generic_point,
-    is_proper,
     latents_at,
     natural_of,
     posterior_of,
-    total_of,
     where_finite,
 )
 from ppl_bandit.engines.exact.families.registry import family_of_group
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
+from ppl_bandit.engines.exact.proof.trial_certificates import (
+    MAX_SINGLE_ROWS,
+    NUM_AROUND_CENTRE,
+    NUM_IN_POSTERIOR,
+    certify_trial_rows,
+    rows_per_sum,
+)
 from ppl_bandit.engines.exact.proof.trial_rows import trial_rows
 from ppl_bandit.engines.exact.refusals import (
     density_refusal,
@@ -48,10 +50,6 @@ from ppl_bandit.types import Interaction, NotConjugate
 
 __all__ = ["Examination", "examine", "first_fault", "measure", "read_prior"]
 
-_NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 16, 8  # random points of a certificate
-_MAX_TRIAL_ROWS = 2048
-_MAX_ROWS_AT_ONCE = 128
-
 
 class Examination(NamedTuple):
     """What was measured when a program was examined.
@@ -59,16 +57,17 @@ class Examination(NamedTuple):
     Attributes:
         obstacles: whether each obstacle to the proof is present.
         prior, prior_residual: the prior's parameters, and how far it is from affine.
-        rows: trial rows, with their natural parameters, residuals, and whether the program can produce them.
+        rows: trial rows, with their residuals, and whether the program can produce them.
+        naturals: natural parameters of the rows on arm 0.
     """
 
     obstacles: list[Array]
     prior: Posterior
     prior_residual: Residual
     rows: Interaction
-    naturals: Natural
     residuals: Residual
     is_possible: Array
+    naturals: Natural
 
 
 def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, Posterior, Evidence]:
@@ -115,7 +114,8 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
         worst_of(jax.tree.map(lambda leaf: leaf[is_tested], found.residuals)),
         int(is_tested.sum()),
         _examples(model, found, is_tested),
-        _NUM_AROUND_CENTRE + _NUM_IN_POSTERIOR,
+        NUM_AROUND_CENTRE + NUM_IN_POSTERIOR,
+        rows_per_sum(found.rows.arm.size),
     )
     return layout, found.prior, evidence
 
@@ -142,37 +142,18 @@ def measure(model: RewardModel, layout: Layout, obstacles: list[Obstacle]) -> Ex
     """Prove, derive and certify, in one traced function; fills `obstacles` with the possible ones."""
     prior, prior_residual = read_prior(model, layout)
     centre = coordinates_at(layout, prior)
-    per_arm = int(np.clip(_MAX_TRIAL_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
+    per_arm = int(np.clip(MAX_SINGLE_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
     rows, is_feasible = trial_rows(model, latents_at(layout, centre), per_arm, seed=11, is_systematic=True)
-    num_rows = rows.arm.shape[0]
-    in_likelihood: list[Obstacle] = []
-
-    def certify(row: Interaction, stretch: Array) -> tuple[Natural, Residual, Array, list[Array]]:
-        single = jax.tree.map(lambda leaf: leaf[None], row)
-        readings = read_rows(model, layout, centre, single)
-        in_likelihood[:] = readings.obstacles
-        by_group = jax.tree.map(lambda leaf: leaf[0], readings.naturals)
-        after = absorb(layout, prior, total_of(by_group), 1)
-        # A density that is not affine may lead to no posterior.
-        located = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, prior)
-        regions = regions_for(layout, prior, located, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR, stretch)
-        found = compare_rows(model, layout, readings.naturals, centre, regions, single)
-        residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))
-        flags = [obstacle.is_present[0] for obstacle in readings.obstacles]
-        return total_of(by_group), residual, readings.is_possible[0], flags
-
     first = jax.tree.map(lambda leaf: leaf[:1], rows)
     outcomes = model.outcome_values(first.reward)
     in_prior = analyticity(model, layout, first.arm, first.context, outcomes, is_prior=True)
-    # Every row is certified at points of its own, also on the other side of the centre.
-    rng = np.random.default_rng(13)
-    stretch = jnp.asarray(rng.choice([-1.0, 1.0], size=num_rows) * rng.uniform(0.5, 1.2, size=num_rows))
-    chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _MAX_ROWS_AT_ONCE))
-    _, found = scan_chunks(lambda _, chunk: (None, jax.vmap(certify)(*chunk)), None, chunks)
-    naturals, residuals, is_possible, flags = join_chunks(found, num_rows)
+    in_likelihood: list[Obstacle] = []
+    found, naturals = certify_trial_rows(model, layout, prior, rows, is_feasible, in_likelihood)
     obstacles[:] = in_prior + in_likelihood
-    is_present = [obstacle.is_present for obstacle in in_prior] + [jnp.any(flag & is_feasible) for flag in flags]
-    return Examination(is_present, prior, prior_residual, rows, naturals, residuals, is_feasible & is_possible)
+    is_present = [obstacle.is_present for obstacle in in_prior]
+    is_present += [jnp.any(flag & is_feasible) for flag in found.is_present]
+    is_possible = is_feasible & found.is_possible
+    return Examination(is_present, prior, prior_residual, rows, found.residuals, is_possible, naturals)
 
 
 def _failure(model: RewardModel, error: Exception) -> NotConjugate:
@@ -207,7 +188,7 @@ def read_prior(model: RewardModel, layout: Layout) -> tuple[Posterior, Residual]
     centre, natural = jax.tree.map(lambda leaf: leaf[1], readings)
     prior = posterior_of(layout, natural, centre)
     natural = jax.tree.map(lambda leaf: leaf[None], natural_of(layout, prior))
-    regions = regions_for(layout, prior, prior, _NUM_AROUND_CENTRE + 4 * len(layout.sites), _NUM_IN_POSTERIOR)
+    regions = regions_for(layout, prior, prior, NUM_AROUND_CENTRE + 4 * len(layout.sites), NUM_IN_POSTERIOR)
     centre = coordinates_at(layout, prior)
     residual = residual_of(
         layout,
@@ -256,7 +237,7 @@ def _density_refusal(model: RewardModel, layout: Layout, found: Examination, *, 
         centre = coordinates_at(layout, prior)
         natural = natural_of(layout, prior) if row is None else derive(layout, log_density, centre)
         natural = jax.tree.map(lambda leaf: leaf[None], natural)
-        regions = regions_for(layout, prior, prior, 4 * _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
+        regions = regions_for(layout, prior, prior, 4 * NUM_AROUND_CENTRE, NUM_IN_POSTERIOR)
 
         def is_affine_in(site: SiteBlock) -> Array:
             own = [_move_site_alone(layout, region, site) for region in regions]
@@ -305,6 +286,9 @@ def _examples(
         return sum(abs(value) + 2 * (value % 1 != 0) for value in item[0]), item[0]
 
     return tuple(
-        (dict(zip(model.outcomes, values, strict=True)), jax.tree.map(lambda leaf, i=i: leaf[i], found.naturals))
+        (
+            dict(zip(model.outcomes, values, strict=True)),
+            jax.tree.map(lambda leaf, i=i: leaf[i // model.num_arms], found.naturals),
+        )
         for values, i in sorted(rows.items(), key=size)
     )
