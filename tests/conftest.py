@@ -1,6 +1,7 @@
 """Settings of the test process, made before jax is imported; subprocesses inherit them."""
 
 import atexit
+import contextlib
 import gc
 import os
 import random
@@ -60,6 +61,29 @@ def pytest_runtest_setup(item):
     limit = item.config.getoption("--slice-seconds")
     if limit is not None and time.monotonic() > _SLICE_STARTED + limit:
         pytest.skip("the time of this slice is over")
+
+
+@pytest.fixture
+def count_compilations():
+    """Return a context manager that collects the names of what jax compiles inside its block."""
+
+    @contextlib.contextmanager
+    def counting():
+        import jax
+
+        names: list[str] = []
+
+        def listen(event, duration, **details):
+            if event == "/jax/core/compile/backend_compile_duration":
+                names.append(details.get("fun_name", event))
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            yield names
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+    return counting
 
 
 CACHING_MODULES = (

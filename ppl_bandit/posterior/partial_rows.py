@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ppl_bandit import engines
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import engine_key
 from ppl_bandit.program.counted_outcomes import any_rewards, counting_context, counting_model
 from ppl_bandit.program.model.recorded_readings import collect_recordings
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -87,11 +87,8 @@ def why_not_in_part(task: Task, engine: Engine) -> str:
         return "its latents move, so that a later outcome belongs to another time"
     if engine.settings.get("discount", 1.0) != 1.0:
         return "the engine discounts old rewards, and an outcome that comes later is not newer"
-    if (
-        engine.explanation.engine == "collapsed"
-    ):  # its certificate refused a row of one outcome, and it would be replaced
-        return "the collapsed engine learns complete rewards only; engine=engines.reweight learns outcomes as they come"
-    if engine_key(task.factory) is None:  # another factory may ignore the model that it is given
+    factory = task.factory.func if isinstance(task.factory, functools.partial) else task.factory
+    if factory not in [getattr(engines, name) for name in engines.__all__]:  # it may ignore the model that it is given
         return "the engine is not one of this library's"
     found = counting_engine(task.model, task.factory).explanation
     if found.engine != engine.explanation.engine:

@@ -300,28 +300,12 @@ def test_vmap_scan_and_jit_draw_what_a_loop_draws(name):
     np.testing.assert_array_equal(draw(keys[0]), draw(keys[0]))
 
 
-def test_outside_jit_a_second_draw_compiles_nothing():
+def test_outside_jit_a_second_draw_compiles_nothing(count_compilations):
     first, second = jr.split(jr.key(0))
     sampling.log_gamma(first, SHAPES, (13,))
     with count_compilations() as compiled:
         sampling.log_gamma(second, SHAPES, (13,))
     assert compiled == []
-
-
-@contextlib.contextmanager
-def count_compilations():
-    """Collect the names of what jax compiles inside the block."""
-    names: list[str] = []
-
-    def listen(event, duration, **details):
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(details.get("fun_name", event))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield names
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("key", [jr.PRNGKey(3), jr.key(3, impl="rbg")], ids=["legacy", "rbg"])

@@ -144,10 +144,16 @@ def _try_values(model: RewardModel, space: OuterSpace, num_values: int) -> dict[
 
 
 def masked_trial_rows(
-    model: RewardModel, values: Mapping[str, Array], per_arm: int, seed: int, examples: Interaction | None = None
+    model: RewardModel,
+    values: Mapping[str, Array],
+    per_arm: int,
+    seed: int,
+    examples: Interaction | None = None,
+    *,
+    is_systematic: bool = False,
 ) -> Interaction:
-    """Return trial rows, of which impossible ones are masked, followed by example rows."""
-    rows, is_feasible = trial_rows(model, values, per_arm, seed)
+    """Return trial rows, of which impossible ones are masked, followed by example rows; see `trial_rows`."""
+    rows, is_feasible = trial_rows(model, values, per_arm, seed, is_systematic=is_systematic)
     rows = rows._replace(mask=is_feasible)
     if examples is None:
         return rows

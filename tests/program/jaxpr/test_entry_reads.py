@@ -29,23 +29,15 @@ def test_constants_tell_which_entry_is_meant_however_they_are_computed():
     np.testing.assert_array_equal(entries_read(function, 4, ()), reads([], [2], [0]))
 
 
-def test_constants_that_say_nothing_of_entries_are_not_computed():
+def test_constants_that_say_nothing_of_entries_are_not_computed(count_compilations):
     """Each would be compiled by itself: a second for a program of fifty weights. What is left is where x is indexed."""
-    compiled = []
-
-    def note(name, duration, **_):
-        if name.endswith("backend_compile_duration"):
-            compiled.append(duration)
 
     def function(x):
         scale = jnp.exp(jnp.sqrt(jnp.full(7, 0.37)))
         return x[jnp.arange(3)] - jnp.sum(jnp.log(scale) * jnp.cosh(scale))
 
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
+    with count_compilations() as compiled:
         found = entries_read(function, 4, ())
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
     np.testing.assert_array_equal(found, reads([0], [1], [2]))
     assert len(compiled) <= 1
 
