@@ -41,6 +41,7 @@ from ppl_bandit.engines.particles.checks import passed_checks
 from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.importance import PriorProbes
+from ppl_bandit.engines.particles.log_density import num_operations
 from ppl_bandit.engines.particles.moves import MAX_AUTOCORRELATION
 from ppl_bandit.engines.particles.weighted_particles import (
     FEW_LATENTS,
@@ -76,9 +77,11 @@ _SEARCH_GROWTH, _SEARCH_GROWTH_OF_MANY = 1.25, 2.0
 # share of one row.
 _MIN_RESOLVED, _MAX_NARROW_SHARE = 10, MAX_UNSEEN_MASS
 _NUM_PEAKS = 16  # particles at which the likelihood at the location is evaluated
-# Budget of the moves of one row: evaluations of the density at every particle, times latents, times chunks of 64 rows. On one
-# core of a server an update then takes at most about two seconds with 1,000 particles of 60 latents.
-MAX_WORK = 12_000
+# Budget of the moves of one row: operations (`num_operations`) for each particle. With 1,000 particles an update then takes at
+# most about two seconds on one core of a server.
+MAX_WORK = 6_000_000
+_MIN_EVALUATIONS = 64  # of the density, whatever they cost: a first window and its coordinate moves
+_MAX_CONTINUED = 10  # moves in a row that may end at the budget; further ones wait until the particles are stale
 _PROBE_SHARE = 0.125  # probes, as a share of the particles
 _MAX_UNSEEN_MASS = 0.005  # posterior mass of a probe that the particles may miss
 
@@ -210,7 +213,9 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         settings = refresh_settings
         if has_budget:
             num_chunks = jnp.maximum(-(-jnp.minimum(state.num_rows[block], state.buffer.num_rows) // CHUNK_SIZE), 1)
-            settings = settings._replace(max_evaluations=MAX_WORK / (positions.shape[1] * num_chunks))
+            work = num_operations(target.value_and_grad, positions[0])
+            max_evaluations = jnp.maximum(MAX_WORK / (work * num_chunks), _MIN_EVALUATIONS)
+            settings = settings._replace(max_evaluations=max_evaluations)
         own = refresh_block(key, target, own, settings, *given, probes=probes)
         # Each of the S probes has 1 / S of the prior mass. With a discount the evidence is unknown.
         log_mass = log_likelihood - own.log_evidence + math.log(num_particles / num_probes)
@@ -237,6 +242,13 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             return jnp.zeros(len(blocks.coordinates), bool)
         has_grown = (state.num_rows > state.num_searched) & (state.num_rows >= growth * state.num_searched)
         return has_grown | (state.num_narrow > _MAX_NARROW_SHARE * state.num_rows)
+
+    def doubted_blocks(state: ReweightState, rows: Interaction) -> tuple[Bool[Array, " B"], Bool[Array, " B"]]:
+        """Tell which blocks of these rows have particles that failed their checks, and which blocks' moves continue."""
+        evidence = state.particles.evidence
+        may_continue = evidence.num_unfinished < _MAX_CONTINUED
+        is_unsound = touched_blocks(blocks, rows) & ~evidence.is_sound & may_continue
+        return is_unsound, evidence.is_unfinished & may_continue
 
     def counted_rows(state: ReweightState, interaction: Interaction) -> tuple[Interaction, Bool[Array, ""]]:
         """Return the rows, masked if they do not fit, and whether they fit."""
@@ -272,9 +284,9 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         rows, has_room = counted_rows(state, interaction)
         after, has_unseen_mass = absorb(state, constrained(state), take_rows(rows, jnp.zeros((), int)))
         ess = jax.vmap(weight_ess)(after.particles.log_weights)
-        is_unsound = touched_blocks(blocks, rows) & ~state.particles.evidence.is_sound
+        is_unsound, is_unfinished = doubted_blocks(state, rows)
         is_doubtful = is_unsound & (ess < _MIN_ESS_UNSOUND * num_particles) | is_search_due(after, row_growth)
-        is_doubtful |= state.particles.evidence.is_unfinished
+        is_doubtful |= is_unfinished
         _, k_hat, is_stale = stalest_block(after.particles, jnp.where(has_unseen_mass, 0.0, ess), is_doubtful)
         return after, make_info(after, k_hat, has_room), ~is_stale
 
@@ -324,8 +336,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             return (progress.row < num_rows) | progress.was_stale
 
         ess = jax.vmap(weight_ess)(state.particles.log_weights)
-        is_unsound = touched_blocks(blocks, rows) & ~state.particles.evidence.is_sound
-        is_cut = state.particles.evidence.is_unfinished
+        is_unsound, is_cut = doubted_blocks(state, rows)
         none, no = jnp.zeros((), int), jnp.array(False)
         start = _BatchProgress(state, none, ess, jnp.zeros_like(ess[0]), no, is_unsound, is_cut)
         end = jax.lax.while_loop(is_unfinished, absorb_and_refresh, start)

@@ -1,6 +1,7 @@
-"""The log density that particles represent, and its modes by Newton's method."""
+"""The log density that particles represent, what it costs, and its modes by Newton's method."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["LogDensity", "Mode", "find_mode", "second_derivatives", "whiten"]
+from ppl_bandit.runtime.jax_adapter import all_equations, inner_jaxprs
+
+__all__ = ["LogDensity", "Mode", "find_mode", "num_operations", "second_derivatives", "whiten"]
+
+_TRANSCENDENTAL = frozenset(
+    {"div", "erf", "exp", "expm1", "lgamma", "digamma", "log", "log1p", "logistic", "pow", "sqrt", "tanh"}
+)
+_TRANSCENDENTAL_COST = 10
 
 
 class LogDensity(NamedTuple):
@@ -73,6 +81,20 @@ def second_derivatives(
             hessian, (value, gradient) = differentiate(x)
             break
     return value, gradient, 0.5 * (hessian + hessian.T)
+
+
+def num_operations(function: Callable[..., Any], *args: Any) -> int:
+    """Count the numbers that a function computes, with ten for each value of a transcendental function.
+
+    Loops count as one iteration. The count depends on the program alone, so that a budget in these units gives the same
+    draws on every machine.
+    """
+    total = 0
+    for eqn in all_equations(jax.make_jaxpr(function)(*args).jaxpr):
+        if next(inner_jaxprs(eqn), None) is None:
+            size = sum(math.prod(out.aval.shape) for out in eqn.outvars)
+            total += size * (_TRANSCENDENTAL_COST if eqn.primitive.name in _TRANSCENDENTAL else 1)
+    return total
 
 
 class Mode(NamedTuple):

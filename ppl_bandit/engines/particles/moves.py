@@ -54,6 +54,7 @@ class MoveEvidence(NamedTuple):
         is_mixed: whether all checks passed, except those of divergences and of the budget.
         num_transitions: of all windows.
         num_evaluations: of the density at every particle, in all windows.
+        num_unfinished: moves in a row that the budget ended before their checks passed, including the last ones.
     """
 
     check_values: Float[Array, "*B checks"]
@@ -62,6 +63,7 @@ class MoveEvidence(NamedTuple):
     is_mixed: Bool[Array, "*B"]
     num_transitions: Int[Array, "*B"]
     num_evaluations: Int[Array, "*B"]
+    num_unfinished: Int[Array, "*B"]
 
     @property
     def autocorrelation(self) -> Float[Array, "*B"]:
@@ -133,7 +135,7 @@ class _Transitions(NamedTuple):
 def sound_evidence(dtype: Any) -> MoveEvidence:
     """Return the evidence of particles that were drawn without moves and need none."""
     none, yes = jnp.zeros((), int), jnp.array(True)
-    return MoveEvidence(jnp.array([0, 0, 0, 1, 0, 1, 1, 1], dtype), none, yes, yes, none, none)
+    return MoveEvidence(jnp.array([0, 0, 0, 1, 0, 1, 1, 1], dtype), none, yes, yes, none, none, none)
 
 
 def move(
@@ -172,7 +174,7 @@ def move(
         is_continued = previous.is_unfinished
         affordable = jnp.clip(max_evaluations / jnp.maximum(previous.cost, 1.0), first_length, longest).astype(int)
         first_window = jnp.where(is_continued, affordable, first_length)
-        unmoved = unmoved._replace(is_mixed=is_continued & previous.is_mixed)
+        unmoved = unmoved._replace(is_mixed=is_continued & previous.is_mixed, num_unfinished=previous.num_unfinished)
 
     def next_length(last: _Window) -> Int[Array, ""]:
         """Return twice the length of the last window, or as many transitions as the rest of the budget allows."""
@@ -224,7 +226,15 @@ def move(
         is_diverging = is_mixed & ~is_sound & (divergent_share > _MIN_DECAY * before_share)
         num_evaluations = before.evidence.num_evaluations + run.num_evaluations + num_coordinate_moves
         num_transitions = before.evidence.num_transitions + run.number
-        evidence = MoveEvidence(values, run.num_divergences, is_sound, is_mixed, num_transitions, num_evaluations)
+        evidence = MoveEvidence(
+            values,
+            run.num_divergences,
+            is_sound,
+            is_mixed,
+            num_transitions,
+            num_evaluations,
+            before.evidence.num_unfinished,
+        )
         after = _Window(
             before.number + 1,
             particles,
@@ -253,7 +263,9 @@ def move(
     one, no = jnp.ones((), dtype), jnp.array(False)
     first = _Window(jnp.zeros((), int), start, step_size, ess.astype(dtype), one, no, unmoved)
     last = jax.lax.while_loop(needs_more, window, first)
-    return MoveResult(*last.particles, last.step_size, last.evidence)
+    evidence = last.evidence
+    num_unfinished = jnp.where(evidence.is_unfinished, evidence.num_unfinished + 1, 0)
+    return MoveResult(*last.particles, last.step_size, evidence._replace(num_unfinished=num_unfinished))
 
 
 def _run_kernel(

@@ -51,7 +51,7 @@ def states_by_rows(program, num_features, reward, num_rows, num_particles=200):
 
 
 @pytest.mark.slow
-def test_moves_that_ended_at_their_budget_continue_with_a_row_of_another_arm():
+def test_moves_that_ended_at_their_budget_continue_with_a_row_of_another_arm_until_that_has_failed_ten_times():
     engine = engines.reweight(RewardModel(clicks, 2), num_particles=64)
     update, quickly = quick_jit(engine.update), quick_jit(engine.capabilities.quick_update)
     state = engine.init(jr.key(0))
@@ -63,6 +63,11 @@ def test_moves_that_ended_at_their_budget_continue_with_a_row_of_another_arm():
     _, before, is_complete = quickly(jr.key(1), state, rows)
     assert bool(before.is_unfinished) and not bool(before.is_trusted) and not bool(is_complete)
     assert any("budget" in failure for failure in before.failed_checks())
+    tried = state._replace(
+        particles=state.particles._replace(evidence=evidence._replace(num_unfinished=jnp.array([10, 0])))
+    )
+    _, info, is_complete = quickly(jr.key(1), tried, rows)
+    assert bool(info.is_unfinished) and bool(is_complete)
     _, info = update(jr.key(1), state, rows)
     assert int(info.num_refreshes) == 1 and bool(info.is_trusted) and not bool(info.is_unfinished)
 
@@ -78,7 +83,7 @@ def test_no_row_of_a_horseshoe_regression_evaluates_the_density_more_often_than_
     evaluations = np.array([int(state.particles.evidence.num_evaluations[0]) for state, _ in found])
     transitions = np.array([int(state.particles.evidence.num_transitions[0]) for state, _ in found])
     # The last trajectory has at most 65 evaluations; for each transition there are 8 coordinate moves.
-    budget = MAX_WORK / 26
+    budget = MAX_WORK / 11_000  # an evaluation takes 11,900 operations in jax 0.10
     assert evaluations.max() <= budget + 65 + 8 * transitions.max() + 5
     is_unfinished = np.array([bool(info.is_unfinished) for _, info in found])
     assert is_unfinished.any() and not any(bool(info.is_trusted) for _, info in found if bool(info.is_unfinished))

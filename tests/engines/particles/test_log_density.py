@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bandit.engines.particles.log_density import LogDensity, find_mode, second_derivatives
+from ppl_bandit.engines.particles.log_density import LogDensity, find_mode, num_operations, second_derivatives
 
 
 def density_of(log_density):
@@ -79,3 +79,11 @@ def test_second_derivatives_use_the_available_modes_of_differentiation(cube, err
     np.testing.assert_allclose(gradient, 3 * np.asarray(at) ** 2 + np.array([-2.0, 1.0, 0.0]), rtol=1e-5)
     expected = np.diag(6 * np.asarray(at)) + np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     np.testing.assert_allclose(hessian, expected, atol=error)
+
+
+def test_operations_are_counted_by_the_numbers_they_compute_and_loops_by_one_iteration():
+    def steps(x):
+        return jax.lax.scan(lambda carry, _: (jnp.exp(carry), None), x, length=100)[0]
+
+    assert num_operations(lambda x: x + x, jnp.ones(5)) == 5
+    assert num_operations(steps, jnp.ones(5)) == 10 * 5
