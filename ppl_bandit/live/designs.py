@@ -7,13 +7,14 @@ import numpy as np
 from ppl_bandit.journal.identity import to_json
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.deciding import decide_once
-from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.learning import Learner, draw_expected_rewards
 from ppl_bandit.posterior.task import DesignRecord, Task
 from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS
 from ppl_bandit.trials.recorded_design import design_settings
 from ppl_bandit.trials.simulated.learners import learner_of
+from ppl_bandit.trials.simulated.simulator import NUM_PRIOR_DRAWS, check_units
 from ppl_bandit.types import Selector
 
 __all__ = ["design_record", "refuse_stopped", "settings_of_design"]
@@ -44,6 +45,7 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
         ValueError: if the design does not fit the arms.
     """
     control, num_arms = design.control_index(task.arms.names), len(task.arms)
+    check_units(design, lambda: draw_expected_rewards(prior, task.model.context, NUM_PRIOR_DRAWS))
     if design.rule("predictive_success") and not learner_of(task.model, prior.engine, design.last_rows).uses_sums:
         raise ValueError(
             "predictive_success simulates the rest of the experiment at every look, which needs a conjugate program without "

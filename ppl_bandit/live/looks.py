@@ -80,31 +80,35 @@ class LookVerdict:
         return self.verdict
 
 
-def take_look(experiment: Experiment, design: Design, num_pending: Callable[[], int]) -> LookVerdict:
+def take_look(experiment: Experiment, design: Design, pending: Callable[[], list[int]]) -> LookVerdict:
     """Take the look that is due, record it, and return its verdict; without one that is due, return the last.
 
     A look is due as soon as its number of decisions is reached. If several are, only the last of them is taken. The last look
     of a design with `max_rows` waits until no reward is pending.
+
+    Args:
+        pending: () -> number of pending rewards of each arm.
     """
     before = experiment.catch_up().look
-    projection = experiment.record_look(lambda latest: look_body(latest, design, num_pending()))
-    return _verdict(projection, design, projection.look is not before, num_pending())
+    projection = experiment.record_look(lambda latest: look_body(latest, design, pending()))
+    return _verdict(projection, design, projection.look is not before, sum(pending()))
 
 
-def look_body(projection: Projection, design: Design, num_pending: int) -> dict[str, Any] | None:
+def look_body(projection: Projection, design: Design, pending: list[int]) -> dict[str, Any] | None:
     """Return the event of the look that is due; None if none is."""
     num_decisions, last = int(projection.num_played.sum()), projection.look
     index = sum(rows <= num_decisions for rows in design.look_rows) - 1
     if index <= (-1 if last is None else last["look"]) or (last is not None and last["ending"] != ENDINGS[CONTINUE]):
         return None
-    if index == design.num_looks - 1 and design.max_rows is not None and num_pending:
+    if index == design.num_looks - 1 and design.max_rows is not None and any(pending):
         return None
-    found, allocation = _check(projection, design, index)
+    found, allocation = _check(projection, design, index, pending)
     return {
         "look": index,
         "num_decisions": num_decisions,
         "num_rewards": len(projection.history),
-        "num_pending": num_pending,
+        "num_pending": sum(pending),
+        "pending": pending,
         "ending": ENDINGS[int(found.ending)],
         "arm": int(found.arm),
         "active": np.asarray(found.active).tolist(),
@@ -118,7 +122,8 @@ def look_body(projection: Projection, design: Design, num_pending: int) -> dict[
 
 def look_difference(projection: Projection, design: Design, recorded: Mapping[str, Any]) -> str:
     """Take a recorded look again, at the projection before it; return the difference in words, empty if there is none."""
-    found, _ = _check(projection, design, recorded["look"])
+    num_arms = len(projection.task.arms)
+    found, _ = _check(projection, design, recorded["look"], recorded.get("pending", [0] * num_arms))
     ending = ENDINGS[int(found.ending)]
     if ending != recorded["ending"]:
         return f"the recorded verdict is {recorded['ending']!r}, the replayed one is {ending!r}"
@@ -127,7 +132,7 @@ def look_difference(projection: Projection, design: Design, recorded: Mapping[st
     return ""
 
 
-def _check(projection: Projection, design: Design, index: int) -> tuple[Look, list[float] | None]:
+def _check(projection: Projection, design: Design, index: int, pending: list[int]) -> tuple[Look, list[float] | None]:
     """Apply the design at one look: the verdict, and the allocation until the next."""
     task, learner, last = projection.task, projection.learner, projection.look
     names = task.arms.names
@@ -137,9 +142,8 @@ def _check(projection: Projection, design: Design, index: int) -> tuple[Look, li
     with jax.enable_x64(True):
         key = jr.fold_in(jr.fold_in(jr.key(task.seed), _LOOK_SEED), index)
         check = _compiled_check(_ById(learner.engine), _ById(design), task.model, first, task.num_samples)
-        shares = np.full(len(names), 1.0 / len(names)) if projection.allocation is None else projection.allocation
-        given = (np.int64(index), active, np.int64(control), np.asarray(shares), projection.num_played.sum())
-        found = jax.device_get(check(key, learner.state, *given))
+        rest = _shares(projection, design), np.asarray(pending, float), projection.num_played.sum()
+        found = jax.device_get(check(key, learner.state, np.int64(index), active, np.int64(control), *rest))
     if not np.all(np.isfinite(found.best_arm_probs)):
         raise ValueError("the expected rewards are not finite at this posterior, so the look has no verdict")
     if design.allocation == "each" or found.ending != CONTINUE:
@@ -148,6 +152,14 @@ def _check(projection: Projection, design: Design, index: int) -> tuple[Look, li
     probs = decide_once(task, learner, index, task.model.context, np.asarray(found.active)).propensities[0]
     with jax.enable_x64(True):
         return found, allocation_probs(design, jnp.asarray(probs), found.active, int(found.control)).tolist()
+
+
+def _shares(projection: Projection, design: Design) -> np.ndarray:
+    """Return the present allocation; that of a selector that decides each time is not known, and taken as equal."""
+    if projection.allocation is not None:
+        return np.asarray(projection.allocation)
+    probs = design.selector.settings.get("probs") if design.selector.name == "fixed" else None
+    return np.ones(len(projection.task.arms)) if probs is None else np.asarray(probs, float)
 
 
 def _is_retired(projection: Projection) -> np.ndarray:
@@ -178,10 +190,10 @@ def _compiled_check(
     learner: Any = learner_of(model, engine, design.last_rows) if has_prediction else None
     setting = Setting(model, engine, learner, design, own_control, num_samples, _NUM_FUTURES)
 
-    def check(key: Any, state: Any, index: Any, active: Any, control: Any, shares: Any, num_decisions: Any) -> Look:
+    def check(key: Any, state: Any, index: Any, active: Any, control: Any, shares: Any, pending: Any, num: Any) -> Look:
         def predict(rule: StoppingRule, active: Any, control: Any) -> Any:
-            left = rule.settings["at"] - num_decisions
-            return predict_success(jr.fold_in(key, 1), setting, state, rule, shares, active, control, left)
+            left = rule.settings["at"] - num
+            return predict_success(jr.fold_in(key, 1), setting, state, rule, shares, active, control, pending, left)
 
         posterior = arm_posterior(key, model, engine, state, model.context, num_samples, active, design.reach)
         present = None if first_control is None else control

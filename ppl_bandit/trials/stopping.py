@@ -154,12 +154,12 @@ def predictive_success(
 ) -> StoppingRule:
     """Stop when the predictive probability that superiority holds at `at` decisions is at least p, or at most `below`.
 
-    The rest of the experiment is simulated from the posterior, with the present allocation. An experiment that stops because
-    the probability is at most `below` ends with futility.
+    The rest of the experiment is simulated from the posterior, with the present allocation (equal shares where a selector
+    decides each time). An experiment that stops because the probability is at most `below` ends with futility.
 
     Args:
         p: a probability, or one per look; None never stops for predicted success.
-        at: number of decisions at which success is judged.
+        at: number of decisions after which success is judged, when all their outcomes are known.
         success: success is an arm that is best, or beats the control, with at least this probability.
         below: a small probability; None never stops for predicted failure.
     """

@@ -1,7 +1,7 @@
 """Measure designs of trials: type I error by number of looks, calibration, adaptr's README design, prior worlds, and speed.
 
 Run it with `python tests/benchmarks/trial_designs.py [part ...] [--trials N] [--out FILE]`; parts: looks, calibrate, adaptr,
-prior, stopping, speed, collapsed. Every figure is printed with its standard error and the figure to compare it with.
+prior, prediction, stopping, speed, collapsed. Every figure is printed with its standard error and its reference.
 """
 
 import argparse
@@ -17,7 +17,17 @@ from ppl_bandit import Design, calibrate, operating_characteristics, selectors, 
 from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trials"))
-from trial_settings import LOSS_BOUND, PRIOR_RULES, adaptr_design, normal_arms, prior_design, rates, similar_arms  # noqa: E402
+from trial_settings import (  # noqa: E402
+    LOSS_BOUND,
+    PREDICTION_DESIGNS,
+    PRIOR_RULES,
+    adaptr_design,
+    normal_arms,
+    predicted_and_found,
+    prior_design,
+    rates,
+    similar_arms,
+)
 
 # Armitage, McPherson and Rowe (1969), and thresholds of Pocock type, by numerical integration over equally spaced looks.
 TYPE_I_ERRORS = {1: 0.0500, 2: 0.0831, 5: 0.1417, 20: 0.2479}
@@ -93,6 +103,16 @@ def part_prior(num_trials):
             if rule == "expected_loss":
                 show("    mean loss at stopping", row.found, row.gap_se, f"at most {LOSS_BOUND}")
     return found
+
+
+def part_prediction(num_trials):
+    table = {}
+    for name, design in PREDICTION_DESIGNS.items():
+        predicted, found = predicted_and_found(rates(2), design, num_trials, num_futures=100)
+        gap = found - predicted
+        label = f"predicted success, {name} ({gap.size} stopped): found less predicted"
+        table[name] = show(label, gap.mean(), gap.std() / math.sqrt(gap.size), 0.0)
+    return table
 
 
 def part_stopping(num_trials):

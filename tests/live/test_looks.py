@@ -1,5 +1,7 @@
 """Looks at a live experiment: verdicts that are recorded, the same after a restart, and right by an independent quadrature."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -158,6 +160,30 @@ def test_the_last_look_waits_for_pending_rewards_and_missed_looks_are_skipped():
         bandit.select()
 
 
+def test_predicted_success_counts_pending_rewards_and_equals_an_enumeration():
+    success, num_left = 0.8, 2
+    rule = stopping.predictive_success(0.9999, at=8, success=success)
+    bandit = build(design=Design([6, 8], stopping=rule))
+    decisions = [bandit.select() for _ in range(6)]
+    for place, decision in enumerate(decisions[:4]):
+        bandit.update(decision, place % 2)
+    wins, losses, waiting = (np.zeros(3, int) for _ in range(3))
+    for place, decision in enumerate(decisions):
+        (waiting if place > 3 else wins if place % 2 else losses)[ARMS.index(decision.arm)] += 1
+    expected = 0.0
+    for places in itertools.product(range(3), repeat=num_left):
+        num = waiting + np.bincount(places, minlength=3)
+        for more in itertools.product(*(range(own + 1) for own in num)):
+            laws = zip(more, num, 1 + wins, 1 + losses, strict=True)
+            chance = np.prod([stats.betabinom(own, a, b).pmf(k) for k, own, a, b in laws])
+            later = best_arm_probs(1 + wins + more, 1 + losses + num - more)
+            expected += chance / 3**num_left * (max(later) >= success)
+    found = bandit.look().evidence["predictive_success"]
+    # 1,000 continuations: four standard errors.
+    assert 0.05 < expected < 0.95
+    assert abs(found - expected) <= 4 * np.sqrt(expected * (1 - expected) / 1000)
+
+
 def test_designs_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="has no design"):
         build(selector=DESIGN.selector).look()
@@ -165,6 +191,8 @@ def test_designs_that_do_not_fit_are_refused():
         build(design=Design([10], control="placebo"))
     with pytest.raises(ValueError, match="give it to the design alone"):
         build(selector=selectors.greedy(), design=Design([10]))
+    with pytest.raises(ValueError, match="delta is 5, but arms differ by at most"):
+        build(design=Design([10], stopping=stopping.equivalence(0.9, delta=5.0)))
     with pytest.raises(ValueError, match="must be a Design"):
         build(design=[10, 20])
 

@@ -25,25 +25,30 @@ def predict_success(
     probs: Float[Array, " A"],
     active: Bool[Array, " A"],
     control: Int[Array, ""],
+    waiting: Float[Array, " A"],
     num_left: Int[Array, ""],
 ) -> Float[Array, ""]:
-    """Return the share of simulated continuations in which superiority holds at the end.
+    """Return the share of simulated continuations in which superiority holds when all outcomes are known.
 
-    Each continuation has its own world, drawn from the posterior, in which the rows that are left are allocated with the
-    present probabilities. Its standard error is at most .5 / sqrt(num_futures).
+    Each continuation has its own world, drawn from the posterior. Outcomes that are late arrive, and the rows that are left are
+    allocated with the present probabilities. Its standard error is at most .5 / sqrt(num_futures).
 
     Args:
-        num_left: decisions until success is judged; if 0 or fewer, the present posterior is judged.
+        waiting: plays whose outcomes are not known yet.
+        num_left: decisions until success is judged; if 0 or fewer, no more are made.
     """
     model, engine, learner = setting.model, setting.engine, setting.learner
     num_left = jnp.maximum(num_left, 0)
     allowed = jnp.where(active, probs, 0.0)
     shares = allowed / jnp.sum(allowed)
+    lag = setting.design.lag
+    arriving = min(sum(lag), 1.0) if isinstance(lag, tuple) else 1.0  # share of the outcomes that arrive at all
+    categories = jnp.append(arriving * shares, 1.0 - arriving)
     most = rule.settings["at"]
 
     def is_success(key: Key, latents: Any) -> Bool[Array, ""]:
         key_plays, key_learn, key_read = jr.split(key, 3)
-        counts = multinomial(key_plays, num_left, shares)  # type: ignore[arg-type]
+        counts = waiting + multinomial(key_plays, num_left, categories)[:-1]  # type: ignore[arg-type]
         later = learner.learn(key_learn, state, Environment(model, latents), counts, most).state
         posterior = arm_posterior(key_read, model, engine, later, model.context, setting.num_samples, active)
         if setting.control < 0:

@@ -23,10 +23,10 @@ from ppl_bandit.trials.simulated.setting import Setting
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 
-__all__ = ["TrialSimulator", "arm_names", "as_environment", "check_units"]
+__all__ = ["NUM_PRIOR_DRAWS", "TrialSimulator", "arm_names", "as_environment", "check_units"]
 
 _CPU_CHUNK = 256
-_NUM_PRIOR_DRAWS = 1000
+NUM_PRIOR_DRAWS = 1000
 
 
 class TrialSimulator:
@@ -56,7 +56,7 @@ class TrialSimulator:
             )
         self.arms = arm_names(model, arms)
         control = design.control_index(self.arms)
-        check_units(model, design)
+        check_units(design, lambda: _prior_table(model))
         with jax.enable_x64(True):
             built = engine if isinstance(engine, Engine) else (engine or engines.choose)(model)
             learner = learner_of(model, built, design.last_rows)
@@ -154,27 +154,33 @@ def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:
     )
 
 
-def check_units(model: RewardModel, design: Design) -> None:
+def check_units(design: Design, draw_table: Callable[[], np.ndarray]) -> None:
     """Refuse differences that no draw from the prior reaches: they are in another unit than the expected rewards.
+
+    Args:
+        draw_table: () -> (M, A), expected rewards drawn from the prior; called if the design has such a difference.
 
     Raises:
         ValueError: with the difference, and the largest one in draws from the prior.
     """
-    settings = {"equivalence": "delta", "futility": "delta"}
-    given = [(rule.name, "delta", rule.settings["delta"]) for rule in design.rules if rule.name in settings]
+    deltas = [rule for rule in design.rules if rule.name in ("equivalence", "futility")]
+    given = [(rule.name, "delta", rule.settings["delta"]) for rule in deltas]
     given += [(rule.name, "below", np.max(rule.threshold)) for rule in design.rules if rule.name == "expected_loss"]
     if not given:
         return
-    with jax.enable_x64(True):
-
-        def draw() -> Array:
-            return model.expected_rewards(model.sample_prior(jr.key(0), _NUM_PRIOR_DRAWS), model.context)
-
-        table = np.asarray(run_once(draw))
+    table = draw_table()
     largest = float(np.nanmax(np.ptp(table, axis=1)))
     for name, argument, value in given:
         if value >= largest:
             raise ValueError(
-                f"{name}: {argument} is {value:g}, but arms differ by at most {largest:.3g} in {_NUM_PRIOR_DRAWS} draws from "
-                "the prior: give it in the unit of the expected reward (0.05 for five percentage points of a rate)"
+                f"{name}: {argument} is {value:g}, but arms differ by at most {largest:.3g} in {len(table)} draws from the "
+                "prior: give it in the unit of the expected reward (0.05 for five percentage points of a rate)"
             )
+
+
+def _prior_table(model: RewardModel) -> np.ndarray:
+    def draw() -> Array:
+        return model.expected_rewards(model.sample_prior(jr.key(0), NUM_PRIOR_DRAWS), model.context)
+
+    with jax.enable_x64(True):
+        return np.asarray(run_once(draw))

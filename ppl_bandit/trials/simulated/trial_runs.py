@@ -100,7 +100,7 @@ def run_trial(
     run = _run_blocks if _is_fixed(design) else _run_rows
     end, counts_by_look = run(key_run, setting, world, thresholds, start)
     # Outcomes of all decisions arrive in the end, and are part of the reported estimates.
-    waiting = jnp.sum(end.pending, axis=0) + end.late
+    waiting = _waiting(end)
     most = design.last_rows if design.lag else 1
     learned = setting.learner.learn(jr.fold_in(key_end, 0), end.state, world, waiting, most)
     posterior = arm_posterior(
@@ -163,6 +163,11 @@ def _start(key: Key, setting: Setting) -> _Progress:
     )
 
 
+def _waiting(progress: _Progress) -> Float[Array, " A"]:
+    """Return the plays of each arm whose outcomes are not known yet."""
+    return jnp.sum(progress.pending, axis=0) + progress.late
+
+
 def _is_fixed(design: Design) -> bool:
     """Return whether probabilities are fixed between looks."""
     return design.allocation == "looks" or design.selector.name == "fixed"
@@ -215,8 +220,10 @@ def _look(
     )
 
     def predict(rule: Any, active: Array, control: Array) -> Array:
+        left = rule.settings["at"] - num_rows
+        waiting = _waiting(progress)
         return predict_success(
-            key_predict, setting, progress.state, rule, progress.probs, active, control, rule.settings["at"] - num_rows
+            key_predict, setting, progress.state, rule, progress.probs, active, control, waiting, left
         )
 
     found = check_look(
