@@ -21,14 +21,13 @@ from ppl_bandit.types import Engine, Interaction, NotConjugate
 
 __all__ = ["LADDER", "NotCertified", "learn"]
 
-# The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`).
+# The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`). `laplace` and `svi`
+# have none: a bandit uses them only if the user chose them, for their speed.
 LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
     "kalman": engines.particle_filter,
     "collapsed_kalman": engines.particle_filter,
     "collapsed": engines.reweight,
     "reweight": engines.nuts,
-    "laplace": engines.nuts,
-    "svi": engines.nuts,
 }
 _MAX_EXAMPLES = 8  # refused rows that the fallback is tested with
 _RENEWED = ("collapsed", "collapsed_kalman", "reweight")  # engines that renew their draws as rewards arrive
