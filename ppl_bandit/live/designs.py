@@ -9,7 +9,7 @@ from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.deciding import decide_once
 from ppl_bandit.posterior.learning import Learner, draw_expected_rewards
 from ppl_bandit.posterior.task import DesignRecord, Task
-from ppl_bandit.trials.allocation import allocation_probs
+from ppl_bandit.trials.allocation import allocation_probs, check_limits
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS
 from ppl_bandit.trials.recorded_design import design_settings
@@ -45,6 +45,7 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
         ValueError: if the design does not fit the arms.
     """
     control, num_arms = design.control_index(task.arms.names), len(task.arms)
+    check_limits(design, num_arms, control)
     check_units(design, lambda: draw_expected_rewards(prior, task.model.context, NUM_PRIOR_DRAWS))
     if design.rule("predictive_success") and not learner_of(task.model, prior.engine, design.last_rows).uses_sums:
         raise ValueError(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.trials.design import Design
 
-__all__ = ["allocation_probs"]
+__all__ = ["allocation_probs", "check_limits"]
 
 
 def allocation_probs(
@@ -44,7 +44,7 @@ def allocation_probs(
         if share == "sqrt":
             share = jnp.sqrt(others) / (jnp.sqrt(others) + others)
         fixed = jnp.where(is_control & active & (others > 0), share, fixed)
-    floors, caps = (_limits(values, num_arms, dtype) for values in (design.floors, design.caps))
+    floors, caps = (jnp.asarray(_limits(values, num_arms), dtype) for values in (design.floors, design.caps))
     if design.rescale:
         factor = num_arms / num_active
         floors, caps = floors * factor, 1.0 - (1.0 - caps) * factor
@@ -68,13 +68,32 @@ def allocation_probs(
     return found / jnp.sum(found)
 
 
+def check_limits(design: Design, num_arms: int, control: int | None) -> None:
+    """Refuse floors and caps that the arms cannot meet together.
+
+    Raises:
+        ValueError: says which, and what they add up to.
+    """
+    floors, caps = (_limits(values, num_arms) for values in (design.floors, design.caps))
+    share = design.control_share
+    if control is not None and isinstance(share, int | float):  # the limits of the control do not count then
+        floors[control] = caps[control] = share
+    words = f"of {num_arms} arms, control share included," if isinstance(share, int | float) else f"of {num_arms} arms"
+    if np.any(floors > caps):
+        raise ValueError(f"floors are {design.floors} and caps {design.caps}: no floor may be above its cap")
+    if floors.sum() > 1.0 + 1e-9:
+        raise ValueError(f"floors {words} add up to {floors.sum():.4g}, more than 1: give smaller ones")
+    if caps.sum() < 1.0 - 1e-9:
+        raise ValueError(f"caps {words} add up to {caps.sum():.4g}, less than 1: give larger ones")
+
+
 def _power(probs: Float[Array, " A"], power: float) -> Float[Array, " A"]:
     return probs if power == 1.0 else jnp.power(probs, power)
 
 
-def _limits(values: float | Sequence[float], num_arms: int, dtype: jnp.dtype) -> Float[Array, " A"]:
+def _limits(values: float | Sequence[float], num_arms: int) -> np.ndarray:
     if isinstance(values, Sequence) and len(values) != num_arms:
         raise ValueError(
             f"floors and caps have {len(values)} entries for {num_arms} arms: give one for all, or one each"
         )
-    return jnp.asarray(np.broadcast_to(np.asarray(values), (num_arms,)), dtype)
+    return np.broadcast_to(np.asarray(values, float), (num_arms,)).copy()

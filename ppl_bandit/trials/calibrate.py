@@ -19,7 +19,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.performance import declares_superiority
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
 from ppl_bandit.types import Engine
 
 __all__ = ["calibrate"]
@@ -66,12 +66,13 @@ def calibrate(
     Raises:
         ValueError: if the design has no superiority rule, or no threshold reaches the target.
     """
+    check_kinds(model, design)
     rule = design.rule("superiority")
     if rule is None:
         raise ValueError(
             "calibrate finds superiority's threshold, and the design has no such rule: add stopping.superiority(0.99)"
         )
-    if isinstance(type_i_error, bool) or not 0.0 < type_i_error < 1.0:
+    if not isinstance(type_i_error, float | np.floating) or not 0.0 < type_i_error < 1.0:
         raise ValueError(f"type_i_error must be a probability strictly inside (0, 1), got {type_i_error!r}")
     if symmetric and design.rule("inferiority") is None:
         raise ValueError(
@@ -79,6 +80,7 @@ def calibrate(
             "stopping.inferiority(0.01), or leave symmetric out"
         )
     check_count(num_trials, "num_trials")
+    check_count(seed, "seed", 0)
     worlds = _nulls(model, null)
     # Thresholds are tried that the rules' own checks would refuse, so the design is only a template here.
     simulator = TrialSimulator(

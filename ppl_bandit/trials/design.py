@@ -65,7 +65,7 @@ class Design:
     def __post_init__(self) -> None:
         """Check all arguments, and store them in plain form."""
         looks = _check_looks(self.looks)
-        rules = (self.stopping,) if isinstance(self.stopping, StoppingRule) else tuple(self.stopping)
+        rules = tuple(self.stopping) if isinstance(self.stopping, Sequence) else (self.stopping,)
         burn_in = check_count(self.burn_in, "burn_in", 0)
         if looks[0] <= burn_in:
             raise ValueError(f"looks begins at {looks[0]}, within the burn-in of {burn_in} decisions: look later")
@@ -106,7 +106,8 @@ class Design:
                 raise ValueError(
                     f'control_share must be a probability strictly inside (0, 1), "sqrt" or "match", got {share!r}'
                 )
-        if isinstance(self.softening, bool) or not 0.0 <= self.softening <= 1.0:
+        is_number = isinstance(self.softening, int | float) and not isinstance(self.softening, bool)
+        if not is_number or not 0.0 <= self.softening <= 1.0:
             raise ValueError(
                 f"softening must lie in [0, 1], got {self.softening!r}: it is the power of the selector's probabilities, 1 "
                 "leaves them as they are and 0 makes them equal"

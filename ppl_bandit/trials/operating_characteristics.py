@@ -13,7 +13,7 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.performance import calibration_frame, performance
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
@@ -170,7 +170,9 @@ def operating_characteristics(
     Raises:
         ValueError: if the design or a scenario does not fit the model.
     """
+    check_kinds(model, design)
     check_count(num_trials, "num_trials")
+    check_count(seed, "seed", 0)
     named = scenarios if isinstance(scenarios, Mapping) and not _is_truth(model, scenarios) else {"scenario": scenarios}
     if isinstance(scenarios, Environment) or isinstance(scenarios, str):
         named = {"prior" if isinstance(scenarios, str) or scenarios.truth is None else "truth": scenarios}

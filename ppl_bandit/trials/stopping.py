@@ -134,7 +134,7 @@ def value_remaining(below: float | Sequence[float] = 0.01, quantile: float = 0.9
         below: a share of the leader's expected reward, .01 for one percent, or one per look.
         quantile: its order, strictly inside (0, 1).
     """
-    order = _probability(quantile, "value_remaining", "quantile")
+    order = _one_probability(quantile, "value_remaining", "quantile")
     return StoppingRule("value_remaining", _threshold(below, "value_remaining", "below"), {"quantile": order})
 
 
@@ -145,7 +145,7 @@ def precision(width: float | Sequence[float], *, level: float = 0.95) -> Stoppin
         width: in the unit of the reward, or one per look.
         level: probability of an interval.
     """
-    order = _probability(level, "precision", "level")
+    order = _one_probability(level, "precision", "level")
     return StoppingRule("precision", _threshold(width, "precision", "width"), {"level": order})
 
 
@@ -169,11 +169,13 @@ def predictive_success(
         raise ValueError(f"predictive_success: at must be a number of decisions, got {at!r}")
     settings = {
         "at": int(at),
-        "success": _probability(success, "predictive_success", "success"),
-        "below": None if below is None else _probability(below, "predictive_success", "below"),
+        "success": _one_probability(success, "predictive_success", "success"),
+        "below": None if below is None else _one_probability(below, "predictive_success", "below"),
     }
     # A probability is never above 1: this threshold is never reached.
     threshold = np.inf if p is None else _probability(p, "predictive_success", "p")
+    if below is not None and np.min(threshold) <= below:
+        raise ValueError(f"predictive_success: below is {below:g}, and must be less than p, {np.min(threshold):g}")
     return StoppingRule("predictive_success", threshold, settings)
 
 
@@ -192,6 +194,12 @@ _FACTORIES: dict[str, Callable[..., StoppingRule]] = {
         predictive_success,
     )
 }
+
+
+def _one_probability(value: Any, rule: str, argument: str) -> float:
+    if np.ndim(value):
+        raise ValueError(f"{rule}: {argument} must be one probability for all looks, got {value!r}")
+    return float(_probability(value, rule, argument))
 
 
 def _numbers(value: Any, rule: str, argument: str) -> np.ndarray:

@@ -35,6 +35,10 @@ BAD = [
     (lambda: stopping.equivalence(0.9, delta=-0.1), "delta must be one positive difference"),
     (lambda: stopping.expected_loss(0.0), "below must be positive"),
     (lambda: stopping.predictive_success(None, at=20), "neither p nor below"),
+    (lambda: stopping.predictive_success(0.5, at=20, below=0.9), "below is 0.9, and must be less than p, 0.5"),
+    (lambda: stopping.value_remaining(0.1, quantile=[0.9, 0.95]), "quantile must be one probability for all looks"),
+    (lambda: Design([10], stopping=stopping.superiority), "expected rules such as stopping.superiority"),
+    (lambda: Design([10], softening="half"), "softening must lie in"),
     (lambda: selectors.fixed([0.5, -0.1]), "probs must be nonnegative"),
 ]
 

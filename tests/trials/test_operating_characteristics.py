@@ -86,6 +86,18 @@ BAD = [
     (lambda model: {"null": {"p": 1}}, {}, "expected \\['rate'\\]"),
     (lambda model: {"null": "x"}, {}, "scenario 'null' is 'x', expected a truth"),
     (lambda model: {}, {}, "scenarios is empty"),
+    (
+        lambda model: {"null": 0.5},
+        {"allocation": "looks", "floors": 0.5},
+        "floors of 3 arms add up to 1.5, more than 1",
+    ),
+    (
+        lambda model: {"null": 0.5},
+        {"allocation": "looks", "floors": 0.2, "control": 0, "control_share": 0.7},
+        "control share included, add up to 1.1",
+    ),
+    (lambda model: {"null": 0.5}, {"allocation": "looks", "caps": 0.3}, "caps of 3 arms add up to 0.9, less than 1"),
+    (lambda model: {"null": 0.5}, {"allocation": "looks", "caps": 0.3, "floors": 0.4}, "no floor may be above its cap"),
     (lambda model: {"null": 0.5}, {"control": 7}, "control is 7, which is no arm"),
     (lambda model: {"null": 0.5}, {"control": "old"}, "control is 'old', which is no arm; the arms are \\[0, 1, 2\\]"),
     (
@@ -105,6 +117,17 @@ BAD = [
 def test_a_design_that_does_not_fit_the_model_is_refused_in_words(model, scenarios, settings, message):
     with pytest.raises(ValueError, match=message):
         operating_characteristics(model, Design([10, 20], **settings), scenarios(model), num_trials=10)
+
+
+def test_a_program_without_a_reward_model_is_refused_in_words(model):
+    design = Design([10, 20], stopping=stopping.superiority(0.9))
+    for simulate in (operating_characteristics, calibrate):
+        with pytest.raises(ValueError, match="wrap a program as RewardModel"):
+            simulate(lambda arm: None, design, 0.5)
+        with pytest.raises(ValueError, match="design must be a Design, got \\[10, 20\\]"):
+            simulate(model, [10, 20], 0.5)
+    with pytest.raises(ValueError, match="num_futures must be a positive integer, got 0"):
+        operating_characteristics(model, design, {"null": 0.5}, num_futures=0)
 
 
 def test_calibrate_refuses_what_it_cannot_calibrate(model):

@@ -11,11 +11,13 @@ from jaxtyping import Array
 
 from ppl_bandit import engines
 from ppl_bandit.inputs.arms import Arms
+from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.trials.allocation import check_limits
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
 from ppl_bandit.trials.simulated.learners import learner_of
@@ -23,7 +25,7 @@ from ppl_bandit.trials.simulated.setting import Setting
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 
-__all__ = ["NUM_PRIOR_DRAWS", "TrialSimulator", "arm_names", "as_environment", "check_units"]
+__all__ = ["NUM_PRIOR_DRAWS", "TrialSimulator", "arm_names", "as_environment", "check_kinds", "check_units"]
 
 _CPU_CHUNK = 256
 NUM_PRIOR_DRAWS = 1000
@@ -54,8 +56,11 @@ class TrialSimulator:
                 f"the program's sites {sorted(model.moving_sites)} move with time, and designs are simulated for programs "
                 "whose arms stay the same: give such a program"
             )
+        check_count(num_samples, "num_samples")
+        check_count(num_futures, "num_futures")
         self.arms = arm_names(model, arms)
         control = design.control_index(self.arms)
+        check_limits(design, model.num_arms, control)
         check_units(design, lambda: _prior_table(model))
         with jax.enable_x64(True):
             built = engine if isinstance(engine, Engine) else (engine or engines.choose)(model)
@@ -116,6 +121,20 @@ class TrialSimulator:
             traced = trace_chunk(play, key, num_trials, arguments=arguments, size=size, is_sequential=is_sequential)
             self._compiled[cached] = traced.compile()
         return self._compiled[cached]
+
+
+def check_kinds(model: Any, design: Any) -> None:
+    """Refuse a program or another value in place of a reward model, and another value in place of a design.
+
+    Raises:
+        ValueError: says what to give instead.
+    """
+    if not isinstance(model, RewardModel):
+        raise ValueError(
+            f"model must be a RewardModel, got {model!r}: wrap a program as RewardModel(program, num_arms)"
+        )
+    if not isinstance(design, Design):
+        raise ValueError(f"design must be a Design, got {design!r}: build one with Design(looks, stopping=...)")
 
 
 def arm_names(model: RewardModel, arms: Sequence[str] | None) -> list[Any]:
