@@ -26,7 +26,7 @@ from numpyro.infer import MCMC, NUTS
 from ppl_bandit import Bandit, RewardModel, engines
 
 NUM_CONTEXTS = 5  # at which expected rewards are compared
-CHAINS, WARMUP, DRAWS = 4, 2000, 4000  # of the reference
+CHAINS, WARMUP, DRAWS = 4, 1000, 2000  # of the reference
 
 
 class Case(NamedTuple):
