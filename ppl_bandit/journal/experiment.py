@@ -200,35 +200,30 @@ class Experiment:
     def _learn_all(self, requests: Sequence[LearnRequest]) -> None:
         """Learn from the events of several threads one after another, and record them in one transaction."""
         with self.fold_lock:
-            while not self._try_to_learn(requests):
-                self._has_rivals = True
-
-    def _try_to_learn(self, requests: Sequence[LearnRequest]) -> bool:
-        """Do what `_learn_all` does; return False if another process recorded a reward meanwhile."""
-        self._fold_new_events()
-        projection = self.projection
-        planned = learn_requests(projection, [request for request in requests if not request.is_done])
-        if not planned:
-            return True
-        events = [event for _, own, _ in planned for event in own]
-        try:
-            recorded = self.store.append(self.name, events, after=projection.position)
-        except Conflict:
-            return False
-        if recorded[0].position > projection.position + 1:
-            self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
-        history, results, rest = planned[0][2].history, [], recorded
-        for _, own, step in planned:
-            own, rest = rest[: len(own)], rest[len(own) :]
-            history = extend_history(history, step.rows, own)
-            results.append((own, step.info, step.warnings))
-        last, position = planned[-1][2], recorded[-1].position
-        self.projection = self.projection._replace(
-            task=last.task, prior=last.prior, learner=last.learner, history=history, position=position
-        )
-        for (request, _, _), result in zip(planned, results, strict=True):
-            request.result = result
-        return True
+            while True:
+                self._fold_new_events()
+                projection = self.projection
+                planned = learn_requests(projection, requests)
+                if not planned:
+                    return
+                events = [event for _, own, _ in planned for event in own]
+                try:
+                    recorded = self.store.append(self.name, events, after=projection.position)
+                    break
+                except Conflict:
+                    self._has_rivals = True
+            if recorded[0].position > projection.position + 1:
+                self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
+            history, results, start = planned[0][2].history, [], 0
+            for request, own, step in planned:
+                own, start = recorded[start : start + len(own)], start + len(own)
+                history = extend_history(history, step.rows, own)
+                results.append((request, (own, step.info, step.warnings)))
+            self.projection = self.projection._replace(
+                task=step.task, prior=step.prior, learner=step.learner, history=history, position=recorded[-1].position
+            )
+            for request, result in results:
+                request.result = result
 
     def change_arms(self, names: list[Any], retired: frozenset[int]) -> None:
         """Record new or retired arms, and continue with them."""

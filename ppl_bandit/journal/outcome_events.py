@@ -169,7 +169,7 @@ def _reward_event(
             f"decision {id!r} was {record.status}: give all of its outcomes that matter at once; {missing} are missing"
         )
     late = record.late.union(reported.late)
-    if not missing:
+    if task.late and not missing:
         _refuse_missing_late(task, late)
     body: dict[str, Any] = {"reward": dict(values) if missing else merged}
     if not missing or reported.late:

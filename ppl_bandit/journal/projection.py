@@ -178,6 +178,8 @@ def learn_requests(
     planned: list[tuple[LearnRequest, list[Event], LearningStep]] = []
     decisions: set[str | None] = {None}  # rows of no decision are learnt alone
     for request in requests:
+        if request.is_done:
+            continue
         try:
             events = request.make_events(projection)
             if not events:

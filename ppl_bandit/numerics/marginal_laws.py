@@ -97,7 +97,7 @@ class CdfTable(NamedTuple):
 def beta_law(a: Float[Array, " A"], b: Float[Array, " A"], offset: Any = 0.0, slope: Any = 1.0) -> MarginalLaw:
     """Return the distribution of offset + slope w, w ~ Beta(a, b)."""
     width = jnp.sqrt((a + b) / (a * b))
-    low, high = (_logit_reach(width, *shapes) for shapes in ((a, b), (b, a)))
+    low, high = _logit_reach(width, jnp.stack([a, b]), jnp.stack([b, a]))
     return _law(LOGIT, a, b, jnp.log(a / b), width, low, high, offset, slope, 1.0)
 
 
@@ -155,15 +155,18 @@ def _furthest(width: Float[Array, " A"]) -> Float[Array, " A"]:
     return lost + jnp.sqrt(2.0 * lost)
 
 
-def _logit_reach(width: Array, own: Array, other: Array) -> Float[Array, " A"]:
-    """Return how far v extends towards the side on which the log density of a Beta falls like -own |s|."""
+def _logit_reach(
+    width: Float[Array, " A"], own: Float[Array, "2 A"], other: Float[Array, "2 A"]
+) -> Float[Array, "2 A"]:
+    """Return how far v extends towards both sides; on each the log density of a Beta falls like -own |s|."""
     total, distance = own + other, _furthest(width)
     for _ in range(_NUM_NEWTON):  # from beyond the root of a convex function: the iterates stay beyond it
         bend = jnp.expm1(-distance)
         slope = own * (-bend * (other / total)) / (1.0 + (own / total) * bend)
         fallen = own * distance + total * jnp.log1p((own / total) * bend)
         distance = distance - jnp.where(slope > 0, (fallen - _CUTOFF) / slope, 0.0)
-    return jnp.arcsinh(distance / width)
+    reach = distance / width
+    return jnp.log(reach + jnp.sqrt(reach * reach + 1.0))  # arcsinh of a positive number
 
 
 def widen_points(law: MarginalLaw) -> MarginalLaw:

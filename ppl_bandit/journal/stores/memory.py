@@ -129,7 +129,7 @@ class MemoryStore:
         if not found:  # the decision was dropped
             return
         # After an interruption a decision may be in two groups: the one with the later event is right.
-        group = max(found, key=lambda group: group[name][-1].position)
+        group = found[0] if len(found) == 1 else max(found, key=lambda group: group[name][-1].position)
         events = group[name]
         if events[-1].position < event.position:
             group[name] = events = [*events, event]
