@@ -3,13 +3,13 @@
 import jax
 import numpy as np
 import pytest
+from shared_models import bernoulli_engine, bernoulli_model
 from trial_settings import (
     LOSS_BOUND,
     PRIOR_RULES,
     adaptr_design,
     normal_arms,
     prior_design,
-    rates,
     similar_arms,
 )
 
@@ -21,12 +21,13 @@ from ppl_bandit.trials.simulated.arrivals import arrival_counts
 
 @pytest.fixture(scope="module")
 def model():
-    return rates(3)
+    return bernoulli_model(3)
 
 
 @pytest.fixture(scope="module")
 def adaptr(model):
-    return operating_characteristics(model, adaptr_design(), {"null": 0.75}, num_trials=600, seed=3)
+    settings = {"num_trials": 600, "seed": 3, "engine": bernoulli_engine(3)}
+    return operating_characteristics(model, adaptr_design(), {"null": 0.75}, **settings)
 
 
 def test_the_readme_design_of_adaptr_ends_as_in_an_independent_replica(adaptr):
@@ -200,8 +201,8 @@ def test_a_tied_inferiority_threshold_is_calibrated_by_search(model):
     ],
 )
 def test_in_worlds_from_the_prior_claims_are_true_as_often_as_the_posterior_says(name, looks, num_trials):
-    arms = ["old", "new"]
-    found = operating_characteristics(rates(2), prior_design(name, looks), "prior", num_trials=num_trials, arms=arms)
+    settings = {"num_trials": num_trials, "arms": ["old", "new"], "engine": bernoulli_engine(2)}
+    found = operating_characteristics(bernoulli_model(2), prior_design(name, looks), "prior", **settings)
     assert {"selected_old", "share_new"} <= set(found.table())
     frame = found.calibration().loc["prior"]
     assert list(frame.index) == [rule.name for rule in PRIOR_RULES[name]] and np.all(frame.num_stopped > 30)
