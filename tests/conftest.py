@@ -94,7 +94,7 @@ CACHING_MODULES = (
 )  # their caches hold compiled programs
 
 
-MAX_RESIDENT_BYTES = 1 << 30  # a file adds up to 700 MB, and two processes must stay under 4 GB
+MAX_RESIDENT_BYTES = 1 << 30  # two processes must stay under 4 GB, with what one more file adds to each
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,7 +117,7 @@ def compiled_programs_are_freed():
 
 @pytest.fixture(scope="module")
 def warm_starts():
-    """Turn the disk cache of proofs on, as users have it, for tests that run several commands on one model."""
+    """Turn the disk cache of proofs on, as users have it, for files that start several bandits or commands on one program."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("PPL_BANDIT_CACHE")
         yield
