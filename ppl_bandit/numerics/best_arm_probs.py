@@ -31,14 +31,15 @@ from ppl_bandit.types import BestArmMoments
 
 __all__ = ["best_arm_moments", "best_arm_probs"]
 
-_NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 48}  # of each arm's cdf
+_NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 40}  # of each arm's cdf
 _NUM_TABLE_NODES_OF_TWO = {
     **_NUM_TABLE_NODES,
     IDENTITY: 96,
 }  # so that the smaller of two probabilities keeps its digits
 _MAX_NODES = 192  # nodes of all arms together, all of which are used
 _NUM_CHOSEN_NODES = 144  # of more nodes
-_NUM_NODES = {LOGIT: 14, LOG: 20, IDENTITY: 24}  # of an arm, in the grid
+_NUM_NODES = {LOGIT: 14, LOG: 20, IDENTITY: 16}  # of an arm, in the grid
+_LARGEST_V = 7.0  # of a Student-t law's table: 550 widths from its centre; nodes of the grid reach half as far
 _NUM_COARSE_NODES = 64  # that tell roughly how often each of many arms wins
 _NEGLIGIBLE = 1e-12  # probability of a range of values that the grid may leave out
 _GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread
@@ -48,7 +49,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST  # the default precision of a matrix produc
 def best_arm_probs(law: MarginalLaw, allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
     """Compute the probability that each arm's variable is the largest, for independent arms.
 
-    The error is at most 1e-4; 1e-3 for Student-t laws with fewer than 6 degrees of freedom and for shapes below .02.
+    The error is at most 1e-4; 1e-3 for Student-t laws with 1 to 6 degrees of freedom and for shapes below .02.
 
     Args:
         allowed: arms that compete; the others get 0.
@@ -120,6 +121,9 @@ def _integrate(law: MarginalLaw, allowed: Bool[Array, " A"], *, is_whole: bool =
         The probability that each arm is best with a value in each interval, (A, n - 1); the grid, (n,); and on it, (A, n), each
         arm's cdf, its density, and the density of its being best.
     """
+    if law.kind == IDENTITY:
+        low, high = (jnp.minimum(reach, _LARGEST_V) for reach in (law.low, law.high))
+        law = law._replace(low=low, high=high)
     table = tabulate(law, _NUM_TABLE_NODES[law.kind])
     points = _grid(law, table, allowed, is_whole=is_whole)
     below, density = cdf_and_density(law, table, points[None])
@@ -169,6 +173,8 @@ def _grid(law: MarginalLaw, table: Any, allowed: Bool[Array, " A"], *, is_whole:
     # The nodes of arms are shifted against each other: equal arms would share theirs otherwise.
     shifts = np.arange(1, num_arms + 1) * _GOLDEN_RATIO % 1.0
     parts = jnp.asarray((np.arange(num) + shifts[:, None]) / num, law.centre.dtype)
+    if law.kind == IDENTITY:
+        first, last = (jnp.clip(end, -0.5 * _LARGEST_V, 0.5 * _LARGEST_V) for end in (first, last))
     nodes = to_common_scale(law, first[:, None] + (last - first)[:, None] * parts)
     nodes = jnp.where(allowed[:, None], jnp.clip(nodes, start, stop), stop)
     if nodes.size > _MAX_NODES:

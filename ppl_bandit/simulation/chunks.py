@@ -24,7 +24,7 @@ from ppl_bandit.types import Key
 
 __all__ = ["ChunkFunction", "TracedChunk", "num_workers", "run_chunks", "run_jobs", "trace_chunk"]
 
-_CACHE_BYTES = 1 << 20  # working memory of a chunk that fits a core's cache
+_CACHE_BYTES = 1 << 20  # of the largest array of a chunk on a CPU; larger chunks take as long per realization
 _MIN_CPU_CHUNK = 4
 _WORKING_COPIES = 6  # of the largest array of a step, while draws are made and compared
 
@@ -155,10 +155,10 @@ def _chunk_size(
     traced = play.trace(*arguments)
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(traced.out_info))
     # XLA removes unused results too, such as the propensities.
-    working = _WORKING_COPIES * _largest_array(eliminate_dead_code(traced.jaxpr.jaxpr))
-    fits = memory // (kept + working)
+    largest = _largest_array(eliminate_dead_code(traced.jaxpr.jaxpr))
+    fits = memory // (kept + _WORKING_COPIES * largest)
     if is_on_cpu(mesh):
-        fits = min(fits, max(_CACHE_BYTES // working, _MIN_CPU_CHUNK))
+        fits = min(fits, max(_CACHE_BYTES // largest, _MIN_CPU_CHUNK))
     return int(np.clip(fits, 1, num_realizations))
 
 

@@ -159,6 +159,24 @@ def test_two_random_arms_match_many_nodes(monkeypatch, family, least, most, tole
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("least, most, tolerance", [(1.0, 6.0, 1e-3), (6.0, 1e3, 1e-4)])
+def test_three_random_arms_with_long_tails_match_many_nodes(monkeypatch, least, most, tolerance):
+    rng = np.random.default_rng(1)
+    df, loc = np.exp(rng.uniform(np.log(least), np.log(most), (400, 3))), rng.normal(0.0, 0.3, (400, 3))
+    parameters = tuple(map(jnp.asarray, (df, loc, np.exp(rng.uniform(-4.0, 0.0, (400, 3))))))
+
+    def probs(*values):
+        return best_arm_probs.best_arm_probs(marginal_laws.student_t_law(*values))
+
+    found = jax.jit(jax.vmap(probs))(*parameters)
+    monkeypatch.setattr(best_arm_probs, "_NUM_TABLE_NODES", dict.fromkeys(range(3), 400))
+    monkeypatch.setattr(best_arm_probs, "_NUM_NODES", dict.fromkeys(range(3), 60))
+    monkeypatch.setattr(best_arm_probs, "_LARGEST_V", 15.0)
+    expected = jax.jit(jax.vmap(lambda *values: probs(*values)))(*parameters)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
 def test_the_smaller_of_two_probabilities_keeps_its_digits():
     # Densities are cut off where they have fallen by 1e-10, and single precision has seven digits.
     for apart in (3.0, 5.0, 6.0):
