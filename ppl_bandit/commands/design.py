@@ -112,6 +112,7 @@ def _design(arguments: argparse.Namespace) -> Design:
         max_rows=arguments.max_rows,
         control_share=share if share in (None, "sqrt", "match") else _number(share, "--control-share"),
         floors=arguments.floor,
+        caps=arguments.cap,
         softening=arguments.softening,
     )
 

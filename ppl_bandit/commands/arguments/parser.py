@@ -242,6 +242,7 @@ def _design(design: argparse.ArgumentParser) -> None:
     design.add_argument("--control", metavar="ARM", help="name of the control arm (needs --arms), or its number from 0")
     design.add_argument("--control-share", help='with --allocation looks: a probability, "sqrt" or "match"')
     design.add_argument("--floor", type=float, default=0.0, help="with --allocation looks: least probability of an arm")
+    design.add_argument("--cap", type=float, default=1.0, help="with --allocation looks: most probability of an arm")
     design.add_argument("--softening", type=float, default=1.0, help="with --allocation looks: power of probabilities")
     design.add_argument("--lag", type=_whole, default=0, help="last decisions without outcome at a look (%(default)s)")
     design.add_argument("--burn-in", type=_whole, default=0, help="decisions shared equally at the start (%(default)s)")
