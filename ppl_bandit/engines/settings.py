@@ -20,14 +20,11 @@ def check_settings(discount: float, **counts: int) -> None:
         )
 
 
-def refuse_moving(
-    model: RewardModel, what: str, instead: str = "use engines.choose, engines.kalman or engines.particle_filter"
-) -> None:
+def refuse_moving(model: RewardModel, what: str) -> None:
     """Refuse a program whose latents move.
 
     Args:
-        what: name of the function that refuses it.
-        instead: what to do.
+        what: name of the engine that refuses it.
 
     Raises:
         ValueError: if a latent moves.
@@ -35,5 +32,5 @@ def refuse_moving(
     if model.moving_sites:
         raise ValueError(
             f"{what} is for latents that do not move, and this program samples {', '.join(model.moving_sites)} from "
-            f"`previous`: {instead}"
+            "`previous`: use engines.choose, engines.kalman or engines.particle_filter"
         )

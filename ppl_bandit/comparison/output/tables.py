@@ -208,8 +208,13 @@ def ranking_table(ranking: Ranking) -> TextTable:
             + ("" if score.evidence_way == "exact" else f" ± {score.log_evidence_error:.3f}"),
             score.evidence_way,
             f"{score.probability:.3g}",
-            f"{score.elpd:.2f} ± {score.elpd_error:.2f}",
-            f"{score.elpd_difference:.2f} ± {score.elpd_difference_error:.2f}",
+            *(
+                "-" if math.isnan(value) else f"{value:.2f} ± {error:.2f}"
+                for value, error in (
+                    (score.elpd, score.elpd_error),
+                    (score.elpd_difference, score.elpd_difference_error),
+                )
+            ),
         ]
         for number, score in enumerate(ranking.scores, 1)
     ]

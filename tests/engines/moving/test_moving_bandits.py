@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, Environment, compare, engines, selectors, simulate, tune
+from ppl_bandit import Bandit, Environment, engines, selectors, simulate, tune
 from ppl_bandit.live.show.levels_over_time import levels_over_time
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
@@ -104,9 +104,6 @@ def test_worlds_from_the_prior_move_by_the_program_itself():
 
 
 def test_what_is_not_defined_for_moving_latents_is_refused():
-    rows = Interaction(np.zeros(4, int), np.zeros(4))
-    with pytest.raises(ValueError, match="compare is for latents that do not move"):
-        compare(model(), rows)
     with pytest.raises(ValueError, match="a wider prior"):
         tune(model(), 10, engine=engine(), doubt=3.0)
     with pytest.raises(ValueError, match="a wider prior of latents that move is not defined"):
