@@ -1,6 +1,7 @@
 """Settings of the test process, made before jax is imported; subprocesses inherit them."""
 
 import atexit
+import ctypes
 import contextlib
 import gc
 import os
@@ -113,6 +114,8 @@ def compiled_programs_are_freed():
                     value.cache_clear()
     sys.modules["jax"].clear_caches()
     gc.collect()
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise the C library keeps most of the freed memory
 
 
 @pytest.fixture(scope="module")
