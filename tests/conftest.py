@@ -1,8 +1,8 @@
 """Settings of the test process, made before jax is imported; subprocesses inherit them."""
 
 import atexit
-import ctypes
 import contextlib
+import ctypes
 import gc
 import os
 import random
