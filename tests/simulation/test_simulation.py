@@ -237,7 +237,7 @@ import sys, jax
 if len(sys.argv) > 2:
     jax.distributed.initialize(sys.argv[2], num_processes=2, process_id=int(sys.argv[3]))
 import jax.numpy as jnp, numpy as np
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/.."]  # the second holds shared_models
 from test_simulation import run
 mesh = jax.make_mesh((len(jax.devices()),), ("realization",))
 found = run(mesh=mesh)
