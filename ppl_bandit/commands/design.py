@@ -46,6 +46,7 @@ def execute(
             type_i_error=arguments.calibrate,
             seed=arguments.seed + 1,
             arms=arguments.arms,
+            progress=not arguments.json,
         )
         fresh = design.calibration or {}
         progress(

@@ -19,7 +19,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.performance import declares_superiority
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds, progress_reporter
 from ppl_bandit.types import Engine
 
 __all__ = ["calibrate"]
@@ -41,6 +41,7 @@ def calibrate(
     engine: Engine | Callable[[RewardModel], Engine] | None = None,
     num_samples: int = 1000,
     arms: Sequence[str] | None = None,
+    progress: bool = False,
 ) -> Design:
     """Return the design with the superiority threshold at which its type I error is as given.
 
@@ -58,7 +59,7 @@ def calibrate(
         num_trials: simulated trials of each null to find the threshold, and as many to judge it. The error of the result has
             the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default; .0019 after a search.
         seed: random seed; the threshold is judged with seed + 1.
-        engine, num_samples, arms: as in `operating_characteristics`.
+        engine, num_samples, arms, progress: as in `operating_characteristics`.
 
     Returns:
         The design; its `calibration` says how the threshold was found and what its error is on fresh seeds.
@@ -86,13 +87,15 @@ def calibrate(
     simulator = TrialSimulator(
         model, design.with_threshold("superiority", _MOST_SEARCHED), engine, num_samples, arms=arms
     )
+    advance = progress_reporter("calibration", 2 * num_trials * len(worlds)) if progress else None
 
     def find(world: Environment) -> float:
         if design.control is None and not symmetric:
-            return _quantile_of_peaks(simulator, design, world, type_i_error, num_trials, seed)
+            return _quantile_of_peaks(simulator, design, world, type_i_error, num_trials, seed, advance)
 
         def measure(threshold: float, first: int, num: int) -> float:
-            return _type_i_error(simulator, world, _thresholds(design, threshold, symmetric), num, seed, first)
+            limits = _thresholds(design, threshold, symmetric)
+            return _type_i_error(simulator, world, limits, num, seed, advance, first)
 
         return _search(measure, float(np.mean(rule.threshold)), type_i_error, num_trials)
 
@@ -100,7 +103,9 @@ def calibrate(
     worst = max(found, key=lambda name: found[name])
     threshold = found[worst]
     limits = _thresholds(design, threshold, symmetric)
-    fresh = {name: _type_i_error(simulator, world, limits, num_trials, seed + 1) for name, world in worlds.items()}
+    fresh = {
+        name: _type_i_error(simulator, world, limits, num_trials, seed + 1, advance) for name, world in worlds.items()
+    }
     error = fresh[worst]
     rules = [
         own.with_threshold(threshold)
@@ -161,18 +166,31 @@ def _thresholds(design: Design, threshold: float, symmetric: bool) -> np.ndarray
 
 
 def _type_i_error(
-    simulator: TrialSimulator, world: Environment, limits: np.ndarray, num_trials: int, seed: int, first: int = 0
+    simulator: TrialSimulator,
+    world: Environment,
+    limits: np.ndarray,
+    num_trials: int,
+    seed: int,
+    advance: Callable[[int], None] | None,
+    first: int = 0,
 ) -> float:
-    found = simulator.run(world, num_trials, seed, first=first, thresholds=limits)
+    found = simulator.run(world, num_trials, seed, first=first, thresholds=limits, advance=advance)
     return float(np.mean(declares_superiority(found, simulator.setting.control)))
 
 
 def _quantile_of_peaks(
-    simulator: TrialSimulator, design: Design, world: Environment, target: float, num_trials: int, seed: int
+    simulator: TrialSimulator,
+    design: Design,
+    world: Environment,
+    target: float,
+    num_trials: int,
+    seed: int,
+    advance: Callable[[int], None] | None,
 ) -> float:
     """Return the threshold from one simulation without the rule: a quantile of the largest probability of each trial."""
     index = [rule.name for rule in design.rules].index("superiority")
-    found = simulator.run(world, num_trials, seed, thresholds=_thresholds(design, _NEVER, False))
+    limits = _thresholds(design, _NEVER, False)
+    found = simulator.run(world, num_trials, seed, thresholds=limits, advance=advance)
     peaks = np.sort(found.peak[:, index])
     allowed = int(target * num_trials)  # trials that may stop
     threshold = 0.5 * (peaks[-allowed - 1] + peaks[-allowed]) if 0 < allowed < num_trials else float(peaks[-1])

@@ -1,6 +1,5 @@
 """Operating characteristics of a design: simulate it in scenarios, and tabulate how it ends."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.performance import calibration_frame, performance
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds, progress_reporter
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
@@ -183,7 +182,7 @@ def operating_characteristics(
     simulator = TrialSimulator(model, design, engine, num_samples, num_futures, arms)
     records = {}
     for name, world in worlds.items():
-        report = _reporter(name, num_trials) if progress else None
+        report = progress_reporter(name, num_trials) if progress else None
         records[name] = simulator.run(world, num_trials, seed, advance=report)
     setting = simulator.setting
     method = f"{setting.engine.explanation.engine}, {setting.learner.method}"
@@ -222,17 +221,3 @@ def reward_bounds(model: RewardModel) -> tuple[float, float] | None:
 
 def _is_truth(model: RewardModel, scenarios: Mapping) -> bool:
     return set(scenarios) == set(model.latent_shapes) and not any(isinstance(v, Mapping) for v in scenarios.values())
-
-
-def _reporter(name: str, num_trials: int) -> Callable[[int], None]:
-    done, begun, last = [0], time.monotonic(), [0.0]
-
-    def advance(num: int) -> None:
-        done[0] = min(done[0] + num, num_trials)
-        now = time.monotonic()
-        if now - last[0] > 2.0 or done[0] == num_trials:
-            last[0] = now
-            left = (now - begun) * (num_trials - done[0]) / done[0]
-            sys.stderr.write(f"{name}: {done[0]} of {num_trials} trials, about {left:.0f} s left\n")
-
-    return advance

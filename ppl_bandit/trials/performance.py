@@ -65,10 +65,15 @@ def performance(
     ideal = np.divide(true_value - found.truth.min(axis=1), spread, out=np.full(num, np.nan), where=spread > 0)
     add("ideal_design_percentage", 100.0 * ideal)
     add("loss", best - true_value)
-    error = found.mean[each, chosen] - true_value
-    add("bias", error)
-    row["rmse"] = float(math.sqrt(np.mean(error**2)))
-    row["rmse_se"] = float(np.std(error**2) / (2.0 * row["rmse"] * math.sqrt(num))) if row["rmse"] > 0 else 0.0
+    # The posterior mean, and the estimate of the confidence sequence of `evaluate`: the mean of the arm's outcomes.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_outcome = found.sums[each, chosen] / found.outcomes[each, chosen]
+    for prefix, estimate in (("", found.mean[each, chosen]), ("sequence_", mean_outcome)):
+        error = estimate - true_value
+        add(f"{prefix}bias", error)
+        rmse = float(math.sqrt(np.mean(error**2)))
+        row[f"{prefix}rmse"] = rmse
+        row[f"{prefix}rmse_se"] = 0.0 if rmse == 0 else float(np.std(error**2) / (2.0 * rmse * math.sqrt(num)))
     is_covered = (found.low <= found.truth) & (found.truth <= found.high)
     add("coverage", is_covered[each, chosen])
     add("coverage_all", np.mean(is_covered, axis=1))

@@ -59,6 +59,20 @@ def test_every_figure_has_a_standard_error_and_trials_are_consistent(adaptr):
     row = table.loc["null"]
     assert row.bias > 3 * row.bias_se
     assert row.sequence_coverage >= 0.95
+    chosen = [
+        np.take_along_axis(found[name].values, found.arm.values[..., None], 2)[0, :, 0]
+        for name in ("sums", "outcomes", "truth")
+    ]
+    errors = chosen[0] / chosen[1] - chosen[2]  # of the estimate of that sequence, the mean of the outcomes
+    np.testing.assert_allclose([row.sequence_bias, row.sequence_rmse], [errors.mean(), np.sqrt(np.mean(errors**2))])
+
+
+@pytest.mark.slow
+def test_decisions_of_a_burn_in_are_shared_equally_and_later_ones_by_the_selector(model):
+    design = Design([12], selector=selectors.fixed([0.8, 0.1, 0.1]), burn_in=6, stopping=stopping.superiority(0.99))
+    found = operating_characteristics(model, design, {"null": 0.5}, num_trials=400).dataset
+    # 6 / 3 + 6 x 0.8 decisions for the first arm; the standard deviation of their number is sqrt(6 x 2 / 9 + 6 x 0.16).
+    assert abs(float(found.counts[0, :, 0].mean()) - 6.8) < 4 * np.sqrt((12 / 9 + 0.96) / 400)
 
 
 def test_a_figure_shows_status_sizes_allocation_and_errors(adaptr):
@@ -185,8 +199,9 @@ def test_a_calibrated_threshold_has_its_error_on_fresh_seeds():
 
 
 @pytest.mark.slow
-def test_a_tied_inferiority_threshold_is_calibrated_by_search(model):
-    found = calibrate(model, adaptr_design(), 0.75, symmetric=True, num_trials=4000)
+def test_a_tied_inferiority_threshold_is_calibrated_by_search(model, capsys):
+    found = calibrate(model, adaptr_design(), 0.75, symmetric=True, num_trials=4000, progress=True)
+    assert "calibration: 8000 of 8000 trials, about 0 s left" in capsys.readouterr().err
     own = found.calibration
     assert found.rule("inferiority").threshold == 1.0 - own["threshold"]
     assert abs(own["type_i_error"] - 0.05) <= 3 * np.sqrt(2) * own["type_i_error_se"]

@@ -97,7 +97,7 @@ def run_trial(
     world = environment.world(key_world)
     design, num_arms = setting.design, setting.model.num_arms
     start = _start(key_init, setting)
-    run = _run_blocks if _is_fixed(design) else _run_rows
+    run = _run_blocks if _has_blocks(design) else _run_rows
     end, counts_by_look = run(key_run, setting, world, thresholds, start)
     # Outcomes of all decisions arrive in the end, and are part of the reported estimates.
     waiting = _waiting(end)
@@ -140,7 +140,7 @@ def _start(key: Key, setting: Setting) -> _Progress:
         jnp.zeros(num_rules, zeros.dtype),
     )
     probs = share_equally(active, zeros.dtype)
-    if not design.burn_in and _is_fixed(design):
+    if _is_fixed(design) and not (design.burn_in and design.allocation == "looks"):
         if design.selector.name != "fixed":
             posterior = arm_posterior(
                 jr.fold_in(key, 1), setting.model, setting.engine, state, setting.model.context, setting.num_samples
@@ -169,8 +169,16 @@ def _waiting(progress: _Progress) -> Float[Array, " A"]:
 
 
 def _is_fixed(design: Design) -> bool:
-    """Return whether probabilities are fixed between looks."""
+    """Return whether probabilities are fixed between looks, except for those of a burn-in."""
     return design.allocation == "looks" or design.selector.name == "fixed"
+
+
+def _has_blocks(design: Design) -> bool:
+    """Return whether all decisions between two looks have the same probabilities."""
+    if design.allocation == "looks":
+        return True
+    is_equal = not design.burn_in or design.selector.settings.get("probs") is None
+    return design.selector.name == "fixed" and is_equal
 
 
 def _allocate(key: Key, setting: Setting, state: Any, verdict: Look, num_rows: Any) -> Float[Array, " A"]:
