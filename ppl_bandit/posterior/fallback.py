@@ -163,8 +163,8 @@ def _doubts(engine: str, info: Any) -> str:
     if not _is_unfinished(info):
         return text
     return (
-        f"{text}; engine=engines.laplace and engine=engines.svi fit a Gaussian instead: ppl_bandit.compare measures the time "
-        "and the errors of each on this program"
+        f"{text}; engine=engines.laplace fits a Gaussian at the mode in less time, and ppl_bandit.compare measures what that "
+        "loses on this program"
     )
 
 
