@@ -83,7 +83,7 @@ def evaluate(
         bounds=bounds,
         baseline=baseline,
         means=path.means,
-        posterior=posterior,
+        posterior=None if model.moving_sites else posterior,
         probs_of=probs_of,
     )
 

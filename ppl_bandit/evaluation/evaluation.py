@@ -51,7 +51,8 @@ class Evaluation(NamedTuple):
             (nan, nan) where it is refused.
         sequence: a DataFrame by number of decisions with columns estimate, lower, upper: holds at all of them at once.
         sequence_kind: which confidence sequence that is, and what it assumes.
-        posterior: the model's own interval; None without a model.
+        posterior: the model's own interval; None without a model, and if latents of the model move: what it knows at the end
+            is the next step, while the estimate is an average over the decisions.
         diagnostics: what the weights are worth, by name.
         is_refused: whether the log cannot carry the interval.
         verdict: the answer in words.

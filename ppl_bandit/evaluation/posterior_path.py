@@ -1,7 +1,8 @@
 """The posterior along a log: what the model expected, and what a selector would have played, before each logged decision.
 
 A reward model that is wrong costs width, not validity: what counts is that nothing at a decision depends on its own outcome
-or on later ones. So rows may be learnt in blocks: within a block the posterior is that of the rows before it.
+or on later ones. So rows may be learnt in blocks: within a block the posterior is that of the rows before it. If latents
+move, a block is one row, and its posterior is that of its own step.
 """
 
 import functools
@@ -107,7 +108,7 @@ def follow_posterior(
         functions: made by `path_functions` with the same arguments, for several logs; None makes them.
     """
     num_rows = log.arm.size
-    size = -(-num_rows // _MAX_BLOCKS)
+    size = 1 if model.moving_sites else -(-num_rows // _MAX_BLOCKS)
     num_blocks = -(-num_rows // size)
     with jax.enable_x64(True):
         key_init, key_blocks = jr.split(jr.key(seed))
@@ -143,7 +144,11 @@ def _read_block(
     Without a selector or scores their places hold the means.
     """
     key_draw, key_select = jr.split(key)
-    draws = engine.sample(key_draw, state, NUM_SAMPLES)
+    at_row = state
+    if engine.capabilities.advance is not None:  # latents move, so the block is one row
+        first = jax.tree.map(lambda leaf: leaf[0], contexts)
+        at_row = engine.capabilities.advance(jr.fold_in(key_draw, 1), state, first)
+    draws = engine.sample(key_draw, at_row, NUM_SAMPLES)
 
     def read(key_row: Any, context: Any, step: Any) -> tuple[Any, Any]:
         mean = jnp.mean(model.expected_rewards(draws, context), axis=0)

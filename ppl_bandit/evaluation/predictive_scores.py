@@ -60,7 +60,8 @@ def compare_programs(
 ) -> ProgramComparison:
     """Compare two reward programs on a log by their predictions before each decision.
 
-    Logs of more than 500 rows are learnt in 500 blocks; a row is then predicted from the rows before its block.
+    Logs of more than 500 rows are learnt in 500 blocks; a row is then predicted from the rows before its block. Latents that
+    move are predicted to each row.
 
     Args:
         log, level, name, outcome: as in `evaluate`.

@@ -70,13 +70,19 @@ def evaluate_by_rejection(
         seed: of the acceptance; another seed gives another path from the same log.
 
     Raises:
-        ValueError: if the log lacks the propensities of all arms, or too many of them are 0.
+        ValueError: if the log lacks the propensities of all arms, too many of them are 0, or latents of the model move.
     """
     if not isinstance(selector, Selector):
         raise ValueError(f"selector must be a selector such as selectors.thompson(), got {selector!r}")
     model = find_model(log, model)
     if model is None:
         raise ValueError("give model=, whose posterior the selector decides from")
+    if model.moving_sites:
+        raise ValueError(
+            f"the program's latents {', '.join(model.moving_sites)} move, and the rows that a selector accepts are further apart "
+            "in time than its own decisions would have been: use evaluate(log, selector), which keeps every row, or a program "
+            "whose latents do not move"
+        )
     decisions = logged_decisions(log, model, name=name, outcome=outcome)
     engine = engine_of(model)
     accept = accept_function(model, engine, selector)

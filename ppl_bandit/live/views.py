@@ -234,7 +234,9 @@ class ReadableBandit:
     def to_arviz(self, num_samples: int = 1000) -> Any:
         """Return the posterior, the prior and the data as an ArviZ object (InferenceData, or DataTree on ArviZ 1).
 
-        Rewards of which some outcomes are not known yet are in the posterior, but not in the data.
+        Rewards of which some outcomes are not known yet are in the posterior, but not in the data. If latents move, the
+        posterior is that of the next step, and there are no groups of the log likelihood and of replicated rewards: the
+        latents at the time of earlier rewards are not kept.
         """
         from ppl_bandit.live.show import arviz_export
 

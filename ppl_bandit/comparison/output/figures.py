@@ -160,7 +160,12 @@ def draw_costs(result: Comparison) -> Any:
 
 
 def draw_predictive(result: Comparison) -> Any:
-    """Draw the posterior predictive distribution of each engine and the observed rows, for every arm."""
+    """Draw the posterior predictive distribution of each engine and the observed rows, for every arm.
+
+    None if latents move: the draws are those of the next step, and do not predict earlier rows.
+    """
+    if result.model.moving_sites:
+        return None
     rewards = observed_outcomes(result.model, result.data)
     panels: list[tuple[str, str, Any]] = []
     for name in result.model.outcomes:

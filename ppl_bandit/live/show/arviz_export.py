@@ -37,6 +37,9 @@ def export(
     sale) is 0 there. With several outcomes the log likelihood of a row is their sum, named `reward`. The first axis of a
     latent is named `arm` if its length is the number of arms; other axes are named after the site.
 
+    If latents move, the draws are those of the step after the last row, and say nothing about the latents of earlier rows. So
+    sample_stats, log_likelihood and posterior_predictive are left out, and `posterior.attrs["step"]` says which step it is.
+
     Args:
         posterior: {site: (M, ...)}; M is a multiple of num_chains.
         num_chains: number of independent runs in the draws, one after another.
@@ -44,7 +47,6 @@ def export(
     import arviz as az
 
     indices, _, contexts = rows
-    per_draw = _read_draws(model, posterior, rows)
 
     def in_chains(values: Any) -> np.ndarray:
         array = np.asarray(values)
@@ -52,7 +54,6 @@ def export(
 
     groups: dict[str, Any] = {
         "posterior": {name: in_chains(value) for name, value in posterior.items()},
-        "sample_stats": {"lp": in_chains(per_draw["lp"])},
         "prior": {name: np.asarray(value)[None] for name, value in prior.items()},
     }
     dims = {name: _latent_dims(name, shape, len(arms)) for name, shape in model.latent_shapes.items()}
@@ -66,13 +67,21 @@ def export(
             constants[name] = np.asarray(leaf)
             dims[name] = ["row", *(f"{name}_dim_{axis}" for axis in range(np.ndim(leaf) - 1))]
         groups["constant_data"] = constants
-        joint = model.outcomes[0] if len(model.outcomes) == 1 else "reward"
-        groups["log_likelihood"] = {joint: in_chains(per_draw["log_likelihood"])}
-        groups["posterior_predictive"] = {name: in_chains(per_draw[f"drawn {name}"]) for name in model.outcomes}
         coords["row"] = np.arange(indices.size)
+    if not model.moving_sites:
+        per_draw = _read_draws(model, posterior, rows)
+        groups["sample_stats"] = {"lp": in_chains(per_draw["lp"])}
+        if indices.size:
+            joint = model.outcomes[0] if len(model.outcomes) == 1 else "reward"
+            groups["log_likelihood"] = {joint: in_chains(per_draw["log_likelihood"])}
+            groups["posterior_predictive"] = {name: in_chains(per_draw[f"drawn {name}"]) for name in model.outcomes}
     if int(az.__version__.split(".")[0]) >= 1:
-        return az.from_dict(groups, dims=dims, coords=coords)
-    return az.from_dict(**groups, dims=dims, coords=coords)
+        tree = az.from_dict(groups, dims=dims, coords=coords)
+    else:
+        tree = az.from_dict(**groups, dims=dims, coords=coords)
+    if model.moving_sites:
+        tree["posterior"].attrs["step"] = f"the one after {indices.size} rows; latents of earlier steps are not kept"
+    return tree
 
 
 def _latent_dims(name: str, shape: tuple[int, ...], num_arms: int) -> list[str]:

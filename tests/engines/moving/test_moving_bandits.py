@@ -63,6 +63,9 @@ def test_a_live_bandit_steps_once_for_each_reward_in_the_order_of_arrival():
     assert np.all(np.abs(levels.mean[-1] - mean) < 3 * np.sqrt(variance / 400))
     assert levels.num_rewards.tolist() == [1, 2, 3, 4]
     assert len(bandit.plot().axes) == 2
+    tree = bandit.to_arviz(50)  # the draws say nothing about the latents of earlier rows
+    assert {"posterior", "prior", "observed_data", "constant_data"} == {*tree.groups()} - {"/"}
+    assert tree["posterior"].attrs["step"].startswith("the one after 4 rows")
 
 
 def test_a_journal_continues_and_a_corrected_reward_is_refitted_in_the_same_order(tmp_path):

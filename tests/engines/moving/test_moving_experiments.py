@@ -7,7 +7,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, Journal, RewardModel, engines
+from ppl_bandit import Bandit, Journal, RewardModel, engines, evaluate, evaluate_by_rejection, selectors
+from ppl_bandit.evaluation import evaluate as evaluation, posterior_path
+from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.journal.replay import replay
 
 START = 1_790_000_000.25  # seconds since 1970: float32 has steps of 128 seconds there
@@ -96,3 +98,26 @@ def test_a_journal_replays_and_a_saved_bandit_decides_the_same(name, tmp_path):
         found = replay(journal.store, "default", 0, *bandit._build([0, 1]), bandit._build)
     assert (found.num_checked, found.position) == (8, None), found.difference
     assert len(bandit.summary({"time": [START + 90.0]})) == 2
+
+
+def test_each_row_of_a_log_is_predicted_at_its_own_time(monkeypatch):
+    monkeypatch.setattr(posterior_path, "_MAX_BLOCKS", 2)  # programs that do not move would be read in two blocks
+    times, arms, rewards = np.array([0.0, 30.0, 300.0, 320.0]), np.array([0, 0, 0, 1]), np.array([1.5, -1.0, 0.5, 2.0])
+    log = LoggedDecisions((0, 1), arms, rewards, np.full(4, 0.5), np.full((4, 2), 0.5), {"time": times})
+    found = posterior_path.follow_posterior(model(), engine("kalman"), log, has_scores=True)
+    for row, time in enumerate(times):
+        mean, variance = (
+            (np.zeros(2), np.ones(2)) if row == 0 else filtered([*zip(times, arms, rewards, strict=True)][:row])
+        )
+        keep = 0.5 ** ((time - times[row - 1]) / 60.0) if row else 1.0
+        mean, variance = keep * mean, keep**2 * variance + 1 - keep**2
+        # Means of 400 draws: four standard errors of at most 1 / 20.
+        assert np.all(np.abs(found.means[row] - mean) < 4 * np.sqrt(variance / 400)), row
+        spread = variance[arms[row]] + 1.0
+        score = -0.5 * (np.log(2 * np.pi * spread) + (rewards[row] - mean[arms[row]]) ** 2 / spread)
+        # The density of a row at a draw has a relative deviation of at most .7: that of 400 draws one of .035.
+        assert abs(found.log_scores[row] - score) < 4 * 0.035, row
+    monkeypatch.setattr(evaluation, "engine_of", lambda _: engine("kalman"))
+    assert evaluate(log, 0, model=model()).posterior is None  # what is known at the end is the next step
+    with pytest.raises(ValueError, match="the program's latents level move, and the rows that a selector accepts are"):
+        evaluate_by_rejection(log, selectors.thompson(), model=model())
