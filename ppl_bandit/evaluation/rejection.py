@@ -79,8 +79,8 @@ def evaluate_by_rejection(
         raise ValueError("give model=, whose posterior the selector decides from")
     if model.moving_sites:
         raise ValueError(
-            f"the program's latents {', '.join(model.moving_sites)} move, and the rows that a selector accepts are further apart "
-            "in time than its own decisions would have been: use evaluate(log, selector), which keeps every row, or a program "
+            f"the program's latents {', '.join(model.moving_sites)} move, and accepted rows are further apart in "
+            "time than the selector's own decisions: use evaluate(log, selector), which keeps every row, or a program "
             "whose latents do not move"
         )
     decisions = logged_decisions(log, model, name=name, outcome=outcome)

@@ -119,5 +119,5 @@ def test_each_row_of_a_log_is_predicted_at_its_own_time(monkeypatch):
         assert abs(found.log_scores[row] - score) < 4 * 0.035, row
     monkeypatch.setattr(evaluation, "engine_of", lambda _: engine("kalman"))
     assert evaluate(log, 0, model=model()).posterior is None  # what is known at the end is the next step
-    with pytest.raises(ValueError, match="the program's latents level move, and the rows that a selector accepts are"):
+    with pytest.raises(ValueError, match="the program's latents level move, and accepted rows are further apart"):
         evaluate_by_rejection(log, selectors.thompson(), model=model())
