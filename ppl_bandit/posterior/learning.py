@@ -15,8 +15,9 @@ from ppl_bandit.posterior.compiled_functions import (
     pack_rows,
 )
 from ppl_bandit.posterior.partial_rows import Rows, counted_rows, counting_engine, learning_model
+from ppl_bandit.posterior.shared_starts import find_shared, share, shared_key
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import restore_engine, restore_functions, save_start, start_entry
+from ppl_bandit.posterior.warm_start import restore_engine, restore_functions, save_start, start_entry, start_inputs
 from ppl_bandit.program.model.recorded_readings import collect_recordings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import forbid_programs
@@ -85,21 +86,26 @@ class Learner(NamedTuple):
 def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
     """Build an engine and return its prior; the first decision and update are compiled in the background.
 
-    If an earlier process started the same task, its proof and its traced functions are loaded from the disk cache.
+    If this process started the same task before, the engine and its compiled functions are shared. If an earlier process did,
+    its proof and its traced functions are loaded from the disk cache.
 
     Raises:
         ValueError: if the factory does not return an engine.
     """
+    inputs = start_inputs(task, factory)
+    key = shared_key(task, inputs)
+    shared = find_shared(key)
+    if shared is not None:
+        return _prior(task, shared.engine, shared.run)
 
     def build() -> Engine:
         return _build(factory, task)
 
-    entry = None if task.is_partial else start_entry(task, factory)
+    entry = start_entry(task, inputs)
     cached = load_warm_start(entry)
     with jax.enable_x64(True), collect_recordings() as recordings:
         engine = build() if cached is None else restore_engine(cached, build)
-        reserve = engine.capabilities.reserve
-        can_save = reserve is None or engine.capabilities.is_traceable_without_program
+        can_save = engine.capabilities.reserve is None or engine.capabilities.is_traceable_without_program
         is_exported = entry is not None and cached is None and can_save
         pure = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]
         run = compiled_functions(
@@ -107,17 +113,25 @@ def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
         )
         if cached is not None:
             restore_functions(cached, run, recordings)
+        learner = _prior(task, engine, run)
+    if is_exported:
+        save_start(entry, task, engine, run, recordings)
+    share(key, task.model.program, engine, run)
+    return learner
+
+
+def _prior(task: Task, engine: Engine, run: CompiledFunctions) -> Learner:
+    """Return the prior of an engine; its first decision and update are compiled in the background."""
+    with jax.enable_x64(True):
         seed = np.int64(task.seed)
         run.init.prepare(seed)
         stored, num_reserved = run.init(seed), 0
-        if reserve is not None:
+        if engine.capabilities.reserve is not None:
             num_reserved = _first_capacity(learning_model(task))
-            stored = reserve(stored, num_reserved)
+            stored = engine.capabilities.reserve(stored, num_reserved)
         check = num_reserved // _PREPARE_SHARE
         learner = Learner(engine, run, stored, jax.device_put(seed), num_reserved=num_reserved, next_check=check)
     _prepare(task, learner, learner.stored)
-    if is_exported:
-        save_start(entry, task, engine, run, recordings)
     return learner
 
 

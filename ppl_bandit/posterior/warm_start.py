@@ -16,13 +16,14 @@ from ppl_bandit import engines, selectors
 from ppl_bandit.engines.deferred import deferred_engine, engine_facts
 from ppl_bandit.posterior.compiled_functions import CompiledFunctions
 from ppl_bandit.posterior.task import Task
+from ppl_bandit.program.cached_facts import fingerprint_or_none
 from ppl_bandit.program.model.recorded_readings import Recordings
 from ppl_bandit.runtime.disk_cache import CacheEntry
 from ppl_bandit.runtime.exported_functions import can_export
 from ppl_bandit.runtime.warm_start import WarmStart, save_warm_start
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["engine_key", "restore_engine", "restore_functions", "save_start", "start_entry"]
+__all__ = ["engine_key", "restore_engine", "restore_functions", "save_start", "start_entry", "start_inputs"]
 
 # Factories whose engines take seconds to prove or to trace.
 _FACTORIES = {
@@ -38,12 +39,21 @@ _FACTORIES = {
 }
 
 
-def start_entry(task: Task, factory: Callable) -> CacheEntry | None:
-    """Return the cache key of a start; None if it cannot be cached."""
-    engine, selector = engine_key(factory), _selector_key(task.selector)
-    if engine is None or selector is None or not can_export():
+def start_inputs(task: Task, factory: Callable) -> tuple[Any, ...] | None:
+    """Return what a start depends on besides the program; None if it cannot be identified.
+
+    That is also so if a variable that the program reads has changed since the model was first used.
+    """
+    model, engine, selector = task.model, engine_key(factory), _selector_key(task.selector)
+    if engine is None or selector is None or task.is_partial or model.program_fingerprint is None:
         return None
-    return task.model.cache_entry("start", engine, selector, task.num_samples, task.draws)
+    now = fingerprint_or_none(model.program, model.num_arms, model.context, model.outcomes)
+    return (engine, selector, task.num_samples, task.draws) if now == model.program_fingerprint else None
+
+
+def start_entry(task: Task, inputs: tuple[Any, ...] | None) -> CacheEntry | None:
+    """Return the key of a start in the disk cache, given its `start_inputs`; None if it cannot be cached."""
+    return None if inputs is None or not can_export() else task.model.cache_entry("start", *inputs)
 
 
 def save_start(

@@ -24,7 +24,7 @@ from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.runtime.cpu_threads import num_cores
 from ppl_bandit.runtime.xla_options import is_cache_off
 
-__all__ = ["CacheEntry", "cache_entry", "folder", "load", "save"]
+__all__ = ["CacheEntry", "cache_entry", "compiler_settings", "folder", "load", "save"]
 
 # Parts of the names of JAX settings that change no result. Cached results are computed in float64 under any setting of x64.
 _IGNORED_SETTINGS = ("cache", "dump", "log", "traceback", "profil", "pprint", "enable_x64")
@@ -68,21 +68,22 @@ def cache_entry(fingerprint: Callable[[], str | None], *inputs: Any) -> CacheEnt
     """
     if folder() is None:
         return None
-    # `jax.config.values` lacks settings that are local to a thread.
-    settings = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
     environment = [
         _library_digest(),
         [version(name) for name in _PACKAGES],
         [num_cores(), platform.platform(), platform.python_version()],
         [str(device.device_kind) for device in jax.devices()],
-        os.environ.get("XLA_FLAGS"),
-        [
-            [name, str(value)]
-            for name, value in sorted(settings.items())
-            if not any(map(name.__contains__, _IGNORED_SETTINGS))
-        ],
+        *compiler_settings(),
     ]
     return CacheEntry(json.loads(json.dumps([*inputs, environment])), fingerprint)
+
+
+def compiler_settings() -> tuple[str | None, tuple[tuple[str, str], ...]]:
+    """Return the settings of XLA and JAX that results depend on, and that can change within a process."""
+    # `jax.config.values` lacks settings that are local to a thread.
+    settings = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
+    relevant = [name for name in sorted(settings) if not any(map(name.__contains__, _IGNORED_SETTINGS))]
+    return os.environ.get("XLA_FLAGS"), tuple((name, str(settings[name])) for name in relevant)
 
 
 @functools.cache

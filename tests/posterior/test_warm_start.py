@@ -29,6 +29,7 @@ from ppl_bandit import (
 )
 from ppl_bandit.commands.model_files import bundled_models, load_model
 from ppl_bandit.posterior import learning, warm_start
+from ppl_bandit.posterior.shared_starts import forget_starts
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.runtime import disk_cache
@@ -82,6 +83,12 @@ def num_built(monkeypatch):
     return lambda: len(built)
 
 
+def later(*args, **options):
+    """Return a bandit that starts as in a later process: bandits of one process share starts without the disk cache."""
+    forget_starts()
+    return Bandit(*args, **options)
+
+
 def played(bandit, num_steps=6):
     """Return all that comes out of some steps: probabilities, decisions, evidence, and the posterior."""
     found = []
@@ -94,12 +101,12 @@ def played(bandit, num_steps=6):
 
 def check_warm_start(program, engine, first, cache, num_built):
     files, num_before = sorted(cache.iterdir()), num_built()
-    second = Bandit(program, 3, num_samples=50)
+    second = later(program, 3, num_samples=50)
     assert second._learner.engine.explanation.engine == engine
     for step in range(3):
         second.update(second.select(), float(step % 2))
     assert num_built() == num_before  # the engine of the second is not built, not even for decisions and updates
-    third = Bandit(program, 3, num_samples=50)
+    third = later(program, 3, num_samples=50)
     assert played(third) == played(first)
     assert num_built() == num_before + 1  # for the text of explain() and the posterior draws
     assert sorted(cache.iterdir()) == files
@@ -118,7 +125,7 @@ def test_a_warm_start_with_particles_makes_the_same_decisions_and_builds_no_engi
 
 
 def test_an_engine_is_built_when_more_than_the_first_functions_is_needed(warm_cache, num_built, tmp_path):
-    bandit = Bandit(conversion, 3, num_samples=50)
+    bandit = later(conversion, 3, num_samples=50)
     # The batch update is traced now, and the engine is built inside that trace.
     bandit.update_many(arms=[0, 1, 2, 2] * 8, rewards=[1.0, 0.0, 1.0, 1.0] * 8)
     assert num_built() == 1
@@ -130,9 +137,9 @@ def test_an_engine_is_built_when_more_than_the_first_functions_is_needed(warm_ca
     loaded = Bandit.load(tmp_path / "saved", conversion)
     assert loaded.select().best_arm_probs.tolist() == bandit.select().best_arm_probs.tolist()
     with Journal(tmp_path / "journal.db") as journal:
-        recorded = Bandit(conversion, 3, num_samples=50, journal=journal)
+        recorded = later(conversion, 3, num_samples=50, journal=journal)
         recorded.update(recorded.select(), 1.0)
-        again = Bandit(conversion, 3, num_samples=50, journal=journal)
+        again = later(conversion, 3, num_samples=50, journal=journal)
         assert num_built() == 1  # the experiment continues without it
         assert again.posterior_parameters()["rate"]["concentration1"].sum() == 4.0
 
@@ -218,7 +225,7 @@ def test_an_engine_that_stores_rows_starts_warm_and_grows_without_running_the_pr
     expected = played(first)
     traced.clear()
     RUNS.clear()
-    second = Bandit(noted, 3, engine=hoarding, num_samples=50, seed=3)
+    second = later(noted, 3, engine=hoarding, num_samples=50, seed=3)
     second.warm_up()
     assert num_built() == 2  # an engine that stores rows is built at once
     assert {name for name, is_exported in traced if is_exported} >= {"init", "update", "quick_update"}
@@ -243,7 +250,7 @@ def test_every_bundled_model_decides_alike_after_a_warm_start(name, cache):
     given = {"context": file.context, "outcomes": file.outcomes, "num_samples": 100, "seed": 2}
     first = Bandit(file.program, file.num_arms, **given)
     kept = sorted(cache.iterdir())
-    second = Bandit(file.program, file.num_arms, **given)
+    second = later(file.program, file.num_arms, **given)
     assert sorted(cache.iterdir()) == kept
     run = second._learner.run
     assert all(part.exported for _, part in run.first_functions())
@@ -335,7 +342,8 @@ def task_key_of(model, **changed):
     options = {"selector": selectors.double_sampling(), "num_samples": 50, "draws": False, "factory": engines.choose}
     options |= changed
     factory = options.pop("factory")
-    entry = warm_start.start_entry(Task(model, None, seed=0, may_fall_back=True, **options), factory)
+    task = Task(model, None, seed=0, may_fall_back=True, **options)
+    entry = warm_start.start_entry(task, warm_start.start_inputs(task, factory))
     return None if entry is None or entry.fingerprint() is None else (entry.prefix, entry.fingerprint())
 
 
