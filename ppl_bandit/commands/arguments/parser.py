@@ -253,7 +253,9 @@ def _design(design: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--engine", default="auto", help="auto, exact, collapsed, reweight, nuts, svi or laplace (%(default)s)"
+        "--engine",
+        default="auto",
+        help="auto, exact, collapsed, reweight, nuts, svi or laplace; of latents that move: kalman, collapsed-kalman or particle-filter (%(default)s)",
     )
 
 

@@ -7,6 +7,7 @@ exact. When it is full, the next starts with a Gaussian law of the outer latents
 particle's own filter.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.engines.collapsed.outer import given
 from ppl_bandit.engines.exact.families.posterior import Posterior
-from ppl_bandit.engines.moving.linear_step import LinearStep, invert_blocks
-from ppl_bandit.engines.moving.outer_split import explain_split, split_program
+from ppl_bandit.engines.moving.linear_step import LinearStep, invert_blocks, shortest_step
+from ppl_bandit.engines.moving.outer_split import FilterSplit, explain_split, split_program
 from ppl_bandit.engines.moving.replay import Filters, Replay, each_particle, filters_of
 from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, learn_in_order, require_moving
 from ppl_bandit.engines.moving.two_filters import (
@@ -29,10 +31,12 @@ from ppl_bandit.engines.moving.two_filters import (
     resample_each,
     reweigh,
 )
+from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.weights import resample
 from ppl_bandit.engines.settings import check_settings
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
 __all__ = ["CollapsedKalmanState", "collapsed_kalman"]
@@ -41,7 +45,7 @@ _CHECKS = (
     Check("the effective sample size, as a share of the particles,", 0.1, is_minimum=True),
     Check("k-hat of the weights", 0.7),
     Check("the difference of the means of two independent sets of particles, in standard deviations,", 0.7),
-    Check("certificate", failure="the row's likelihood is not Gaussian given the outer latents"),
+    Check("certificate", failure="the row's likelihood or the step before it is not Gaussian given the outer latents"),
 )
 
 
@@ -118,7 +122,8 @@ def collapsed_kalman(
     num_own = -(-num_particles // NUM_FILTERS)
     with jax.enable_x64(True):
         split = split_program(model, outer)
-    filters = filters_of(model, split, window)
+        filters = filters_of(model, split, window)
+        shortest, is_step = _clocked_step(model, split, filters) if model.has_clock else (0.0, None)
 
     def init(key: Key) -> CollapsedKalmanState:
         drawn = model.sample_prior(key, NUM_FILTERS * num_own)
@@ -137,17 +142,19 @@ def collapsed_kalman(
         )
 
     def predicted(state: CollapsedKalmanState, context: Any = None) -> CollapsedKalmanState:
-        elapsed, clock = elapsed_until(model, state.clock, context)
+        elapsed, clock = elapsed_until(model, state.clock, context, shortest)
         return state._replace(laws=filters.predict(state.positions, state.steps, state.laws, elapsed), clock=clock)
 
     def learn(key: Key, state: CollapsedKalmanState, row: Interaction) -> tuple[CollapsedKalmanState, Any]:
-        elapsed, _ = elapsed_until(model, state.clock, row.context)
+        elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
         before = predicted(state, row.context)
         laws, log_densities = each_particle(lambda at, law: filters.absorb(at, law, row))(before.positions, before.laws)
         new = reweigh(before.log_weights, log_densities)
         difference = _disagreement(before.positions, laws, new.weights)
         first = jax.tree.map(lambda leaf: leaf[:, 0], (before.positions, before.laws))
         is_certified = jnp.all(jax.vmap(lambda at, law: filters.is_certified(at, law, row))(*first))
+        if is_step is not None:
+            is_certified &= is_step(elapsed)
         share = new.ess / (NUM_FILTERS * num_own)
         values = jnp.stack([share, new.k_hat, difference, is_certified.astype(share.dtype)])
         after = before._replace(
@@ -181,6 +188,19 @@ def collapsed_kalman(
         settings={"num_particles": num_particles, "window": window},
         capabilities=Capabilities(advance=lambda key, state, context: predicted(state, context)),
     )
+
+
+def _clocked_step(
+    model: RewardModel, split: FilterSplit, filters: Filters
+) -> tuple[float, Callable[[Array], Bool[Array, ""]]]:
+    """Return the shortest step of a program with a clock, and a function of a time: whether its step is linear Gaussian.
+
+    A step is certified at one value of the outer latents, as at the build: its density is proved analytic in them.
+    """
+    law, _ = run_once(lambda: filters.start(split.space.unconstrain(split.values)))
+    view = given(model, split.values)
+    joint = joint_layout(view)
+    return shortest_step(model, split.layout, law, split.values), lambda elapsed: is_linear_step(view, joint, elapsed)
 
 
 def _renew(filters: Filters, key: Key, state: CollapsedKalmanState) -> CollapsedKalmanState:

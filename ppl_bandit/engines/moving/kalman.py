@@ -31,9 +31,9 @@ from ppl_bandit.engines.exact.proof.examination import examine
 from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.engines.exact.update import Certificates
 from ppl_bandit.engines.moving.gaussian_rows import log_determinant
-from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict
+from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict, shortest_step
 from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, require_moving
-from ppl_bandit.engines.moving.two_steps import joint_layout, measure_step
+from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout, measure_step
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
@@ -79,6 +79,7 @@ def kalman(model: RewardModel) -> Engine:
             )
         joint, step_residual = prove_linear_step(model)
         fixed = None if model.has_clock else run_once(lambda: derive_step(model, layout))
+        shortest = shortest_step(model, layout, prior) if model.has_clock else 0.0
 
     def step_of(elapsed: Any) -> LinearStep:
         return derive_step(model, layout, elapsed) if fixed is None else LinearStep(*fixed)
@@ -90,25 +91,18 @@ def kalman(model: RewardModel) -> Engine:
         return KalmanState(start, first_clock(), jnp.zeros(()))
 
     def predicted(state: KalmanState, context: Any = None) -> KalmanState:
-        elapsed, clock = elapsed_until(model, state.clock, context)
+        elapsed, clock = elapsed_until(model, state.clock, context, shortest)
         later = predict(step_of(elapsed), state.posterior)
         moved = jax.tree.map(lambda new, old: jnp.where(elapsed > 0.0, new, old), later, state.posterior)
         return state._replace(posterior=moved, clock=clock)
 
-    def step_is_certified(elapsed: Float[Array, ""]) -> Bool[Array, ""]:
-        if fixed is not None:
-            return jnp.array(True)
-        # A step of no time is not taken, so it needs no certificate.
-        residual, obstacles = measure_step(model, joint, jnp.where(elapsed > 0.0, elapsed, 1.0))
-        return is_affine(residual) & ~jnp.any(jnp.stack([o.is_present for o in obstacles] or [jnp.array(False)]))
-
     def learn(state: KalmanState, row: Interaction) -> tuple[KalmanState, tuple[Residual, Array, Array, Array]]:
         single = jax.tree.map(lambda leaf: leaf[None], row)
-        elapsed, _ = elapsed_until(model, state.clock, row.context)
+        elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
         before = predicted(state, row.context)
         after, residual, is_held = absorb_row(model, layout, before.posterior, single)
         is_counted = jnp.array(True) if row.mask is None else row.mask
-        is_step = step_is_certified(elapsed) | ~is_counted
+        is_step = jnp.array(True) if fixed is not None else is_linear_step(model, joint, elapsed) | ~is_counted
         is_fine = is_affine(residual) & is_held & is_step & is_counted
         log_density = _log_predictive(model, layout, before.posterior, after, single)
         # Time passes with the rows that count: padding and refused rows change nothing.

@@ -13,8 +13,12 @@ from ppl_bandit.engines.exact.families.gaussian import blocks_of, padding
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, latents_at
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
 
-__all__ = ["LinearStep", "derive_step", "invert_blocks", "predict"]
+__all__ = ["LinearStep", "derive_step", "invert_blocks", "predict", "shortest_step"]
+
+_TIMES = 10.0 ** np.arange(-15, 16)  # candidates for the shortest step, in any unit of time
+_NEGLIGIBLE = 1e-8  # of the prior's variances; certificates of shorter steps are lost in rounding
 
 
 class LinearStep(NamedTuple):
@@ -65,6 +69,36 @@ def derive_step(
     spread = jnp.zeros((num_real, num_real)).at[np.ix_(moving, moving)].set(noise)
     blank = padding(layout, spread.dtype)
     return LinearStep(_matrices(layout, matrix) + blank, blocks_of(layout, offset), _matrices(layout, spread))
+
+
+def shortest_step(
+    model: RewardModel, layout: Layout, prior: Posterior, fixed: Mapping[str, Array] = MappingProxyType({})
+) -> float:
+    """Return a time so short that the step changes nothing, up to rounding: the longest such power of ten, or 0.
+
+    The density of such a step is nearly singular, or not finite. Rows that are no further apart are learnt at one time.
+
+    Args:
+        prior: the law at the first step, whose standard deviations are the unit of a change.
+        fixed: as in `derive_step`.
+    """
+
+    def changes() -> Array:
+        sd = jnp.sqrt(jnp.diagonal(invert_blocks(jnp.asarray(prior.precision)), axis1=-2, axis2=-1))
+
+        def largest(elapsed: Array) -> Array:
+            step = derive_step(model, layout, elapsed, fixed)
+            moved = (step.matrix - jnp.eye(sd.shape[-1])) * sd[:, None, :] / sd[:, :, None]
+            spread = step.noise / (sd[:, None, :] * sd[:, :, None])
+            return jnp.max(jnp.stack([jnp.max(jnp.abs(own)) for own in (moved, step.offset / sd, spread)]))
+
+        return jax.vmap(largest)(jnp.asarray(_TIMES))
+
+    found = np.asarray(run_once(changes))
+    is_short = ~np.isfinite(found) | (found < _NEGLIGIBLE)
+    num_short = len(found) if is_short.all() else int(np.argmin(is_short))
+    (short,) = np.nonzero(np.isfinite(found[:num_short]))
+    return float(_TIMES[short[-1]]) if short.size else 0.0
 
 
 def predict(step: LinearStep, posterior: Posterior) -> Posterior:

@@ -37,12 +37,14 @@ class FilterSplit(NamedTuple):
         layout: the Gaussian blocks of the others.
         centre: the point about which likelihoods are expanded.
         evidence: that the program of two steps is Gaussian given the outer latents.
+        values: of the outer latents, at which the program was examined.
     """
 
     space: OuterSpace
     layout: Layout
     centre: Float[np.ndarray, " D"]
     evidence: Evidence
+    values: dict[str, np.ndarray]
 
 
 def split_program(model: RewardModel, outer: tuple[str, ...] | None) -> FilterSplit:
@@ -75,7 +77,7 @@ def split_program(model: RewardModel, outer: tuple[str, ...] | None) -> FilterSp
         view = given(model, values)
         layout = split_gaussian_blocks(view, read_supports(view))
         space = outer_space(model, names, supports)
-        return FilterSplit(space, layout, np.zeros(layout.count(REAL)), split.evidence)
+        return FilterSplit(space, layout, np.zeros(layout.count(REAL)), split.evidence, values)
     raise _refused(model, "no few static latents leave the rest linear Gaussian", tried)
 
 

@@ -39,16 +39,19 @@ def first_clock() -> Clock:
     return Clock(jnp.zeros(()), jnp.array(False))
 
 
-def elapsed_until(model: RewardModel, clock: Clock, context: Any) -> tuple[Float[Array, ""], Clock]:
+def elapsed_until(
+    model: RewardModel, clock: Clock, context: Any, shortest: float = 0.0
+) -> tuple[Float[Array, ""], Clock]:
     """Return the time from a state to a decision or a row, 0 for no step, and the clock then.
 
     Args:
         context: of the decision or row; None reads the next step, and with a clock the latest time.
+        shortest: up to this time, a clock stands still; a later step takes that time too.
     """
     if not model.has_clock:
         return jnp.where(clock.is_due, 1.0, 0.0), clock._replace(is_due=jnp.zeros_like(clock.is_due))
     given = clock.time if context is None else jnp.asarray(context["time"], clock.time.dtype)
-    time = jnp.where(clock.is_due, jnp.maximum(given, clock.time), given)
+    time = jnp.where(clock.is_due & (given - clock.time <= shortest), clock.time, given)
     return jnp.where(clock.is_due, time - clock.time, 0.0), Clock(time, jnp.zeros_like(clock.is_due))
 
 

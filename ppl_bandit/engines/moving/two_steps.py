@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 from numpyro import handlers
 
-from ppl_bandit.engines.exact.certificate.certificate import Residual
+from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.assignment import read_supports
@@ -20,7 +20,7 @@ from ppl_bandit.engines.exact.proof.examination import read_prior
 from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["PREFIX", "joint_layout", "measure_step", "two_steps"]
+__all__ = ["PREFIX", "is_linear_step", "joint_layout", "measure_step", "two_steps"]
 
 PREFIX = "previous"
 
@@ -74,3 +74,13 @@ def measure_step(
     outcomes = model.outcome_values(dict.fromkeys(model.outcomes, jnp.zeros(1)))
     arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
     return residual, analyticity(joint, layout, arm, context, outcomes, is_prior=True)
+
+
+def is_linear_step(model: RewardModel, layout: Layout, elapsed: Array) -> Bool[Array, ""]:
+    """Return whether a step that takes some time is certified linear Gaussian; true for no time, because no step is taken.
+
+    Args:
+        layout: from `joint_layout`.
+    """
+    residual, obstacles = measure_step(model, layout, jnp.where(elapsed > 0.0, elapsed, 1.0))
+    return is_affine(residual) & ~jnp.any(jnp.stack([o.is_present for o in obstacles] or [jnp.array(False)]))

@@ -90,3 +90,24 @@ def test_what_is_not_linear_gaussian_given_static_latents_is_refused():
         engines.collapsed_kalman(RewardModel(bent, 2))
     with pytest.raises(ValueError, match="outer must name some of the static latents"):
         engines.collapsed_kalman(RewardModel(bent, 2), ("level",))
+
+
+@pytest.mark.slow
+def test_a_step_that_bends_after_a_longer_time_is_not_certified():
+    def bends(arm, context, *, previous=None, elapsed=1.0):
+        drift = numpyro.sample("drift", dist.LogNormal(-2.0, 1.0))
+        law = dist.Normal(0.0, 1.0)
+        if previous is not None:
+            bend = jnp.square(previous["level"]) * jnp.maximum(elapsed - 5.0, 0.0)
+            law = dist.Normal(previous["level"] + bend, drift)
+        level = numpyro.sample("level", law)
+        numpyro.sample("reward", dist.Normal(level + 0.0 * arm, 1.0))
+
+    with jax.enable_x64(True):
+        engine = engines.collapsed_kalman(RewardModel(bends, 2, context={"time": 0.0}), num_particles=20, window=4)
+        state, update, found = engine.init(jr.key(0)), jax.jit(engine.update), []
+        for time in (0.0, 1.0, 2.0, 10.0):
+            row = Interaction(jnp.zeros(1, int), jnp.ones(1), {"time": jnp.full(1, time)})
+            state, info = update(jr.key(1), state, row)
+            found.append(bool(info.may_recover))
+    assert found == [True, True, True, False]

@@ -80,6 +80,18 @@ def test_seconds_since_1970_are_a_clock_and_a_late_reward_is_learnt_at_the_lates
     np.testing.assert_allclose(bandit.posterior_parameters()["level"]["mean"], filtered(rows)[0], atol=1e-9)
 
 
+def test_rewards_a_nanosecond_apart_are_learnt_at_one_time_and_no_time_is_lost():
+    bandit, rows = build("kalman"), []
+    # In 1e-9 seconds the levels lose 2e-11 of their variance, less than a certificate can see. A step of 30 seconds follows.
+    for number, time in enumerate([0.0, 1e-9, 2e-9, 3e-9, 30.0, 30.0 + 1e-9, 60.0]):
+        rows.append((time, number % 2, 1.0 + number))
+        bandit.update(arm=rows[-1][1], reward=rows[-1][2], context={"time": time})
+    mean, variance = filtered(rows)
+    known = bandit.posterior_parameters()["level"]
+    np.testing.assert_allclose(known["mean"], mean, atol=1e-7)
+    np.testing.assert_allclose(np.diag(known["covariance"]), variance, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", ["kalman", pytest.param("particle_filter", marks=pytest.mark.slow)])
 def test_a_journal_replays_and_a_saved_bandit_decides_the_same(name, tmp_path):
     bandit = build(name, journal=tmp_path / "j.db")
