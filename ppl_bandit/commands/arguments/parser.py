@@ -255,7 +255,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         default="auto",
-        help="auto, exact, collapsed, reweight, nuts, svi or laplace; of latents that move: kalman, collapsed-kalman or particle-filter (%(default)s)",
+        help="auto, exact, collapsed, reweight, nuts, svi or laplace; of latents that move: kalman, collapsed-kalman or "
+        "particle-filter (%(default)s)",
     )
 
 
