@@ -6,7 +6,7 @@ both steps and the likelihood are Gaussian.
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -44,7 +44,7 @@ class FilterSplit(NamedTuple):
     layout: Layout
     centre: Float[np.ndarray, " D"]
     evidence: Evidence
-    values: dict[str, np.ndarray]
+    values: dict[str, Any]
 
 
 def split_program(model: RewardModel, outer: tuple[str, ...] | None) -> FilterSplit:
