@@ -128,9 +128,10 @@ def _integrate(law: MarginalLaw, allowed: Bool[Array, " A"], *, is_whole: bool =
     points = _grid(law, table, allowed, is_whole=is_whole)
     below, density = cdf_and_density(law, table, points[None])
     below, density = jnp.where(allowed[:, None], below, 1.0), jnp.where(allowed[:, None], density, 0.0)
-    # The values are computed before sorting, and sorted with their points: XLA would compute them again for every slice.
-    rows = jnp.concatenate([points[None], below, density]).at[:, _sorting_order(points)].get(mode="promise_in_bounds")
-    points, below, density = rows[0], rows[1 : 1 + allowed.size], rows[1 + allowed.size :]
+    order = _sorting_order(points)
+    points, below, density = (
+        values.at[..., order].get(mode="promise_in_bounds") for values in (points, below, density)
+    )
     positive = jnp.maximum(below, float(jnp.finfo(below.dtype).tiny) ** 0.8)
     product = jnp.prod(positive, axis=0)
     others, hazards = product / positive, density / positive

@@ -49,7 +49,7 @@ def multinomial(key: Key, num: int, probs: Float[Array, " K"]) -> Float[Array, "
     probs = as_float(probs)
     later = jnp.cumsum(probs[::-1])[::-1]  # probability of this category and those after it
     shares = jnp.where(later > 0, probs / jnp.where(later > 0, later, 1.0), 0.0)
-    zero_or_nan = 0.0 * jnp.sum(probs)
+    zero_or_nan = 0.0 * later[0]
     left = jnp.asarray(num, probs.dtype)
     uniforms = uniform(key, (probs.size - 1,), probs.dtype)
     if probs.size == 2:

@@ -67,7 +67,7 @@ _layout = functools.cache(PackedLayout)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["row", "separate"], meta_fields=["layout"])
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: every compiled call builds one, and checked assignments take 2 us
 class Packed:
     """A pytree as one row of float64 and the arrays that are not in it."""
 

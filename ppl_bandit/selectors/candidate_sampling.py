@@ -15,7 +15,7 @@ from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.random_bits import uniform
-from ppl_bandit.selectors.winner_frequencies import pick_arm, share_equally
+from ppl_bandit.selectors.winner_frequencies import find_leader, pick_arm, share_equally
 from ppl_bandit.types import Key
 
 __all__ = ["FALSE_ALARMS", "GAUSSIAN", "draw_mode", "log_false_alarm", "num_candidates"]
@@ -87,11 +87,11 @@ def log_false_alarm(
     Returns:
         The log, -inf when one arm wins every draw or only one is allowed.
     """
-    leader = jnp.argmax(probs)
+    leader = find_leader(probs)
     is_rival = allowed & (jnp.arange(probs.size) != leader)
     is_favoured = is_rival & (probs > 0)
     mean = jnp.where(is_favoured, probs, 0.5)
-    log_tail = FALSE_ALARMS[false_alarm](mean, probs[leader])
+    log_tail = FALSE_ALARMS[false_alarm](mean, jnp.max(probs))
     num_rivals = jnp.maximum(jnp.sum(is_rival), 1).astype(probs.dtype)
     return logsumexp(jnp.where(is_favoured, log_tail, -jnp.inf)) - jnp.log(num_rivals)
 
@@ -111,7 +111,7 @@ def draw_mode(
         is_lowest_first: whether arms drawn equally often lose to the lowest index; otherwise one of them at random.
     """
     arms = jnp.arange(probs.size)
-    leader = jnp.argmax(probs)
+    leader = find_leader(probs)
     other_probs = jnp.where(arms == leader, 0.0, probs)
     other_prob = jnp.minimum(jnp.sum(other_probs), 1.0)
     is_contested = other_prob > 0

@@ -19,7 +19,8 @@ from jaxtyping import Array, Complex, Float, Int
 from ppl_bandit.numerics.counts import stirling_error
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import sequential_vmap
-from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few
+from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few, mode_probs_of_three
+from ppl_bandit.selectors.winner_frequencies import find_leader
 
 __all__ = ["mode_probs"]
 
@@ -45,14 +46,14 @@ def mode_probs(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_firs
         return by_loops(probs, num)
 
     def by_number(probs: Float[Array, " A"], num: Int[Array, ""]) -> Float[Array, " A"]:
-        largest, nodes, weights = _tie_rule(probs.size, is_lowest_first)
-        methods = (
-            lambda probs, _: probs,
-            functools.partial(mode_probs_of_few, nodes[largest], weights[largest]),
-            by_loops,
-        )
-        bounds = np.array([_largest_single(is_lowest_first), few_candidates(probs.size)])
-        return jax.lax.switch(jnp.sum(num > bounds), methods, probs, num)
+        if probs.size <= 3:
+            by_counts = functools.partial(mode_probs_of_three, is_lowest_first=is_lowest_first)
+        else:
+            largest, nodes, weights = _tie_rule(probs.size, is_lowest_first)
+            by_counts = functools.partial(mode_probs_of_few, nodes[largest], weights[largest])
+        is_several, is_many = num > _largest_single(is_lowest_first), num > few_candidates(probs.size)
+        methods = (lambda probs, _: probs, by_counts, by_loops)
+        return jax.lax.switch(is_several.astype(int) + is_many.astype(int), methods, probs, num)
 
     # Under vmap, vectorised loops run as long as the longest of them: rows are computed one after another.
     method = by_number if probs.size <= _FEW_ARMS else by_loops
@@ -75,7 +76,7 @@ def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first
     # P(Poisson(N) = N), which is at least 1 / 80 for N <= 1000.
     margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
     is_settled = _log_upset(probs, total) < -margin
-    first, last = _levels(jnp.max(rates), total, num_arms, margin)
+    first, last = _levels(total * jnp.max(probs), total, num_arms, margin)
     last = jnp.where(is_settled | is_single, 0, last)
     num_chunks = jnp.ceil(_spread(total, margin) / (2 * chunk_size)).astype(int)
     orders, *rule = _tie_rule(num_arms, is_lowest_first)
@@ -112,15 +113,15 @@ def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first
 
     won = jax.lax.fori_loop(0, jnp.where(last > 0, num_chunks, 0), add_chunk, jnp.zeros_like(probs))
     won = jnp.maximum(won, 0.0)
-    settled = jnp.where(is_single, probs, (jnp.arange(num_arms) == jnp.argmax(probs)).astype(dtype))
+    settled = jnp.where(is_single, probs, (jnp.arange(num_arms) == find_leader(probs)).astype(dtype))
     # The normaliser is K P(Poisson(N) = N) / 2; dividing by the sum instead also cancels rounding common to all arms.
     return jnp.where(last > 0, won / jnp.where(last > 0, jnp.sum(won), 1.0), settled)
 
 
 def _log_upset(probs: Float[Array, " A"], total: Float[Array, ""]) -> Float[Array, ""]:
     """Bound the log probability that any arm is drawn as often as the leader: Chernoff's, summed over arms."""
-    leader = jnp.argmax(probs)
-    gaps = jnp.sqrt(probs[leader]) - jnp.sqrt(probs)
+    leader = find_leader(probs)
+    gaps = jnp.sqrt(jnp.max(probs)) - jnp.sqrt(probs)
     log_upset = total * jnp.log1p(-jnp.minimum(gaps**2, 1.0))
     return logsumexp(jnp.where(jnp.arange(probs.size) == leader, -jnp.inf, log_upset))
 
