@@ -18,18 +18,16 @@ _MAX_SHAPE = 0.9  # a tail of shape 1 has no mean
 _MIN_TAIL = 5  # with fewer exceedances the shape is not estimated
 
 
-def fit_generalized_pareto(
-    exceedances: Float[Array, " N"], *, is_sorted: bool = False
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def fit_generalized_pareto(exceedances: Float[Array, " N"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Fit a generalised Pareto law, P(X > x) = (1 + k x / sigma)^(-1/k), by the estimator of Zhang and Stephens (2009).
 
     The profile likelihood of b = k / sigma is averaged over a grid of b, quantiles of a prior that is scaled to the data. The
     estimator is nearly as efficient as maximum likelihood and cannot fail to converge, because it does not iterate.
 
     Args:
-        exceedances: draws minus their threshold, nonnegative, in any order. One that is 0 after division by the largest
-            counts as the smallest positive number, so that one dominating draw gives a large k.
-        is_sorted: whether they ascend, at least approximately; their quartile is then read by position.
+        exceedances: draws minus their threshold, nonnegative and ascending, at least approximately: their quartile is read
+            by position. One that is 0 after division by the largest counts as the smallest positive number, so that one
+            dominating draw gives a large k.
 
     Returns:
         The shape k (positive: heavy tail; 0: exponential; negative: bounded) and the scale sigma. Where no exceedance
@@ -43,7 +41,7 @@ def fit_generalized_pareto(
     smallest = 1e3 * jnp.finfo(dtype).tiny
     unit = jnp.where(is_point, 1.0, exceedances / jnp.where(is_point, 1.0, largest))
     unit = jnp.maximum(unit, smallest)
-    scale = (unit if is_sorted else jnp.sort(unit))[_quartile(size)]
+    scale = unit[_quartile(size)]
     num_grid = 20 + math.isqrt(size)
     grid = 1.0 - jnp.sqrt(num_grid / (jnp.arange(num_grid, dtype=dtype) + 0.5))
     slopes = _away_from_zero(-1.0 - grid / (3.0 * scale))
@@ -79,7 +77,7 @@ def tail_quantile(draws: Float[Array, " M"], q: Float[Array, ""]) -> Float[Array
     if num_tail < _MIN_TAIL:
         return empirical
     threshold = ascending[-num_tail - 1]
-    shape, scale = fit_generalized_pareto(ascending[-num_tail:] - threshold, is_sorted=True)
+    shape, scale = fit_generalized_pareto(ascending[-num_tail:] - threshold)
     tail_prob = jnp.maximum(1.0 - q, jnp.finfo(draws.dtype).eps / 2)
     log_ratio = math.log(num_tail / num_draws) - jnp.log(tail_prob)
     growth = _away_from_zero(shape * log_ratio)
@@ -115,7 +113,7 @@ def tail_excess(
     ascending = jnp.sort(draws)
     threshold, body = ascending[-num_tail - 1], ascending[:-num_tail]
     exceedances = ascending[-num_tail:] - threshold
-    shape, scale = fit_generalized_pareto(exceedances, is_sorted=True)
+    shape, scale = fit_generalized_pareto(exceedances)
     has_tail = ascending[_quartile(num_tail) - num_tail] > threshold
     # A heavier tail would have no mean: its shape is limited.
     shape, scale = _away_from_zero(jnp.minimum(shape, _MAX_SHAPE)), jnp.where(has_tail, scale, 1.0)

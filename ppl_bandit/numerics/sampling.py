@@ -1,4 +1,4 @@
-"""Draws from continuous distributions: Gamma, Beta, Dirichlet, Normal and Student-t.
+"""Draws from continuous distributions: Gamma, Beta, Dirichlet and Normal.
 
 Gamma draws follow Marsaglia and Tsang (2000, "A simple method for generating gamma variables"): all elements propose together,
 and rejected ones propose again. `jax.random.gamma` runs one loop per element, which takes ten times as long. Beta and
@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
@@ -28,9 +27,8 @@ __all__ = [
     "dirichlet",
     "gamma",
     "log_gamma",
-    "multivariate_normal_precision",
     "normal",
-    "student_t",
+    "normal_vectors",
 ]
 
 # (index, attempt, parameters) -> draws, infinite where they are rejected
@@ -128,62 +126,24 @@ def normal(
     return mean + scale * _standard_normal(key, sample_shape + mean.shape, dtype)
 
 
-def multivariate_normal_precision(
-    key: Key,
-    mean: Float[Array, "... D"],
-    precision_cholesky: Float[Array, "... D D"],
-    sample_shape: Shape = (),
-) -> Float[Array, "... D"]:
-    """Draw Gaussian vectors whose precision matrix is L L', given its Cholesky factor L.
+def normal_vectors(key: Key, precision: Float[Array, "... D D"], sample_shape: Shape = ()) -> Float[Array, "... D"]:
+    """Draw Gaussian vectors with mean 0 and the given precision matrices.
 
-    A draw is mean + L'^-1 z with z standard normal: its covariance is (L L')^-1.
+    With the Cholesky factor L of a precision, a draw is L'^-1 z for z standard normal: its covariance is (L L')^-1.
 
     Args:
-        mean: location of each vector.
-        precision_cholesky: lower-triangular L of each precision; its leading axes broadcast against those of `mean`.
-        sample_shape: axes of independent draws, put in front of those of the parameters.
-
-    Returns:
-        Draws of shape `sample_shape` + the parameters' leading axes + (D,).
+        precision: one matrix for each vector.
+        sample_shape: axes of independent draws, put in front of those of `precision`.
     """
-    mean, factor = as_float(mean), as_float(precision_cholesky)
-    batch = jnp.broadcast_shapes(mean.shape[:-1], factor.shape[:-2])
-    num_features = mean.shape[-1]
-    factor = jnp.broadcast_to(factor, batch + factor.shape[-2:])
-    noise = _standard_normal(key, (*batch, num_features, math.prod(sample_shape)), jnp.result_type(mean, factor))
+    factor = jnp.linalg.cholesky(as_float(precision))
+    *batch, num_features, _ = factor.shape
+    noise = _standard_normal(key, (*batch, num_features, math.prod(sample_shape)), factor.dtype)
     # L is inverted once and multiplies all draws: a triangular solve with a thousand right-hand sides goes to a threaded
     # library, which took up to a thousand times as long on a busy CPU. Highest precision: accelerators round to 10 bits.
     identity = jnp.broadcast_to(jnp.eye(num_features, dtype=factor.dtype), factor.shape)
     inverse = lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
-    shifts = jnp.matmul(inverse.mT, noise, precision=lax.Precision.HIGHEST)
-    return mean + jnp.moveaxis(shifts, -1, 0).reshape(*sample_shape, *batch, num_features)
-
-
-def student_t(
-    key: Key,
-    df: Float[Array, "..."],
-    loc: Float[Array, "..."],
-    scale: Float[Array, "..."],
-    sample_shape: Shape = (),
-) -> Float[Array, "..."]:
-    """Draw Student-t variables.
-
-    Args:
-        df: degrees of freedom, positive; infinitely many give Normal(loc, scale).
-        loc: broadcasts against `df` and `scale`.
-        scale: nonnegative.
-        sample_shape: axes of independent draws, put in front of those of the parameters.
-
-    Returns:
-        Draws of shape `sample_shape` + the parameters' shape; infinite where a draw is beyond the largest float.
-    """
-    df, loc, scale = jnp.broadcast_arrays(*map(as_float, (df, loc, scale)))
-    key_precision, key_noise = jr.split(key)
-    is_normal = jnp.isinf(df)
-    half = jnp.where(is_normal, 1.0, 0.5 * df)
-    log_precision = jnp.where(is_normal, 0.0, log_gamma(key_precision, half, sample_shape, half))
-    noise = _standard_normal(key_noise, sample_shape + loc.shape, jnp.result_type(df, loc, scale))
-    return loc + scale * noise * jnp.exp(-0.5 * log_precision)
+    draws = jnp.matmul(inverse.mT, noise, precision=lax.Precision.HIGHEST)
+    return jnp.moveaxis(draws, -1, 0).reshape(*sample_shape, *batch, num_features)
 
 
 def _mode(concentration: Array) -> Array:

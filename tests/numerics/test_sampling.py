@@ -213,10 +213,8 @@ def test_gaussian_draws_have_the_inverse_of_the_precision_as_covariance(dtype):
     rng = np.random.default_rng(9)
     roots = rng.normal(size=(3, 4, 4))
     precisions = roots @ roots.swapaxes(-1, -2) + 0.5 * np.eye(4)
-    means = rng.normal(size=(3, 4))
     with in_precision(dtype):
-        factors = jnp.linalg.cholesky(jnp.asarray(precisions, dtype))
-        draws = sampling.multivariate_normal_precision(jr.key(9), jnp.asarray(means, dtype), factors, (100, 500))
+        draws = sampling.normal_vectors(jr.key(9), jnp.asarray(precisions, dtype), (100, 500))
         assert draws.shape == (100, 500, 3, 4) and draws.dtype == dtype
     draws = np.asarray(draws, np.float64).reshape(NUM_DRAWS, 3, 4)
     z = two_sided_z(3 * (4 + 16))
@@ -225,33 +223,8 @@ def test_gaussian_draws_have_the_inverse_of_the_precision_as_covariance(dtype):
         # Var of a covariance estimated from n Gaussian draws: (S_ii S_jj + S_ij^2) / n.
         error = np.sqrt((np.outer(variances, variances) + exact**2) / NUM_DRAWS)
         assert np.all(np.abs(np.cov(draws[:, arm], rowvar=False) - exact) < z * error)
-        assert np.all(np.abs(draws[:, arm].mean(0) - means[arm]) < z * np.sqrt(variances / NUM_DRAWS))
-        assert_follows(draws[:, arm, 0], stats.norm(means[arm, 0], np.sqrt(exact[0, 0])).cdf)
-
-
-@precision
-def test_student_t_draws_follow_their_laws(dtype):
-    df = np.array([0.3, 1.0, 2.0, 4.0, 30.0, 1e4, 1e8, np.inf])
-    with in_precision(dtype):
-        loc, scale = jnp.linspace(-3.0, 4.0, len(df), dtype=dtype), jnp.geomspace(1e-2, 1e2, len(df), dtype=dtype)
-        draws = sampling.student_t(jr.key(16), jnp.asarray(df, dtype), loc, scale, (NUM_DRAWS,))
-        tails = np.asarray(sampling.student_t(jr.key(17), jnp.asarray(4.0, dtype), 0.0, 1.0, (2_000_000,)), float)
-        assert draws.shape == (NUM_DRAWS, len(df)) and draws.dtype == dtype
-        draws, loc, scale = (np.asarray(x, float) for x in (draws, loc, scale))
-    for column, freedom in zip(((draws - loc) / scale).T, df, strict=True):
-        law = stats.norm() if np.isinf(freedom) else stats.t(freedom)
-        assert_follows(column, law.cdf, f"Student-t({freedom})")
-    for threshold in (10.0, 30.0):  # some 560 and 7 draws beyond each end: Poisson counts
-        expected = len(tails) * stats.t(4.0).sf(threshold)
-        for count in ((tails > threshold).sum(), (tails < -threshold).sum()):
-            assert stats.poisson(expected).cdf(count) > LEVEL / NUM_TESTS
-            assert stats.poisson(expected).sf(count - 1) > LEVEL / NUM_TESTS
-
-
-def test_one_mean_and_one_precision_serve_a_batch_of_the_other():
-    mean, factor = jnp.zeros(2), jnp.eye(2)
-    assert sampling.multivariate_normal_precision(jr.key(0), mean, jnp.stack([factor] * 3)).shape == (3, 2)
-    assert sampling.multivariate_normal_precision(jr.key(0), jnp.zeros((5, 2)), factor, (7,)).shape == (7, 5, 2)
+        assert np.all(np.abs(draws[:, arm].mean(0)) < z * np.sqrt(variances / NUM_DRAWS))
+        assert_follows(draws[:, arm, 0], stats.norm(0.0, np.sqrt(exact[0, 0])).cdf)
 
 
 @pytest.mark.slow  # statistical; the laws are checked by other tests
@@ -278,10 +251,9 @@ DRAW = {
     "beta": lambda key: sampling.beta(key, SHAPES, SHAPES[::-1], (11,)),
     "dirichlet": lambda key: sampling.dirichlet(key, SHAPES, (11,)),
     "normal": lambda key: sampling.normal(key, SHAPES, SHAPES, (11,)),
-    "student_t": lambda key: sampling.student_t(key, SHAPES, 0.0, 1.0, (11,)),
-    "gaussian": lambda key: sampling.multivariate_normal_precision(key, jnp.ones(2), FACTOR, (11,)),
+    "gaussian": lambda key: sampling.normal_vectors(key, PRECISION, (11,)),
 }
-FACTOR = jnp.array([[1.5, 0.0], [0.5, 1.0]])
+PRECISION = jnp.array([[2.25, 0.75], [0.75, 1.25]])
 
 
 # The others are made of draws of log gammas and normals.

@@ -44,7 +44,7 @@ def pareto_k_hat(log_weights: Float[Array, " M"]) -> Float[Array, ""]:
     relative = log_weights - jnp.where(jnp.isfinite(top), top, 0.0)
     weights = jnp.exp(_largest(relative, num_tail + 1))
     exceedances = weights[1:] - weights[0]
-    shape, _ = fit_generalized_pareto(exceedances, is_sorted=True)
+    shape, _ = fit_generalized_pareto(exceedances)
     shape = (num_tail * shape + 5.0) / (num_tail + 10.0)
     # Largest weights that agree to a thousandth, or to the rounding of a log density, have no tail to fit.
     is_flat = jnp.max(exceedances) <= jnp.maximum(1e-3, 10 * jnp.finfo(weights.dtype).eps * jnp.abs(top))

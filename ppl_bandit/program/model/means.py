@@ -181,7 +181,7 @@ def _sampled_verdict(fn: Distribution) -> Array:
     # A generalised Pareto tail of shape 1 or more has no mean; both tails of |x| count.
     draws = jnp.abs(without_censoring(fn).sample(jr.key(0), (16 * NUM_MONTE_CARLO_DRAWS,)))
     largest = jnp.sort(draws, axis=0)[-NUM_MONTE_CARLO_DRAWS:]
-    shape, _ = jax.vmap(lambda own: fit_generalized_pareto(own, is_sorted=True), in_axes=1)(largest[1:] - largest[0])
+    shape, _ = jax.vmap(fit_generalized_pareto, in_axes=1)(largest[1:] - largest[0])
     return jnp.where(jnp.isfinite(_sampled(fn)) & (shape < 1.0), 1, -1)
 
 

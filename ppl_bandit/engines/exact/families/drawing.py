@@ -51,7 +51,8 @@ def _draw(layout: Layout, key: Key, posterior: Posterior, shape: tuple[int, ...]
             )
         values[group] = family.sample(own_key, parameters, shape[:1])
     if layout.members.size:
-        steps = _steps(keys[REAL], posterior, shape) if steps is None else steps
+        if steps is None:
+            steps = sampling.normal_vectors(keys[REAL], posterior.precision, shape)
         if layout.is_scaled:
             steps = jnp.exp(-0.5 * by_block(layout, values[POSITIVE], 0.0))[..., None] * steps
         real = reals_of(layout, posterior.mean + steps)
@@ -64,9 +65,3 @@ def _draw(layout: Layout, key: Key, posterior: Posterior, shape: tuple[int, ...]
             own = latent_of_value(layout, site, values[site.group][span])
         draws[site.name] = own.reshape(math.prod(shape), *site.shape)
     return draws
-
-
-def _steps(key: Key, posterior: Posterior, sample_shape: tuple[int, ...]) -> Float[Array, "M R S"]:
-    """Draw the real elements less their means, for u = 1."""
-    factor = jnp.linalg.cholesky(posterior.precision)
-    return sampling.multivariate_normal_precision(key, jnp.zeros_like(posterior.mean), factor, sample_shape)
