@@ -26,6 +26,7 @@ __all__ = [
     "beta",
     "dirichlet",
     "gamma",
+    "inverse_root",
     "log_gamma",
     "normal",
     "normal_vectors",
@@ -135,15 +136,21 @@ def normal_vectors(key: Key, precision: Float[Array, "... D D"], sample_shape: S
         precision: one matrix for each vector.
         sample_shape: axes of independent draws, put in front of those of `precision`.
     """
-    factor = jnp.linalg.cholesky(as_float(precision))
-    *batch, num_features, _ = factor.shape
-    noise = _standard_normal(key, (*batch, num_features, math.prod(sample_shape)), factor.dtype)
+    root = inverse_root(as_float(precision))
+    *batch, num_features, _ = root.shape
+    noise = _standard_normal(key, (*batch, num_features, math.prod(sample_shape)), root.dtype)
     # L is inverted once and multiplies all draws: a triangular solve with a thousand right-hand sides goes to a threaded
     # library, which took up to a thousand times as long on a busy CPU. Highest precision: accelerators round to 10 bits.
-    identity = jnp.broadcast_to(jnp.eye(num_features, dtype=factor.dtype), factor.shape)
-    inverse = lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
-    draws = jnp.matmul(inverse.mT, noise, precision=lax.Precision.HIGHEST)
+    draws = jnp.matmul(root.mT, noise, precision=lax.Precision.HIGHEST)
     return jnp.moveaxis(draws, -1, 0).reshape(*sample_shape, *batch, num_features)
+
+
+def inverse_root(precision: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
+    """Return inverse(L), with precision = L L': the squared norm of inverse(L) row is the variance of row' x."""
+    if precision.shape[-1] == 1:
+        return 1.0 / jnp.sqrt(precision)
+    identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
+    return lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
 
 
 def _mode(concentration: Array) -> Array:

@@ -15,14 +15,10 @@ from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive, index_operands
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 
-__all__ = ["Affine", "NotAffine", "affine_reads"]
+__all__ = ["Affine", "affine_reads"]
 
 _NOT_AFFINE = object()  # a value that depends on latents in another way
 _LINEAR = (Kind.LINEAR, Kind.IDENTITY, Kind.MOVE, Kind.CHOICE, Kind.SUM)
-
-
-class NotAffine(Exception):
-    """The function is not proved to be affine in the latents."""
 
 
 class Affine(NamedTuple):
@@ -39,21 +35,16 @@ class Affine(NamedTuple):
     power: int = 1
 
 
-def affine_reads(closed: ClosedJaxpr, latents: Sequence[np.ndarray]) -> Affine:
-    """Return the one output of a jaxpr as an affine function of its first inputs; the other inputs are data.
+def affine_reads(closed: ClosedJaxpr, latents: Sequence[np.ndarray]) -> Affine | None:
+    """Return the one output of a jaxpr as an affine function of its first inputs; None if it is not proved to be one.
 
     Args:
-        latents: for each input that is a latent, (..., E): which of the E elements each entry is.
-
-    Raises:
-        NotAffine: if that is not proved.
+        latents: for each input that is a latent, (..., E): which of the E elements each entry is. The other inputs are data.
     """
     args = [*map(Affine, latents), *[DATA] * (len(closed.jaxpr.invars) - len(latents))]
     with jax.ensure_compile_time_eval():
         (out,) = interpret(Domain(_apply, _is_constant, fold_in_numpy), closed.jaxpr, closed.consts, args)
-    if not isinstance(out, Affine):
-        raise NotAffine
-    return out
+    return out if isinstance(out, Affine) else None
 
 
 def _is_constant(value: Any) -> bool:
@@ -64,22 +55,19 @@ def _apply(eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> Sequence[An
     affine = [value for value in values if isinstance(value, Affine)]
     if not affine and not any(value is _NOT_AFFINE for value in values):
         return [DATA] * len(eqn.outvars)
-    if any(value is _NOT_AFFINE for value in values) or len({value.power for value in affine}) > 1:
-        return [_NOT_AFFINE] * len(eqn.outvars)
-    try:
-        return _linear(eqn, values, affine)
-    except NotAffine:
-        return [_NOT_AFFINE] * len(eqn.outvars)
+    is_known = not any(value is _NOT_AFFINE for value in values) and len({value.power for value in affine}) == 1
+    found = _linear(eqn, values, affine) if is_known else None
+    return [_NOT_AFFINE] * len(eqn.outvars) if found is None else found
 
 
-def _linear(eqn: Any, values: list[Any], affine: list[Affine]) -> list[Affine]:
+def _linear(eqn: Any, values: list[Any], affine: list[Affine]) -> list[Affine] | None:
     name, kind = eqn.primitive.name, describe_primitive(eqn).kind
     fixed = index_operands(eqn)
     power = affine[0].power
     is_term = all(value.is_term for value in affine)
     if name in ("mul", "div", "dot_general"):  # one factor is affine, the others are data or constants
         if len(affine) != 1:
-            raise NotAffine
+            return None
         if name == "div" and not isinstance(values[0], Affine):
             power = -power
     elif name == "integer_pow" and eqn.params["y"] in (1, -1):
@@ -89,13 +77,13 @@ def _linear(eqn: Any, values: list[Any], affine: list[Affine]) -> list[Affine]:
     elif kind in _LINEAR and all(_is_constant(values[i]) for i in fixed):
         is_term &= len(affine) == len(values) - len(fixed)  # any other operand is a constant that is added
     else:
-        raise NotAffine
+        return None
     found = reads_of_results(eqn, [Reads(v.reads) if isinstance(v, Affine) else v for v in values])
     if found is None:
-        raise NotAffine
+        return None
     is_single = all(np.sum(reads, axis=-1).max(initial=0) <= 1 for reads in found)
     if -1 in (power, affine[0].power) and not (
         is_term and is_single
     ):  # the reciprocal of a sum, or a sum of reciprocals
-        raise NotAffine
+        return None
     return [Affine(reads, is_term, power) for reads in found]

@@ -1,4 +1,4 @@
-"""Index limits: which entries of a program's context index an axis, and which values of them stay inside it.
+"""Index ranges and limits: which positions a program reads, and which values of its context keep them inside an axis.
 
 JAX reads the nearest entry where an index is out of range, and counts negative ones from the end, without a word. Here the
 indices of a jaxpr are evaluated at several contexts. An index that is an affine function of the context's entries gives a
@@ -8,6 +8,7 @@ limit. Any other function, such as one that clips its argument or takes it modul
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from ppl_bandit.program.jaxpr.entry_reads import DATA, fold_in_numpy, is_known
@@ -15,7 +16,7 @@ from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.primitives import starts
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, clips_indices
 
-__all__ = ["IndexLimit", "find_index_limits", "first_outside"]
+__all__ = ["IndexLimit", "find_index_limits", "first_outside", "index_ranges"]
 
 _MAX_ENTRIES = 64
 _NUM_PROBES = 3
@@ -39,6 +40,37 @@ class IndexLimit(NamedTuple):
     has_lower: bool
 
 
+def index_ranges(closed: ClosedJaxpr, args: Sequence[Any], *, with_clipped: bool = True) -> list[tuple[int, int, int]]:
+    """Return lowest and highest value of every index that the known inputs of a jaxpr determine, and the size of its axis.
+
+    Args:
+        args: arrays, and `DATA` for those that are not known.
+        with_clipped: whether indices count that the program asks JAX to clip.
+    """
+    found: list[tuple[int, int, int]] = []
+
+    def note(eqn: Any, values: list[Any]) -> None:
+        name = eqn.primitive.name
+        known = values[1:2] if name == "gather" else values[1:]
+        if name not in ("gather", "dynamic_slice") or not all(map(is_known, known)):
+            return
+        for first, last in starts(eqn, values):
+            if np.size(first) and (with_clipped or not clips_indices(eqn)):
+                found.append((int(np.min(first)), int(np.max(first)), last + 1))
+
+    def apply(eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> list[Any]:
+        note(eqn, values)
+        return [DATA] * len(eqn.outvars)
+
+    def fold(eqn: Any, values: list[Any]) -> Sequence[Any]:
+        note(eqn, values)
+        return fold_in_numpy(eqn, values)
+
+    with jax.ensure_compile_time_eval():
+        interpret(Domain(apply, is_known, fold), closed.jaxpr, closed.consts, args)
+    return found
+
+
 def find_index_limits(closed: ClosedJaxpr, args: Sequence[Any], span: range) -> tuple[IndexLimit, ...]:
     """Return the limits on the context of a traced program.
 
@@ -53,7 +85,7 @@ def find_index_limits(closed: ClosedJaxpr, args: Sequence[Any], span: range) -> 
     base = np.full((1, num), _BASE)  # positive, so that no index of a usual program is negative
     large = np.random.default_rng(0).integers(_BASE, 10_000, (_NUM_PROBES, num))
     points = np.concatenate([base, base + np.eye(num, dtype=int), large, np.full((1, num), -1)])
-    found = [_ranges(closed, _with_context(args, span, point)) for point in points]
+    found = [index_ranges(closed, _with_context(args, span, point), with_clipped=False) for point in points]
     if any(len(own) != len(found[0]) for own in found):
         return ()
     limits = []
@@ -95,28 +127,3 @@ def _with_context(args: Sequence[Any], span: range, point: np.ndarray) -> list[A
         given[number] = np.broadcast_to(own.reshape(like.shape[1:]), like.shape).astype(like.dtype)
         start += own.size
     return given
-
-
-def _ranges(closed: ClosedJaxpr, args: Sequence[Any]) -> list[tuple[int, int, int]]:
-    """Return lowest and highest value of every index that the known inputs determine, and the size of its axis."""
-    found: list[tuple[int, int, int]] = []
-
-    def note(eqn: Any, values: list[Any]) -> None:
-        name = eqn.primitive.name
-        known = values[1:2] if name == "gather" else values[1:]
-        if name not in ("gather", "dynamic_slice") or not all(map(is_known, known)) or clips_indices(eqn):
-            return
-        for first, last in starts(eqn, values):
-            if np.size(first):
-                found.append((int(np.min(first)), int(np.max(first)), last + 1))
-
-    def apply(eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> list[Any]:
-        note(eqn, values)
-        return [DATA] * len(eqn.outvars)
-
-    def fold(eqn: Any, values: list[Any]) -> Sequence[Any]:
-        note(eqn, values)
-        return fold_in_numpy(eqn, values)
-
-    interpret(Domain(apply, is_known, fold), closed.jaxpr, closed.consts, args)
-    return found

@@ -1,7 +1,6 @@
 """Checks of a program on its jaxpr: dependence of its densities, index ranges, callbacks and derivatives."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,14 +12,12 @@ from jaxtyping import Array
 
 from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.jaxpr.entry_reads import DATA
-from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits
-from ppl_bandit.program.jaxpr.index_ranges import UNKNOWN, index_ranges
+from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges
 from ppl_bandit.program.jaxpr.source_lines import source_line
 from ppl_bandit.program.model.failures import failing_line
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND
 from ppl_bandit.program.model.sites import ProgramSpec
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
-from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, all_equations
 from ppl_bandit.types import InvalidProgram
 
@@ -81,19 +78,18 @@ def check_dependence(
         )
     leaves = jax.tree.leaves(args)
     first = labels.index(frozenset(["arm"]))
-    known = [leaf if index == first else UNKNOWN for index, leaf in enumerate(leaves)]
-    (extremes,) = _index_ranges(closed, [known])
-    for lowest, highest, size in extremes:
+    known = [leaf if number == first else DATA for number, leaf in enumerate(leaves)]
+    for lowest, highest, size in index_ranges(closed, known):
         if lowest < 0 or highest >= size:
             raise InvalidProgram(
-                f"with num_arms={spec.num_arms} the program reads entries {int(lowest)} to {int(highest)} of an axis with "
+                f"with num_arms={spec.num_arms} the program reads entries {lowest} to {highest} of an axis with "
                 f"{size} entries: JAX would silently read the nearest one; give every arm its own entry or correct num_arms"
             )
     span = range(first + 1, first + 1 + len(jax.tree.leaves(context)))
-    largest = jax.tree.unflatten(jax.tree.structure(context), _largest_integers(closed, leaves, span, first))
     given = [leaf if number == first or number in span else DATA for number, leaf in enumerate(leaves)]
-    with jax.ensure_compile_time_eval():
-        limits = find_index_limits(closed, given, span)
+    integers = [_largest_integer(closed, given, number) for number in span]
+    largest = jax.tree.unflatten(jax.tree.structure(context), integers)
+    limits = find_index_limits(closed, given, span)
     own: list[frozenset] = [frozenset()] * (len(labels) - len(outcomes)) + [
         frozenset([name]) for name in sorted(outcomes)
     ]
@@ -101,35 +97,17 @@ def check_dependence(
     return _groups(dict(zip(spec.outcomes, reached, strict=True))), largest, limits
 
 
-def _index_ranges(closed: ClosedJaxpr, cases: Sequence[Sequence[Any]]) -> list[list[tuple[int, int, int]]]:
-    """Return, for each case of known inputs, the lowest and highest value of every index and the size of its axis."""
-    sizes: list[list[int]] = []
-
-    def ranges() -> list[list[tuple[Array, Array]]]:
-        found = [index_ranges(closed, known) for known in cases]
-        sizes[:] = [[index.size for index in of_case] for of_case in found]
-        return [[(index.lowest, index.highest) for index in of_case] for of_case in found]
-
-    return [
-        [(int(lowest), int(highest), size) for (lowest, highest), size in zip(of_case, own, strict=True)]
-        for of_case, own in zip(run_once(ranges), sizes, strict=True)
-    ]
-
-
-def _largest_integers(closed: ClosedJaxpr, leaves: Sequence[Any], span: range, arm: int) -> list[int]:
-    """Return, for each leaf of the context, the largest integer that may replace its zeros with every index still in range."""
-    integers = [index for index in span if leaves[index].dtype.kind in "iu" and not np.all(leaves[index])]
-    cases = []
-    for index, value in itertools.product(integers, range(1, _MAX_INTEGER + 1)):
-        known = [leaf if number == arm or number in span else UNKNOWN for number, leaf in enumerate(leaves)]
-        known[index] = np.where(leaves[index] == 0, value, leaves[index]).astype(leaves[index].dtype)
-        cases.append(known)
-    largest = dict.fromkeys(span, 0)
-    if cases:
-        fits = [all(0 <= low and high < size for low, high, size in found) for found in _index_ranges(closed, cases)]
-        for index, own in zip(integers, np.reshape(fits, (len(integers), -1)), strict=True):
-            largest[index] = int(np.cumprod(own).sum())
-    return list(largest.values())
+def _largest_integer(closed: ClosedJaxpr, given: list[Any], number: int) -> int:
+    """Return the largest integer that may replace the zeros of a leaf of the context with every index still in range."""
+    leaf, largest = given[number], 0
+    if leaf.dtype.kind not in "iu" or np.all(leaf):
+        return 0
+    for value in range(1, _MAX_INTEGER + 1):
+        varied = [*given[:number], np.where(leaf == 0, value, leaf).astype(leaf.dtype), *given[number + 1 :]]
+        if any(low < 0 or high >= size for low, high, size in index_ranges(closed, varied)):
+            break
+        largest = value
+    return largest
 
 
 def _groups(reads: Mapping[str, frozenset[str]]) -> tuple[tuple[str, ...], ...]:

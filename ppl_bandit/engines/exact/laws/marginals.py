@@ -1,8 +1,8 @@
 """The law of each arm's expected reward under the exact engine, if it has a closed form.
 
 An expected reward that is affine in the latents inherits their family: one Beta or Gamma element scaled and shifted, or a
-linear form of a Gaussian block. `proof.affine_reads` finds the elements on which it depends; other expected rewards have no
-closed form here.
+linear form of a Gaussian block. `program.jaxpr.affine_reads` finds the elements on which it depends; other expected rewards
+have no closed form here.
 """
 
 import functools
@@ -13,22 +13,21 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.exact.families.gaussian import blocks_of, reals_of
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.engines.exact.families.registry import FAMILIES
 from ppl_bandit.engines.exact.laws.pseudo_counts import constant_noise, element_noise, scaled_noise
-from ppl_bandit.engines.exact.proof.affine_reads import reads_of_rewards
 from ppl_bandit.numerics import best_arm_probs, marginal_laws, sampling
 from ppl_bandit.numerics.joint_events import joint_events
 from ppl_bandit.numerics.tail_excess import tail
-from ppl_bandit.program.jaxpr.affine_reads import NotAffine
+from ppl_bandit.program.jaxpr.affine_reads import Affine, affine_reads
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
-from ppl_bandit.types import BestArmMoments, Key, Marginals
+from ppl_bandit.types import Key, Marginals
 
 __all__ = ["marginals_of"]
 
@@ -64,10 +63,10 @@ def _find_once(find: Callable[[], Callable | None]) -> Callable[[], Callable | N
 
 
 def _find_marginals(model: RewardModel, layout: Layout) -> MarginalsOf | None:
-    try:
-        reads_of_arms, power = reads_of_rewards(model, layout)
-    except NotAffine:
+    found = _reads_of_rewards(model, layout)
+    if found is None:
         return None
+    reads_of_arms, power = found.reads, found.power
     kinds = np.concatenate([np.full(site.size, site.kind, dtype=object) for site in layout.sites])
     elements = np.concatenate([site.start + np.arange(site.size) for site in layout.sites])
     kinds_read = set(kinds[np.any(reads_of_arms, axis=0)])
@@ -85,6 +84,16 @@ def _find_marginals(model: RewardModel, layout: Layout) -> MarginalsOf | None:
     if FAMILIES[kind].marginal_law is None or any(row.size != 1 for row in own):
         return None
     return _element_marginals(model, layout, kind, np.concatenate(own), power)
+
+
+def _reads_of_rewards(model: RewardModel, layout: Layout) -> Affine | None:
+    """Return the expected reward of each arm as an affine function of all elements, in the order of the layout's sites."""
+    shapes = {site.name: jax.ShapeDtypeStruct(site.shape, jnp.result_type(float)) for site in layout.sites}
+    closed = jax.make_jaxpr(functools.partial(_expected_rewards, model))(shapes, model.context)
+    sizes = [site.size for site in layout.sites]
+    elements = dict(zip(shapes, np.split(np.eye(sum(sizes), dtype=bool), np.cumsum(sizes)[:-1]), strict=True))
+    # A dict is flattened in the order of its sorted keys.
+    return affine_reads(closed, [elements[name].reshape(*shapes[name].shape, -1) for name in sorted(shapes)])
 
 
 def _gaussian_marginals(model: RewardModel, layout: Layout, reads: list[np.ndarray]) -> MarginalsOf | None:
@@ -154,23 +163,17 @@ def _element_marginals(
 def _marginals(
     law: marginal_laws.MarginalLaw, is_independent: bool, pseudo_counts: Callable[[], Array | None]
 ) -> Marginals:
-    def probs(allowed: Bool[Array, " A"] | None = None) -> Float[Array, " A"]:
-        return best_arm_probs.best_arm_probs(law, allowed)
-
-    def best_arm_moments(allowed: Bool[Array, " A"] | None = None) -> BestArmMoments:
-        return best_arm_probs.best_arm_moments(law, allowed)
-
     found = Marginals(
-        lambda x: marginal_laws.cdf(law, x),
-        lambda order: marginal_laws.quantile(law, order),
-        tail=lambda: tail(law),
+        functools.partial(marginal_laws.cdf, law),
+        functools.partial(marginal_laws.quantile, law),
+        tail=functools.partial(tail, law),
         pseudo_counts=pseudo_counts,
     )
     if not is_independent:
         return found
     return found._replace(
-        best_arm_probs=probs,
-        best_arm_moments=best_arm_moments,
+        best_arm_probs=functools.partial(best_arm_probs.best_arm_probs, law),
+        best_arm_moments=functools.partial(best_arm_probs.best_arm_moments, law),
         joint_events=functools.partial(joint_events, law),
     )
 
@@ -189,7 +192,7 @@ def _joint_law(
     """
     every, (num_blocks, size) = np.concatenate(blocks), layout.members.shape
     is_apart, is_single = np.unique(every).size == every.size, every.size == len(blocks)
-    inverse_root, mean = _inverse_root(state.precision), reals_of(layout, state.mean)
+    inverse_root, mean = sampling.inverse_root(state.precision), reals_of(layout, state.mean)
     if is_single:  # a step along one column of all blocks changes each form by the slope in its own block
         loc, slopes = _linear_form(model, layout, mean, context, layout.along_columns)
         halves = jnp.einsum("ast,ta->as", inverse_root[every], slopes, precision=_HIGHEST)
@@ -246,14 +249,6 @@ def _first_equal_arm(loc: Float[Array, " A"], root: Float[Array, "A F"]) -> Int[
     size = jnp.max(jnp.abs(root)) + jnp.max(jnp.abs(loc))
     gap = jnp.max(jnp.abs(root[:, None] - root[None]), axis=2) + jnp.abs(loc[:, None] - loc[None])
     return jnp.argmax(gap <= 64.0 * jnp.finfo(loc.dtype).eps * size, axis=1)
-
-
-def _inverse_root(precision: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
-    """Return inverse(L), with precision = L L': the squared norm of inverse(L) row is the variance of row' x."""
-    if precision.shape[-1] == 1:
-        return 1.0 / jnp.sqrt(precision)
-    identity = jnp.broadcast_to(jnp.eye(precision.shape[-1], dtype=precision.dtype), precision.shape)
-    return jax.lax.linalg.triangular_solve(jnp.linalg.cholesky(precision), identity, left_side=True, lower=True)
 
 
 def _linear_form(
