@@ -1,5 +1,6 @@
 """The conjugate update: add the natural parameters of certified rows to the posterior."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,6 @@ from ppl_bandit.engines.exact.families.posterior import (
     absorb,
     coordinates_at,
     discount_towards_prior,
-    is_proper,
     is_resolved,
     natural_of,
     relative_to,
@@ -107,61 +107,42 @@ def absorb_rows(
             start, prior_share = discount_towards_prior(layout, posterior, prior, discount**num_new)
             total = jax.tree.map(jnp.add, total, prior_share)
         after = absorb(layout, start, total, num_new)
-        is_fine = is_proper(after)
-        # The points of an improper posterior would be meaningless.
-        located = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, posterior)
-        regions = regions_for(layout, posterior, located, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
+        regions = regions_for(layout, posterior, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
         real = regions.in_posterior.points.real
-        is_held = is_fine & is_resolved(layout, start, after, total, real[1:] - real[0])
+        is_held = is_resolved(layout, start, after, total, real[1:] - real[0])
         centre = coordinates_at(layout, posterior)
         return _Candidate(after, is_held, regions, relative_to(layout, prior_natural, prior_centre, centre))
 
-    def absorb_each(posterior: Posterior, rows: Any) -> tuple[Posterior, _ChunkEvidence]:
-        """Certify every row by itself."""
+    def absorb_chunk(posterior: Posterior, rows: Any, *, as_sum: bool) -> tuple[Posterior, _ChunkEvidence]:
+        """Certify every row by itself, or the sum of all rows and, if that fails, every row, to find which one."""
         centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
-        readings = read_rows(model, layout, centre, rows)
+        weights = rows.mask * discount ** (num_new - jnp.cumsum(rows.mask))
+        weights_of_sum = weights if as_sum else None
+        readings = read_rows(model, layout, centre, rows, weights=weights_of_sum)
         is_sound = readings.is_sound
-        by_group = readings.naturals_where(rows.mask & is_sound)
+        by_group = readings.naturals_where(is_sound if as_sum else is_sound & rows.mask)
         naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), by_group)
-        if discount < 1.0:
-            weights = discount ** (num_new - jnp.cumsum(rows.mask))
+        if discount < 1.0 and not as_sum:
             naturals = jax.vmap(lambda natural, weight: jax.tree.map(lambda leaf: weight * leaf, natural))(
                 naturals, weights
             )
         candidate = add_naturals(posterior, total_of(naturals), num_new)
-        found = compare_rows(model, layout, by_group, centre, candidate.regions, rows, prior=candidate.prior)
+        found = compare_rows(
+            model, layout, by_group, centre, candidate.regions, rows, weights=weights_of_sum, prior=candidate.prior
+        )
         residuals = for_each(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)), found)
         failed, masked = (Residual(*map(jnp.asarray, nats)) for nats in ((jnp.inf, 0.0, jnp.inf), (0.0, 0.0, 0.0)))
         residuals = jax.tree.map(lambda own, other: jnp.where(is_sound, own, other), residuals, failed)
         residuals = jax.tree.map(lambda own, other: jnp.where(rows.mask, own, other), residuals, masked)
         in_prior = jax.tree.map(lambda leaf: leaf[0, 0], found)
-        return candidate.posterior, _ChunkEvidence(residuals, in_prior, candidate.is_resolved)
-
-    def absorb_sum(posterior: Posterior, rows: Any) -> tuple[Posterior, _ChunkEvidence]:
-        """Certify the sum of all rows; if it fails, every row by itself, to find which one."""
-        centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
-        weights = rows.mask * discount ** (num_new - jnp.cumsum(rows.mask))
-        readings = read_rows(model, layout, centre, rows, weights=weights)
-        candidate = add_naturals(posterior, jax.tree.map(lambda leaf: leaf[0].sum(axis=0), readings.naturals), num_new)
-        found = compare_rows(
-            model,
-            layout,
-            readings.naturals,
-            centre,
-            candidate.regions,
-            rows,
-            weights=weights,
-            prior=candidate.prior,
-        )
-        in_prior = jax.tree.map(lambda leaf: leaf[0, 0], found)
-        worst = worst_of(jax.tree.map(lambda leaf: leaf[0, 1:], found))
-        residuals = jax.tree.map(lambda leaf: jnp.where(rows.mask, leaf, 0.0), worst)
-        summed = candidate.posterior, _ChunkEvidence(residuals, in_prior, candidate.is_resolved)
-        is_fine = readings.is_sound[0] & is_affine(worst) & is_affine(in_prior) & candidate.is_resolved
-        return jax.lax.cond(is_fine, lambda: summed, lambda: absorb_each(posterior, rows))
+        absorbed = candidate.posterior, _ChunkEvidence(residuals, in_prior, candidate.is_resolved)
+        if not as_sum:
+            return absorbed
+        is_fine = jnp.all(is_affine(residuals)) & is_affine(in_prior) & candidate.is_resolved
+        return jax.lax.cond(is_fine, lambda: absorbed, lambda: absorb_chunk(posterior, rows, as_sum=False))
 
     is_long = chunk_size >= _MIN_ROWS_TO_SUM and state.mean.dtype == jnp.float64
-    after, evidence = scan_chunks(absorb_sum if is_long else absorb_each, state, chunks)
+    after, evidence = scan_chunks(functools.partial(absorb_chunk, as_sum=is_long), state, chunks)
     residuals = join_chunks(evidence.rows, num_rows)
     is_certified = is_affine(residuals)
     is_prior_certified, is_held = jnp.all(is_affine(evidence.prior)), jnp.all(evidence.is_resolved)

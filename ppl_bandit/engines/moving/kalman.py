@@ -21,7 +21,6 @@ from ppl_bandit.engines.exact.families.posterior import (
     Posterior,
     absorb,
     coordinates_at,
-    is_proper,
     is_resolved,
     latents_at,
     total_of,
@@ -190,12 +189,9 @@ def absorb_row(
     by_group = readings.naturals_where(readings.is_sound)
     total = total_of(jax.tree.map(lambda leaf: leaf[0], by_group))
     after = absorb(layout, before, total, 1)
-    is_fine = is_proper(after)
-    # The points of an improper posterior would be meaningless.
-    located = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, before)
-    regions = regions_for(layout, before, located, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
+    regions = regions_for(layout, before, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
     real = regions.in_posterior.points.real
-    is_held = is_fine & is_resolved(layout, before, after, total, real[1:] - real[0])
+    is_held = is_resolved(layout, before, after, total, real[1:] - real[0])
     found = compare_rows(model, layout, by_group, centre, regions, row._replace(mask=None))
     residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))
     failed = Residual(*map(jnp.asarray, (jnp.inf, 0.0, jnp.inf)))

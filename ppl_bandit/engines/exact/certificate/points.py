@@ -16,7 +16,13 @@ from jaxtyping import Array, Float
 from ppl_bandit.engines.exact.certificate.affine import Region, region_of
 from ppl_bandit.engines.exact.families.gaussian import blocks_of, by_block, reals_of
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
-from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, coordinates_at, where_finite
+from ppl_bandit.engines.exact.families.posterior import (
+    Coordinates,
+    Posterior,
+    coordinates_at,
+    is_proper,
+    where_finite,
+)
 from ppl_bandit.engines.exact.families.registry import family_of_group, groups_of
 from ppl_bandit.numerics.arrow_matrices import Arrow, steps_along
 
@@ -43,6 +49,8 @@ def regions_for(
 ) -> Regions:
     """Return where to compare densities that were differentiated at the means of `before` and lead to `after`.
 
+    The points of an improper `after` would be meaningless: those of `before` are used.
+
     Args:
         stretch: factor of the displacements from the centre.
         centre: where the densities were differentiated, if not at these means.
@@ -51,6 +59,7 @@ def regions_for(
     offsets = _offsets_around_centre(layout, num_around_centre, before)
     if stretch is not None:
         offsets = jax.tree.map(lambda leaf: stretch * leaf, offsets)
+    after = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, before)
     in_posterior = _offsets_in_posterior(layout, num_in_posterior, after)
     return Regions(_displace(layout, centre, offsets), _displace(layout, middle_of(layout, after), in_posterior))
 
@@ -89,7 +98,7 @@ def _offsets_around_centre(layout: Layout, num_points: int, posterior: Posterior
     offsets: dict[str, np.ndarray] = {}
     for group, sites in groups_of(layout).items():
         family, num_scalars = family_of_group(group), sum(site.size for site in sites)
-        drawn = spread(num_scalars, family.near_sd, family.far_range)
+        drawn = spread(num_scalars, family.max_sd, family.far_range)
         offsets[group] = drawn.reshape(num_points, sites[-1].span.stop, *sites[0].event_shape)
     reach = 10.0 ** np.where(is_far, rng.uniform(0.0, 1.5, (num_points, 1)), rng.uniform(-1.5, 0.5, (num_points, 1)))
     offsets[REAL] = reach * rng.standard_normal((num_points, layout.count(REAL)))

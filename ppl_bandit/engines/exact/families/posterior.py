@@ -255,16 +255,16 @@ def is_resolved(
 ) -> Bool[Array, ""]:
     """Return whether the floating-point precision holds a posterior.
 
-    It does if at least 90% of each new count was added, and no precision matrix suffers from cancellation: its quadratic form,
-    along typical steps, is no difference of terms whose rounding, once per row, could reach a fifth of a nat. Features that
-    nearly repeat each other cause that, such as an intercept and a feature far from 0.
+    It does if the posterior is proper, at least 90% of each new count was added, and no precision matrix suffers from
+    cancellation: its quadratic form, along typical steps, is no difference of terms whose rounding, once per row, could reach
+    a fifth of a nat. Features that nearly repeat each other cause that, such as an intercept and a feature far from 0.
 
     Args:
         before, natural: a posterior, and what was added to it to make `after`.
         steps: displacements of the real elements by a few standard deviations of `after`.
     """
     roundings = jnp.finfo(after.mean.dtype).eps * jnp.sqrt(1.0 + after.num_rows)
-    checks = [roundings < 1.0]
+    checks = [is_proper(after), roundings < 1.0]
     for group, new in after.elements.items():
         columns = family_of_group(group).counts
         added = natural.elements[group][:, columns]

@@ -1,10 +1,11 @@
-"""Certify the likelihood of trial rows, before there are data.
+"""Trial rows, with many different rewards on every arm, and the certificates of their likelihood, before there are data.
 
 Each certificate evaluates all latents at random points, and every arm has rows, so that the cost of one certificate per row
 grows with the square of the number of arms. Of many rows, sums with random weights are certified: if a row deviates from
 affine, so does its sum, with probability 1. If a sum fails, each of its rows is certified by itself, to find which one.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -17,8 +18,9 @@ from ppl_bandit.engines.exact.certificate.chunks import join_chunks, scan_chunks
 from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.layout import Layout
-from ppl_bandit.engines.exact.families.posterior import Natural, Posterior, absorb, coordinates_at, is_proper, total_of
+from ppl_bandit.engines.exact.families.posterior import Natural, Posterior, absorb, coordinates_at, total_of
 from ppl_bandit.program.jaxpr.analytic import Obstacle
+from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -29,6 +31,7 @@ __all__ = [
     "TrialCertificates",
     "certify_trial_rows",
     "rows_per_sum",
+    "trial_rows",
 ]
 
 NUM_AROUND_CENTRE, NUM_IN_POSTERIOR = 16, 8  # random points of a certificate
@@ -49,6 +52,28 @@ class TrialCertificates(NamedTuple):
     residuals: Residual
     is_possible: Bool[Array, " N"]
     is_present: list[Bool[Array, " N"]]
+
+
+def trial_rows(
+    model: RewardModel, latents: Mapping[str, Array], per_arm: int, seed: int, *, is_systematic: bool = False
+) -> tuple[Interaction, Bool[Array, " N"]]:
+    """Return rows on every arm, in contexts near the example, and whether the program can produce each.
+
+    Args:
+        latents: the values given which rewards must be possible.
+        is_systematic: whether to try the rewards of the first outcome in order, and the example context in every third row.
+    """
+    rng = np.random.default_rng(seed)
+    arm = jnp.tile(jnp.arange(model.num_arms), per_arm)
+    repeat = np.repeat(np.arange(per_arm), model.num_arms)
+    picks = rng.integers(0, 1 << 20, size=(arm.size, len(model.outcomes)))
+    if is_systematic:
+        picks[:, 0] = repeat + np.tile(np.arange(model.num_arms), per_arm)
+    context = model.varied_context_rows(rng, (repeat % 3 == 0) & is_systematic)
+    reward, is_feasible = feasible_rewards(
+        model.program, dict(latents), arm, context, model.outcome_kinds, jnp.asarray(picks)
+    )
+    return Interaction(arm, reward, context), is_feasible
 
 
 def rows_per_sum(num_rows: int) -> int:
@@ -82,9 +107,7 @@ def certify_trial_rows(
             obstacles[:] = readings.obstacles
         total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
         after = absorb(layout, prior, total, rows.arm.shape[0])
-        # A density that is not affine may lead to no posterior.
-        located = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, prior)
-        regions = regions_for(layout, prior, located, NUM_AROUND_CENTRE, NUM_IN_POSTERIOR, stretch)
+        regions = regions_for(layout, prior, after, NUM_AROUND_CENTRE, NUM_IN_POSTERIOR, stretch)
         found = compare_rows(model, layout, readings.naturals, centre, regions, rows, weights=weights)
         residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))
         flags = [obstacle.is_present[0] for obstacle in readings.obstacles]
