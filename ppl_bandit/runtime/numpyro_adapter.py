@@ -28,6 +28,7 @@ __all__ = [
     "mask_sites",
     "parameters_of",
     "patched_methods",
+    "element_support",
     "support_bounds",
     "without_censoring",
     "without_mask",
@@ -105,6 +106,13 @@ def is_improper(fn: Distribution) -> bool:
 def has_circular_part(fn: Distribution) -> bool:
     """Return whether a distribution, or one inside it, is a law of angles: its `.mean` is a direction, not an average."""
     return any(part is constraints.circular for part in components(fn))
+
+
+def element_support(support: Any) -> Any:
+    """Return the constraint of one element of a support."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support
 
 
 def support_bounds(fn: Distribution) -> tuple[Any, Any]:

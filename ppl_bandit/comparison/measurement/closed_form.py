@@ -15,6 +15,7 @@ from numpyro.distributions import constraints
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.numpyro_adapter import element_support
 from ppl_bandit.types import Engine, Interaction
 
 __all__ = ["ClosedFormMarginal", "exact_log_evidence", "exact_marginals", "support_bounds"]
@@ -205,8 +206,7 @@ def support_bounds(model: RewardModel) -> dict[str, tuple[np.ndarray, np.ndarray
 
 
 def _bounds_of(support: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
+    support = element_support(support)
     is_simplex = isinstance(support, type(constraints.simplex))
     low = getattr(support, "lower_bound", 0.0 if is_simplex else -jnp.inf)
     high = getattr(support, "upper_bound", 1.0 if is_simplex else jnp.inf)

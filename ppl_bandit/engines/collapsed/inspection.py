@@ -35,9 +35,8 @@ from ppl_bandit.engines.exact.families.posterior import (
 )
 from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.engines.exact.proof.examination import examine
-from ppl_bandit.engines.exact.proof.trial_rows import trial_rows
-from ppl_bandit.engines.exact.refusals import refusal, rounding_refusal
-from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY
+from ppl_bandit.engines.exact.proof.trial_certificates import trial_rows
+from ppl_bandit.engines.exact.refusals import ANALYTIC_REMEDY, refusal, rounding_refusal
 from ppl_bandit.engines.row_buffer import row_mask
 from ppl_bandit.numerics.arrow_matrices import as_arrow
 from ppl_bandit.program.jaxpr.analytic import Obstacle
@@ -248,9 +247,7 @@ def certificate_excess(
         added = relative_to(layout, total, centre, coordinates_at(layout, law))
         added = added._replace(quadratic=as_arrow(added.quadratic, *layout.leaves))
         after = absorb(layout, law, added, jnp.sum(mask))
-        # The points of an improper posterior would be meaningless.
-        located = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, law)
-        regions = regions_for(layout, law, located, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR, centre=centre)
+        regions = regions_for(layout, law, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR, centre=centre)
         found = compare_rows(view, layout, naturals, centre, regions, rows)
         return excess_of(jax.vmap(worst_of)(found)), readings.is_sound
 

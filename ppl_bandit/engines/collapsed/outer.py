@@ -20,6 +20,7 @@ from ppl_bandit.engines.exact.families.layout import SiteBlock
 from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
+from ppl_bandit.runtime.numpyro_adapter import element_support
 
 __all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "without"]
 
@@ -107,9 +108,7 @@ def box_of(
     """
     blocks = []
     for name in space.names:
-        support, shape = supports[name], model.latent_shapes[name]
-        while isinstance(support, constraints.independent):
-            support = support.base_constraint
+        support, shape = element_support(supports[name]), model.latent_shapes[name]
         if isinstance(support, type(constraints.simplex)):
             blocks.append(SiteBlock(name, "simplex", shape, 0))
         elif isinstance(support, constraints.greater_than):
@@ -155,7 +154,7 @@ def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[
 
     def arguments() -> tuple[Any, ...]:
         latents = {name: jnp.zeros(shape) for name, shape in model.latent_shapes.items()}
-        outcomes = model.outcome_values({name: jnp.zeros(1) for name in model.outcomes})
+        outcomes = model.zero_outcomes(1)
         return latents, jnp.zeros(1, int), model.context_rows(1), outcomes
 
     closed = jax.make_jaxpr(densities)(*jax.eval_shape(arguments))

@@ -1,8 +1,12 @@
-"""Why a program is not conjugate, and what to write instead: the exceptions of the exact engine."""
+"""Why a program is not conjugate, and what to write instead: the exceptions of the exact engine.
+
+The tests build a program from every remedy.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -11,11 +15,44 @@ from ppl_bandit.engines.exact.certificate.certificate import Residual, resolutio
 from ppl_bandit.engines.exact.explanation import program_name
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
 from ppl_bandit.engines.exact.families.registry import FAMILIES
-from ppl_bandit.engines.exact.remedies import outcome_remedy
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.numpyro_adapter import distribution_name
 from ppl_bandit.types import Explanation, NotConjugate
 
-__all__ = ["density_refusal", "obstacle_refusal", "refusal", "rounding_refusal", "untested_refusal"]
+__all__ = [
+    "ANALYTIC_REMEDY",
+    "CONJUGATE",
+    "KEEP",
+    "density_refusal",
+    "obstacle_refusal",
+    "outcome_remedy",
+    "refusal",
+    "rounding_refusal",
+    "untested_refusal",
+]
+
+KEEP = "keep the program: Bandit and engines.choose draw by an engine that needs no conjugacy"
+
+ANALYTIC_REMEDY = (
+    "let latents reach the outcome through arithmetic and smooth functions alone; branches, indices, clips and rounding may "
+    f"depend on arm and context; or {KEEP}"
+)
+
+_GAUSSIAN = (
+    "Normal priors on latents in which {} is linear, its standard deviation known, or its variance under an InverseGamma prior "
+    "and the Normal priors scaled by it"
+)
+CONJUGATE: Mapping[str, str] = {  # outcome -> the prior that it is conjugate to
+    "Bernoulli": "a Beta prior on its probability itself",
+    "Binomial": "a Beta prior on its probability itself",
+    "Geometric": "a Beta prior on its probability itself",
+    "Categorical": "a Dirichlet prior on its probabilities themselves",
+    "Poisson": "a Gamma prior on its rate, or on the rate per unit of a known exposure",
+    "Exponential": "a Gamma prior on its rate, or an InverseGamma prior on its mean",
+    "Gamma": "a Gamma prior on its rate, its concentration known",
+    "Normal": _GAUSSIAN.format("its mean"),
+    "LogNormal": _GAUSSIAN.format("the mean of its logarithm"),
+}
 
 _REAL_STATISTICS = "z and z z'"
 _REAL_REMEDY = "real latents have a Normal prior, each with a mean that is linear in the others"
@@ -28,16 +65,14 @@ def refusal(model: RewardModel, reason: str, remedy: str) -> NotConjugate:
     return NotConjugate(f"{sentence}; {remedy}", Explanation("conjugate", False, sentence, {}, text))
 
 
-def density_refusal(
-    model: RewardModel, layout: Layout, alone: list[str], residual: Residual, row: Any, is_prior: bool
-) -> NotConjugate:
+def density_refusal(model: RewardModel, layout: Layout, alone: list[str], residual: Residual, row: Any) -> NotConjugate:
     """Return the exception for a program whose prior or likelihood is not affine in the sufficient statistics.
 
     Args:
         alone: sites that break the affine form while the others are fixed; empty if only several together do.
-        row: the row of data whose likelihood failed.
+        row: the row of data whose likelihood failed; None for the prior.
     """
-    what = "prior" if is_prior else f"likelihood of {_row_text(model, row)}"
+    what = _density_text(model, row)
     blamed = alone or [site.name for site in layout.sites]
     sites = [site for site in layout.sites if site.name in blamed]
     statistics = {REAL: _REAL_STATISTICS, **{kind: family.statistics_text for kind, family in FAMILIES.items()}}
@@ -51,7 +86,7 @@ def density_refusal(
     nats, tolerance = float(residual.nats), float(residual.tolerance)
     reason += f" - residual {nats:.1e} nats, tolerance {tolerance:.1e} nats"
     kinds = {site.kind for site in layout.sites}
-    if is_prior:
+    if row is None:
         given = "; ".join(dict.fromkeys(priors[site.kind] for site in sites))
         remedy = f"in a conjugate program {given}, and no factor bends it"
     elif not alone and {REAL, POSITIVE} <= kinds and np.any(layout.owner < 0):
@@ -74,11 +109,8 @@ def obstacle_refusal(model: RewardModel, obstacle: str, residual: Residual, row:
     Args:
         row: the row of data whose likelihood is not affine; None for the prior.
     """
-    what = "prior" if row is None else f"likelihood of {_row_text(model, row)}"
-    reason = (
-        f"is not conjugate: {obstacle}; the log {what} is off the conjugate form by {float(residual.nats):.2g} nats"
-    )
-    return refusal(model, reason, outcome_remedy(model))
+    deviation = f"the log {_density_text(model, row)} is off the conjugate form by {float(residual.nats):.2g} nats"
+    return refusal(model, f"is not conjugate: {obstacle}; {deviation}", outcome_remedy(model))
 
 
 def rounding_refusal(model: RewardModel, layout: Layout, residual: Residual, where: str = "") -> NotConjugate:
@@ -125,7 +157,32 @@ def untested_refusal(model: RewardModel, arm: int, is_rounded: bool) -> NotConju
     )
 
 
-def _row_text(model: RewardModel, row: Any) -> str:
+def outcome_remedy(model: RewardModel) -> str:
+    """Return which priors are conjugate to the outcomes of a program, and that other engines accept it as it is."""
+    known, unknown = [], []
+    for name in dict.fromkeys(_outcome_names(model)):
+        article = "an" if name[0] in "AEIOU" else "a"
+        if name in CONJUGATE:
+            known.append(f"{article} {name} outcome is conjugate to {CONJUGATE[name]}")
+        else:
+            unknown.append(f"no prior is known that is conjugate to {article} {name} outcome")
+    return "; ".join([*known, *unknown, f"or {KEEP}" if not unknown else KEEP])
+
+
+def _outcome_names(model: RewardModel) -> list[str]:
+    names: list[str] = []
+
+    def trace_program() -> None:
+        trace = model.trace({}, jnp.zeros(1, int), model.context_rows(1))
+        names.extend(distribution_name(trace[name]["fn"]) for name in model.outcomes)
+
+    jax.eval_shape(trace_program)
+    return names
+
+
+def _density_text(model: RewardModel, row: Any) -> str:
+    if row is None:
+        return "prior"
     values: Mapping[str, Array] = model.outcome_values(row.reward)
     given = ", ".join(f"{name} {float(value[0]):g}" for name, value in values.items())
-    return f"{given} on arm {int(row.arm[0])}"
+    return f"likelihood of {given} on arm {int(row.arm[0])}"

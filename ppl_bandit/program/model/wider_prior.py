@@ -6,7 +6,6 @@ support. Latents that the expected rewards do not depend on, such as a noise var
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from numpyro.distributions import biject_to, constraints
 from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, run_program
+from ppl_bandit.runtime.numpyro_adapter import element_support
 from ppl_bandit.types import Draws
 
 __all__ = ["prior_medians", "sites_of_expected_rewards", "widen_latents"]
@@ -53,7 +53,7 @@ def widen_latents(model: RewardModel, latents: Mapping[str, Array], middle: Draw
             return latents.get(name)
         support = site["fn"].support  # its bounds may depend on another latent
         position = biject_to(own[name]["fn"].support).inv(latents[name])
-        if isinstance(_base(support), _HALF_LINES):  # unconstrained space is the logarithm of the distance
+        if isinstance(element_support(support), _HALF_LINES):  # unconstrained space is the logarithm of the distance
             return biject_to(support)(position + jnp.log(by))
         centre = jnp.asarray(middle[name], position.dtype)
         return biject_to(support)(centre + by * (position - centre))
@@ -69,9 +69,3 @@ def sites_of_expected_rewards(model: RewardModel) -> list[str]:
         closed = jax.make_jaxpr(lambda given: model.expected_rewards(given, model.context))(latents)
     labels = [frozenset([name]) for name in sorted(latents)]  # JAX sorts the keys of a dict
     return sorted(frozenset().union(*dependencies(closed, labels)))
-
-
-def _base(support: Any) -> Any:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support

@@ -84,7 +84,6 @@ BETA = Family(
     middle=lambda parameters: jnp.log(parameters[..., 0] / parameters[..., 1]),
     variance=lambda parameters: (1.0 / parameters).sum(axis=-1),
     max_sd=2.0,
-    near_sd=2.0,
     far_range=(3.0, 9.0),  # no further: 1 - z keeps 11 digits at logit 9
     statistics=_statistics,
     rounding_sizes=_rounding_sizes,

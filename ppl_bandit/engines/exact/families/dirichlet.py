@@ -47,7 +47,6 @@ DIRICHLET = Family(
     middle=_middle,
     variance=lambda parameters: 1.0 / parameters,
     max_sd=1.5,
-    near_sd=1.5,
     far_range=(2.0, 5.0),
     statistics=jax.nn.log_softmax,
     rounding_sizes=lambda logits, layout: 1.0 + jnp.abs(logits),

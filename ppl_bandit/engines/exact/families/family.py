@@ -31,8 +31,8 @@ class Family(NamedTuple):
         reading_point: parameters -> coordinates at which log densities are differentiated.
         middle: parameters -> coordinates of the middle of the distribution.
         variance: parameters -> approximate variance of the coordinates.
-        max_sd: largest standard deviation of certificate points about the middle.
-        near_sd, far_range: standard deviation of certificate points near the reading point, and distances of those far away.
+        max_sd: largest standard deviation of certificate points about the middle, and that of points near the reading point.
+        far_range: distances of certificate points far away from the reading point.
         statistics: coordinates -> T(x).
         rounding_sizes: (coordinates, layout) -> size of the numbers from which rounding makes each statistic.
         natural: (coordinates, gradient, curvature, gradient_at) -> eta. The curvature is the Hessian times a vector that is 1
@@ -65,7 +65,6 @@ class Family(NamedTuple):
     middle: Callable[[Array], Array]
     variance: Callable[[Array], Array]
     max_sd: float
-    near_sd: float
     far_range: tuple[float, float]
     statistics: Callable[[Array], Array]
     rounding_sizes: Callable[[Array, Layout], Array]

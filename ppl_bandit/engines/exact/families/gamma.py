@@ -140,7 +140,6 @@ GAMMA = Family(
     middle=_middle,
     variance=lambda parameters: 1.0 / parameters[..., 0],
     max_sd=1.2,
-    near_sd=1.2,
     far_range=(2.0, 6.0),  # no further: a change of e^6 in u dwarfs its logarithm
     statistics=_statistics,
     rounding_sizes=_rounding_sizes,

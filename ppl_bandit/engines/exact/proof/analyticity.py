@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, Layout, SiteBlock
-from ppl_bandit.engines.exact.remedies import KEEP
+from ppl_bandit.engines.exact.refusals import KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals
 from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.jaxpr.intervals import Interval, is_inside, simplex_box, support_box

@@ -12,14 +12,13 @@ from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout, Sit
 from ppl_bandit.engines.exact.families.posterior import generic_point, latents_at
 from ppl_bandit.engines.exact.families.registry import FAMILIES
 from ppl_bandit.engines.exact.proof.gaussian_blocks import in_blocks
-from ppl_bandit.engines.exact.refusals import refusal
-from ppl_bandit.engines.exact.remedies import outcome_remedy
+from ppl_bandit.engines.exact.refusals import outcome_remedy, refusal
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
-from ppl_bandit.runtime.numpyro_adapter import class_name
+from ppl_bandit.runtime.numpyro_adapter import class_name, element_support
 
-__all__ = ["base_support", "find_scales", "kind_of_support", "read_supports", "supports_of"]
+__all__ = ["find_scales", "kind_of_support", "read_supports", "supports_of"]
 
 
 def supports_of(model: RewardModel) -> dict[str, Any]:
@@ -45,16 +44,9 @@ def supports_of(model: RewardModel) -> dict[str, Any]:
     }
 
 
-def base_support(support: Any) -> Any:
-    """Return the constraint of one element of a support."""
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support
-
-
 def kind_of_support(support: Any) -> str | None:
     """Return the kind of latents with a support: `REAL`, that of a family, or None if no family has this support."""
-    support = base_support(support)
+    support = element_support(support)
     if isinstance(support, type(constraints.real)):
         return REAL
     return next((kind for kind, family in FAMILIES.items() if family.accepts(support)), None)
@@ -75,7 +67,7 @@ def read_supports(model: RewardModel) -> Layout:
                 f"is not conjugate: the support of '{name}' depends on another latent",
                 "give it a support that is fixed",
             )
-        kind, support = kind_of_support(support), base_support(support)
+        kind, support = kind_of_support(support), element_support(support)
         if kind is None:
             raise refusal(
                 model,

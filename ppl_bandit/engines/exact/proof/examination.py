@@ -33,16 +33,17 @@ from ppl_bandit.engines.exact.proof.trial_certificates import (
     NUM_IN_POSTERIOR,
     certify_trial_rows,
     rows_per_sum,
+    trial_rows,
 )
-from ppl_bandit.engines.exact.proof.trial_rows import trial_rows
 from ppl_bandit.engines.exact.refusals import (
+    ANALYTIC_REMEDY,
+    KEEP,
     density_refusal,
     obstacle_refusal,
     refusal,
     rounding_refusal,
     untested_refusal,
 )
-from ppl_bandit.engines.exact.remedies import ANALYTIC_REMEDY, KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
@@ -247,7 +248,7 @@ def _density_refusal(model: RewardModel, layout: Layout, found: Examination, *, 
 
     is_fine = run_once(is_affine_in_each_site)
     alone = [site.name for site, fine in zip(layout.sites, is_fine, strict=True) if not fine]
-    return density_refusal(model, layout, alone, residual, row, is_prior)
+    return density_refusal(model, layout, alone, residual, row)
 
 
 def _worst_residual(found: Examination, *, is_prior: bool) -> tuple[Residual, Any]:

@@ -114,7 +114,7 @@ def _terms_of_reals(model: RewardModel, layout: Layout) -> Bool[np.ndarray, "ter
 
     def data() -> tuple[Any, ...]:
         others = {site.name: jnp.ones(site.shape) for site in layout.sites if site.kind != REAL}
-        outcomes = model.outcome_values({name: jnp.zeros(model.num_arms) for name in model.outcomes})
+        outcomes = model.zero_outcomes(model.num_arms)
         return others, outcomes, model.context_rows(model.num_arms)
 
     return entries_read(terms, layout.count(REAL), jax.eval_shape(data))
