@@ -24,11 +24,11 @@ __all__ = [
     "append_row",
     "as_rows",
     "empty_buffer",
-    "has_room_for",
     "grow_buffer",
     "read_buffer",
     "reserve",
     "row_mask",
+    "rows_that_fit",
     "take_rows",
 ]
 
@@ -76,15 +76,16 @@ class BufferedRows(NamedTuple):
 
 def empty_buffer(model: RewardModel, capacity: int) -> Buffer:
     """Return a buffer without data; its padding is the example context on arm 0."""
-    reward = model.outcome_values({name: jnp.zeros(capacity) for name in model.outcomes})
     none = jnp.zeros(capacity, int)
     table = jnp.full((_NUM_SETS if capacity else 0, _NUM_WAYS), -1)
-    return Buffer(none, reward, model.context_rows(capacity), none, table, jnp.zeros((), int))
+    return Buffer(none, model.zero_outcomes(capacity), model.context_rows(capacity), none, table, jnp.zeros((), int))
 
 
-def has_room_for(buffer: Buffer, interaction: Interaction) -> Bool[Array, ""]:
-    """Tell whether the rows of an interaction fit, even if none of them is stored yet."""
-    return buffer.num_rows + jnp.sum(row_mask(interaction)) <= buffer.arm.shape[0]
+def rows_that_fit(buffer: Buffer, interaction: Interaction) -> tuple[Interaction, Bool[Array, ""]]:
+    """Return the rows of an interaction, all masked if they do not fit, and whether they fit, even if none is stored yet."""
+    mask = row_mask(interaction)
+    has_room = buffer.num_rows + jnp.sum(mask) <= buffer.arm.shape[0]
+    return interaction._replace(mask=mask & has_room), has_room
 
 
 def row_mask(interaction: Interaction) -> Bool[Array, " N"]:

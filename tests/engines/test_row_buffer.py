@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit.engines.row_buffer import append_rows, empty_buffer, grow_buffer, has_room_for, read_buffer
+from ppl_bandit.engines.row_buffer import append_rows, empty_buffer, grow_buffer, read_buffer, rows_that_fit
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -70,8 +70,10 @@ def test_the_rows_of_some_arms_are_read_alone():
 
 def test_capacity_doubles_until_the_rows_fit_and_the_data_stay():
     buffer = append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS)
-    assert not has_room_for(buffer, ROWS)
-    assert has_room_for(buffer, ROWS._replace(mask=jnp.array([False, True, False])))
+    masked, has_room = rows_that_fit(buffer, ROWS)
+    assert not has_room and not np.any(masked.mask)
+    one, has_room = rows_that_fit(buffer, ROWS._replace(mask=jnp.array([False, True, False])))
+    assert has_room and one.mask.tolist() == [False, True, False]
     assert grow_buffer(buffer, 1) is buffer
     larger = grow_buffer(buffer, 14)
     assert larger.arm.shape == (32,)

@@ -63,7 +63,7 @@ def independent_blocks(model: RewardModel, space: Space) -> Blocks:
         return model.log_likelihood(space.constrain(flat), Interaction(jnp.asarray(arms), reward, context))
 
     def data() -> tuple[Any, Any]:
-        reward = model.outcome_values({name: jnp.zeros(model.num_arms) for name in model.outcomes})
+        reward = model.zero_outcomes(model.num_arms)
         return reward, model.context_rows(model.num_arms)
 
     rows = entries_read(likelihood, space.size, jax.eval_shape(data))

@@ -14,7 +14,7 @@ from ppl_bandit.engines.approximate.fit_checks import FIT_CHECKS, FIT_CHECKS_TEX
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.log_density import LogDensity, find_mode
-from ppl_bandit.engines.row_buffer import Buffer, append_rows, empty_buffer, has_room_for, reserve, row_mask
+from ppl_bandit.engines.row_buffer import Buffer, append_rows, empty_buffer, reserve, rows_that_fit
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
@@ -83,9 +83,8 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         return LaplaceState(buffer, mode.position, mode.root)
 
     def update(key: Key, state: LaplaceState, interaction: Interaction) -> tuple[LaplaceState, LaplaceInfo]:
-        has_room = has_room_for(state.buffer, interaction)
-        mask = row_mask(interaction) & has_room
-        buffer = append_rows(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
+        rows, has_room = rows_that_fit(state.buffer, interaction)
+        buffer = append_rows(model, state.buffer, rows, merges=discount == 1.0)
         target = posterior_of(buffer)
         mode = find_mode(target, state.mode)
         noise = jr.normal(key, (NUM_CHECK_DRAWS, space.size))

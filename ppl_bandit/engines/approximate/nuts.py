@@ -35,9 +35,9 @@ from ppl_bandit.engines.row_buffer import (
     Buffer,
     append_rows,
     empty_buffer,
-    has_room_for,
     reserve,
     row_mask,
+    rows_that_fit,
 )
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -149,9 +149,8 @@ def nuts(
         )
 
     def update(key: Key, state: NutsState, interaction: Interaction) -> tuple[NutsState, NutsInfo]:
-        has_room = has_room_for(state.buffer, interaction)
-        mask = row_mask(interaction) & has_room
-        rows, has_rows = interaction._replace(mask=mask), jnp.any(mask)
+        rows, has_room = rows_that_fit(state.buffer, interaction)
+        has_rows = jnp.any(row_mask(rows))
         # With a discount every row changes the posterior of every block.
         is_touched = touched_blocks(blocks, rows) if discount == 1.0 else has_rows
         pending = state._replace(

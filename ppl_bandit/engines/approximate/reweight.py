@@ -56,9 +56,8 @@ from ppl_bandit.engines.row_buffer import (
     append_row,
     as_rows,
     empty_buffer,
-    has_room_for,
     reserve,
-    row_mask,
+    rows_that_fit,
     take_rows,
 )
 from ppl_bandit.engines.settings import check_settings, refuse_moving
@@ -252,9 +251,8 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
 
     def counted_rows(state: ReweightState, interaction: Interaction) -> tuple[Interaction, Bool[Array, ""]]:
         """Return the rows, masked if they do not fit, and whether they fit."""
-        has_room = has_room_for(state.buffer, interaction)
-        mask = row_mask(interaction) & has_room
-        return as_rows(model, state.buffer, interaction)._replace(mask=mask), has_room
+        rows, has_room = rows_that_fit(state.buffer, interaction)
+        return as_rows(model, state.buffer, rows), has_room
 
     def make_info(state: ReweightState, k_hat: Float[Array, ""], has_room: Bool[Array, ""]) -> ReweightInfo:
         particles = state.particles

@@ -32,10 +32,9 @@ from ppl_bandit.engines.row_buffer import (
     BufferedRows,
     append_rows,
     empty_buffer,
-    has_room_for,
     read_buffer,
     reserve,
-    row_mask,
+    rows_that_fit,
 )
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -178,9 +177,8 @@ def svi(
 
     def update(key: Key, state: SviState, interaction: Interaction) -> tuple[SviState, SviInfo]:
         key_fit, key_check = jr.split(key)
-        has_room = has_room_for(state.buffer, interaction)
-        mask = row_mask(interaction) & has_room
-        buffer = append_rows(model, state.buffer, interaction._replace(mask=mask), merges=discount == 1.0)
+        rows, has_room = rows_that_fit(state.buffer, interaction)
+        buffer = append_rows(model, state.buffer, rows, merges=discount == 1.0)
         data = _ScaledData(read_buffer(buffer, discount), state.centre, state.scale)
 
         positions, log_weights = fitted.weighted_draws(key_check, state.params, data, _NUM_FIRST_DRAWS)

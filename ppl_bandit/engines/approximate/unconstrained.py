@@ -68,7 +68,7 @@ class Space(NamedTuple):
         log_likelihood: (constrained latents, N rows) -> (N,).
         log_joint: ((K,), data) -> log prior + log likelihood.
         draw_prior: (key, M) -> (M, K) draws by running the program, and the log density terms that running it ignores,
-            (M, terms): factors, observed constants, scaled or masked latents. Their sum is the log weight of a draw.
+            (M, terms): factors and observed constants. Their sum is the log weight of a draw.
         partial_centring: other coordinates for hierarchies; None for programs without a latent scale.
         locations: (constrained latents, N rows) -> centres of the outcomes' laws; see `outcome_locations`.
     """
@@ -163,16 +163,9 @@ def unconstrained_space(model: RewardModel) -> Space:
 
     def ignored_terms(latents: Mapping[str, Array]) -> Float[Array, " terms"]:
         trace = run_program(model.program, *_one_row(model, latents))
-        terms = []
-        for site in prior_sites(trace):
-            own = log_prob_terms(site)
-            if site["name"] in shapes:
-                is_plain = site["scale"] is None and not _is_masked(site["fn"])
-                terms.append(jnp.zeros_like(own) if is_plain else own - log_prob_terms(site, is_plain=True))
-            else:
-                terms.append(own)
+        terms = {site["name"]: log_prob_terms(site) for site in prior_sites(trace)}
+        found = jnp.concatenate([jnp.zeros_like(own) if name in shapes else own for name, own in terms.items()])
         num_terms = jax.eval_shape(log_prior, jnp.zeros(total)).shape[0]
-        found = jnp.concatenate(terms)
         return jnp.pad(found, (0, num_terms - found.shape[0]))  # no Jacobians: this is a density of constrained latents
 
     def draw_prior(key: Key, num_samples: int) -> tuple[Float[Array, "M K"], Float[Array, "M terms"]]:
@@ -205,15 +198,9 @@ def _location_and_log_scale(fn: Distribution, shape: tuple[int, ...]) -> tuple[A
     return jnp.broadcast_to(fn.loc, shape), jnp.broadcast_to(jnp.log(fn.scale), shape)
 
 
-def _is_masked(fn: Distribution) -> bool:
-    while isinstance(fn, Independent):
-        fn = fn.base_dist
-    return isinstance(fn, MaskedDistribution)
-
-
 def _one_row(model: RewardModel, latents: Mapping[str, Array] | None = None) -> tuple[Any, Any, dict[str, Array]]:
     """Return the arguments of a run for its latents alone, with fixed outcomes."""
-    outcomes = model.outcome_values({name: jnp.zeros(1) for name in model.outcomes})
+    outcomes = model.zero_outcomes(1)
     return jnp.zeros(1, int), model.context_rows(1), {**outcomes, **(latents or {})}
 
 

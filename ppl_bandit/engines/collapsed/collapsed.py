@@ -32,7 +32,7 @@ from ppl_bandit.engines.particles.checks import Check, describe_failures, passed
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path, max_autocorrelation
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, variance_of_mean
-from ppl_bandit.engines.row_buffer import ROOM_CHECK, has_room_for, reserve, row_mask
+from ppl_bandit.engines.row_buffer import ROOM_CHECK, reserve, row_mask, rows_that_fit
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.numerics.sampling import normal
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -171,8 +171,10 @@ def _update(
     """Certify and learn rows, and move the particles if their weights are uneven."""
     model, split, summary, discount = posterior
     num_particles, dtype = state.particles.shape[0], state.particles.dtype
-    has_room = has_room_for(state.buffer, interaction) if summary is None else jnp.array(True)
-    mask = row_mask(interaction) & has_room
+    has_room = jnp.array(True)
+    if summary is None:
+        interaction, has_room = rows_that_fit(state.buffer, interaction)
+    mask = row_mask(interaction)
     rows = _fill_padding(interaction._replace(reward=model.outcome_values(interaction.reward), mask=mask))
 
     # The proof holds for every outer value; certificates are evaluated at one, or at two if the likelihood depends on it.

@@ -11,7 +11,7 @@ import jax.random as jr
 import numpyro
 from jaxtyping import Array, Bool, Float, Int
 from numpyro import handlers
-from numpyro.distributions import Distribution, Independent, MaskedDistribution
+from numpyro.distributions import Independent
 
 from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Key
@@ -104,22 +104,15 @@ def log_prob(site: Site, mask: Bool[Array, " N"] | None = None) -> Array:
     return density if site["scale"] is None else site["scale"] * density
 
 
-def log_prob_terms(site: Site, is_plain: bool = False) -> Float[Array, " terms"]:
-    """Return the log density of a site as one term for each independent element.
-
-    Args:
-        is_plain: ignore scale and mask, which do not affect draws of the site.
-    """
-    fn, value, num_summed = site["fn"], site["value"], 0
-    if is_plain:
-        fn = _unmasked(fn)
+def log_prob_terms(site: Site) -> Float[Array, " terms"]:
+    """Return the log density of a site as one term for each independent element."""
+    fn, num_summed = site["fn"], 0
     while isinstance(fn, Independent):
         num_summed += fn.reinterpreted_batch_ndims
         fn = fn.base_dist
-    density = fn.log_prob(value)
-    scale = None if is_plain else site["scale"]
-    if scale is not None:
-        scale = jnp.asarray(scale)
+    density = fn.log_prob(site["value"])
+    if site["scale"] is not None:
+        scale = jnp.asarray(site["scale"])
         density *= scale.reshape(scale.shape + (1,) * num_summed) if scale.ndim else scale
     return jnp.ravel(jnp.asarray(density, float))
 
@@ -149,9 +142,3 @@ def repeat_rows(context: Any, num_rows: int) -> Any:
     if context is None:
         return None
     return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (num_rows, *jnp.shape(leaf))), context)
-
-
-def _unmasked(fn: Distribution) -> Distribution:
-    if isinstance(fn, Independent):
-        return _unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
-    return _unmasked(fn.base_dist) if isinstance(fn, MaskedDistribution) else fn

@@ -73,7 +73,7 @@ def outcome_locations(
         return all_locations(constrain(flat), Interaction(jnp.asarray(arms), reward, context)).locations
 
     def data() -> tuple[Any, Any]:
-        reward = model.outcome_values({name: jnp.zeros(model.num_arms) for name in model.outcomes})
+        reward = model.zero_outcomes(model.num_arms)
         return reward, model.context_rows(model.num_arms)
 
     reads = entries_read(of_every_arm, size, jax.eval_shape(data))
