@@ -79,7 +79,6 @@ def load_validation(program: Callable, num_arms: int, context: Any, outcomes: tu
         "latent_shapes": {name: tuple(shape) for name, shape in values["latent_shapes"].items()},
         "outcome_kinds": values["outcome_kinds"],
         "mean_method": mean_method,
-        "expected_reward_method": means.describe(mean_method, outcomes),
         "has_moving_support": values["has_moving_support"],
         "outcome_groups": tuple(map(tuple, values["outcome_groups"])),
         "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),

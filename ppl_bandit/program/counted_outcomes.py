@@ -79,7 +79,7 @@ def _reads(model: RewardModel) -> dict[str, frozenset[str]]:
 
     latents = {name: np.zeros(shape) for name, shape in model.latent_shapes.items()}
     with jax.enable_x64(True):
-        outcomes = model.outcome_values({name: jnp.zeros(1) for name in model.outcomes})
+        outcomes = model.zero_outcomes(1)
         closed = jax.make_jaxpr(densities)(latents, outcomes)
     labels = [frozenset([_LATENTS])] * len(latents) + [frozenset([name]) for name in sorted(outcomes)]
     return dict(zip(model.outcomes, dependencies(closed, labels), strict=True))

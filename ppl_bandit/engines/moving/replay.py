@@ -127,7 +127,7 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
         return {**inner, **space.constrain(at)[0]}
 
     def empty_replay(laws: Posterior) -> Replay:
-        outcomes = model.outcome_values(dict.fromkeys(model.outcomes, jnp.zeros(size)))
+        outcomes = model.zero_outcomes(size)
         reward = outcomes if len(model.outcomes) > 1 else outcomes[model.outcomes[0]]
         rows = Interaction(jnp.zeros(size, int), reward, jax.tree.map(jnp.asarray, model.context_rows(size)))
         num = len(laws.mean)

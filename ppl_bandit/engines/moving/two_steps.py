@@ -35,7 +35,7 @@ def two_steps(model: RewardModel, elapsed: Array | float | None = None) -> Rewar
     once = [*model.terms_beside_draws(), *static]
 
     def program(*rows: Any) -> None:
-        outcomes = model.outcome_values(dict.fromkeys(model.outcomes, jnp.zeros(rows[0].shape)))
+        outcomes = model.zero_outcomes(rows[0].shape[0])
         first = handlers.block(handlers.substitute(model.program, data=outcomes), hide=list(model.outcomes))
         with handlers.scope(prefix=PREFIX):
             trace = handlers.trace(first).get_trace(*rows)
@@ -71,7 +71,7 @@ def measure_step(
     """
     joint = two_steps(model, elapsed)
     _, residual = read_prior(joint, layout)
-    outcomes = model.outcome_values(dict.fromkeys(model.outcomes, jnp.zeros(1)))
+    outcomes = model.zero_outcomes(1)
     arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
     return residual, analyticity(joint, layout, arm, context, outcomes, is_prior=True)
 

@@ -88,7 +88,7 @@ def static_moves(model: RewardModel, size: int) -> StaticMoves | None:
 
     def start(latents: Mapping[str, Array]) -> Window:
         num, num_filters = space.size + moving.size, len(next(iter(latents.values())))
-        outcomes = model.outcome_values(dict.fromkeys(model.outcomes, jnp.zeros(size)))
+        outcomes = model.zero_outcomes(size)
         reward = outcomes if len(model.outcomes) > 1 else outcomes[model.outcomes[0]]
         rows = Interaction(jnp.zeros(size, int), reward, jax.tree.map(jnp.asarray, model.context_rows(size)))
         path = {name: jnp.zeros((size, *latents[name].shape)) + latents[name] for name in model.moving_sites}

@@ -19,7 +19,7 @@ from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.intervals import Interval, as_interval, is_moderate, is_nonzero, is_positive, unbounded
 from ppl_bandit.program.jaxpr.polynomial_degree import highest_degree, result_degree
 from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive, index_operands, starts
-from ppl_bandit.program.jaxpr.simplex_sums import SimplexSum, sums_of_results
+from ppl_bandit.program.jaxpr.simplex_sums import SimplexSum, ratio_bounds, sums_of_results
 from ppl_bandit.program.jaxpr.source_lines import SourceLine, source_line
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, apply_primitive
 
@@ -119,7 +119,7 @@ def _narrowed_by_sums(eqn: Any, values: list[Any], outs: list[Interval]) -> list
     if not any(isinstance(known, SimplexSum) for known in sums):
         return outs
     if eqn.primitive.name == "div" and all(isinstance(known, SimplexSum) for known in sums):
-        return [intervals.ratio_of_sums(outs[0], *sums)] if sums[0].site == sums[1].site else outs
+        return [intervals.within(outs[0], *ratio_bounds(*sums))] if sums[0].site == sums[1].site else outs
     found = sums_of_results(eqn, sums)
     return outs if found is None else [intervals.with_sum(*pair) for pair in zip(outs, found, strict=True)]
 

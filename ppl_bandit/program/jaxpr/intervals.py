@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.program.jaxpr.simplex_sums import SimplexSum, ratio_bounds, simplex_elements, sum_bounds
+from ppl_bandit.program.jaxpr.simplex_sums import SimplexSum, simplex_elements, sum_bounds
 
 __all__ = [
     "Interval",
@@ -32,7 +32,6 @@ __all__ = [
     "negative",
     "power",
     "product",
-    "ratio_of_sums",
     "real_power",
     "reciprocal",
     "simplex_box",
@@ -41,6 +40,7 @@ __all__ = [
     "truth",
     "with_bounds",
     "with_sum",
+    "within",
 ]
 
 
@@ -86,18 +86,14 @@ def simplex_box(position: int, shape: tuple[int, ...]) -> Interval:
     return support_box(0.0, 1.0, shape)._replace(simplex_sum=simplex_elements(position, shape))
 
 
+def within(x: Interval, low: Array, high: Array) -> Interval:
+    """Narrow an interval by other bounds of the same quantity."""
+    return x._replace(low=jnp.maximum(x.low, low), high=jnp.minimum(x.high, high))
+
+
 def with_sum(x: Interval, simplex_sum: SimplexSum) -> Interval:
     """Narrow an interval by the bounds of the weighted sum that it is."""
-    return _within(x, sum_bounds(simplex_sum, 1.0 / _huge()))._replace(simplex_sum=simplex_sum)
-
-
-def ratio_of_sums(ratio: Interval, x: SimplexSum, y: SimplexSum) -> Interval:
-    """Narrow the interval of a ratio of two weighted sums of the elements of a simplex."""
-    return _within(ratio, ratio_bounds(x, y))
-
-
-def _within(x: Interval, bounds: tuple[Array, Array]) -> Interval:
-    return x._replace(low=jnp.maximum(x.low, bounds[0]), high=jnp.minimum(x.high, bounds[1]))
+    return within(x, *sum_bounds(simplex_sum, 1.0 / _huge()))._replace(simplex_sum=simplex_sum)
 
 
 def as_interval(value: Any) -> Interval:

@@ -71,19 +71,11 @@ def _public_name(function: str) -> str:
 def _owner(file: str) -> str:
     """Return "own", "numpyro" or "other" for files of this package, of NumPyro, and of JAX or Python; "" for the user's."""
     path = Path(file)
-    for name, folder in _folders().items():
-        if path.is_relative_to(folder):
-            # Installed packages other than JAX and NumPyro count as the user's code.
-            is_installed = name == "python" and "site-packages" in path.parts
-            return "" if is_installed else name if name in ("own", "numpyro") else "other"
-    return "other" if file.startswith("<frozen") else ""
-
-
-@functools.cache
-def _folders() -> dict[str, Path]:
-    return {
-        "own": Path(__file__).parents[2],
-        "numpyro": Path(numpyro.__file__).parent,
-        "jax": Path(jax.__file__).parent,
-        "python": Path(sysconfig.get_path("stdlib")),
-    }
+    if path.is_relative_to(Path(__file__).parents[2]):
+        return "own"
+    if path.is_relative_to(Path(numpyro.__file__).parent):
+        return "numpyro"
+    # Installed packages other than JAX and NumPyro count as the user's code.
+    is_python = path.is_relative_to(sysconfig.get_path("stdlib")) and "site-packages" not in path.parts
+    is_jax = path.is_relative_to(Path(jax.__file__).parent)
+    return "other" if is_python or is_jax or file.startswith("<frozen") else ""

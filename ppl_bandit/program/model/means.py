@@ -27,7 +27,6 @@ __all__ = [
     "MONTE_CARLO_NOTE",
     "MEAN_METHODS",
     "MeanMethod",
-    "describe",
     "expected_reward",
     "reward_variance",
 ]
@@ -202,13 +201,6 @@ MEAN_METHODS = (
     MeanMethod("Gauss-Legendre quadrature of its density", _from_density, _from_density_verdict, uses_draws=True),
     MONTE_CARLO,
 )
-
-
-def describe(method: MeanMethod | None, outcomes: tuple[str, ...]) -> str:
-    """Return as text how the expected reward is computed; None stands for the program's own site."""
-    if method is None:
-        return "the program's own expected_reward site"
-    return f"the mean of '{outcomes[0]}', from {method.description}"
 
 
 def expected_reward(trace: Trace, outcomes: tuple[str, ...], method: MeanMethod | None) -> Float[Array, " N"]:

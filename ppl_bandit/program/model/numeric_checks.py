@@ -1,19 +1,21 @@
 """Checks of a program by evaluation: the rows of a batch must be independent given the latents, and the mean must be finite."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array
+from jaxtyping import Array, Float
+from numpyro.distributions import Distribution, constraints
 
 from ppl_bandit.program.fingerprints import jaxpr_fingerprint
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.probing import feasible_latents, feasible_rewards
 from ppl_bandit.program.model.sites import ProgramSpec
-from ppl_bandit.program.model.supports import simplex_errors
 from ppl_bandit.program.model.tracing import log_prob, repeat_rows
 from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.numpyro_adapter import inner_distribution
 from ppl_bandit.types import InvalidProgram
 
 __all__ = ["check_row_independence", "choose_mean_method"]
@@ -85,7 +87,7 @@ def check_row_independence(spec: ProgramSpec, mean_method: means.MeanMethod | No
             jnp.ones(arm.shape, int) if mean_method is None else mean_method.verdict(trace[spec.outcomes[0]]["fn"])
         )
         for name in spec.outcomes:
-            for argument, error in simplex_errors(trace[name]["fn"]):
+            for argument, error in _simplex_errors(trace[name]["fn"]):
                 errors[name, argument] = jnp.broadcast_to(error, arm.shape)
         return density, expected, verdict, dict(errors)
 
@@ -133,6 +135,17 @@ def check_row_independence(spec: ProgramSpec, mean_method: means.MeanMethod | No
             "the latents, so use no sum, sort, shift or cumulative operation along the rows"
         )
     return int(verdicts.min())
+
+
+def _simplex_errors(fn: Distribution) -> Iterator[tuple[str, Float[Array, "..."]]]:
+    """Yield the arguments of a distribution, and of those inside it, that must lie on a simplex, with their error."""
+    for name, constraint in fn.arg_constraints.items():
+        if constraint is constraints.simplex and name in vars(fn):
+            value = jnp.asarray(vars(fn)[name])
+            yield name, jnp.abs(value.sum(axis=-1) - 1.0) + jnp.maximum(-value.min(axis=-1), 0.0)
+    inner = inner_distribution(fn)
+    if inner is not None:
+        yield from _simplex_errors(inner)
 
 
 def _is_impure(spec: ProgramSpec) -> bool:

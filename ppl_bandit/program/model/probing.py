@@ -11,14 +11,17 @@ from numpyro.distributions import biject_to
 
 from ppl_bandit.program.model.tracing import Site, can_produce, repeat_rows, run_program
 
-__all__ = ["CANDIDATE_REWARDS", "DTYPE_OF_KIND", "feasible_latents", "feasible_rewards", "vary_contexts"]
+__all__ = ["DTYPE_OF_KIND", "extreme_latents", "feasible_latents", "feasible_rewards", "vary_contexts"]
 
 DTYPE_OF_KIND = {"i": int, "f": float}  # kind of an outcome, integer or real -> its dtype
 
 # Every known support contains some of these values. Small counts and edges come first; values outside a support are skipped.
-CANDIDATE_REWARDS = np.array(
+_CANDIDATE_REWARDS = np.array(
     [0.0, 1.0, 2.0, 3.0, 5.0, 17.0, 0.25, 0.6, 0.9, 1.7, 4.2, 12.9, 101.3, -0.4, -1.0, -2.3, -9.1, -2.0, 1.1, 2.9]
 )
+
+_EXTREMES = (3.0, 30.0)  # distances from 0 in unconstrained space: e^30 is larger than any reward
+_NUM_SIGNS = 8
 
 
 def feasible_latents(
@@ -26,16 +29,38 @@ def feasible_latents(
 ) -> dict[str, Array]:
     """Return one value of every latent from the interior of its support, within 1.5 of 0 in unconstrained space."""
 
+    def spread(number: int, shape: tuple[int, ...]) -> Array:
+        # Multiples of an irrational number modulo 1 are evenly spread, and compile faster than a random generator.
+        steps = jnp.arange(1, int(np.prod(shape)) + 1) + 97 * number
+        return 3.0 * jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape).astype(float) - 1.5
+
+    return _latents_at(program, latents, context, spread)
+
+
+def extreme_latents(program: Callable, latents: tuple[str, ...], context: Any) -> dict[str, Array]:
+    """Return values far out in the support of every latent, {site: (P, ...)}.
+
+    The union of an outcome's supports at these values covers every reward that the program can produce.
+    """
+    signs = np.random.default_rng(3).choice([-1.0, 1.0], size=(_NUM_SIGNS, len(latents)))
+    signs[0], signs[1] = 1.0, -1.0
+    steps = jnp.asarray(np.concatenate([reach * signs for reach in _EXTREMES]))
+    return jax.vmap(
+        lambda step: _latents_at(program, latents, context, lambda number, shape: jnp.full(shape, step[number]))
+    )(steps)
+
+
+def _latents_at(
+    program: Callable, latents: tuple[str, ...], context: Any, position: Callable[[int, tuple[int, ...]], Array]
+) -> dict[str, Array]:
+    """Return latents given (number of the latent, shape) -> its value in unconstrained space."""
+
     def choose(site: Site) -> Array | None:
         if site["name"] not in latents or site["type"] != "sample":
             return None
-        fn = site["fn"]
-        transform = biject_to(fn.support)
-        shape = transform.inverse_shape(fn.shape(site["kwargs"]["sample_shape"]))
-        # Multiples of an irrational number modulo 1 are evenly spread, and compile faster than a random generator.
-        steps = jnp.arange(1, int(np.prod(shape)) + 1) + 97 * latents.index(site["name"])
-        spread = jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape)
-        return transform(3.0 * spread.astype(float) - 1.5)
+        transform = biject_to(site["fn"].support)
+        shape = transform.inverse_shape(site["fn"].shape(site["kwargs"]["sample_shape"]))
+        return transform(position(latents.index(site["name"]), shape))
 
     trace = run_program(program, jnp.zeros(1, int), repeat_rows(context, 1), {}, choose=choose)
     return {name: trace[name]["value"] for name in latents}
@@ -100,7 +125,7 @@ def vary_contexts(context: Any, largest: Any, rng: np.random.Generator, is_kept:
 
 def _candidates(fn: Any, kind: str) -> Float[Array, "candidates N"]:
     """Return candidate rewards for each row; for reals also the same numbers of standard deviations from the mean."""
-    plain = jnp.broadcast_to(jnp.asarray(CANDIDATE_REWARDS)[:, None], (CANDIDATE_REWARDS.size, *fn.batch_shape))
+    plain = jnp.broadcast_to(jnp.asarray(_CANDIDATE_REWARDS)[:, None], (_CANDIDATE_REWARDS.size, *fn.batch_shape))
     if kind != "f":
         return plain
     try:

@@ -17,8 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.program.cached_facts import fingerprint_or_none, program_entry, save_validation
 from ppl_bandit.program.jaxpr.index_limits import first_outside
 from ppl_bandit.program.model import means
-from ppl_bandit.program.model.probing import DTYPE_OF_KIND, vary_contexts
-from ppl_bandit.program.model.supports import extreme_latents
+from ppl_bandit.program.model.probing import DTYPE_OF_KIND, extreme_latents, vary_contexts
 from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import validate
 from ppl_bandit.program.moving.keywords import has_clock
@@ -45,7 +44,6 @@ class RewardModel:
     Attributes:
         latent_shapes: latent site -> shape.
         outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
-        expected_reward_method: a text that says how the expected reward is computed.
         moving_sites: latents that are sampled from `previous`; () for a program whose latents do not move.
         has_clock: whether the time of a step is `context["time"]`; otherwise every step takes 1.
 
@@ -61,7 +59,6 @@ class RewardModel:
         self.context = facts.context
         self.latent_shapes = facts.latent_shapes
         self.outcome_kinds = facts.outcome_kinds
-        self.expected_reward_method = facts.expected_reward_method
         self.moving_sites = facts.moving_sites
         self.has_clock = has_clock(program, facts.context)
         self._mean_method = facts.mean_method
@@ -132,6 +129,13 @@ class RewardModel:
     def save_validation(self) -> None:
         """Store what validation found about this program in the disk cache."""
         save_validation(self.program, self.num_arms, self._facts, self.program_fingerprint)
+
+    @property
+    def expected_reward_method(self) -> str:
+        """How the expected reward is computed, in words."""
+        if self._mean_method is None:
+            return "the program's own expected_reward site"
+        return f"the mean of '{self.outcomes[0]}', from {self._mean_method.description}"
 
     @property
     def expected_reward_note(self) -> str:
@@ -233,10 +237,7 @@ class RewardModel:
             elapsed: time since the step before, for a program that takes it; None is the program's default.
         """
         present = {**previous, **{name: latents[name] for name in self.moving_sites}}
-        outcomes = self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(1)))
-        trace = self.trace(
-            present, jnp.zeros(1, int), self.context_rows(1), outcomes, previous=previous, elapsed=elapsed
-        )
+        trace = self._trace_step(present, None, previous, elapsed)
         return jnp.asarray(sum(log_prob(trace[name]).sum() for name in self.moving_sites))
 
     def draw_transition(
@@ -244,10 +245,7 @@ class RewardModel:
     ) -> dict[str, Array]:
         """Draw the latents of the next step; the arguments are those of `log_transition`."""
         static = {name: value for name, value in previous.items() if name not in self.moving_sites}
-        outcomes = self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(1)))
-        trace = self.trace(
-            static, jnp.zeros(1, int), self.context_rows(1), outcomes, key, previous=previous, elapsed=elapsed
-        )
+        trace = self._trace_step(static, key, previous, elapsed)
         return {name: jnp.asarray(trace[name]["value"]) for name in self.latent_shapes}
 
     def in_support(self, latents: Mapping[str, Array], interaction: Interaction) -> dict[str, Bool[Array, " N"]]:
@@ -286,6 +284,10 @@ class RewardModel:
         raw = self._by_outcome(reward)
         return {name: jnp.asarray(raw[name]).astype(DTYPE_OF_KIND[self.outcome_kinds[name]]) for name in self.outcomes}
 
+    def zero_outcomes(self, num_rows: int) -> dict[str, Array]:
+        """Return {outcome: zeros (N,)}, for quantities that do not depend on the outcomes; sampling would be slower."""
+        return self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(num_rows)))
+
     def context_rows(self, num_rows: int, context: Any = None) -> Any:
         """Repeat a context, the example by default, over rows."""
         return repeat_rows(self.context if context is None else context, num_rows)
@@ -301,8 +303,10 @@ class RewardModel:
     def _expected(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Float[Array, " N"]:
         return means.expected_reward(self._trace_undrawn(latents, arm, context), self.outcomes, self._mean_method)
 
+    def _trace_step(self, latents: Mapping[str, Array], key: Key | None, previous: Any, elapsed: Any) -> Trace:
+        rows = jnp.zeros(1, int), self.context_rows(1), self.zero_outcomes(1)
+        return self.trace(latents, *rows, key, previous=previous, elapsed=elapsed)
+
     def _trace_undrawn(self, latents: Mapping[str, Array], arm: Int[Array, " N"], context: Any) -> Trace:
-        """Run the program with outcomes fixed to 0, for quantities that do not depend on them; sampling would be slower."""
-        return self.trace(
-            latents, arm, context, self.outcome_values(dict.fromkeys(self.outcomes, jnp.zeros(arm.shape)))
-        )
+        """Run the program with outcomes fixed to 0."""
+        return self.trace(latents, arm, context, self.zero_outcomes(arm.shape[0]))

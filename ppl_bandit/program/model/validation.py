@@ -34,7 +34,6 @@ class ProgramFacts(NamedTuple):
     Attributes:
         outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
         mean_method: how the mean of the outcome is computed; None if the program has an `expected_reward` site.
-        expected_reward_method: the same as text.
         has_moving_support: whether a bound of an outcome's support depends on a latent.
         outcome_groups: outcomes whose densities depend on each other's values.
         largest_integers: for each leaf of the context, the largest integer that may replace a 0 of the example.
@@ -48,7 +47,6 @@ class ProgramFacts(NamedTuple):
     latent_shapes: Mapping[str, tuple[int, ...]]
     outcome_kinds: Mapping[str, str]
     mean_method: means.MeanMethod | None
-    expected_reward_method: str
     has_moving_support: bool
     outcome_groups: tuple[tuple[str, ...], ...]
     largest_integers: Any
@@ -87,8 +85,7 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
         if mean_method is not means.MEAN_METHODS[0]:
             check_row_independence(spec, mean_method)
         moving = find_moving_sites(spec, shapes, trace)
-    method = means.describe(mean_method, outcomes)
-    return ProgramFacts(outcomes, context, shapes, kinds, mean_method, method, moves, groups, largest, moving, limits)
+    return ProgramFacts(outcomes, context, shapes, kinds, mean_method, moves, groups, largest, moving, limits)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

@@ -76,7 +76,7 @@ def learner_of(model: RewardModel, engine: Engine, num_rows: int) -> Learner:
     def learn(key: Key, state: Any, world: Environment, counts: Array, most: int) -> BlockOutcomes:
         arms, rows = jnp.arange(model.num_arms), model.context_rows(model.num_arms)
         assert world.truth is not None
-        zeros = model.outcome_values(dict.fromkeys(model.outcomes, jnp.zeros(arms.shape)))
+        zeros = model.zero_outcomes(arms.shape[0])
         truth = {name: jnp.asarray(value) for name, value in world.truth.items()}
         draw = sums_of_outcomes(model.trace(truth, arms, rows, zeros)[model.outcomes[0]]["fn"])
         sums, squares = (None, None) if draw is None else draw(key, counts)
