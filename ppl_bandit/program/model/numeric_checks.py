@@ -78,8 +78,6 @@ def check_row_independence(spec: ProgramSpec, mean_method: means.MeanMethod | No
     def evaluate(latents: Any, arm: Array, context: Any, picks: Array) -> tuple[Array, Array, Array, dict]:
         errors: dict[tuple[str, str], Array] = {}
         rewards, _ = feasible_rewards(spec.program, latents, arm, context, spec.kinds, picks)
-        if len(spec.outcomes) == 1:
-            rewards = {spec.outcomes[0]: rewards}
         trace = spec.run(latents, arm, context, rewards)
         density = sum((log_prob(trace[name]) for name in spec.outcomes), start=jnp.zeros(()))
         expected = means.expected_reward(trace, spec.outcomes, mean_method)

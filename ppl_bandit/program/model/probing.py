@@ -73,7 +73,7 @@ def feasible_rewards(
     context: Any,
     kinds: Mapping[str, str],
     picks: Int[Array, "N outcomes"],
-) -> tuple[Any, Bool[Array, " N"]]:
+) -> tuple[dict[str, Array], Bool[Array, " N"]]:
     """Choose a reward for each row among the candidates that its outcome's support allows.
 
     Args:
@@ -81,7 +81,7 @@ def feasible_rewards(
         picks: which of the allowed candidates to take, modulo their number.
 
     Returns:
-        The rewards, as an `Interaction` holds them, and whether each row's are possible.
+        The rewards, {outcome: (N,)}, and whether each row's are possible.
     """
     values: dict[str, Array] = {name: jnp.zeros(arm.shape, DTYPE_OF_KIND[kind]) for name, kind in kinds.items()}
     is_possible = jnp.ones(arm.shape, bool)
@@ -94,7 +94,7 @@ def feasible_rewards(
         chosen = jnp.argmax(is_pick, axis=0)
         values[name] = jnp.take_along_axis(candidates, chosen[None], axis=0)[0].astype(DTYPE_OF_KIND[kind])
         is_possible &= count > 0
-    return (values if len(kinds) > 1 else next(iter(values.values()))), is_possible
+    return values, is_possible
 
 
 def vary_contexts(context: Any, largest: Any, rng: np.random.Generator, is_kept: Bool[np.ndarray, " N"]) -> Any:

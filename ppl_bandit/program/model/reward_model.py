@@ -44,6 +44,7 @@ class RewardModel:
     Attributes:
         latent_shapes: latent site -> shape.
         outcome_kinds: outcome -> "i" for integers and booleans, "f" for reals.
+        outcome_groups: the outcomes in groups: the density of an outcome depends on values of its own group only.
         moving_sites: latents that are sampled from `previous`; () for a program whose latents do not move.
         has_clock: whether the time of a step is `context["time"]`; otherwise every step takes 1.
 
@@ -63,7 +64,7 @@ class RewardModel:
         self.has_clock = has_clock(program, facts.context)
         self._mean_method = facts.mean_method
         self._has_moving_support = facts.has_moving_support
-        self._outcome_groups = facts.outcome_groups
+        self.outcome_groups = facts.outcome_groups
         self._largest_integers = facts.largest_integers
         self._facts = facts
         problem = self.outside_index(self.context_rows(1), "context")
@@ -141,12 +142,6 @@ class RewardModel:
     def expected_reward_note(self) -> str:
         """A warning about the accuracy of the expected rewards; "" if they are as accurate as floating point allows."""
         return means.MONTE_CARLO_NOTE if self._mean_method is means.MONTE_CARLO else ""
-
-    @property
-    def outcome_groups(self) -> tuple[tuple[str, ...], ...]:
-        """The outcomes in groups: the density of an outcome depends on values of its own group only."""
-        grouped = {name for group in self._outcome_groups for name in group}
-        return (*self._outcome_groups, *((name,) for name in self.outcomes if name not in grouped))
 
     def log_prior(self, latents: Mapping[str, Array]) -> Float[Array, ""]:
         """Return the log prior density of the latents.

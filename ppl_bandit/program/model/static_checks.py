@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.program.jaxpr.dependence import dependencies
-from ppl_bandit.program.jaxpr.entry_reads import DATA
+from ppl_bandit.program.jaxpr.entry_reads import DATA, connected_components
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges
 from ppl_bandit.program.jaxpr.source_lines import source_line
 from ppl_bandit.program.model.failures import failing_line
@@ -50,11 +50,11 @@ def check_dependence(
 
     args = (jax.eval_shape(jr.key, 0), latents, arm, context, outcomes)
     closed, shape = jax.make_jaxpr(densities, return_shape=True)(*args)
-    labels = [
-        frozenset([label])
-        for label, arg in zip(("key", "latents", "arm", "context", "outcomes"), args, strict=True)
-        for _ in jax.tree.leaves(arg)
+    sources = "key", "latents", "arm", "context"
+    labels: list[frozenset] = [
+        frozenset([source]) for source, arg in zip(sources, args[:-1], strict=True) for _ in jax.tree.leaves(arg)
     ]
+    labels += [frozenset(["outcomes", (name,)]) for name in sorted(outcomes)]
     found = dependencies(closed, labels)
     num_prior = len(shape[0])
     if any("key" in reaching for reaching in found):
@@ -67,7 +67,7 @@ def check_dependence(
     _check_callbacks(closed.jaxpr)
     _check_derivative(spec, latents, outcomes)
     for reaching in found[:num_prior]:
-        for source in sorted(reaching - {"latents"}):
+        for source in sorted(reaching & {"arm", "context", "outcomes"}):
             raise InvalidProgram(
                 f"a prior, factor or observed constant of the program depends on {source}: a prior must be the same for all "
                 "data; index or scale the outcome's parameters instead"
@@ -90,11 +90,13 @@ def check_dependence(
     integers = [_largest_integer(closed, given, number) for number in span]
     largest = jax.tree.unflatten(jax.tree.structure(context), integers)
     limits = find_index_limits(closed, given, span)
-    own: list[frozenset] = [frozenset()] * (len(labels) - len(outcomes)) + [
-        frozenset([name]) for name in sorted(outcomes)
-    ]
-    reached = dependencies(closed, own)[num_prior + 1 :]
-    return _groups(dict(zip(spec.outcomes, reached, strict=True))), largest, limits
+    is_read = np.array([[(name,) in own for name in spec.outcomes] for own in found[num_prior + 1 :]])
+    group = connected_components(is_read | np.eye(len(spec.outcomes), dtype=bool))
+    groups = tuple(
+        tuple(name for name, own in zip(spec.outcomes, group, strict=True) if own == label)
+        for label in np.unique(group)
+    )
+    return groups, largest, limits
 
 
 def _largest_integer(closed: ClosedJaxpr, given: list[Any], number: int) -> int:
@@ -108,17 +110,6 @@ def _largest_integer(closed: ClosedJaxpr, given: list[Any], number: int) -> int:
             break
         largest = value
     return largest
-
-
-def _groups(reads: Mapping[str, frozenset[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the connected components of outcomes that depend on each other, in the order of the names."""
-    groups: list[set[str]] = []
-    for name, read in reads.items():
-        joined = {name, *read}
-        apart = [group for group in groups if not group & joined]
-        groups = [*apart, joined.union(*(group for group in groups if group & joined))]
-    order = list(reads)
-    return tuple(sorted((tuple(sorted(group, key=order.index)) for group in groups), key=lambda g: order.index(g[0])))
 
 
 def support_depends_on_latents(spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -138,8 +138,7 @@ def _check_same_readings(spec: ProgramSpec, moving: tuple[str, ...]) -> None:
     def compare(seed: Array) -> tuple[dict[str, Array], Array]:
         latents, previous = (feasible_latents(spec.program, spec.latents, spec.context, seed + n) for n in (0, 5))
         picks = jnp.tile(3 * jnp.arange(spec.num_arms)[:, None] + seed, (1, len(spec.outcomes)))
-        rewards, is_possible = feasible_rewards(spec.program, latents, arm, context, spec.kinds, picks)
-        rewards = rewards if len(spec.outcomes) > 1 else {spec.outcomes[0]: rewards}
+        rewards, _ = feasible_rewards(spec.program, latents, arm, context, spec.kinds, picks)
         previous |= {name: latents[name] for name in static}
         traces = [
             run_program(spec.program, arm, context, {**latents, **rewards}, previous=before)

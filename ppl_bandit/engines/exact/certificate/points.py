@@ -59,7 +59,8 @@ def regions_for(
     offsets = _offsets_around_centre(layout, num_around_centre, before)
     if stretch is not None:
         offsets = jax.tree.map(lambda leaf: stretch * leaf, offsets)
-    after = jax.tree.map(lambda new, old: jnp.where(is_proper(after), new, old), after, before)
+    is_fine = is_proper(after)
+    after = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, before)
     in_posterior = _offsets_in_posterior(layout, num_in_posterior, after)
     return Regions(_displace(layout, centre, offsets), _displace(layout, middle_of(layout, after), in_posterior))
 

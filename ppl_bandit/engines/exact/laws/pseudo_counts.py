@@ -24,8 +24,7 @@ __all__ = ["constant_noise", "element_noise", "scaled_noise"]
 
 def constant_noise(model: RewardModel, layout: Layout) -> Callable[[Any], Float[Array, " A"]] | None:
     """Return context -> the variance of each arm's reward; None if the variance depends on a latent."""
-    reads = _variance_reads(model, layout)
-    if reads is None or any(own.any() for own in reads.values()):
+    if not _reads_only(model, layout):
         return None
     return lambda context: _variances(model, _generic_latents(layout), context)
 
@@ -36,9 +35,7 @@ def scaled_noise(model: RewardModel, layout: Layout, owners: np.ndarray) -> Call
     Args:
         owners: the positive element u that scales each arm's reals, (A,).
     """
-    reads = _variance_reads(model, layout)
-    own = np.eye(layout.count(POSITIVE), dtype=bool)[owners]
-    if reads is None or any(np.any(found & ~(own if kind == POSITIVE else False)) for kind, found in reads.items()):
+    if not _reads_only(model, layout, POSITIVE, owners):
         return None
 
     def variances(u: float, context: Any) -> Array:
@@ -62,9 +59,7 @@ def element_noise(
     Args:
         elements: the element of the kind that each arm's mean depends on, (A,).
     """
-    reads = _variance_reads(model, layout)
-    own = np.eye(layout.count(kind), dtype=bool)[elements]
-    if reads is None or any(np.any(found & ~(own if of == kind else False)) for of, found in reads.items()):
+    if not _reads_only(model, layout, kind, elements):
         return None
 
     def noise(values: Float[Array, "G A"], context: Any) -> Float[Array, "G A"]:
@@ -82,8 +77,12 @@ def element_noise(
     return noise
 
 
-def _variance_reads(model: RewardModel, layout: Layout) -> dict[str, np.ndarray] | None:
-    """Return, by kind, on which elements the variance of each arm's reward depends, (A, E); None if it is unknown."""
+def _reads_only(model: RewardModel, layout: Layout, kind: str = "", elements: np.ndarray | None = None) -> bool:
+    """Return whether the variance of each arm's reward is known and depends on no element but one of a kind, or on none.
+
+    Args:
+        elements: that element for each arm, (A,).
+    """
 
     def measure() -> tuple[dict[str, Array], Array]:
         def variances(latents: dict[str, Array]) -> Array:
@@ -95,15 +94,14 @@ def _variance_reads(model: RewardModel, layout: Layout) -> dict[str, np.ndarray]
     try:
         slopes, values = run_once(measure)
     except NotImplementedError:
-        return None
-    if not np.all(np.isfinite(values)):
-        return None
-    kinds = {site.kind for site in layout.sites}
-    return {
-        kind: np.concatenate([np.asarray(slopes[s.name]).reshape(model.num_arms, -1) for s in layout.of(kind)], axis=1)
-        != 0
-        for kind in kinds
-    }
+        return False
+    for site in layout.sites:
+        is_read = np.asarray(slopes[site.name]).reshape(model.num_arms, -1) != 0
+        if elements is not None and site.kind == kind:
+            is_read &= site.start + np.arange(site.size) != elements[:, None]
+        if is_read.any():
+            return False
+    return bool(np.all(np.isfinite(values)))
 
 
 def _variances(model: RewardModel, latents: dict[str, Array], context: Any) -> Float[Array, " A"]:

@@ -277,8 +277,7 @@ def _examples(
     model: RewardModel, found: Examination, is_tested: np.ndarray
 ) -> tuple[tuple[dict[str, float], Natural], ...]:
     """Return the certified rows of arm 0, those with small whole rewards first."""
-    given = found.rows.reward
-    rewards = given if isinstance(given, dict) else {model.outcomes[0]: given}
+    rewards = found.rows.reward
     rows: dict[tuple[float, ...], int] = {}
     for i in np.flatnonzero(is_tested & (np.asarray(found.rows.arm) == 0)):
         rows.setdefault(tuple(float(rewards[name][i]) for name in model.outcomes), int(i))
