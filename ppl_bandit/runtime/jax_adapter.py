@@ -64,9 +64,13 @@ def apply_primitive(eqn: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def clips_indices(eqn: Any) -> bool:
-    """Return whether an indexing equation was asked to clip its indices, or to fill in a number where they are out of range."""
+    """Return whether an indexing equation was asked to clip its indices, or to fill in a number where they are out of range.
+
+    A `gather` that clips and collapses no axis is a `dynamic_slice` under `vmap`, which nobody asked to clip.
+    """
     mode, fill = eqn.params.get("mode"), eqn.params.get("fill_value")
-    return mode == jax.lax.GatherScatterMode.CLIP or (fill is not None and not np.isnan(fill))
+    is_slice = mode is not None and not eqn.params["dimension_numbers"].collapsed_slice_dims
+    return (mode == jax.lax.GatherScatterMode.CLIP and not is_slice) or (fill is not None and not np.isnan(fill))
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[tuple[Jaxpr, Sequence[Any]]]:

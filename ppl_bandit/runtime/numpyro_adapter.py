@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array
 from numpyro.distributions import Distribution, constraints
-from numpyro.distributions.transforms import Transform
+from numpyro.distributions.transforms import AffineTransform, Transform
 from numpyro.primitives import Messenger
 
 __all__ = [
     "base_distribution",
+    "before_affine_map",
     "class_name",
     "components",
     "distribution_name",
@@ -77,6 +78,16 @@ def base_distribution(fn: Distribution) -> Distribution:
     while type(fn) in _WRAPPERS:
         fn = fn.base_dist
     return fn
+
+
+def before_affine_map(fn: Distribution) -> tuple[Distribution, Any, Any]:
+    """Return a law, a shift and a scale such that `shift + scale * value` has the given law of one number."""
+    shift, scale = jnp.zeros(()), jnp.ones(())
+    while isinstance(fn, dist.TransformedDistribution) and type(fn.transforms[-1]) is AffineTransform:
+        *others, last = fn.transforms
+        shift, scale = shift + scale * last.loc, scale * last.scale
+        fn = dist.TransformedDistribution(fn.base_dist, others) if others else fn.base_dist
+    return fn, shift, scale
 
 
 def inner_distribution(fn: Distribution) -> Distribution | None:

@@ -150,7 +150,12 @@ def unconstrained_space(model: RewardModel) -> Space:
         _, _, found = run(flat, centredness)
         return jnp.concatenate([jnp.ravel(found[name][0]) for name in shapes])
 
-    log_likelihood = recorded(model.log_likelihood)
+    def finite_log_likelihood(latents: Mapping[str, Array], rows: Interaction) -> Float[Array, " N"]:
+        # The normalizing constant of a law that is truncated far out in a tail underflows to 0: such latents would win.
+        found = model.log_likelihood(latents, rows)
+        return jnp.where(found == jnp.inf, -jnp.inf, found)
+
+    log_likelihood = recorded(finite_log_likelihood)
 
     def log_joint(flat: Float[Array, " K"], data: BufferedRows) -> Float[Array, ""]:
         return jnp.sum(log_prior(flat)) + data.weights @ log_likelihood(constrain(flat), data.rows)

@@ -128,6 +128,11 @@ def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.divide(x, y) if np.issubdtype(np.result_type(x), np.floating) else np.trunc(np.divide(x, y))
 
 
+def _round(params: Any, x: np.ndarray) -> np.ndarray:
+    is_even = params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN
+    return np.round(x) if is_even else np.trunc(x + np.copysign(0.5, x))
+
+
 def _iota(params: Any) -> np.ndarray:
     along = np.arange(params["shape"][params["dimension"]])
     return np.broadcast_to(along.reshape(-1, *[1] * (len(params["shape"]) - params["dimension"] - 1)), params["shape"])
@@ -258,7 +263,7 @@ PRIMITIVES: dict[str, Primitive] = {
     **_rows(Kind.ELEMENTWISE, "nextafter polygamma reduce_precision regularized_incomplete_beta tan zeta"),
     "floor": _elementwise(np.floor, "rounding of a latent"),
     "ceil": _elementwise(np.ceil, "rounding of a latent"),
-    "round": _elementwise(None, "rounding of a latent"),
+    "round": Primitive(Kind.ELEMENTWISE, numpy=_round, refusal="rounding of a latent"),
     "sign": _elementwise(np.sign, "the sign of a quantity that depends on latents"),
     "stop_gradient": _elementwise(None, "`stop_gradient` hides how the likelihood depends on a latent"),
     "reduce_max": Primitive(Kind.REDUCTION, refusal="the largest of quantities that depend on latents"),

@@ -3,8 +3,9 @@
 NumPyro's `.mean` is missing for many distributions, nan for some that have a mean (Categorical) and for some that have none
 (Cauchy), infinite for others, and the circular mean for laws of angles (VonMises), which is not the mean of the number. The
 methods, in order: `.mean`; a sum over a finite support; quadrature of the quantile function; quadrature of the density; Monte
-Carlo with the same random numbers for every arm, whose error does not fall with data and is noted at every decision. A
-distribution whose mean does not exist is an error, never a silent average.
+Carlo with the same random numbers for every arm, whose error does not fall with data and is noted at every decision. Each is
+applied to the law before affine maps, which move and scale the mean. A distribution whose mean does not exist is an error,
+never a silent average.
 """
 
 import math
@@ -20,7 +21,7 @@ from numpyro.distributions import Distribution
 
 from ppl_bandit.numerics.pareto_tail import fit_generalized_pareto
 from ppl_bandit.program.model.tracing import Trace
-from ppl_bandit.runtime.numpyro_adapter import has_circular_part, support_bounds, without_censoring
+from ppl_bandit.runtime.numpyro_adapter import before_affine_map, has_circular_part, support_bounds, without_censoring
 
 __all__ = [
     "MONTE_CARLO",
@@ -65,11 +66,10 @@ class MeanMethod(NamedTuple):
 def _stated(fn: Distribution) -> Array:
     if has_circular_part(fn):
         raise NotImplementedError
-    return jnp.broadcast_to(without_censoring(fn).mean, fn.batch_shape)
+    return jnp.broadcast_to(fn.mean, fn.batch_shape)
 
 
 def _summed(fn: Distribution) -> Array:
-    fn = without_censoring(fn)
     if not fn.has_enumerate_support:
         raise NotImplementedError
     values = fn.enumerate_support(expand=False)  # (K, 1)
@@ -77,7 +77,6 @@ def _summed(fn: Distribution) -> Array:
 
 
 def _integrated(fn: Distribution) -> Array:
-    fn = without_censoring(fn)
     nodes, weights = np.polynomial.legendre.leggauss(NUM_QUADRATURE_NODES)
     # u = v^3 (10 - 15 v + 6 v^2) has vanishing derivatives at 0 and 1: it resolves quantile functions with poles there.
     v = 0.5 * (nodes + 1.0)
@@ -85,8 +84,16 @@ def _integrated(fn: Distribution) -> Array:
     density = 0.5 * weights * 30.0 * v**2 * (1.0 - v) ** 2
     limits = jnp.finfo(jnp.zeros(()).dtype)
     levels = jnp.clip(jnp.asarray(u), limits.tiny, 1.0 - limits.eps)  # in float32 the outermost nodes round to 0 and 1
-    quantiles = fn.icdf(levels[:, None] + jnp.zeros(fn.batch_shape))
+    quantiles = jnp.clip(fn.icdf(levels[:, None] + jnp.zeros(fn.batch_shape)), *_known_bounds(fn))
     return jnp.tensordot(jnp.asarray(density), quantiles, axes=1)
+
+
+def _known_bounds(fn: Distribution) -> tuple[Any, Any]:
+    """Return the ends of the support: rounding puts quantiles of a law truncated far out in a tail outside of it."""
+    try:
+        return support_bounds(fn)
+    except NotImplementedError:
+        return -jnp.inf, jnp.inf
 
 
 def _panel_edges(fn: Distribution) -> tuple[Float[Array, "edges N"], Float[Array, "draws N"]]:
@@ -126,14 +133,12 @@ def _panel_sums(fn: Distribution, edges: Float[Array, "edges N"], num_nodes: int
 
 
 def _from_density(fn: Distribution) -> Array:
-    fn = without_censoring(fn)
     mass, moment, _ = _panel_sums(fn, _panel_edges(fn)[0], _NUM_PANEL_NODES)
     return jnp.sum(moment, axis=0) / jnp.sum(mass, axis=0)
 
 
 def _from_density_verdict(fn: Distribution) -> Array:
     """Compare the quadrature with a coarser one, with a total probability of 1, and its outermost panels with 0."""
-    fn = without_censoring(fn)
     edges, draws = _panel_edges(fn)
     mass, moment, size = _panel_sums(fn, edges, _NUM_PANEL_NODES)
     coarse_mass, coarse, _ = _panel_sums(fn, edges, _NUM_COARSE_NODES)
@@ -150,7 +155,7 @@ def _from_density_verdict(fn: Distribution) -> Array:
 
 def _sampled(fn: Distribution) -> Array:
     # The caller passes one row at a time, so that the same key gives every arm the same random numbers.
-    draws = without_censoring(fn).sample(jr.key(0), (NUM_MONTE_CARLO_DRAWS,))
+    draws = fn.sample(jr.key(0), (NUM_MONTE_CARLO_DRAWS,))
     return jnp.mean(draws, axis=0)
 
 
@@ -165,12 +170,11 @@ def _summed_verdict(fn: Distribution) -> Array:
 
 def _integrated_verdict(fn: Distribution) -> Array:
     # E|x| is finite only if p * |quantile(p)| -> 0 at both ends; it stays constant for a Cauchy and grows beyond it.
-    base = without_censoring(fn)
     outer, inner = (jnp.asarray(p) + jnp.zeros(fn.batch_shape) for p in _TAIL_PROBS)
-    centre = base.icdf(jnp.full(fn.batch_shape, 0.5))
+    centre = fn.icdf(jnp.full(fn.batch_shape, 0.5))
 
     def weight(p: Array, upper: bool) -> Array:
-        return p * jnp.abs(base.icdf(1.0 - p if upper else p) - centre)
+        return p * jnp.abs(fn.icdf(1.0 - p if upper else p) - centre)
 
     falls = [weight(outer, upper) <= 0.5 * weight(inner, upper) for upper in (False, True)]
     return jnp.where(jnp.isfinite(_integrated(fn)) & falls[0] & falls[1], 1, -1)
@@ -178,27 +182,43 @@ def _integrated_verdict(fn: Distribution) -> Array:
 
 def _sampled_verdict(fn: Distribution) -> Array:
     # A generalised Pareto tail of shape 1 or more has no mean; both tails of |x| count.
-    draws = jnp.abs(without_censoring(fn).sample(jr.key(0), (16 * NUM_MONTE_CARLO_DRAWS,)))
+    draws = jnp.abs(fn.sample(jr.key(0), (16 * NUM_MONTE_CARLO_DRAWS,)))
     largest = jnp.sort(draws, axis=0)[-NUM_MONTE_CARLO_DRAWS:]
     shape, _ = jax.vmap(fit_generalized_pareto, in_axes=1)(largest[1:] - largest[0])
     return jnp.where(jnp.isfinite(_sampled(fn)) & (shape < 1.0), 1, -1)
 
 
-MONTE_CARLO = MeanMethod(
+def _method(
+    description: str, mean: Callable[[Distribution], Array], verdict: Callable[[Distribution], Array], **fields: Any
+) -> MeanMethod:
+    """Return a method that leaves masks and censoring out, and applies affine maps to the mean of the law before them."""
+
+    def mapped_mean(fn: Distribution) -> Array:
+        law = without_censoring(fn)
+        base, shift, scale = before_affine_map(law)
+        return mean(law) if base is law else jnp.broadcast_to(shift + scale * mean(base), fn.batch_shape)
+
+    def base_verdict(fn: Distribution) -> Array:
+        return verdict(before_affine_map(without_censoring(fn))[0])
+
+    return MeanMethod(description, mapped_mean, base_verdict, **fields)
+
+
+MONTE_CARLO = _method(
     f"Monte Carlo over {NUM_MONTE_CARLO_DRAWS} draws, the same random numbers for every arm",
     _sampled,
     _sampled_verdict,
     uses_draws=True,
 )
 MEAN_METHODS = (
-    MeanMethod("its distribution's own formula", _stated, _stated_verdict),
-    MeanMethod("a sum over its finite support", _summed, _summed_verdict),
-    MeanMethod(
+    _method("its distribution's own formula", _stated, _stated_verdict),
+    _method("a sum over its finite support", _summed, _summed_verdict),
+    _method(
         f"Gauss-Legendre quadrature of its quantile function ({NUM_QUADRATURE_NODES} nodes)",
         _integrated,
         _integrated_verdict,
     ),
-    MeanMethod("Gauss-Legendre quadrature of its density", _from_density, _from_density_verdict, uses_draws=True),
+    _method("Gauss-Legendre quadrature of its density", _from_density, _from_density_verdict, uses_draws=True),
     MONTE_CARLO,
 )
 
@@ -218,7 +238,8 @@ def reward_variance(trace: Trace, outcomes: tuple[str, ...], method: MeanMethod 
     """
     fn = trace[outcomes[0]]["fn"]
     if method is MEAN_METHODS[0]:
-        return jnp.broadcast_to(without_censoring(fn).variance, fn.batch_shape)
+        base, _, scale = before_affine_map(without_censoring(fn))
+        return jnp.broadcast_to(scale**2 * base.variance, fn.batch_shape)
     if method is MEAN_METHODS[1]:
         base = without_censoring(fn)
         values = base.enumerate_support(expand=False)

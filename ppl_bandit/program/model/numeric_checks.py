@@ -21,7 +21,8 @@ from ppl_bandit.types import InvalidProgram
 __all__ = ["check_row_independence", "choose_mean_method"]
 
 _NUM_POINTS = 4
-_NOT_AVAILABLE = (NotImplementedError, AttributeError, TypeError)  # raised by distributions without a mean or icdf
+# Raised by distributions without a mean or icdf; ImportError by those whose icdf needs TensorFlow Probability (Gamma, Beta).
+_NOT_AVAILABLE = (NotImplementedError, AttributeError, TypeError, ImportError)
 
 
 def choose_mean_method(spec: ProgramSpec) -> means.MeanMethod:

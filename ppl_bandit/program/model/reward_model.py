@@ -97,7 +97,7 @@ class RewardModel:
         for limit in self._facts.index_limits:
             outside = first_outside(limit, leaves)
             if outside is not None:
-                row, index = outside
+                row, what = outside
                 entries = " and ".join(
                     f"{argument}{jax.tree_util.keystr(paths[leaf][0])}{f'[{entry}]' if leaves[leaf].shape[1] > 1 else ''} = "
                     f"{leaves[leaf][row, entry]:g}"
@@ -105,9 +105,8 @@ class RewardModel:
                 )
                 where = f" in row {row}" if leaves[0].shape[0] > 1 else ""
                 return (
-                    f"{entries}{where}: the program reads the entry {index} of an axis with {limit.size} entries, 0 to "
-                    f"{limit.size - 1}, and JAX would silently read another one; correct the value, give the program more "
-                    "entries, or clip the index in the program"
+                    f"{entries}{where}: the program reads {what}, and JAX would silently read another one; correct the "
+                    "value, give the program more entries, or clip the index in the program"
                 )
         return None
 

@@ -82,3 +82,18 @@ def test_a_support_without_a_bijection_is_refused_with_the_remedy():
 
     with pytest.raises(InvalidProgram, match="'direction' lives on .*write it as a function of latents"):
         RewardModel(program, 2)
+
+
+def test_latents_at_which_the_constant_of_a_truncated_law_underflows_are_impossible_and_not_certain():
+    def share(arm):
+        base = numpyro.sample("base", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.TruncatedNormal(base[arm], 0.1, low=0.0, high=1.0))
+        numpyro.deterministic("expected_reward", base[arm])
+
+    with jax.enable_x64(True):
+        model = RewardModel(share, 2)
+        rows = Interaction(jnp.array([0, 1]), jnp.array([0.2, 0.2]))
+        latents = {"base": jnp.array([-1.0, 0.3])}  # 10 standard deviations below the support: NumPyro's density is infinite
+        assert model.log_likelihood(latents, rows)[0] == jnp.inf
+        found = unconstrained_space(model).log_likelihood(latents, rows)
+    assert found[0] == -jnp.inf and np.isfinite(found[1])

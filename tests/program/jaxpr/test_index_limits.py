@@ -1,5 +1,6 @@
 """Contexts that are indices: values out of range are refused when a model is built and at every call."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -8,6 +9,8 @@ import pytest
 
 from ppl_bandit import InvalidProgram, RewardModel
 from ppl_bandit.inputs.checks import check_contexts
+from ppl_bandit.program.jaxpr.entry_reads import DATA
+from ppl_bandit.program.jaxpr.index_limits import find_index_limits, first_outside
 
 
 def program(index, sizes=(5,)):
@@ -92,3 +95,57 @@ def test_entries_of_one_array_are_told_apart_and_real_features_are_free():
     with pytest.raises(ValueError, match=r"context\[1\] = 5"):
         check_contexts(model, np.array([0.0, 5.0, 0.0]), None, "context")
     assert not build(lambda context: 0, np.zeros(3)).has_index_limits
+
+
+def accepts(read, example, size=5):
+    """Return a function that says whether a context stays inside an axis which `read(level, context)` indexes."""
+    rows = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), example)
+    leaves = jax.tree.leaves(rows)
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+        closed = jax.make_jaxpr(read)(np.zeros(size), rows)
+        limits = find_index_limits(closed, [DATA, *leaves], range(1, 1 + len(leaves)))
+
+    def is_inside(context):
+        given = [np.reshape(leaf, (1, -1)) for leaf in jax.tree.leaves(context)]
+        return all(first_outside(limit, given) is None for limit in limits)
+
+    return is_inside
+
+
+@pytest.mark.parametrize(
+    ("read", "example", "inside", "outside"),
+    [
+        (lambda level, user: level[user], np.int8(1), (0, 4), (-1, 5, 120)),
+        (lambda level, user: level[user], np.uint8(1), (0, 4), (5, 255)),
+        (lambda level, user: jax.vmap(lambda one: level[one])(user), np.int64(1), (0, 4), (-1, 5)),
+        (lambda level, user: jax.lax.map(lambda one: level[one], user), np.int64(1), (0, 4), (-1, 5)),
+        (lambda level, minute: level[minute // 60], np.int64(0), (0, 299), (-1, 300, 5000)),
+        (lambda level, share: level[(share * 5).astype(int)], np.float64(0.3), (0.0, 0.99), (-0.3, 1.0, 7.5)),
+        (lambda level, age: level[jnp.floor(age / 10).astype(int)], np.float64(1.0), (0.0, 49.9), (-0.1, 50.0)),
+        (lambda level, grade: level[jnp.round(grade).astype(int)], np.float64(1.0), (0.0, 4.4), (-0.6, 4.6)),
+        (lambda level, minute: level[jnp.mod(minute // 60, 5)], np.int64(0), (0, 5000), ()),
+    ],
+    ids=["int8", "uint8", "vmap", "map", "quotient", "share", "floor", "round", "mod"],
+)
+def test_integers_of_any_width_loops_and_increasing_functions_of_one_entry_are_followed(read, example, inside, outside):
+    is_inside = accepts(read, example)
+    assert all(is_inside(example.dtype.type(value)) for value in inside)
+    assert not any(is_inside(example.dtype.type(value)) for value in outside)
+
+
+def test_each_of_several_indices_in_one_array_has_a_limit_and_features_beside_them_do_not_count():
+    example = {"basket": np.ones(3, int), "features": np.ones(100)}
+    is_inside = accepts(lambda level, context: level[context["basket"]].sum(-1) + context["features"].sum(-1), example)
+    assert is_inside({**example, "basket": np.array([0, 4, 2])}) and is_inside(
+        {**example, "features": np.full(100, 99.0)}
+    )
+    assert not is_inside({**example, "basket": np.array([0, 1, 5])}) and not is_inside(
+        {**example, "basket": np.array([-1, 1, 2])}
+    )
+
+
+def test_a_limit_that_was_found_by_bisection_is_said_in_words_and_survives_the_cache():
+    for _ in range(2):  # the second model reads the facts of the first from the disk cache, where there is one
+        message = refusal(build(lambda context: context["user"] // 10), user=50, week=0)
+        assert "context['user'] = 50: the program reads beyond the ends of an axis with 5 entries" in message
+        assert "values from 0 to 49 do not" in message

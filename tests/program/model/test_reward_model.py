@@ -159,6 +159,24 @@ def angle_mean(centre):
     return moments[1] / moments[0]
 
 
+def cost(arm):
+    price = numpyro.sample("price", dist.Normal(0.0, 1.0).expand([2]))
+    numpyro.sample(
+        "reward", dist.TransformedDistribution(dist.Gamma(2.0, 0.5), dist.transforms.AffineTransform(price[arm], -3.0))
+    )
+
+
+def squared_gamma(arm):
+    shape = numpyro.sample("shape", dist.Gamma(4.0, 1.0).expand([2]))
+    square = dist.transforms.PowerTransform(2.0)
+    numpyro.sample("reward", dist.TransformedDistribution(dist.Gamma(shape[arm], 1.0), square))
+
+
+def share(arm):
+    base = numpyro.sample("base", dist.Normal(0.0, 1.0).expand([2]))
+    numpyro.sample("reward", dist.TruncatedNormal(base[arm], 0.01, low=0.0, high=1.0))
+
+
 ANGLE_MEANS = {centre: angle_mean(centre) for centre in (0.5, 2.0)}
 
 
@@ -189,6 +207,18 @@ def sometimes_nothing(arm):
         ),
         # Quadrature of the density with 8 nodes in each panel; what is left is the rounding of single precision.
         (folded, {"base": [0.0, 2.0]}, "quadrature of its density", st.foldnorm([0.0, 2.0]).mean(), 1e-4),
+        # An affine map of a Gamma variable, whose mean is 4, has a mean in closed form.
+        (cost, {"price": [1.0, 2.0]}, "own formula", [-11.0, -10.0], 1e-5),
+        # NumPyro needs TensorFlow Probability for the quantiles of a Gamma; the density serves. E x^2 = k (k + 1), k = 3, 5.
+        pytest.param(
+            *(squared_gamma, {"shape": [3.0, 5.0]}, "quadrature of its density", [12.0, 30.0], 1e-3),
+            marks=pytest.mark.slow,
+        ),
+        # 100 standard deviations below the support, rounding puts NumPyro's quantiles outside of it.
+        pytest.param(
+            *(share, {"base": [-1.0, 0.5]}, "quantile function", [0.0, 0.5], 2e-4),
+            marks=pytest.mark.slow,
+        ),
         # The mean of the angle, by SciPy's quadrature of its density; NumPyro's `.mean` is the direction, 2 and 0.5.
         (direction, {"base": [2.0, 0.5]}, "quadrature of its density", [ANGLE_MEANS[2.0], ANGLE_MEANS[0.5]], 1e-4),
     ],
