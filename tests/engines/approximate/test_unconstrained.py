@@ -93,7 +93,8 @@ def test_latents_at_which_the_constant_of_a_truncated_law_underflows_are_impossi
     with jax.enable_x64(True):
         model = RewardModel(share, 2)
         rows = Interaction(jnp.array([0, 1]), jnp.array([0.2, 0.2]))
-        latents = {"base": jnp.array([-1.0, 0.3])}  # 10 standard deviations below the support: NumPyro's density is infinite
+        # The first is 10 standard deviations below the support, where NumPyro's density is infinite.
+        latents = {"base": jnp.array([-1.0, 0.3])}
         assert model.log_likelihood(latents, rows)[0] == jnp.inf
         found = unconstrained_space(model).log_likelihood(latents, rows)
     assert found[0] == -jnp.inf and np.isfinite(found[1])
