@@ -84,8 +84,8 @@ def load_validation(program: Callable, num_arms: int, context: Any, outcomes: tu
         "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),
         "moving_sites": tuple(values["moving_sites"]),
         "index_limits": tuple(
-            IndexLimit(tuple(map(tuple, terms)), *others, inside=inside and tuple(inside))
-            for terms, *others, inside in values["index_limits"]
+            IndexLimit(tuple(map(tuple, terms)), lowest, highest, size, has_lower, inside and tuple(inside))
+            for terms, lowest, highest, size, has_lower, inside in values["index_limits"]
         ),
         "fingerprint": values["fingerprint"],
     }
