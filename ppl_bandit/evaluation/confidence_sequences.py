@@ -1,8 +1,8 @@
 """Confidence sequences: intervals that hold at all sample sizes at once, hence at any data-dependent stopping time.
 
-The uniform boundaries are those of Howard, Ramdas, McAuliffe and Sekhon (2021, "Time-uniform, nonparametric, nonasymptotic
-confidence sequences"): if S_t is a sum of centred variables with intrinsic time V_t, then S_t stays below the boundary
-u(V_t) at all t with probability 1 - alpha. The empirical-Bernstein sequence is that of Waudby-Smith and Ramdas (2024,
+The mixture for bounded variables is that of Howard, Ramdas, McAuliffe and Sekhon (2021, "Time-uniform, nonparametric,
+nonasymptotic confidence sequences"): of a sum S_t of centred variables with intrinsic time V_t, it exceeds 1 / alpha at any t
+with probability at most alpha. The empirical-Bernstein sequence is that of Waudby-Smith and Ramdas (2024,
 "Estimating means of bounded random variables by betting"), the asymptotic one that of Waudby-Smith et al. (2024, "Time-
 uniform central limit theory").
 """
@@ -18,14 +18,9 @@ __all__ = [
     "Bounds",
     "asymptotic_margin",
     "bernoulli_bounds",
-    "beta_binomial_boundary",
     "beta_binomial_log_mixture",
     "empirical_bernstein_lower",
-    "gamma_exponential_boundary",
-    "gamma_exponential_log_mixture",
-    "normal_mixture_boundary",
     "normal_mixture_parameter",
-    "polynomial_stitching_boundary",
 ]
 
 Numbers: TypeAlias = float | np.ndarray
@@ -42,35 +37,9 @@ class Bounds(NamedTuple):
 
 
 def normal_mixture_parameter(optimal_time: float, alpha: float) -> float:
-    """Return rho, the parameter for which the two-sided normal mixture boundary is tightest near `optimal_time`."""
+    """Return rho, the parameter for which two-sided mixtures are tightest near `optimal_time`."""
     log_term = 2.0 * math.log(1.0 / alpha)
     return optimal_time / (log_term + math.log1p(log_term))
-
-
-def normal_mixture_boundary(time: Numbers, alpha: float, rho: float) -> np.ndarray:
-    """Return the two-sided normal mixture boundary sqrt((v + rho) log((v + rho) / (rho alpha^2))) for sub-Gaussian sums."""
-    time = np.asarray(time, float)
-    return np.sqrt((time + rho) * (np.log1p(time / rho) + 2.0 * math.log(1.0 / alpha)))
-
-
-def gamma_exponential_log_mixture(total: Numbers, time: Numbers, rho: float, scale: float) -> np.ndarray:
-    """Return the log of the gamma-exponential mixture supermartingale, for sub-exponential sums of this scale c."""
-    total, time = np.asarray(total, float), np.asarray(time, float)
-    prior, shape = rho / scale**2, (time + rho) / scale**2
-    rate = (scale * total + time + rho) / scale**2
-    log_norm = prior * math.log(prior) - special.gammaln(prior) - math.log(special.gammainc(prior, prior))
-    return (
-        log_norm
-        + special.gammaln(shape)
-        + np.log(special.gammainc(shape, rate))
-        - shape * np.log(rate)
-        + (scale * total + time) / scale**2
-    )
-
-
-def gamma_exponential_boundary(time: float, alpha: float, rho: float, scale: float) -> float:
-    """Return the one-sided gamma-exponential mixture boundary at one time."""
-    return _mixture_boundary(lambda total: gamma_exponential_log_mixture(total, time, rho, scale), time, alpha)
 
 
 def beta_binomial_log_mixture(
@@ -94,15 +63,6 @@ def beta_binomial_log_mixture(
     return (
         log_scale + special.betaln(prior_wins + wins, prior_losses + losses) - special.betaln(prior_wins, prior_losses)
     )
-
-
-def beta_binomial_boundary(time: float, alpha: float, rho: float, below: float, above: float) -> float:
-    """Return the upper half of the two-sided beta-binomial mixture boundary at one time."""
-    most = time / below  # the sum of as many variables as the time says, each at its largest value
-    at_most = float(beta_binomial_log_mixture(most, time, rho, below, above))
-    if at_most < math.log(1.0 / alpha):
-        return most
-    return _bisect(lambda total: beta_binomial_log_mixture(total, time, rho, below, above), 0.0, most, alpha)
 
 
 def bernoulli_bounds(num_successes: np.ndarray, num_trials: np.ndarray, alpha: float, optimal_time: float) -> Bounds:
@@ -131,25 +91,6 @@ def bernoulli_bounds(num_successes: np.ndarray, num_trials: np.ndarray, alpha: f
         lower = _first_inside(exceeds, np.full(mean.shape, tiny), inside)
         upper = _first_inside(exceeds, np.full(mean.shape, 1.0 - tiny), inside)
     return Bounds(np.where(lower <= tiny, 0.0, lower), np.where(upper >= 1.0 - tiny, 1.0, upper))
-
-
-def polynomial_stitching_boundary(
-    time: Numbers, alpha: float, start: float, scale: float, power: float = 1.4, ratio: float = 2.0
-) -> np.ndarray:
-    """Return the stitched boundary for sub-gamma sums of this scale c, which grows as sqrt(v log log v).
-
-    Args:
-        start: time from which on it is tight.
-        power: s of the polynomial h(k) = (k + 1)^s zeta(s) that spreads alpha over epochs.
-        ratio: eta, between the ends of two epochs.
-    """
-    time = np.maximum(np.asarray(time, float), start)
-    first, second = (ratio**0.25 + ratio**-0.25) / math.sqrt(2.0), (math.sqrt(ratio) + 1.0) / 2.0
-    cost = power * np.log(np.log(ratio * time / start)) + math.log(
-        special.zeta(power) / (alpha * math.log(ratio) ** power)
-    )
-    linear = second * scale * cost
-    return np.sqrt(first**2 * time * cost + linear**2) + linear
 
 
 def empirical_bernstein_lower(scores: np.ndarray, alpha: float) -> np.ndarray:
@@ -194,21 +135,6 @@ def asymptotic_margin(times: np.ndarray, variance: np.ndarray, alpha: float, opt
     square = (-special.lambertw(-(alpha**2) / math.e, k=-1).real - 1.0) / optimal_time
     total = times * variance * square
     return np.sqrt(2.0 * (total + 1.0) / (times**2 * square) * np.log(np.sqrt(total + 1.0) / alpha))
-
-
-def _mixture_boundary(log_mixture: Callable, time: float, alpha: float) -> float:
-    high = 1.0 + math.sqrt(time)
-    while float(log_mixture(high)) < math.log(1.0 / alpha):
-        high *= 2.0
-    return _bisect(log_mixture, 0.0, high, alpha)
-
-
-def _bisect(log_mixture: Callable, low: float, high: float, alpha: float) -> float:
-    """Return where an increasing log mixture crosses log(1 / alpha)."""
-    for _ in range(_NUM_BISECTIONS):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if float(log_mixture(middle)) >= math.log(1.0 / alpha) else (middle, high)
-    return 0.5 * (low + high)
 
 
 def _first_inside(exceeds: Callable[[np.ndarray], np.ndarray], outer: np.ndarray, inner: np.ndarray) -> np.ndarray:

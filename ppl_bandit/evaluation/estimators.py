@@ -18,7 +18,6 @@ from scipy import special
 
 __all__ = [
     "Estimate",
-    "constant_allocation",
     "direct_method",
     "doubly_robust_scores",
     "effective_sample_size",
@@ -132,14 +131,6 @@ def weighted_contrast(
         parts.append(sign * share * (own - mean.value))
         value += sign * mean.value
     return Estimate(value, float(np.sqrt(np.sum((parts[0] + parts[1]) ** 2))))
-
-
-def constant_allocation(propensities: np.ndarray) -> np.ndarray:
-    """Return h_t = sqrt(e_t) for one arm: rows in which it was rarely played count less.
-
-    Where e_t is 1, as in a burn-in, the row tells nothing about how arms differ and still counts; where it is 0, h is 0.
-    """
-    return np.sqrt(propensities)
 
 
 def two_point_allocation(propensities: np.ndarray, decay: float = 0.0) -> np.ndarray:

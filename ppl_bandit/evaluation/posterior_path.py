@@ -23,11 +23,9 @@ from ppl_bandit.types import Engine, Interaction, Selector
 
 __all__ = [
     "NUM_SAMPLES",
-    "PathFunctions",
     "PosteriorPath",
     "engine_of",
     "follow_posterior",
-    "path_functions",
     "rows_as_interaction",
     "state_with_capacity",
 ]
@@ -59,36 +57,13 @@ def engine_of(model: RewardModel) -> Engine:
         return engines.choose(model)
 
 
-class PathFunctions(NamedTuple):
-    """Compiled functions that follow a posterior; logs of one length share them.
-
-    Attributes:
-        read: (key, state, rows, contexts at the decisions, steps) -> what was expected in the rows of a block; see
-            `PosteriorPath`.
-        update: the engine's update.
-    """
-
-    read: Callable[..., Any]
-    update: Callable[..., Any]
-
-
-def path_functions(
-    model: RewardModel, engine: Engine, selector: Selector | None = None, *, has_scores: bool = False
-) -> PathFunctions:
-    """Return the functions with which `follow_posterior` reads and learns a log.
-
-    Args:
-        selector: its probabilities are noted too, given the posterior at each logged decision.
-        has_scores: whether to compute the log predictive scores.
-    """
-    without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
-    return _path_functions(model, without_text, selector, has_scores)
-
-
 @functools.lru_cache(maxsize=8)
-def _path_functions(model: RewardModel, engine: Engine, selector: Selector | None, has_scores: bool) -> PathFunctions:
+def _path_functions(
+    model: RewardModel, engine: Engine, selector: Selector | None, has_scores: bool
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the compiled functions that read a block and learn it; logs of one length share them."""
     read = functools.partial(_read_block, model, engine, selector, has_scores)
-    return PathFunctions(jax.jit(read), jax.jit(engine.update))
+    return jax.jit(read), jax.jit(engine.update)
 
 
 def follow_posterior(
@@ -98,14 +73,13 @@ def follow_posterior(
     selector: Selector | None = None,
     *,
     has_scores: bool = False,
-    functions: PathFunctions | None = None,
     seed: int = 0,
 ) -> PosteriorPath:
     """Learn a log in the order of its decisions, and note what was expected before each.
 
     Args:
-        selector, has_scores: see `path_functions`.
-        functions: made by `path_functions` with the same arguments, for several logs; None makes them.
+        selector: its probabilities are noted too, given the posterior at each logged decision.
+        has_scores: whether to compute the log predictive scores.
     """
     num_rows = log.arm.size
     size = 1 if model.moving_sites else -(-num_rows // _MAX_BLOCKS)
@@ -113,7 +87,8 @@ def follow_posterior(
     with jax.enable_x64(True):
         key_init, key_blocks = jr.split(jr.key(seed))
         state = state_with_capacity(engine, engine.init(key_init), num_blocks * size)
-        read, update = functions or path_functions(model, engine, selector, has_scores=has_scores)
+        without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
+        read, update = _path_functions(model, without_text, selector, has_scores)
         parts: tuple[list[np.ndarray], ...] = ([], [], [])
         for block in range(num_blocks):
             key_read, key_update = jr.split(jr.fold_in(key_blocks, block))

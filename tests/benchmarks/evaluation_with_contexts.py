@@ -16,7 +16,7 @@ from ppl_bandit import RewardModel, engines
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.posterior_path import follow_posterior, path_functions
+from ppl_bandit.evaluation.posterior_path import follow_posterior
 
 __all__ = ["contexts_part"]
 
@@ -94,9 +94,9 @@ def library_differences(num_logs):
         model = RewardModel(program, 2, context=np.zeros(2))
         with jax.enable_x64(True):
             engine = engines.conjugate(model)
-        functions, differences = path_functions(model, engine), []
+        differences = []
         for log, means in zip(logs, own[name], strict=True):
-            path = follow_posterior(model, engine, log, functions=functions)
+            path = follow_posterior(model, engine, log)
             result = evaluate_decisions(log, lambda context: [context[0] > 0, context[0] <= 0], means=path.means)
             low, high = interval(log, means)
             differences.append(np.abs(np.subtract(result.interval, (low, high))).max() / (high - low))

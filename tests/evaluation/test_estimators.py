@@ -67,9 +67,9 @@ def test_two_point_allocation_follows_its_recursion(decay):
     assert estimators.two_point_allocation(e, decay) == pytest.approx(np.array(expected), rel=1e-9)
 
 
-def test_two_point_allocation_under_a_constant_floor_is_constant_allocation():
+def test_two_point_allocation_under_a_constant_floor_is_proportional_to_the_root_of_the_propensities():
     e = np.clip(RNG.random(T), 0.05, 0.95)
-    ratio = estimators.two_point_allocation(e, 0.0) / estimators.constant_allocation(e)
+    ratio = estimators.two_point_allocation(e, 0.0) / np.sqrt(e)
     assert np.ptp(ratio) < 1e-9
 
 
@@ -111,6 +111,6 @@ def test_intervals_cover_after_thompson_sampling_with_a_floor():
         weights = estimators.importance_weights(target, arms, np.where(arms == 0, first, 1 - first))
         means = estimators.running_means(arms, rewards, 2)
         scores = estimators.doubly_robust_scores(target, weights, means, arms, rewards)
-        low, high = estimators.weighted_mean(scores, estimators.constant_allocation(first)).interval(0.95)
+        low, high = estimators.weighted_mean(scores, np.sqrt(first)).interval(0.95)
         covered += low <= 0.0 <= high
     assert abs(covered / 400 - 0.95) < 0.033
