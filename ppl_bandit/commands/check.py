@@ -2,8 +2,7 @@
 
 import argparse
 import re
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ppl_bandit.commands.model_files import ModelFileError, load_model
@@ -36,7 +35,7 @@ def execute(
 ) -> tuple[Any, int]:
     """Check the models; the status is 2 if one of them is invalid."""
     results = []
-    for spec in _with_bar(arguments.models, is_shown=not arguments.json):
+    for spec in arguments.models:
         result = check_model(spec)
         results.append(result)
         show(f"{result.name:<24} {result.verdict:<9} {result.families or _short_reason(result)}")
@@ -77,11 +76,3 @@ def _short_reason(result: CheckResult) -> str:
     if refused is None:
         return result.reason
     return f"no closed-form posterior: the {refused[1]} does not have a conjugate form. Details: --explain"
-
-
-def _with_bar(items: list[str], is_shown: bool) -> Iterable[str]:
-    if not is_shown or len(items) < 2 or not sys.stderr.isatty():
-        return items
-    from tqdm import tqdm
-
-    return tqdm(items, unit="model", leave=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ppl_bandit.commands.arguments.names import find_experiment
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
@@ -155,7 +156,7 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
         task,
         prior,
         bandit._build,
-        _progress(journal, name, arguments),
+        progress_reporter(name, journal.store.last_position(name), "events") if sys.stderr.isatty() else None,
         bandit._look_difference,
     )
     result = found._asdict() | {"first_broken_position": None if damage is None else damage.position}
@@ -234,12 +235,3 @@ def _bandit(header: ExperimentHeader, spec: str, **place: Any) -> Bandit:
         if differences:
             raise JournalError(f"{spec} is not what the experiment was recorded with: {'; '.join(differences)}")
     return bandit
-
-
-def _progress(journal: Journal, name: str, arguments: argparse.Namespace) -> Callable[[int], None]:
-    if arguments.json or not sys.stderr.isatty():
-        return lambda position: None
-    from tqdm import tqdm
-
-    bar = tqdm(total=journal.store.last_position(name), unit="event", leave=False)
-    return lambda position: bar.update(position - bar.n) and None

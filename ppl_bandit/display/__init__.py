@@ -1,1 +1,1 @@
-"""What people see: the style of figures, and HTML pages."""
+"""What people see: the style of figures, HTML pages, and lines of progress."""

@@ -45,7 +45,7 @@ def replay(
     task: Task,
     prior: Learner,
     build: BuildTask,
-    report: Callable[[int], None] = lambda position: None,
+    advance: Callable[[int], None] | None = None,
     look_difference: Callable[[Projection, Event], str] = lambda projection, event: "",
 ) -> ReplayResult:
     """Make the decisions beyond a position again, in order, and stop at the first that differs.
@@ -57,7 +57,7 @@ def replay(
     Args:
         after: position of the last change of the experiment; the rewards before it are learnt in one batch.
         task: with the arms at that position.
-        report: called with each position that was reached.
+        advance: called with numbers of events that were folded.
         look_difference: takes a recorded look again; returns the difference in words, empty if there is none.
     """
     experiment = Experiment(store, name, initial_projection(task, prior), build)
@@ -93,7 +93,8 @@ def replay(
             if difference_of_look:
                 return ReplayResult(num_decisions, num_checked, first, difference_of_look)
         experiment.fold(batch)
-        report(batch[-1].position)
+        if advance is not None:
+            advance(len(batch))
     return ReplayResult(num_decisions, num_checked)
 
 

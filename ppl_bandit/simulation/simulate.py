@@ -3,9 +3,7 @@
 All selectors see the same realizations (common random numbers), so their differences are paired.
 """
 
-import math
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.outcome_information import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
@@ -28,9 +27,7 @@ from ppl_bandit.types import Engine, Key, Selector
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["SimulationProgress", "simulate"]
-
-_SECONDS_BETWEEN_LINES = 20.0
+__all__ = ["simulate"]
 
 
 def simulate(
@@ -68,7 +65,7 @@ def simulate(
         draws: whether to draw all M rows of every table, even if p-hat can be drawn from its own law (see `rollout`).
         precision: "float64", as in the live bandit, or "float32", several times faster on a GPU.
         mesh: devices, in one axis, over which to spread the realizations; None is JAX's default device.
-        progress: whether to report progress on the standard error: a bar on a terminal, else a line every 20 seconds.
+        progress: whether to report progress on the standard error.
 
     Returns:
         A dataset over `realization`, `step` and `arm`: arm, reward, regret (expected, of each step), realised_regret,
@@ -104,107 +101,45 @@ def simulate(
         # On a CPU, realizations of an approximate engine run one at a time: see `trace_chunk`.
         is_sequential = not engine.explanation.is_exact and mesh is None and is_on_cpu()
         parts: dict[str, list[Any]] = {name: [] for name in named}
-        with SimulationProgress(list(named), num_realizations, progress) as bar:
-            try:
-                for name, select in named.items():
+        try:
+            for order, (name, select) in enumerate(named.items(), 1):
 
-                    def play(key: Key, number: Array, select: Selector = select) -> Rollout:
-                        played = rollout(
-                            jr.fold_in(key, number),
-                            reward_model,
-                            engine,
-                            select,
-                            environment,
-                            num_steps=int(num_steps),
-                            num_samples=int(num_samples),
-                            draws=draws,
-                        )
-                        return datasets.compact(played)
-
-                    bar.start_compilation(name)
-                    traced = trace_chunk(
-                        play,
-                        key,
-                        num_realizations,
-                        datasets.sum_chunk if summary else None,
-                        size=1 if is_sequential else None,
-                        memory=memory,
-                        mesh=mesh,
-                        is_sequential=is_sequential,
+                def play(key: Key, number: Array, select: Selector = select) -> Rollout:
+                    played = rollout(
+                        jr.fold_in(key, number),
+                        reward_model,
+                        engine,
+                        select,
+                        environment,
+                        num_steps=int(num_steps),
+                        num_samples=int(num_samples),
+                        draws=draws,
                     )
-                    function = traced.compile()
-                    bar.start_simulation()
-                    for part, num_done in run_chunks(function, key, num_realizations, mesh):
-                        parts[name].append(datasets.without_padding(part, num_done, summary))
-                        bar.advance(num_done)
-            except KeyboardInterrupt:
-                if not any(parts.values()):
-                    raise
-                sys.stderr.write("\ninterrupted: the finished realizations are kept\n")
+                    return datasets.compact(played)
+
+                if progress:
+                    sys.stderr.write(f"{name}: compiling ({order} of {len(named)} selectors)\n")
+                traced = trace_chunk(
+                    play,
+                    key,
+                    num_realizations,
+                    datasets.sum_chunk if summary else None,
+                    size=1 if is_sequential else None,
+                    memory=memory,
+                    mesh=mesh,
+                    is_sequential=is_sequential,
+                )
+                function = traced.compile()
+                advance = progress_reporter(name, num_realizations, "realizations", " for this selector")
+                for part, num_done in run_chunks(function, key, num_realizations, mesh):
+                    parts[name].append(datasets.without_padding(part, num_done, summary))
+                    if progress:
+                        advance(num_done)
+        except KeyboardInterrupt:
+            if not any(parts.values()):
+                raise
+            sys.stderr.write("\ninterrupted: the finished realizations are kept\n")
     make = datasets.summary_dataset if summary else datasets.step_dataset
     made = {name: make(found) for name, found in parts.items() if found}
     facts = datasets.provenance(key, reward_model, engine, environment, counts) | {"precision": precision}
     return datasets.combine_selectors(made, isinstance(selector, Mapping), facts, num_realizations)
-
-
-class SimulationProgress:
-    """Report progress on the standard error: a bar per selector on a terminal, else a line every 20 seconds.
-
-    The time left is that of the current selector. Other selectors have other costs, and compilation takes an unknown time,
-    so no total is estimated.
-
-    Args:
-        names: the selectors, in the order in which they run.
-        num_realizations: realizations of each.
-        is_shown: whether to report at all.
-    """
-
-    def __init__(self, names: list[str], num_realizations: int, is_shown: bool):
-        self._names, self._total, self._is_shown = names, num_realizations, is_shown
-        self._name, self._done, self._started, self._reported = "", 0, 0.0, -math.inf
-        self._bar: Any = None
-
-    def __enter__(self) -> "SimulationProgress":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close_bar()
-
-    def start_compilation(self, name: str) -> None:
-        """Report that a selector's simulation is being compiled."""
-        self._close_bar()
-        self._name = name
-        if self._is_shown:
-            self._write(f"{name}: compiling ({self._names.index(name) + 1} of {len(self._names)} selectors)")
-
-    def start_simulation(self) -> None:
-        """Start the clock of the current selector."""
-        self._done, self._started = 0, time.monotonic()
-        if self._is_shown and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=self._total, desc=self._name, unit="realization", unit_scale=True)
-
-    def advance(self, num: int) -> None:
-        """Count finished realizations of the current selector."""
-        self._done += num
-        now = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(num)
-        elif self._is_shown and self._done < self._total and now - self._reported > _SECONDS_BETWEEN_LINES:
-            left = (now - self._started) * (self._total - self._done) / self._done
-            num_more = len(self._names) - 1 - self._names.index(self._name)
-            more = f", plus compilation and simulation of {num_more} more" if num_more else ""
-            self._reported = now
-            self._write(
-                f"{self._name}: {self._done} of {self._total} realizations; about {left:.0f} s left for this selector{more}"
-            )
-
-    def _write(self, line: str) -> None:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
-
-    def _close_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special
 
+from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.performance import declares_superiority
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds, progress_reporter
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
 from ppl_bandit.types import Engine
 
 __all__ = ["calibrate"]
@@ -87,7 +88,7 @@ def calibrate(
     simulator = TrialSimulator(
         model, design.with_threshold("superiority", _MOST_SEARCHED), engine, num_samples, arms=arms
     )
-    advance = progress_reporter("calibration", 2 * num_trials * len(worlds)) if progress else None
+    advance = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials") if progress else None
 
     def find(world: Environment) -> float:
         if design.control is None and not symmetric:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.performance import calibration_frame, performance
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds, progress_reporter
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
@@ -182,7 +183,7 @@ def operating_characteristics(
     simulator = TrialSimulator(model, design, engine, num_samples, num_futures, arms)
     records = {}
     for name, world in worlds.items():
-        report = progress_reporter(name, num_trials) if progress else None
+        report = progress_reporter(name, num_trials, "trials") if progress else None
         records[name] = simulator.run(world, num_trials, seed, advance=report)
     setting = simulator.setting
     method = f"{setting.engine.explanation.engine}, {setting.learner.method}"

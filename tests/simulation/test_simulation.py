@@ -18,7 +18,6 @@ from shared_models import bernoulli_engine, bernoulli_model
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.simulation import chunks
-from ppl_bandit.simulation.simulate import SimulationProgress
 
 
 def drifting(arm):
@@ -147,7 +146,7 @@ def test_several_outcomes_and_an_approximate_engine_with_capacity_for_all_steps(
     found = simulate(0, model, engine, THOMPSON, world, num_steps=10, num_realizations=2, num_samples=10, progress=True)
     reported = capsys.readouterr().err
     assert "thompson: compiling (1 of 1 selectors)" in reported
-    assert "thompson: 1 of 2 realizations; about" in reported and "s left for this selector" in reported
+    assert "thompson: 1 of 2 realizations, about" in reported and "s left for this selector" in reported
     assert found.bought.shape == found.spend.shape == (2, 10)
     assert "reward" not in found and "realised_regret" not in found
     assert bool(np.isfinite(found.best_arm_probs).all()) and found.attrs["engine"] == "laplace"
@@ -158,22 +157,22 @@ def interrupt_third_chunk(monkeypatch):
     monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 3)
     monkeypatch.setattr(chunks, "num_cores", lambda: 1)
 
-    def interrupt(self, num):
+    def interrupt(num):
         if len(calls) == 2:
             raise KeyboardInterrupt
         calls.append(num)
 
     calls = []
-    monkeypatch.setattr(SimulationProgress, "advance", interrupt)
+    monkeypatch.setattr("ppl_bandit.simulation.simulate.progress_reporter", lambda *arguments: interrupt)
     return calls
 
 
 def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
     calls = interrupt_third_chunk(monkeypatch)
-    found = run(THOMPSON, num_realizations=9)
+    found = run(THOMPSON, num_realizations=9, progress=True)
     assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 1  # the third chunk was done
     calls.clear()
-    found = run(THOMPSON)
+    found = run(THOMPSON, progress=True)
     assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 0
     assert "interrupted" in capsys.readouterr().err
 
@@ -182,7 +181,7 @@ def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
 def test_an_interrupted_comparison_keeps_finished_realizations_of_each_selector(monkeypatch):
     interrupt_third_chunk(monkeypatch)
     # Of two selectors the first was done with six realizations, and the second with three.
-    found = run(selector={"first": THOMPSON, "second": THOMPSON}, num_realizations=6, summary=True)
+    found = run(selector={"first": THOMPSON, "second": THOMPSON}, num_realizations=6, summary=True, progress=True)
     assert found.num_runs.to_series().to_dict() == {"first": 6, "second": 3}
     assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 0
 

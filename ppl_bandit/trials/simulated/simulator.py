@@ -1,7 +1,5 @@
 """Simulate many trials of one design: compiled once, run in chunks, for any scenario and thresholds."""
 
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +32,6 @@ __all__ = [
     "as_environment",
     "check_kinds",
     "check_units",
-    "progress_reporter",
 ]
 
 _CPU_CHUNK = 256
@@ -213,18 +210,3 @@ def _prior_table(model: RewardModel) -> np.ndarray:
 
     with jax.enable_x64(True):
         return np.asarray(run_once(draw))
-
-
-def progress_reporter(name: str, num_trials: int) -> Callable[[int], None]:
-    """Return a function of the number of trials that have finished, which reports progress on the standard error."""
-    done, begun, last = [0], time.monotonic(), [0.0]
-
-    def advance(num: int) -> None:
-        done[0] = min(done[0] + num, num_trials)
-        now = time.monotonic()
-        if now - last[0] > 2.0 or done[0] == num_trials:
-            last[0] = now
-            left = (now - begun) * (num_trials - done[0]) / done[0]
-            sys.stderr.write(f"{name}: {done[0]} of {num_trials} trials, about {left:.0f} s left\n")
-
-    return advance
