@@ -27,7 +27,6 @@ def execute(
     with Journal(arguments.url, read_only=True) as journal:
         name = find_experiment(journal, arguments.name)
         header = read_header(journal.store, name)
-        assert header is not None  # `find_experiment` checked that the experiment exists
         files = [load_model(spec) for spec in (arguments.model, arguments.against) if spec is not None]
         models = [_with_arms(file, len(header.names)) for file in files]
         settings = {"level": arguments.level, "name": name, "outcome": arguments.outcome}

@@ -112,9 +112,7 @@ def _write_figure(figure: Any, path: Path) -> str:
 
 
 def _recorded_bandit(journal: Journal, name: str, model: str) -> Bandit:
-    header = read_header(journal.store, name)
-    assert header is not None  # `find_experiment` checked that the experiment exists
-    return _bandit(header, model, journal=journal, name=name)
+    return _bandit(read_header(journal.store, name), model, journal=journal, name=name)
 
 
 def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
@@ -144,7 +142,6 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
         raise JournalError("replay needs the program: give --model path/to/file.py, or file.py:function")
     damage = journal.store.find_damage(name)
     header = read_header(journal.store, name)
-    assert header is not None  # `find_experiment` checked that the experiment exists
     # Start with the initial arms: the replay adds later arms at the events that added them.
     bandit = _bandit(header, arguments.model)
     names = list(header.identity["arms"])

@@ -13,7 +13,7 @@ from ppl_bandit.journal.events import IMPORTED, Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
-from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = ["decisions_from_experiment", "decisions_from_journal"]
@@ -25,7 +25,8 @@ def decisions_from_experiment(experiment: Experiment, outcome: str | None) -> Lo
     Raises:
         JournalError: if its journal was edited.
     """
-    _check_unbroken(experiment.store, experiment.name)
+    if isinstance(experiment.store, SqlStore):
+        experiment.store.check(experiment.name)
     task = experiment.catch_up().task
     decisions = experiment.store.decisions(experiment.name)
     imported = experiment.store.imported(experiment.name)
@@ -42,11 +43,7 @@ def decisions_from_journal(
         JournalError: if there is no such experiment, or the journal was edited.
     """
     header = read_header(journal.store, name)
-    if header is None:
-        raise JournalError(
-            f"{journal!r} has no experiment {name!r}; its experiments: {', '.join(journal.experiments())}"
-        )
-    _check_unbroken(journal.store, name)
+    journal.store.check(name)
     decisions, imported = journal.store.decisions(name), journal.store.imported(name)
     late = header.identity.get("late", ())
     found = _from_events(decisions, imported, header.names, header.identity["outcomes"], outcome, model, late)
@@ -164,18 +161,3 @@ def _from_events(
 def _stacked(model: RewardModel, contexts: Sequence[Sequence[Any]]) -> Any:
     leaves = [np.stack([np.asarray(context[i]) for context in contexts]) for i in range(len(contexts[0]))]
     return jax.tree.unflatten(jax.tree.structure(model.context), leaves)
-
-
-def _check_unbroken(store: Any, name: str) -> None:
-    """Refuse a stream whose digests do not follow from each other, before anything is estimated.
-
-    Raises:
-        JournalError: with the position of the first event that was edited, removed or inserted.
-    """
-    find = getattr(store, "first_broken", None)
-    position = None if find is None else find(name)
-    if position is not None:
-        raise JournalError(
-            f"the event at position {position} of the experiment {name!r} does not follow from those before it: the journal "
-            "was edited or damaged, and nothing is estimated from it; restore it from a copy"
-        )

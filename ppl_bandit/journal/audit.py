@@ -22,7 +22,7 @@ _COLUMNS = ("decision", "decided", "arm", "propensity", "num_candidates", "statu
 
 def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
     """Return the settings of an experiment and its counts for each arm, as JSON values."""
-    header = _header(store, name)
+    header = read_header(store, name)
     events = store.read(name, whole=True)
     records = _records(name, events)
     outcome = header.identity["outcomes"][0]
@@ -74,7 +74,7 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
     Raises:
         JournalError: if the experiment has no such decision.
     """
-    header = _header(store, name)
+    header = read_header(store, name)
     events = store.find(name, [decision]).get(decision)
     if not events:
         raise JournalError(f"the experiment {name!r} has no decision {decision!r}")
@@ -113,7 +113,7 @@ def decision_table(
     """
     import pandas
 
-    header = _header(store, name)
+    header = read_header(store, name)
     events = store.read(name, whole=True)
     outcomes = header.identity["outcomes"]
     rows: list[tuple[int, dict[str, Any]]] = []
@@ -145,14 +145,6 @@ def decision_table(
 
 def _utc_time(time: float) -> str:
     return datetime.datetime.fromtimestamp(time, datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def _header(store: SqlStore, name: str) -> ExperimentHeader:
-    header = read_header(store, name)
-    if header is None:
-        known = ", ".join(store.experiments()) or "none"
-        raise JournalError(f"there is no experiment {name!r} here; its experiments: {known}; choose one with --name")
-    return header
 
 
 def _records(name: str, events: Sequence[Event]) -> list[DecisionRecord]:

@@ -18,6 +18,7 @@ from ppl_bandit.journal.events import ARMS, CHANGED, DECIDED, LOOKED, OPENED, Ev
 from ppl_bandit.journal.projection import (
     LearnRequest,
     Projection,
+    edited_history,
     extend_history,
     is_learnt_in_part,
     learn_events,
@@ -214,32 +215,25 @@ class Experiment:
                     self._has_rivals = True
             if recorded[0].position > projection.position + 1:
                 self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
-            history, results, start = planned[0][2].history, [], 0
+            history, results, start = planned[0][2].projection.history, [], 0
             for request, own, step in planned:
                 own, start = recorded[start : start + len(own)], start + len(own)
                 history = extend_history(history, step.rows, own)
                 results.append((request, (own, step.info, step.warnings)))
-            self.projection = self.projection._replace(
-                task=step.task, prior=step.prior, learner=step.learner, history=history, position=recorded[-1].position
+            self.projection = step.projection._replace(
+                history=history, num_played=self.projection.num_played, position=recorded[-1].position
             )
             for request, result in results:
                 request.result = result
 
     def change_arms(self, names: list[Any], retired: frozenset[int]) -> None:
         """Record new or retired arms, and continue with them."""
-        with self.fold_lock:
-            while True:
-                self._fold_new_events()
-                event = new_event(ARMS, {"arms": names, "retired": sorted(retired)})
-                changed = self._with_arms(self.projection, event)
-                try:
-                    recorded = self.store.append(self.name, [event], after=self.projection.position)
-                except Conflict:
-                    continue
-                self._fold_new_events(before=recorded[0].position)
-                num_played = _padded(self.projection.num_played, len(names))
-                self.projection = changed._replace(position=recorded[0].position, num_played=num_played)
-                return
+
+        def make(projection: Projection) -> tuple[Event, Projection]:
+            event = new_event(ARMS, {"arms": names, "retired": sorted(retired)})
+            return event, self._with_arms(projection, event)
+
+        self._record_event(make)
 
     def record_look(self, check: Callable[[Projection], dict[str, Any] | None]) -> Projection:
         """Record a look at a designed experiment, and return the projection after it.
@@ -247,18 +241,33 @@ class Experiment:
         Args:
             check: returns the body of the event, given the latest projection; None if no look is due.
         """
+
+        def make(projection: Projection) -> tuple[Event, Projection] | None:
+            body = check(projection)
+            return None if body is None else (new_event(LOOKED, body), _with_look(projection, body))
+
+        return self._record_event(make)
+
+    def _record_event(self, make: Callable[[Projection], tuple[Event, Projection] | None]) -> Projection:
+        """Record an event that depends on all events before it, and return the projection after it.
+
+        Args:
+            make: returns the event and the projection after it, given the latest; None to record nothing.
+        """
         with self.fold_lock:
             while True:
                 self._fold_new_events()
-                body = check(self.projection)
-                if body is None:
+                made = make(self.projection)
+                if made is None:
                     return self.projection
+                event, after = made
                 try:
-                    recorded = self.store.append(self.name, [new_event(LOOKED, body)], after=self.projection.position)
+                    position = self.store.append(self.name, [event], after=self.projection.position)[0].position
                 except Conflict:
                     continue
-                self._fold_new_events(before=recorded[0].position)
-                self.fold(recorded)
+                self._fold_new_events(before=position)  # decisions of other threads and processes
+                num_played = _padded(self.projection.num_played, len(after.task.arms))
+                self.projection = after._replace(position=position, num_played=num_played)
                 return self.projection
 
     def resume(self, position: int, learner: Learner | None) -> None:
@@ -319,8 +328,7 @@ class Experiment:
                 return projection._replace(retired=frozenset(first.body["retired"]))
             return self._with_arms(projection, first)
         if first.kind == LOOKED:
-            dropped = np.flatnonzero(~np.asarray(first.body["active"], bool)).tolist()
-            return projection._replace(retired=projection.retired | frozenset(dropped), look=first.body)
+            return _with_look(projection, first.body)
         if first.kind in (OPENED, CHANGED):
             if is_learning and self.identity is not None and first.body["identity"] != self.identity:
                 raise JournalError(
@@ -330,13 +338,11 @@ class Experiment:
             return projection
         if is_learning:
             step = learn_events(projection, batch)
-            projection = projection._replace(task=step.task, prior=step.prior, learner=step.learner)
-            return projection._replace(history=extend_history(step.history, step.rows, batch))
+            return step.projection._replace(history=extend_history(step.projection.history, step.rows, batch))
         if is_learnt_in_part(batch):
             projection = learning_in_part(projection)
         edits, completed, rows = reward_changes(projection.task, batch)
-        changes = {**edits, **{position: edit for position, (edit, _) in completed.items()}}
-        history = projection.history.edited(changes, len(completed)) if changes else projection.history
+        history = edited_history(projection.history, edits, completed)
         return projection._replace(history=extend_history(history, rows, batch))
 
     def _with_arms(self, projection: Projection, event: Event) -> Projection:
@@ -362,6 +368,11 @@ class Experiment:
             unplayed = mask & (projection.num_played < self.burn_in)
             mask = unplayed if unplayed.any() else mask
         return mask
+
+
+def _with_look(projection: Projection, body: Mapping[str, Any]) -> Projection:
+    dropped = np.flatnonzero(~np.asarray(body["active"], bool)).tolist()
+    return projection._replace(retired=projection.retired | frozenset(dropped), look=body)
 
 
 def _padded(num_played: np.ndarray, num_arms: int) -> np.ndarray:

@@ -69,7 +69,7 @@ class Journal:
         Raises:
             JournalError: if there is no such experiment.
         """
-        self._check_name(name)
+        self.store.check_name(name)
         return self.store.read(name, after, whole=True)
 
     def head(self, name: str = "default") -> str:
@@ -78,7 +78,7 @@ class Journal:
         Raises:
             JournalError: if there is no such experiment.
         """
-        self._check_name(name)
+        self.store.check_name(name)
         return "{}:{}".format(*self.store.head(name))
 
     def verify(self, name: str = "default", head: str | None = None) -> None:
@@ -92,22 +92,12 @@ class Journal:
         """
         kept = None if head is None else _parse_head(head)
         if kept is None:
-            self._check_name(name)
-        damage = self.store.find_damage(name, kept)
-        if damage is not None:
-            raise JournalError(
-                f"the experiment {name!r} in {self._label} is damaged at position {damage.position}: {damage.reason}; restore "
-                "the journal from a copy"
-            )
+            self.store.check_name(name)
+        self.store.check(name, kept)
 
     def close(self) -> None:
         """Close the connection; bandits that use this journal then raise JournalError."""
         self.store.close()
-
-    def _check_name(self, name: str) -> None:
-        if not self.store.last_position(name):
-            known = ", ".join(self.experiments()) or "none"
-            raise JournalError(f"{self._label} has no experiment {name!r}; its experiments: {known}")
 
 
 def _parse_head(text: Any) -> tuple[int, str]:

@@ -42,8 +42,20 @@ class ExperimentHeader(NamedTuple):
     context_columns: list[str]
 
 
-def read_header(store: SqlStore, name: str) -> ExperimentHeader | None:
-    """Return the header of an experiment; None if it does not exist."""
+def read_header(store: SqlStore, name: str) -> ExperimentHeader:
+    """Return the header of an experiment.
+
+    Raises:
+        JournalError: if it does not exist.
+    """
+    header = _find_header(store, name)
+    if header is None:
+        store.check_name(name)
+        raise DamagedEvent(f"the experiment {name!r} has no event that opened it: restore the journal from a copy")
+    return header
+
+
+def _find_header(store: SqlStore, name: str) -> ExperimentHeader | None:
     header = None
     for event in store.read(name, kinds=(OPENED, CHANGED, ARMS, LOOKED)):
         with ReadingEvent(name, event.position):
@@ -83,13 +95,8 @@ def open_experiment(
     projection = initial_projection(task, prior)
     if isinstance(store, MemoryStore):
         return Experiment(store, name, projection, build, burn_in)
-    damage = store.find_damage(name)
-    if damage is not None:
-        raise DamagedEvent(
-            f"the experiment {name!r} is damaged at position {damage.position}: {damage.reason}; it was edited or is "
-            "incomplete: restore the journal from a copy"
-        )
-    header = read_header(store, name)
+    store.check(name)
+    header = _find_header(store, name)
     if header is None:
         identity = experiment_identity(task, prior.engine, burn_in)
         try:
@@ -97,7 +104,6 @@ def open_experiment(
         except Conflict:  # another process has opened it at the same time
             pass
         header = read_header(store, name)
-        assert header is not None  # one of the two processes has opened it
     return _continue(store, name, projection, build, burn_in, allow_changed, header)
 
 
@@ -141,7 +147,7 @@ def _continue(
             store.append(name, [event], after=store.last_position(name))
         except Conflict:
             pass
-        header = read_header(store, name) or header
+        header = read_header(store, name)
         if header.identity != identity:
             raise JournalError(
                 f"the experiment {name!r} was changed by another process at the same time: open it again"

@@ -22,6 +22,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 __all__ = [
     "LearningStep",
     "Projection",
+    "edited_history",
     "extend_history",
     "is_learnt_in_part",
     "learning_in_part",
@@ -69,21 +70,16 @@ class LearningStep(NamedTuple):
     """The result of learning from events that are not recorded yet.
 
     Attributes:
-        learner: the posterior after the events.
-        history: the history with their edits, without their new rows.
+        projection: after the events, but for its position and the new rows of its history.
         rows: the new rows, each with the index of its event.
-        task, prior: after the events; the first reward that is learnt in part changes them.
         info: the engine's diagnostics; None if nothing was learnt.
         warnings: for the user.
     """
 
-    learner: Learner
-    history: History
+    projection: Projection
     rows: list[tuple[int, Rows]]
     info: Any
     warnings: list[str]
-    task: Task
-    prior: Learner
 
 
 def initial_projection(task: Task, prior: Learner) -> Projection:
@@ -102,17 +98,13 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
         projection = projection._replace(learner=refit(projection, projection.history)[0])
     task, learner, history = projection.task, projection.learner, projection.history
     edits, completed, rows = reward_changes(task, events)
-    pieces = [piece for _, piece in rows]
+    pieces, edited = [piece for _, piece in rows], edited_history(history, edits, completed)
     if edits:
-        edited = history.edited(
-            {**edits, **{position: edit for position, (edit, _) in completed.items()}}, len(completed)
-        )
-        learner, info, warnings = refit(projection, edited, _concatenate(task, pieces) if pieces else None)
-        return LearningStep(learner, edited, rows, info, warnings, task, projection.prior)
-    if completed:
-        pieces = [*(piece for _, piece in completed.values()), *pieces]
+        after, info, warnings = refit(projection, edited, _concatenate(task, pieces) if pieces else None)
+        return LearningStep(projection._replace(learner=after, history=edited), rows, info, warnings)
+    pieces = [*(piece for _, piece in completed.values()), *pieces]
     if not pieces:
-        return LearningStep(learner, history, rows, None, [], task, projection.prior)
+        return LearningStep(projection, rows, None, [])
     joined = _concatenate(task, pieces)
     try:
         after, info, warnings = learn(task, learner, history, joined)
@@ -121,9 +113,7 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
         raise
     if learner.engine.explanation.is_exact and not after.engine.explanation.is_exact:
         _refuse_overflow(joined)
-    if completed:
-        history = history.edited({position: edit for position, (edit, _) in completed.items()}, len(completed))
-    return LearningStep(after, history, rows, info, warnings, task, projection.prior)
+    return LearningStep(projection._replace(learner=after, history=edited), rows, info, warnings)
 
 
 def is_learnt_in_part(events: Sequence[Event]) -> bool:
@@ -197,8 +187,8 @@ def learn_requests(
             break
         decisions.update(event.decision for event in events)
         # The positions are not known yet: no later step of the group reads them.
-        history = extend_history(step.history, step.rows, events)
-        projection = projection._replace(learner=step.learner, history=history, task=step.task, prior=step.prior)
+        projection = step.projection
+        projection = projection._replace(history=extend_history(projection.history, step.rows, events))
     return planned
 
 
@@ -259,6 +249,12 @@ def reward_changes(
         else:
             edits[position] = edit
     return edits, completed, rows
+
+
+def edited_history(history: History, edits: Mapping[int, RowEdit | None], completed: Completed) -> History:
+    """Return a history with changed rows."""
+    changes = {**edits, **{position: edit for position, (edit, _) in completed.items()}}
+    return history.edited(changes, len(completed)) if changes else history
 
 
 def extend_history(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:

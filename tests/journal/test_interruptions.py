@@ -88,7 +88,7 @@ def interrupt_repeatedly(parts, journal, kind, wanted_lines):
     if journal is not None:
         again = Bandit(model, engine=engine, num_samples=50, journal=journal)
         assert again.num_rewards == bandit.num_rewards
-        assert bandit._experiment.store.first_broken("default") is None
+        assert bandit._experiment.store.find_damage("default") is None
     return number
 
 

@@ -171,11 +171,11 @@ def test_replay_derives_every_decision_and_finds_the_first_that_differs(parts, t
     bandit.select(allowed=["low", "high"])
     found = check_replay(bandit, "default")
     assert (found.num_decisions, found.num_checked, found.position) == (14, 14, None)
-    assert bandit._experiment.store.first_broken("default") is None
+    assert bandit._experiment.store.find_damage("default") is None
     with sqlite3.connect(tmp_path / "j.db") as edit:
         edit.execute("UPDATE ppl_bandit_events SET arm = (arm + 1) % 3 WHERE kind = 'decided' AND number = 6")
     found = check_replay(bandit, "default")
-    broken = bandit._experiment.store.first_broken("default")
+    broken = bandit._experiment.store.find_damage("default").position
     assert found.position == broken
     assert "the recorded arm is" in found.difference
 

@@ -32,7 +32,7 @@ def check_acknowledged(store, name, acknowledged):
     assert len(set(found)) == len(found)
     assert acknowledged <= set(found)
     assert [event.position for event in events] == list(range(1, len(events) + 1))
-    assert store.first_broken(name) is None
+    assert store.find_damage(name) is None
     return len(found)
 
 

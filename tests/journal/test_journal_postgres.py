@@ -60,7 +60,7 @@ def test_an_experiment_goes_on_through_a_server_that_is_killed_and_started(serve
     assert again.num_rewards == plain.num_rewards == 7
     assert again.select().arm == plain.select().arm
     with Journal(server.url) as journal:
-        assert journal.store.first_broken("restart") is None
+        assert journal.store.find_damage("restart") is None
         assert "s3cret" not in repr(journal)
         assert all("s3cret" not in str(event) for event in journal.events("restart"))
         assert len(journal.store.pending("restart")) == 1
@@ -130,7 +130,7 @@ def test_a_lock_that_another_session_holds_is_an_error_in_time_and_blocks_no_rea
             journal.store.read("locked")
         other.rollback()
         journal.store.append("locked", [decided(1)])  # the connections still work
-        assert journal.store.first_broken("locked") is None
+        assert journal.store.find_damage("locked") is None
 
 
 def test_a_server_process_that_is_stopped_is_an_error_in_time(server):

@@ -51,7 +51,7 @@ def test_a_tampered_stream_is_noticed_with_its_position(path, kind):
     statements, position = TAMPERED[kind]
     edit(path, *statements)
     store = SqlStore(SqliteBackend(path))
-    assert store.first_broken("x") == position
+    assert store.find_damage("x").position == position
     store.close()
 
 

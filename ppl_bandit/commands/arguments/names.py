@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.journal.journal import Journal
-from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.types import Engine, Selector
 
 __all__ = [
@@ -92,10 +91,7 @@ def find_experiment(journal: Journal, given: str | None) -> str:
     if given is None and len(known) == 1:
         return known[0]
     name = "default" if given is None else given
-    if name not in known:
-        raise JournalError(
-            f"{journal!r} has no experiment {name!r}; its experiments: {', '.join(known) or 'none'}: use --name"
-        )
+    journal.store.check_name(name)
     return name
 
 

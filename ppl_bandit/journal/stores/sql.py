@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ppl_bandit.journal.events import IMPORTED, Event, digest_of, group_by_decision
 from ppl_bandit.journal.stores.appending import AppendRequest, Execute, append_requests
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
-from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.store import DamagedEvent, JournalError
 from ppl_bandit.journal.stores.tables import COLUMNS, VERSION_WITH_HEADS, event_from_row
 
 __all__ = ["Backend", "Damage", "Result", "SqlStore"]
@@ -209,10 +209,30 @@ class SqlStore:
                 return Damage(position + 1, f"events were removed: the {source} head is at position {at}")
         return None
 
-    def first_broken(self, experiment: str) -> int | None:
-        """Return the position of the first fault that `find_damage` finds; None if there is none."""
-        damage = self.find_damage(experiment)
-        return None if damage is None else damage.position
+    def check(self, experiment: str, head: tuple[int, str] | None = None) -> None:
+        """Check that no event was edited or removed; the argument is that of `find_damage`.
+
+        Raises:
+            DamagedEvent: with the first position at which the stream is not what was recorded.
+        """
+        damage = self.find_damage(experiment, head)
+        if damage is not None:
+            raise DamagedEvent(
+                f"the experiment {experiment!r} is damaged at position {damage.position}: {damage.reason}; it was edited or is "
+                f"incomplete: restore {self._backend.label} from a copy"
+            )
+
+    def check_name(self, experiment: str) -> None:
+        """Check that an experiment exists.
+
+        Raises:
+            JournalError: with the names of those that do.
+        """
+        if not self.last_position(experiment):
+            known = ", ".join(self.experiments()) or "none"
+            raise JournalError(
+                f"{self._backend.label} has no experiment {experiment!r}; its experiments: {known}: give one of these names"
+            )
 
     def _rows_with_digest(self, experiment: str) -> Iterator[tuple]:
         after = 0
