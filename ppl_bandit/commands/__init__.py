@@ -1,1 +1,9 @@
-"""The command line."""
+"""The command line: one file per command."""
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["CommandResult", "ShowLine"]
+
+ShowLine = Callable[[str], None]
+CommandResult = tuple[Any, int]  # plain values, and the exit status

@@ -2,9 +2,9 @@
 
 import argparse
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.model_files import ModelFileError, load_model
 from ppl_bandit.engines.choose import candidates
 from ppl_bandit.types import InvalidProgram, NotConjugate
@@ -30,9 +30,7 @@ class CheckResult(NamedTuple):
     report: str
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Check the models; the status is 2 if one of them is invalid."""
     results = []
     for spec in arguments.models:

@@ -2,10 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import ENGINES, MOVING_ENGINES, SELECTORS, check_names
 from ppl_bandit.commands.model_files import ModelFile, ModelFileError, load_model
 from ppl_bandit.comparison.measurement.engine_comparison import compare
@@ -21,9 +21,7 @@ from ppl_bandit.types import Interaction
 __all__ = ["execute"]
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Compare or rank; the status is 130 if Ctrl-C ended a comparison early."""
     if len(arguments.models) > 1 and arguments.engines is not None:
         raise ValueError(
@@ -37,7 +35,7 @@ def execute(
     return result, 0 if result.get("is_complete", True) else 130
 
 
-def _compare(arguments: argparse.Namespace, progress: Callable[[str], None]) -> tuple[str, dict[str, Any], list[Path]]:
+def _compare(arguments: argparse.Namespace, progress: ShowLine) -> tuple[str, dict[str, Any], list[Path]]:
     file, out = load_model(arguments.models[0]), arguments.out
     model = file.reward_model()
     factories = MOVING_ENGINES if model.moving_sites else ENGINES
@@ -66,7 +64,7 @@ def _compare(arguments: argparse.Namespace, progress: Callable[[str], None]) -> 
     return str(comparison), result, files
 
 
-def _rank(arguments: argparse.Namespace, progress: Callable[[str], None]) -> tuple[str, dict[str, Any], list[Path]]:
+def _rank(arguments: argparse.Namespace, progress: ShowLine) -> tuple[str, dict[str, Any], list[Path]]:
     files, out = [load_model(spec) for spec in arguments.models], arguments.out
     names = [file.name for file in files]
     if len(set(names)) < len(names):

@@ -4,7 +4,7 @@ import argparse
 import inspect
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from os import PathLike
@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit import engines, selectors
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -58,9 +59,7 @@ class DemoResult(NamedTuple):
     program: str
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Run the demo and write `demo.png`."""
     show(
         f"proving {len(CONJUGATE_MODELS)} bundled models exact, and simulating {NUM_REALIZATIONS} realizations of {NUM_STEPS} "

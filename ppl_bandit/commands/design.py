@@ -3,12 +3,13 @@
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ppl_bandit import selectors
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -24,9 +25,7 @@ from ppl_bandit.trials.simulated.simulator import arm_names
 __all__ = ["execute", "parse_looks", "parse_rule", "parse_scenario"]
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Simulate a design, and write `design.json`, `table.csv`, `design.png` and `report.html`."""
     file = load_model(arguments.model)
     model = file.reward_model()
@@ -73,7 +72,7 @@ def _show(
     design: Design,
     file: ModelFile,
     arguments: argparse.Namespace,
-    show: Callable[[str], None],
+    show: ShowLine,
 ) -> dict[str, Any]:
     table, out = found.table(), arguments.out
     show(design.describe())

@@ -1,10 +1,10 @@
 """`ppl-bandit evaluate`: what may be concluded from a recorded experiment; verdict first, then table, then diagnostics."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.evaluation.evaluate import evaluate
@@ -17,9 +17,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 __all__ = ["execute"]
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Evaluate a target, and write `table.csv`, `sequence.csv` and `evaluation.png`; or compare two programs."""
     if arguments.model is None and (arguments.selector or arguments.against):
         option = "--selector" if arguments.selector else "--against"
@@ -62,7 +60,7 @@ def _with_arms(file: ModelFile, num_arms: int) -> RewardModel:
     return file.reward_model()
 
 
-def _show_evaluation(found: Evaluation, out: Path, show: Callable[[str], None]) -> dict[str, Any]:
+def _show_evaluation(found: Evaluation, out: Path, show: ShowLine) -> dict[str, Any]:
     table = found.table()
     show(found.verdict)
     show("")
@@ -95,7 +93,7 @@ def _show_evaluation(found: Evaluation, out: Path, show: Callable[[str], None]) 
     }
 
 
-def _show_comparison(found: ProgramComparison, out: Path, show: Callable[[str], None]) -> dict[str, Any]:
+def _show_comparison(found: ProgramComparison, out: Path, show: ShowLine) -> dict[str, Any]:
     table = found.table()
     show(found.verdict)
     show("")

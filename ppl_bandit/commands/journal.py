@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.display.progress import progress_reporter
@@ -23,10 +24,10 @@ from ppl_bandit.live.bandit import Bandit
 __all__ = ["execute"]
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Run an action; the status is 1 if the journal is damaged or a replayed decision differs."""
+    if arguments.action in ("look", "report", "replay") and arguments.model is None:
+        raise JournalError(f"{arguments.action} needs the program: give --model path/to/file.py, or file.py:function")
     is_look = arguments.action == "look"  # the one action that records an event
     with Journal(arguments.url, must_exist=is_look, read_only=not is_look) as journal:
         name = find_experiment(journal, arguments.name)
@@ -44,7 +45,7 @@ def execute(
         return action[arguments.action](journal, name, arguments, show)
 
 
-def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     found = experiment_status(journal.store, name)
     show(
         f"{name}: {found['num_events']} events since {found['opened']}, the last at {found['last_event']}; "
@@ -82,17 +83,13 @@ def _status(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
     return found, 0
 
 
-def _look(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
-    if arguments.model is None:
-        raise JournalError("look needs the program: give --model path/to/file.py, or file.py:function")
+def _look(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     found = _recorded_bandit(journal, name, arguments.model).look()
     show(found.verdict)
     return found.to_dict(), 0
 
 
-def _report(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
-    if arguments.model is None:
-        raise JournalError("report needs the program: give --model path/to/file.py, or file.py:function")
+def _report(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     report = _recorded_bandit(journal, name, arguments.model).report(more=arguments.more)
     result = report.to_dict()
     show(report.text)
@@ -115,7 +112,7 @@ def _recorded_bandit(journal: Journal, name: str, model: str) -> Bandit:
     return _bandit(read_header(journal.store, name), model, journal=journal, name=name)
 
 
-def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     story = decision_details(journal.store, name, arguments.id)
     show(
         f"decision {story['decision']}, made {story['decided']} as number {story['number']} (event {story['position']})"
@@ -137,9 +134,7 @@ def _show(journal: Journal, name: str, arguments: argparse.Namespace, show: Call
     return story, 0
 
 
-def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
-    if arguments.model is None:
-        raise JournalError("replay needs the program: give --model path/to/file.py, or file.py:function")
+def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     damage = journal.store.find_damage(name)
     header = read_header(journal.store, name)
     # Start with the initial arms: the replay adds later arms at the events that added them.
@@ -168,7 +163,7 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
     return result, 0 if damage is None else 1
 
 
-def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     table = decision_table(journal.store, name)
     suffix = {"csv": ".csv", "parquet": ".parquet", "netcdf": ".nc"}[arguments.to]
     path = arguments.out or Path(re.sub(r"[^\w.-]|^\.+", "_", name) + suffix)  # a name may look like another folder
@@ -185,9 +180,7 @@ def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Ca
     return {"out": str(path), "num_rows": len(table)}, 0
 
 
-def _pending(
-    journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]
-) -> tuple[Any, int]:
+def _pending(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     given = arguments.older_than
     until = None if given is None else time.time() - as_seconds(given, "--older-than")
     table = decision_table(journal.store, name, is_pending=True, until=until)
@@ -197,13 +190,13 @@ def _pending(
     return table[["decision", "decided", "arm", "propensity"]].to_dict("records"), 0
 
 
-def _head(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+def _head(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     head = journal.head(name)
     show(head)
     return {"name": name, "head": head}, 0
 
 
-def _verify(journal: Journal, name: str, arguments: argparse.Namespace, show: Callable[[str], None]) -> tuple[Any, int]:
+def _verify(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     try:
         journal.verify(name, arguments.head)
     except JournalError as error:

@@ -2,10 +2,11 @@
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import check_names
 from ppl_bandit.paper import figures as paper_figures, settings
 from ppl_bandit.paper.claims import claims_of_grids
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["execute", "reproduce"]
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Reproduce figures, and write `reproduction.md`, the figures and the data."""
     numbers = reproduce(arguments.figures, arguments.out, is_full=arguments.full, seed=arguments.seed, show=show)
     for ours in numbers:
@@ -36,9 +35,7 @@ def execute(
     return rows, 0
 
 
-def reproduce(
-    figures: Sequence[str], out: Path, *, is_full: bool, seed: int, show: Callable[[str], None]
-) -> list[ReproducedRegret]:
+def reproduce(figures: Sequence[str], out: Path, *, is_full: bool, seed: int, show: ShowLine) -> list[ReproducedRegret]:
     """Reproduce figures of the paper, all if `figures` is empty, and every published number of their settings.
 
     Computes in float64, or in float32 if `is_full` on an accelerator.

@@ -1,11 +1,11 @@
 """`ppl-bandit run`: simulate selectors on a model, and write a table, figures and the data."""
 
 import argparse
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import engine_factory, make_selectors
 from ppl_bandit.commands.model_files import ModelFileError, load_model
 from ppl_bandit.simulation.environment import Environment
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["execute"]
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Simulate, and write `runs.nc`, `table.md` and the figures; the status is 130 if Ctrl-C ended it early."""
     make_engine = engine_factory(arguments.engine)
     horizon = arguments.steps if arguments.horizon is None else arguments.horizon

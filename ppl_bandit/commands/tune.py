@@ -1,9 +1,8 @@
 """`ppl-bandit tune`: find the selector of a model file for a horizon, and write the table and the figure behind it."""
 
 import argparse
-from collections.abc import Callable
-from typing import Any
 
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import engine_factory, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.simulation.figures import draw_tuned
@@ -15,9 +14,7 @@ _HEAVY_TAIL = 0.1  # share of all regret in one world above which means are unre
 _MIN_WORLDS_FOR_TAIL = 128
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Tune a model file, and write `tune.md` and `tune.png`."""
     make_engine = engine_factory(arguments.engine)
     names = arguments.selectors

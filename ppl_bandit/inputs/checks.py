@@ -3,9 +3,8 @@
 An error names the argument, what was given, what was expected and what to do instead. No function here changes any state.
 """
 
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,10 +13,9 @@ import numpy as np
 
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.numbers import as_numbers
-from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import quick_jit, run_once
+from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.types import Engine, Interaction, Selector
 
@@ -30,7 +28,6 @@ __all__ = [
     "check_rewards",
     "check_selector",
     "count_rows",
-    "impossible_outcome",
     "impossible_rows",
 ]
 
@@ -172,41 +169,6 @@ def impossible_rows(model: RewardModel, rows: Interaction) -> dict[str, int]:
         return model.in_support(latents, jax.tree.map(jnp.asarray, rows))
 
     return {name: int(np.flatnonzero(~fits)[0]) for name, fits in run_once(read).items() if not fits.all()}
-
-
-def impossible_outcome(model: RewardModel, arm: int, context: Any, values: Mapping[str, float]) -> str | None:
-    """Return an outcome whose value the program cannot produce, whatever the outcomes that are not known yet; None if none.
-
-    Args:
-        values: the outcomes of one play that are known.
-    """
-    rows = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
-    given = {name: np.array([value]) for name, value in values.items()}
-    with jax.enable_x64(True):
-        possible = _known_support(model, tuple(given))(np.array([arm]), given, rows)
-    return next((name for name, fits in possible.items() if not fits.all()), None)
-
-
-@functools.lru_cache(maxsize=32)
-def _known_support(model: RewardModel, names: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
-    """Return (arm, {outcome: value}, context) -> {outcome: is possible}, if the other outcomes do not change it."""
-    unknown = {name: np.zeros(1) for name in model.outcomes if name not in names}
-
-    def possible(others: Any, arm: Any, given: Any, context: Any) -> list[Any]:
-        latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
-        found = model.in_support(latents, Interaction(arm, {**given, **others}, context))
-        return [found[name] for name in names]
-
-    rows = np.zeros(1, np.int64), dict.fromkeys(names, np.zeros(1)), model.context_rows(1)
-    closed = jax.make_jaxpr(lambda others: possible(others, *rows))(unknown)
-    reached = dependencies(closed, [frozenset(["others"])] * len(closed.jaxpr.invars))
-    is_known = [not labels for labels in reached]
-
-    def check(arm: Any, given: Any, context: Any) -> dict[str, Any]:
-        found = zip(names, possible(unknown, arm, given, context), is_known, strict=True)
-        return {name: fits for name, fits, known in found if known}
-
-    return quick_jit(check)
 
 
 def check_data(model: RewardModel, data: Interaction, arms: Arms) -> Interaction:

@@ -1,4 +1,4 @@
-"""Rewards of which some outcomes are not known yet: which of the missing ones do not matter."""
+"""Rewards of which some outcomes are not known yet: what holds whatever the missing values are."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -13,8 +13,19 @@ from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import masked_rows
 from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.types import Interaction
 
-__all__ = ["irrelevant_outcomes"]
+__all__ = ["impossible_outcome", "irrelevant_outcomes"]
+
+
+def impossible_outcome(model: RewardModel, arm: int, context: Any, values: Mapping[str, float]) -> str | None:
+    """Return an outcome whose value the program cannot produce, whatever the outcomes that are not known yet; None if none.
+
+    Args:
+        values: the outcomes of one play that are known.
+    """
+    possible = _certain_flags(model, arm, context, values, is_masked=False)
+    return next((name for name, fits in possible.items() if not fits.all()), None)
 
 
 def irrelevant_outcomes(model: RewardModel, arm: int, context: Any, values: Mapping[str, float]) -> tuple[str, ...]:
@@ -25,37 +36,51 @@ def irrelevant_outcomes(model: RewardModel, arm: int, context: Any, values: Mapp
     Args:
         values: the outcomes that are known.
     """
+    masked = _certain_flags(model, arm, context, values, is_masked=True)
+    return tuple(name for name, flags in masked.items() if flags.all())
+
+
+def _certain_flags(
+    model: RewardModel, arm: int, context: Any, values: Mapping[str, float], *, is_masked: bool
+) -> dict[str, Any]:
     rows = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
-    names = tuple(name for name in model.outcomes if name in values)
-    given = {name: np.array([values[name]], float) for name in names}
+    known = tuple(name for name in model.outcomes if name in values)
+    given = {name: np.array([values[name]], float) for name in known}
     with jax.enable_x64(True):
-        is_masked = _masked_outcomes(model, names)(np.array([arm]), given, rows)
-    return tuple(name for name, masked in is_masked.items() if masked.all())
+        return _flag_reader(model, known, is_masked)(np.array([arm]), given, rows)
 
 
-@functools.lru_cache(maxsize=32)
-def _masked_outcomes(model: RewardModel, names: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
-    """Return (arm, {known outcome: value}, context) -> {missing outcome: is masked}.
+@functools.lru_cache(maxsize=64)
+def _flag_reader(model: RewardModel, known: tuple[str, ...], is_masked: bool) -> Callable[..., dict[str, Any]]:
+    """Return (arm, {known outcome: value}, context) -> {outcome: flag}, without outcomes whose flag depends on what is missing.
 
-    Outcomes whose mask depends on a missing value, or on a latent, are left out.
+    Args:
+        is_masked: whether the flags say that missing outcomes are masked, which may not depend on a latent either; otherwise
+            they say that known outcomes are possible.
     """
-    missing = [name for name in model.outcomes if name not in names]
+    missing = tuple(name for name in model.outcomes if name not in known)
+    judged = missing if is_masked else known
 
-    def masked(unknown: Any, arm: Any, given: Any, context: Any) -> list[Any]:
-        others, latents = unknown
-        trace = model.trace(latents, arm, context, model.outcome_values({**given, **others}))
-        return [masked_rows(trace[name]["fn"], arm.shape)[0] for name in missing]
+    def read(others: Any, latents: Any, arm: Any, given: Any, context: Any) -> list[Any]:
+        rewards = {**given, **others}
+        if is_masked:
+            trace = model.trace(latents, arm, context, model.outcome_values(rewards))
+            return [masked_rows(trace[name]["fn"], arm.shape)[0] for name in judged]
+        possible = model.in_support(latents, Interaction(arm, rewards, context))
+        return [possible[name] for name in judged]
 
-    def values() -> tuple[Any, Any]:
+    def stand_ins() -> tuple[Any, Any]:
         latents = feasible_latents(model.program, tuple(model.latent_shapes), model.context, 0)
         return {name: jnp.zeros(1) for name in missing}, latents
 
-    rows = np.zeros(1, np.int64), dict.fromkeys(names, np.zeros(1)), model.context_rows(1)
-    closed = jax.make_jaxpr(lambda unknown: masked(unknown, *rows))(jax.eval_shape(values))
-    reached = dependencies(closed, [frozenset(["unknown"])] * len(closed.jaxpr.invars))
+    rows = np.zeros(1, np.int64), dict.fromkeys(known, np.zeros(1)), model.context_rows(1)
+    closed = jax.make_jaxpr(lambda others, latents: read(others, latents, *rows))(*jax.eval_shape(stand_ins))
+    labels = [frozenset(["missing"])] * len(missing)
+    labels += [frozenset(["missing"] if is_masked else [])] * len(model.latent_shapes)
+    reached = dependencies(closed, labels)
 
     def check(arm: Any, given: Any, context: Any) -> dict[str, Any]:
-        found = zip(missing, masked(values(), arm, given, context), reached, strict=True)
-        return {name: is_masked for name, is_masked, labels in found if not labels}
+        found = zip(judged, read(*stand_ins(), arm, given, context), reached, strict=True)
+        return {name: flag for name, flag, missing in found if not missing}
 
     return quick_jit(check)

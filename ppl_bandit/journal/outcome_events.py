@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ppl_bandit.inputs.checks import impossible_outcome
 from ppl_bandit.inputs.late_entries import late_numbers
-from ppl_bandit.inputs.partial_rewards import irrelevant_outcomes
+from ppl_bandit.inputs.partial_rewards import impossible_outcome, irrelevant_outcomes
 from ppl_bandit.journal.decision_record import (
     DISCARDED_STATUS,
     PENDING_STATUS,

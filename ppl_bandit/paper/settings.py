@@ -154,13 +154,13 @@ def bernoulli_program(num_arms: int) -> Callable[[Array], None]:
     return bernoulli
 
 
-def linear_program(num_arms: int) -> Callable[[Array, Array], None]:
-    """Return the contextual linear Gaussian bandit with two features, unknown weights and unknown noise."""
+def linear_program(num_arms: int, num_features: int = 2) -> Callable[[Array, Array], None]:
+    """Return the contextual linear Gaussian bandit with unknown weights and unknown noise."""
 
     def linear(arm: Array, context: Array) -> None:
         with numpyro.plate("arms", num_arms):
             variance = numpyro.sample("variance", dist.InverseGamma(1.0, 1.0))
-            prior = dist.Normal(jnp.ones(2), jnp.sqrt(variance)[:, None])
+            prior = dist.Normal(jnp.ones(num_features), jnp.sqrt(variance)[:, None])
             weights = numpyro.sample("weights", prior.to_event(1))
         mean = jnp.sum(weights[arm] * context, axis=-1)
         numpyro.sample("reward", dist.Normal(mean, jnp.sqrt(variance[arm])))

@@ -1,18 +1,15 @@
 """`ppl-bandit bench`: measure live steps, batches and start-up, and compare with NumPy loops."""
 
 import argparse
-from collections.abc import Callable
-from typing import Any
 
+from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.bench.measure import BenchOptions, run_bench
 from ppl_bandit.commands.bench.report import markdown
 
 __all__ = ["execute"]
 
 
-def execute(
-    arguments: argparse.Namespace, show: Callable[[str], None], progress: Callable[[str], None]
-) -> tuple[Any, int]:
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Measure, and write `bench.json`, `bench.md` and `bench.png`."""
     options = BenchOptions(arguments.cases.split(","), arguments.steps, arguments.samples, arguments.parts.split(","))
     found = run_bench(options, arguments.out, progress)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.paper.settings import bernoulli_program, linear_program
+
 __all__ = ["CASES", "Case", "Player", "case_program", "case_players"]
 
 
@@ -64,24 +66,9 @@ def case_players(case: Case, num_samples: int) -> list[Player]:
 
 def case_program(case: Case) -> tuple[Callable, Any]:
     """Return the program of a case and its example context."""
-    import jax.numpy as jnp
-    import numpyro
-    import numpyro.distributions as dist
-
-    def bernoulli(arm: Any) -> None:
-        with numpyro.plate("arms", case.num_arms):
-            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
-        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
-
-    def linear(arm: Any, context: Any) -> None:
-        with numpyro.plate("arms", case.num_arms):
-            variance = numpyro.sample("variance", dist.InverseGamma(1.0, 1.0))
-            prior = dist.Normal(jnp.ones(case.num_features), jnp.sqrt(variance)[:, None])
-            weights = numpyro.sample("weights", prior.to_event(1))
-        mean = jnp.sum(weights[arm] * context, axis=-1)
-        numpyro.sample("reward", dist.Normal(mean, jnp.sqrt(variance[arm])))
-
-    return (linear, np.full(case.num_features, 0.5)) if case.num_features else (bernoulli, None)
+    if case.num_features:
+        return linear_program(case.num_arms, case.num_features), np.full(case.num_features, 0.5)
+    return bernoulli_program(case.num_arms), None
 
 
 def _ours(num_samples: int, draws: bool) -> Callable:
