@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -19,9 +19,8 @@ from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.arm_posterior import arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look
-from ppl_bandit.trials.simulated.learners import learner_of
+from ppl_bandit.trials.simulated.learners import Setting, learner_of
 from ppl_bandit.trials.simulated.prediction import predict_success
-from ppl_bandit.trials.simulated.setting import Setting
 from ppl_bandit.trials.stopping import StoppingRule
 
 __all__ = ["LookVerdict", "look_difference", "take_look"]
@@ -205,30 +204,28 @@ def _compiled_check(
 def _verdict(projection: Projection, design: Design, is_due: bool, num_pending: int) -> LookVerdict:
     names, look = projection.task.arms.names, projection.look
     num_decisions = int(projection.num_played.sum())
-    later = [rows for rows in design.look_rows if rows > num_decisions]
     if look is None:
-        rows = design.look_rows[0]
-        words = f"No look is due: the first takes place at {rows} decisions, and {num_decisions} were made."
-        active, control = list(names), design.control_index(names)
+        first, control = design.look_rows[0], design.control_index(names)
+        words = f"No look is due: the first takes place at {first} decisions, and {num_decisions} were made."
         own = None if control is None else names[control]
+        counts = num_decisions, len(projection.history), num_pending
         return LookVerdict(
             0,
             False,
             ENDINGS[CONTINUE],
             None,
             [],
-            active,
+            list(names),
             own,
             {},
             {},
             None,
-            num_decisions,
-            len(projection.history),
-            num_pending,
-            rows,
-            words,
+            *counts,
+            next_look=first,
+            verdict=words,
         )
     is_stop = look["ending"] != ENDINGS[CONTINUE]
+    later = [rows for rows in design.look_rows if rows > num_decisions]
     found = LookVerdict(
         look=look["look"] + 1,
         is_due=is_due,
@@ -246,7 +243,7 @@ def _verdict(projection: Projection, design: Design, is_due: bool, num_pending: 
         next_look=None if is_stop else next(iter(later), design.last_rows),
         verdict="",
     )
-    return LookVerdict(**{**vars(found), "verdict": _words(found, design, num_pending)})
+    return replace(found, verdict=_words(found, design, num_pending))
 
 
 _REASONS = {

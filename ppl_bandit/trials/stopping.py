@@ -51,8 +51,7 @@ class StoppingRule:
 
     def with_threshold(self, threshold: float | Sequence[float]) -> "StoppingRule":
         """Return the rule with another threshold, checked as in its factory."""
-        name = "p" if self.name in _PROBABILITIES else _THRESHOLD_NAMES[self.name]
-        return _FACTORIES[self.name](**{name: threshold}, **self.settings)
+        return _FACTORIES[self.name](threshold, **self.settings)
 
     def describe(self) -> str:
         """Return the rule as a sentence of a protocol."""
@@ -179,8 +178,6 @@ def predictive_success(
     return StoppingRule("predictive_success", threshold, settings)
 
 
-_PROBABILITIES = ("superiority", "inferiority", "equivalence", "futility", "predictive_success")
-_THRESHOLD_NAMES = {"expected_loss": "below", "value_remaining": "below", "precision": "width"}
 _FACTORIES: dict[str, Callable[..., StoppingRule]] = {
     rule.__name__: rule
     for rule in (
@@ -246,29 +243,25 @@ def _words(threshold: float | tuple[float, ...]) -> str:
     return f"{threshold:.7g}"
 
 
+_DESCRIPTIONS = {
+    "superiority": "Superiority: an arm is best (or better than the control) with probability at least {at}{by_look}.",
+    "inferiority": "Inferiority: an arm that is best (or better than the control) with probability below "
+    "{at}{by_look} is dropped.",
+    "equivalence": "Equivalence: the arms differ by less than {delta:g} with probability at least {at}{by_look}.",
+    "futility": "Futility: an arm that exceeds the control by less than {delta:g} with probability at least "
+    "{at}{by_look} is dropped.",
+    "expected_loss": "Expected loss: the expected loss of the chosen arm is at most {at}{by_look}.",
+    "value_remaining": "Value remaining: with probability {quantile:g}, the best arm exceeds the leader by at most {at} of its "
+    "expected reward{by_look}.",
+    "precision": "Precision: the {level:.0%} credible intervals of all arms are at most {at} wide{by_look}.",
+}
+
+
 def _describe(rule: StoppingRule) -> str:
     at, own = _words(rule.threshold), rule.settings
     by_look = " at the respective look" if isinstance(rule.threshold, tuple) else ""
-    if rule.name == "superiority":
-        return f"Superiority: an arm is best (or better than the control) with probability at least {at}{by_look}."
-    if rule.name == "inferiority":
-        return f"Inferiority: an arm that is best (or better than the control) with probability below {at}{by_look} is dropped."
-    if rule.name == "equivalence":
-        return f"Equivalence: the arms differ by less than {own['delta']:g} with probability at least {at}{by_look}."
-    if rule.name == "futility":
-        return (
-            f"Futility: an arm that exceeds the control by less than {own['delta']:g} with probability at least {at}{by_look} "
-            "is dropped."
-        )
-    if rule.name == "expected_loss":
-        return f"Expected loss: the expected loss of the chosen arm is at most {at}{by_look}."
-    if rule.name == "value_remaining":
-        return (
-            f"Value remaining: with probability {own['quantile']:g}, the best arm exceeds the leader by at most {at} of its "
-            f"expected reward{by_look}."
-        )
-    if rule.name == "precision":
-        return f"Precision: the {own['level']:.0%} credible intervals of all arms are at most {at} wide{by_look}."
+    if rule.name in _DESCRIPTIONS:
+        return _DESCRIPTIONS[rule.name].format(at=at, by_look=by_look, **own)
     ends = []
     if rule.threshold != np.inf:
         ends.append(f"at least {at}{by_look} (stop for predicted success)")

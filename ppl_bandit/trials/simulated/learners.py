@@ -20,10 +20,11 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import initial_state
+from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.simulated.outcome_sums import sums_of_outcomes
 from ppl_bandit.types import Engine, Interaction, Key
 
-__all__ = ["BlockOutcomes", "Learner", "learner_of"]
+__all__ = ["BlockOutcomes", "Learner", "Setting", "learner_of"]
 
 _NUM_TRIED = 64  # outcomes from the prior predictive, of which some serve as nodes of the polynomial
 _NUM_CHECKED = 6
@@ -60,6 +61,24 @@ class Learner(NamedTuple):
     uses_sums: bool
 
 
+class Setting(NamedTuple):
+    """What all simulated trials of a design have in common.
+
+    Attributes:
+        control: index of the first control; -1 without one.
+        num_samples: posterior draws M, where a probability has no closed form.
+        num_futures: simulated continuations behind a predictive probability of success.
+    """
+
+    model: RewardModel
+    engine: Engine
+    learner: Learner
+    design: Design
+    control: int
+    num_samples: int
+    num_futures: int
+
+
 def learner_of(model: RewardModel, engine: Engine, num_rows: int) -> Learner:
     """Return the learner of an engine.
 
@@ -81,7 +100,7 @@ def learner_of(model: RewardModel, engine: Engine, num_rows: int) -> Learner:
         draw = sums_of_outcomes(model.trace(truth, arms, rows, zeros)[model.outcomes[0]]["fn"])
         sums, squares = (None, None) if draw is None else draw(key, counts)
         if sums is None or (len(values) == 3 and squares is None):
-            sums, squares = _sums_of_rows(key, world, counts, most)
+            sums, squares = _sums_by_arm(model, _draw_rows(key, world, counts, most), counts)
         powers = [counts, sums] if squares is None or len(values) == 2 else [counts, sums, squares]
         weights = jnp.asarray(to_weights, counts.dtype) @ jnp.stack(powers)  # (nodes, A)
         return BlockOutcomes(add(state, weights.T.ravel(), jnp.sum(counts).astype(int)), sums, jnp.asarray(True))
@@ -156,13 +175,11 @@ def _agree(model: RewardModel, engine: Engine, nodes: np.ndarray, add: Any, othe
 def _learn_rows(model: RewardModel, engine: Engine) -> Callable[..., BlockOutcomes]:
     def learn(key: Key, state: Any, world: Environment, counts: Array, most: int) -> BlockOutcomes:
         key_rows, key_update = jr.split(key)
-        arm, reward, context, mask = _draw_rows(key_rows, world, counts, most)
-        assert mask is not None
-        state, info = engine.update(key_update, state, Interaction(arm, reward, context, mask))
-        first = reward[model.outcomes[0]] if isinstance(reward, dict) else reward
-        is_own = (arm[:, None] == jnp.arange(model.num_arms)) & mask[:, None]
-        sums = jnp.sum(jnp.where(is_own, first[:, None].astype(counts.dtype), 0.0), axis=0)
-        return BlockOutcomes(state, sums, jnp.asarray(getattr(info, "is_trusted", True)))
+        rows = _draw_rows(key_rows, world, counts, most)
+        state, info = engine.update(key_update, state, rows)
+        return BlockOutcomes(
+            state, _sums_by_arm(model, rows, counts)[0], jnp.asarray(getattr(info, "is_trusted", True))
+        )
 
     return learn
 
@@ -178,9 +195,10 @@ def _draw_rows(key: Key, world: Environment, counts: Array, most: int) -> Intera
     return Interaction(arm, world.draw_reward(key_reward, arm, context), context, number < passed[-1])
 
 
-def _sums_of_rows(key: Key, world: Environment, counts: Array, most: int) -> tuple[Array, Array]:
-    rows = _draw_rows(key, world, counts, most)
+def _sums_by_arm(model: RewardModel, rows: Interaction, counts: Array) -> tuple[Array, Array]:
+    """Return the sum of each arm's rewards, of the first outcome if there are several, and of their squares."""
     assert rows.mask is not None
+    reward = rows.reward[model.outcomes[0]] if isinstance(rows.reward, dict) else rows.reward
     is_own = (rows.arm[:, None] == jnp.arange(counts.size)) & rows.mask[:, None]
-    values = jnp.where(is_own, rows.reward[:, None].astype(counts.dtype), 0.0)
+    values = jnp.where(is_own, reward[:, None].astype(counts.dtype), 0.0)
     return jnp.sum(values, axis=0), jnp.sum(values**2, axis=0)

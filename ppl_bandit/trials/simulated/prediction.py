@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.arm_posterior import arm_posterior
-from ppl_bandit.trials.simulated.setting import Setting
+from ppl_bandit.trials.simulated.learners import Setting
 from ppl_bandit.trials.stopping import StoppingRule
 from ppl_bandit.types import Key
 

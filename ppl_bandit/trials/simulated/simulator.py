@@ -20,8 +20,7 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.allocation import check_limits
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
-from ppl_bandit.trials.simulated.learners import learner_of
-from ppl_bandit.trials.simulated.setting import Setting
+from ppl_bandit.trials.simulated.learners import Setting, learner_of
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 

@@ -22,8 +22,8 @@ from ppl_bandit.trials.arm_posterior import arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, NO_ARM, Look, check_look
 from ppl_bandit.trials.simulated.arrivals import arrival_counts, arrivals_width, draw_delays
+from ppl_bandit.trials.simulated.learners import Setting
 from ppl_bandit.trials.simulated.prediction import predict_success
-from ppl_bandit.trials.simulated.setting import Setting
 from ppl_bandit.types import Key
 
 __all__ = ["TrialRecord", "run_trial"]
