@@ -182,12 +182,7 @@ class Experiment:
         Returns:
             The recorded events, the engine's diagnostics (None if nothing was learnt), and warnings for the user.
         """
-        request = LearnRequest(make_events)
-        self._learn(request)
-        if request.error is not None:
-            raise request.error
-        assert request.result is not None  # done without an error
-        return request.result
+        return self._learn(LearnRequest(make_events))
 
     def _learning_turn(self) -> contextlib.AbstractContextManager:
         """Return the context in which this process learns; with rivals, it waits until none of them learns."""

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.journal.events import CORRECTED, IMPORTED, REWARDED, Event
+from ppl_bandit.journal.stores.grouped_calls import Request
 from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.history import History, RowEdit
 from ppl_bandit.posterior.learning import Learner, Rows, start
@@ -138,23 +139,15 @@ def learning_in_part(projection: Projection) -> Projection:
     return projection._replace(task=task, prior=start(task, task.factory))
 
 
-class LearnRequest:
-    """A thread's call that learns from events, and its result.
+class LearnRequest(Request):
+    """A thread's call that learns from events; the result is the recorded events, the engine's diagnostics and warnings.
 
-    Attributes:
+    Args:
         make_events: returns the events, given the latest projection; it may raise to refuse, or return none.
-        result: the recorded events, the engine's diagnostics and warnings; None if not done.
     """
 
     def __init__(self, make_events: Callable[[Projection], list[Event]]):
         self.make_events = make_events
-        self.result: tuple[list[Event], Any, list[str]] | None = None
-        self.error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has a result."""
-        return self.result is not None or self.error is not None
 
 
 def learn_requests(

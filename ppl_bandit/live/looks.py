@@ -16,7 +16,6 @@ from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.deciding import decide_once
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials.allocation import allocation_probs
-from ppl_bandit.trials.arm_posterior import arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look
 from ppl_bandit.trials.simulated.learners import Setting, learner_of
@@ -194,7 +193,7 @@ def _compiled_check(
             left = rule.settings["at"] - num
             return predict_success(jr.fold_in(key, 1), setting, state, rule, shares, active, control, pending, left)
 
-        posterior = arm_posterior(key, model, engine, state, model.context, num_samples, active, design.reach)
+        posterior = setting.posterior(key, state, active, design.reach)
         present = None if first_control is None else control
         return check_look(design, index, posterior, active, present, first_control=first_control, predict=predict)
 

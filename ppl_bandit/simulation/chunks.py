@@ -106,15 +106,26 @@ def trace_chunk(
 
 
 def run_chunks(
-    function: ChunkFunction, key: Key, num_realizations: int, mesh: Mesh | None = None
+    function: ChunkFunction,
+    key: Key,
+    num_realizations: int,
+    mesh: Mesh | None = None,
+    *,
+    first: int = 0,
+    arguments: tuple[Any, ...] = (),
 ) -> Iterator[tuple[Any, int]]:
-    """Run all chunks; yield the results of each, as NumPy arrays, and how many of its rows are realizations."""
+    """Run all chunks; yield the results of each, as NumPy arrays, and how many of its rows are realizations.
+
+    Args:
+        first: number of the first realization.
+        arguments: further arguments of the function.
+    """
+    end = first + num_realizations
 
     def job(start: int) -> Callable[[], tuple[Any, int]]:
-        num_rows = min(function.size, num_realizations - start)
-        return lambda: (_fetch(function.run(key, jnp.asarray(start))), num_rows)
+        return lambda: (_fetch(function.run(key, jnp.asarray(start), *arguments)), min(function.size, end - start))
 
-    yield from run_jobs((job(start) for start in range(0, num_realizations, function.size)), mesh)
+    yield from run_jobs((job(start) for start in range(first, end, function.size)), mesh)
 
 
 def run_jobs(jobs: Iterable[Callable[[], _T]], mesh: Mesh | None = None) -> Iterator[_T]:

@@ -7,6 +7,7 @@ work that it asks for.
 from collections.abc import Callable, Sequence
 
 from ppl_bandit.journal.events import DECIDED, Event, digest_of, encode
+from ppl_bandit.journal.stores.grouped_calls import Request
 from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError
 from ppl_bandit.journal.stores.tables import COLUMNS, event_from_row
 
@@ -26,19 +27,12 @@ _NUMBER_TAKEN = (
 )
 
 
-class AppendRequest:
-    """Events that a thread wants to append, and the result."""
+class AppendRequest(Request):
+    """Events that a thread wants to append; the result is the recorded events."""
 
     def __init__(self, experiment: str, events: Sequence[Event], after: int | None):
         self.experiment, self.events, self.after = experiment, events, after
         self.is_tried = False
-        self.recorded: list[Event] | None = None
-        self.error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has a result."""
-        return self.recorded is not None or self.error is not None
 
     def numbers(self) -> tuple[int, int] | None:
         """Return the first and the last number of its decisions in the empty lane; None if it has none."""

@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["GroupedCalls"]
+__all__ = ["GroupedCalls", "Request"]
 
 
-class Request(Protocol):
-    """What a thread wants, and its result."""
+class Request:
+    """What a thread wants; it is done once it has a result or an error."""
+
+    result: Any = None
+    error: Exception | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether it has a result."""
+        return self.result is not None or self.error is not None
 
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)
@@ -30,8 +34,8 @@ class GroupedCalls(Generic[AnyRequest]):
         self._lock, self._work = lock, work
         self._queue: list[AnyRequest] = []  # appended to by every thread, shortened by the one that holds the lock
 
-    def __call__(self, request: AnyRequest) -> None:
-        """Do a request, and those of the threads that wait; or wait until another thread has done it."""
+    def __call__(self, request: AnyRequest) -> Any:
+        """Do a request, and those of the threads that wait, or wait until another thread has done it; return its result."""
         self._queue.append(request)
         with self._lock():
             if not request.is_done:
@@ -39,3 +43,6 @@ class GroupedCalls(Generic[AnyRequest]):
                 del self._queue[: len(taken)]
                 # A request that another thread took and left, also because of Ctrl-C, is no longer in the queue.
                 self._work([request, *(other for other in taken if other is not request)])
+        if request.error is not None:
+            raise request.error
+        return request.result

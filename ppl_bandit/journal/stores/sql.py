@@ -71,12 +71,7 @@ class SqlStore:
 
     def append(self, experiment: str, events: Sequence[Event], after: int | None = None) -> list[Event]:
         """Append events; threads that append at the same time share a transaction."""
-        request = AppendRequest(experiment, events, after)
-        self._append(request)
-        if request.error is not None:
-            raise request.error
-        assert request.recorded is not None  # done without an error
-        return request.recorded
+        return self._append(AppendRequest(experiment, events, after))
 
     def read(
         self,
@@ -294,4 +289,4 @@ class SqlStore:
                 if isinstance(result, Exception):
                     request.error = result
                 else:
-                    request.recorded = result
+                    request.result = result

@@ -20,6 +20,7 @@ from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import initial_state
+from ppl_bandit.trials.arm_posterior import ArmPosterior, arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.simulated.outcome_sums import sums_of_outcomes
 from ppl_bandit.types import Engine, Interaction, Key
@@ -77,6 +78,10 @@ class Setting(NamedTuple):
     control: int
     num_samples: int
     num_futures: int
+
+    def posterior(self, key: Key, state: Any, active: Array | None = None, reach: float = 0.0) -> ArmPosterior:
+        """Return the posterior of the arms' expected rewards; the arguments are those of `arm_posterior`."""
+        return arm_posterior(key, self.model, self.engine, state, self.model.context, self.num_samples, active, reach)
 
 
 def learner_of(model: RewardModel, engine: Engine, num_rows: int) -> Learner:

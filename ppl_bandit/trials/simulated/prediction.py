@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.trials.arm_posterior import arm_posterior
 from ppl_bandit.trials.simulated.learners import Setting
 from ppl_bandit.trials.stopping import StoppingRule
 from ppl_bandit.types import Key
@@ -50,7 +49,7 @@ def predict_success(
         key_plays, key_learn, key_read = jr.split(key, 3)
         counts = waiting + multinomial(key_plays, num_left, categories)[:-1]  # type: ignore[arg-type]
         later = learner.learn(key_learn, state, Environment(model, latents), counts, most).state
-        posterior = arm_posterior(key_read, model, engine, later, model.context, setting.num_samples, active)
+        posterior = setting.posterior(key_read, later, active)
         if setting.control < 0:
             return jnp.max(posterior.best_arm_probs(active)) >= rule.settings["success"]
         rivals = active & (jnp.arange(active.size) != control)

@@ -15,7 +15,7 @@ from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
-from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
+from ppl_bandit.simulation.chunks import ChunkFunction, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.allocation import check_limits
 from ppl_bandit.trials.design import Design
@@ -101,15 +101,11 @@ class TrialSimulator:
             truth = None if environment.truth is None else {k: jnp.asarray(v) for k, v in environment.truth.items()}
             key, arguments = jr.key(seed), (limits,) if truth is None else (limits, truth)
             function = self._function(environment, key, num_trials, arguments)
-
-            def job(start: int) -> Callable[[], TrialRecord]:
-                return lambda: jax.device_get(function.run(key, jnp.asarray(start), *arguments))
-
             parts = []
-            for part in run_jobs(job(start) for start in range(first, first + num_trials, function.size)):
+            for part, num_done in run_chunks(function, key, num_trials, first=first, arguments=arguments):
                 parts.append(part)
                 if advance is not None:
-                    advance(function.size)
+                    advance(num_done)
         return jax.tree.map(lambda *own: np.concatenate(own)[:num_trials], *parts)
 
     def _function(self, environment: Environment, key: Key, num_trials: int, arguments: tuple) -> ChunkFunction:

@@ -18,7 +18,6 @@ from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.allocation import allocation_probs
-from ppl_bandit.trials.arm_posterior import arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, NO_ARM, Look, check_look
 from ppl_bandit.trials.simulated.arrivals import arrival_counts, arrivals_width, draw_delays
@@ -103,9 +102,7 @@ def run_trial(
     waiting = _waiting(end)
     most = design.last_rows if design.lag else 1
     learned = setting.learner.learn(jr.fold_in(key_end, 0), end.state, world, waiting, most)
-    posterior = arm_posterior(
-        jr.fold_in(key_end, 1), setting.model, setting.engine, learned.state, setting.model.context, setting.num_samples
-    )
+    posterior = setting.posterior(jr.fold_in(key_end, 1), learned.state)
     return TrialRecord(
         end.verdict.ending,
         end.look,
@@ -142,10 +139,8 @@ def _start(key: Key, setting: Setting) -> _Progress:
     probs = share_equally(active, zeros.dtype)
     if _is_fixed(design) and not (design.burn_in and design.allocation == "looks"):
         if design.selector.name != "fixed":
-            posterior = arm_posterior(
-                jr.fold_in(key, 1), setting.model, setting.engine, state, setting.model.context, setting.num_samples
-            )
-            verdict = verdict._replace(best_arm_probs=posterior.best_arm_probs(active))
+            probs_now = setting.posterior(jr.fold_in(key, 1), state).best_arm_probs(active)
+            verdict = verdict._replace(best_arm_probs=probs_now)
         probs = _allocate(jr.fold_in(key, 2), setting, state, verdict, jnp.asarray(0))
     width = arrivals_width(design)
     return _Progress(
@@ -166,6 +161,12 @@ def _start(key: Key, setting: Setting) -> _Progress:
 def _waiting(progress: _Progress) -> Float[Array, " A"]:
     """Return the plays of each arm whose outcomes are not known yet."""
     return jnp.sum(progress.pending, axis=0) + progress.late
+
+
+def _unless_over(progress: _Progress, after: _Progress) -> _Progress:
+    """Return the state after a step; a trial that has ended stays as it is."""
+    is_over = progress.verdict.ending != CONTINUE
+    return jax.tree.map(lambda old, new: jnp.where(is_over, old, new), progress, after)
 
 
 def _is_fixed(design: Design) -> bool:
@@ -215,17 +216,8 @@ def _look(
 ) -> _Progress:
     """Check one look, and allocate anew if the trial continues."""
     key_posterior, key_allocate, key_predict = jr.split(key, 3)
-    design, model = setting.design, setting.model
-    posterior = arm_posterior(
-        key_posterior,
-        model,
-        setting.engine,
-        progress.state,
-        model.context,
-        setting.num_samples,
-        progress.verdict.active,
-        design.reach,
-    )
+    design = setting.design
+    posterior = setting.posterior(key_posterior, progress.state, progress.verdict.active, design.reach)
 
     def predict(rule: Any, active: Array, control: Array) -> Array:
         left = rule.settings["at"] - num_rows
@@ -276,8 +268,7 @@ def _run_blocks(
             is_trusted=progress.is_trusted & learned.is_trusted,
         )
         after = _look(key_look, setting, thresholds, after, look, num_rows)
-        is_over = progress.verdict.ending != CONTINUE
-        kept = jax.tree.map(lambda old, new: jnp.where(is_over, old, new), progress, after)
+        kept = _unless_over(progress, after)
         return kept, kept.counts
 
     rows = jnp.arange(design.num_looks), jnp.asarray(design.look_rows), arrivals
@@ -353,8 +344,7 @@ def _run_rows(
         )
         # The predicate is the same for all trials, so that it stays a branch under `vmap`.
         after = jax.lax.cond(is_looked_at, check, lambda key, own, number, look: own, key_look, after, number, look)
-        is_over = progress.verdict.ending != CONTINUE
-        kept = jax.tree.map(lambda old, new: jnp.where(is_over, old, new), progress, after)
+        kept = _unless_over(progress, after)
         return kept, kept.counts
 
     numbers = jnp.arange(1, num_rows + 1)
@@ -363,6 +353,5 @@ def _run_rows(
     end, counts = jax.lax.scan(row, start, (numbers, delays, is_known, look_of, is_look))
     if design.max_rows is not None:
         last = finish(jr.fold_in(key_rows, 0), end, jnp.asarray(num_rows), jnp.asarray(looks.size - 1))
-        is_over = end.verdict.ending != CONTINUE
-        end = jax.tree.map(lambda old, new: jnp.where(is_over, old, new), end, last)
+        end = _unless_over(end, last)
     return end, counts[looks - 1]
