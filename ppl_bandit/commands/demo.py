@@ -3,7 +3,6 @@
 import argparse
 import inspect
 import multiprocessing
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
@@ -20,10 +19,12 @@ from ppl_bandit import engines, selectors
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
+from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.runtime.compile_ahead import quick_jit
 from ppl_bandit.runtime.cpu_threads import num_cores
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
+from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.types import Key
 
 __all__ = ["CONJUGATE_MODELS", "HURDLE_NOTE", "DemoResult", "draw_demo", "execute"]
@@ -65,7 +66,8 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
         f"proving {len(CONJUGATE_MODELS)} bundled models exact, and simulating {NUM_REALIZATIONS} realizations of {NUM_STEPS} "
         "steps of each; regret of the bandit, and of random play"
     )
-    began, results = time.monotonic(), list[DemoResult]()
+    results = list[DemoResult]()
+    advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models")
     progress("starting two processes; the first model takes longest, because each process imports and compiles first")
     for result in _play_all(CONJUGATE_MODELS, arguments.seed):
         mean, error = result.regret["double sampling"]
@@ -74,9 +76,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
             f"  {result.name:<22} regret {mean:6.1f} +- {error:4.1f} against {at_random:6.1f}; exact: {result.families}"
         )
         results.append(result)
-        left = (time.monotonic() - began) / len(results) * (len(CONJUGATE_MODELS) - len(results))
-        if left:
-            progress(f"  {len(results)} of {len(CONJUGATE_MODELS)} models, about {left:.0f} s left")
+        advance(1)
     show(HURDLE_NOTE)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "demo.png"
@@ -109,9 +109,8 @@ def _play(name: str, seed: int) -> DemoResult:
         environment = Environment(model, file.truth or {}, file.contexts)
 
         def play(key: Key) -> Array:
-            return rollout(
-                key, model, engine, selector, environment, num_steps=NUM_STEPS, num_samples=NUM_SAMPLES
-            ).regret
+            sizes: dict[str, Any] = {"num_steps": NUM_STEPS, "num_samples": NUM_SAMPLES}
+            return rollout(key, model, engine, selector, environment, **sizes)[0].regret
 
         # Compilation takes longer than the simulation, so compile with few optimisations.
         regret = jax.device_get(quick_jit(jax.vmap(play))(jr.split(jr.key(seed), NUM_REALIZATIONS)))
@@ -119,7 +118,7 @@ def _play(name: str, seed: int) -> DemoResult:
     total = regret.sum(axis=1)
     sites = engine.explanation.sites
     kinds = dict.fromkeys(family.partition(",")[0] for family in sites.values())
-    own = float(total.mean()), float(total.std(ddof=1) / np.sqrt(NUM_REALIZATIONS))
+    own = float(total.mean()), standard_error(total)
     return DemoResult(
         file.name,
         f"{file.name.replace('_', ' ')}: {' x '.join(kinds)}",

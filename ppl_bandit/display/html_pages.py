@@ -1,6 +1,7 @@
 """HTML pages of reports: one self-contained file, without scripts, with inlined figures, and with the versions that made it."""
 
 import base64
+import contextlib
 import html
 import importlib.metadata
 import io
@@ -11,7 +12,7 @@ from typing import Any
 
 from ppl_bandit.display.figure_style import figure_tools
 
-__all__ = ["html_figure", "html_page", "html_paragraphs", "html_rows", "preformatted"]
+__all__ = ["html_figure", "html_page", "html_paragraphs", "html_rows", "installed_versions", "preformatted"]
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
@@ -33,11 +34,7 @@ _PACKAGES = ("ppl_bandit", "numpyro", "jax", "jaxlib", "numpy", "scipy", "arviz"
 def html_page(title: str, lead: str, parts: Sequence[str], seed: int | None = None) -> str:
     """Return a page: title, lead, parts that are HTML already, then versions and seed."""
     versions = [f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"]
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions += [f"{package} {number}" for package, number in installed_versions(_PACKAGES).items()]
     versions += [] if seed is None else [f"seed {seed}"]
     body = "\n".join(parts)
     return (
@@ -46,6 +43,15 @@ def html_page(title: str, lead: str, parts: Sequence[str], seed: int | None = No
         f'<p class="lead">{html.escape(lead)}</p>\n{body}\n<h2>Versions and seed</h2>\n'
         f"{preformatted(chr(10).join(versions))}\n</body>\n</html>\n"
     )
+
+
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def html_paragraphs(lines: Sequence[str]) -> str:

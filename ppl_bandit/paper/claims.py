@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit import selectors
-from ppl_bandit.paper.runs import GridRegret, simulate_setting
+from ppl_bandit.paper.runs import GridRegret, mean_and_error, simulate_setting
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON, paper_data
 from ppl_bandit.types import Selector
 
@@ -44,7 +44,7 @@ def claim_of_table_size(num_runs: int, *, seed: int, precision: str) -> Claim:
             seed=seed,
             precision=precision,
         )
-        regrets[size] = _mean_and_error(np.asarray(found.final_regret, float))
+        regrets[size] = mean_and_error(found.final_regret)
     shown = ", ".join(f"M = {size}: {mean:.2f} +- {error:.2f}" for size, (mean, error) in regrets.items())
     (base, base_error), (large, large_error) = regrets[1000], regrets[10_000]
     gain = base - large
@@ -60,7 +60,7 @@ def claim_of_quantile(num_runs: int, *, seed: int, precision: str) -> Claim:
     """Simulate and judge the claim that the quantile of Bayes-UCB causes its loss on linear Gaussian problems."""
     policies = {THOMPSON: selectors.thompson()} | {name: make() for name, make in _QUANTILES.items()}
     found = simulate_setting("linear-figure", policies, num_runs, seed=seed, precision=precision).final_regret
-    regrets = {name: _mean_and_error(np.asarray(found.sel(selector=name), float)) for name in policies}
+    regrets = {name: mean_and_error(found.sel(selector=name)) for name in policies}
     shown = ", ".join(f"{name} {mean:.1f} +- {error:.1f}" for name, (mean, error) in regrets.items())
     paper, thompson = regrets[BAYES_UCB][0], regrets[THOMPSON][0]
     best = min((name for name in _QUANTILES if name != BAYES_UCB), key=lambda name: regrets[name][0])
@@ -116,7 +116,3 @@ def claims_of_grids(grids: Mapping[str, GridRegret]) -> list[Claim]:
             )
         )
     return claims
-
-
-def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(values.size))

@@ -1,11 +1,10 @@
 """The parts of the evaluation: simulations that do not depend on each other, and the time left while they run."""
 
 import functools
-import heapq
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from ppl_bandit.paper import claims, runs, settings
@@ -96,8 +95,8 @@ def _describe(name: str, sizes: settings.Sizes) -> tuple[Any, ...]:
 
 
 def expected_seconds(parts: Sequence[Part]) -> float:
-    """Return the expected time of all parts at the quick sizes, on an idle machine."""
-    return max(_finish_times(parts, _num_processes(len(parts))).values(), default=0.0)
+    """Return the expected time of parts at the quick sizes, on an idle machine."""
+    return sum(part.seconds for part in parts) / max(_num_processes(len(parts)), 1)
 
 
 def run_parts(parts: Sequence[Part], show: Callable[[str], None]) -> dict[str, Any]:
@@ -106,23 +105,20 @@ def run_parts(parts: Sequence[Part], show: Callable[[str], None]) -> dict[str, A
     Tracing holds the interpreter lock and most of the time is tracing and compilation, so a CPU runs two processes. The time
     left assumes that the remaining parts are as much slower or faster than expected as the finished ones.
     """
-    expected = _finish_times(parts, _num_processes(len(parts)))
-    began, slowness = time.monotonic(), 1.0
+    began, total = time.monotonic(), sum(part.seconds for part in parts)
     results: dict[str, Any] = {}
-    pool = _executor(len(parts))
+    num = _num_processes(len(parts))
+    pool = ThreadPoolExecutor(1) if num < 2 else ProcessPoolExecutor(num, multiprocessing.get_context("spawn"))
     try:
         futures = {pool.submit(part.run): part for part in parts}
         waiting = set(futures)
         while waiting:
             done, waiting = wait(waiting, timeout=_SECONDS_BETWEEN_LINES, return_when=FIRST_COMPLETED)
-            spent = time.monotonic() - began
-            for part in (futures[future] for future in done):
-                slowness = spent / expected[part.name]
-                show(f"  done: {part.title}")
-            results |= {futures[future].name: future.result() for future in done}
-            # A part that is overdue is at least this much slower than expected.
-            slowness = max([slowness, *(spent / expected[part.name] for part in parts if part.name not in results)])
-            left = max(max(expected.values()) * slowness - spent, 0.0) if waiting else 0.0
+            for future in done:
+                results[futures[future].name] = future.result()
+                show(f"  done: {futures[future].title}")
+            spent, undone = time.monotonic() - began, sum(futures[future].seconds for future in waiting)
+            left = spent * undone / (total - undone) if results else max(expected_seconds(parts) - spent, 0.0)
             show(f"  {len(results)} of {len(parts)} parts in {spent:.0f} s; about {left:.0f} s left")
     finally:
         pool.shutdown(cancel_futures=True)
@@ -131,18 +127,3 @@ def run_parts(parts: Sequence[Part], show: Callable[[str], None]) -> dict[str, A
 
 def _num_processes(num_parts: int) -> int:
     return min(2, num_cores(), num_parts) if is_on_cpu() else 1
-
-
-def _executor(num_parts: int) -> Executor:
-    num = _num_processes(num_parts)
-    return ThreadPoolExecutor(1) if num < 2 else ProcessPoolExecutor(num, multiprocessing.get_context("spawn"))
-
-
-def _finish_times(parts: Sequence[Part], num_processes: int) -> dict[str, float]:
-    """Return when each part is expected to end, if each process takes the next part as soon as it is free."""
-    free = [0.0] * max(num_processes, 1)
-    ends = {}
-    for part in parts:
-        ends[part.name] = heapq.heappop(free) + part.seconds
-        heapq.heappush(free, ends[part.name])
-    return ends

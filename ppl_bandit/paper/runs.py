@@ -29,6 +29,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.chunks import run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
+from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.simulation.simulate import simulate
 from ppl_bandit.types import Engine, Key, Selector
 
@@ -40,6 +41,7 @@ __all__ = [
     "ReproducedRegret",
     "bernoulli_grid",
     "linear_grid",
+    "mean_and_error",
     "run_setting",
     "simulate_setting",
     "verdicts",
@@ -93,7 +95,9 @@ def simulate_setting(
     setting = SETTINGS[name]
     is_linear = bool(setting.weights)
     model = _linear(len(setting.weights)) if is_linear else _bernoulli(len(setting.rates))
-    truth = _linear_truth(setting.weights, setting.noise) if is_linear else {"rate": np.array(setting.rates)}
+    truth = {"rate": np.array(setting.rates)}
+    if is_linear:
+        truth = {"weights": np.array(setting.weights), "variance": np.full(model.num_arms, setting.noise**2)}
     return simulate(
         seed,
         model,
@@ -118,20 +122,26 @@ def verdicts(runs: Mapping[str, "xarray.Dataset"]) -> list[ReproducedRegret]:
     for number in PUBLISHED_REGRETS:
         if number.setting not in runs:
             continue
-        final = np.asarray(runs[number.setting].final_regret.sel(selector=number.policy), float)
-        error = float(final.std(ddof=1) / np.sqrt(final.size))
+        final = runs[number.setting].final_regret.sel(selector=number.policy)
+        mean, error = mean_and_error(final)
         if number.policy in (LOWEST, RANDOM):
             error = max(error, _stuck_error(SETTINGS[number.setting], final.size))
-        distance = abs(final.mean() - number.value)
+        distance = abs(mean - number.value)
         agrees = distance < 3.0 * np.hypot(error, number.error)
         verdict = "reproduces" if agrees else _EXPLAINED.get((number.setting, number.source), "differs")
-        found.append(ReproducedRegret(number, float(final.mean()), error, verdict))
+        found.append(ReproducedRegret(number, mean, error, verdict))
     return found
 
 
 _EXPLAINED = {
     ("linear-caption", "figure"): "does not reproduce: the figure is not the setting of its caption, see the row below",
 }
+
+
+def mean_and_error(regrets: Any) -> tuple[float, float]:
+    """Return the mean of the realizations' regrets, and its standard error."""
+    values = np.asarray(regrets, float)
+    return float(values.mean()), standard_error(values)
 
 
 def _stuck_error(setting: Setting, num_runs: int) -> float:
@@ -230,7 +240,7 @@ def _final_regrets(
 
     def play(key: Key, number: Array) -> Array:
         world = Environment(model, {name: value[number // num_runs] for name, value in stacked.items()}, contexts)
-        run = rollout(jr.fold_in(key, number), model, engine, selector, world, num_steps=_GRID_STEPS, **table)
+        run, _, _ = rollout(jr.fold_in(key, number), model, engine, selector, world, num_steps=_GRID_STEPS, **table)
         return jnp.sum(run.regret)
 
     num_problems = next(iter(truths.values())).shape[0]
@@ -257,7 +267,3 @@ def _bernoulli(num_arms: int) -> RewardModel:
 
 def _linear(num_arms: int) -> RewardModel:
     return RewardModel(linear_program(num_arms), num_arms, jnp.full(2, 0.5))
-
-
-def _linear_truth(weights: tuple[tuple[float, float], ...], noise: float) -> dict[str, np.ndarray]:
-    return {"weights": np.array(weights), "variance": np.full(len(weights), noise**2)}

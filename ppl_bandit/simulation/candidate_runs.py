@@ -17,7 +17,7 @@ from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
 from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
-from ppl_bandit.simulation.rollouts import rollout_with_state, world_key
+from ppl_bandit.simulation.rollouts import rollout, world_key
 from ppl_bandit.types import Engine, Key, Selection, Selector
 
 __all__ = ["CandidateSimulator", "SelectorGroup", "group_selectors"]
@@ -112,9 +112,7 @@ class CandidateSimulator:
 
         def play(key: Key, number: Array, numbers: Float[Array, " 2"]) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:
             key = jr.fold_in(key, number)
-            record, contexts, state = rollout_with_state(
-                key, model, engine, group.make(numbers), environment, **self._settings
-            )
+            record, contexts, state = rollout(key, model, engine, group.make(numbers), environment, **self._settings)
             if self.num_truths == 1:
                 return jnp.sum(record.regret)[None], is_stuck(record.regret[None])
             widen = engine.capabilities.with_wider_prior

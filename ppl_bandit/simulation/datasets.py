@@ -36,6 +36,7 @@ __all__ = [
 
 _NUM_CHECKPOINTS = 50
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+_OF_EACH_RUN = ("checkpoints", "is_stuck", "is_trusted")  # fields of `ChunkSums` with a row per realization
 LAST_QUARTER = 4  # a run is stuck if every step of the last T / 4 has regret
 
 
@@ -119,8 +120,7 @@ def without_padding(part: Any, num_done: int, summary: bool) -> Any:
     """Drop the rows of a chunk that are padding."""
     if not summary:
         return jax.tree.map(lambda leaf: leaf[:num_done], part)
-    own = {name: getattr(part, name)[:num_done] for name in ("checkpoints", "is_stuck", "is_trusted")}
-    return part._replace(**own)
+    return part._replace(**{name: getattr(part, name)[:num_done] for name in _OF_EACH_RUN})
 
 
 def step_dataset(parts: list[Rollout]) -> "xarray.Dataset":
@@ -147,13 +147,12 @@ def summary_dataset(parts: list[ChunkSums]) -> "xarray.Dataset":
     """Combine chunks into a dataset of statistics over the realizations."""
     import xarray
 
-    each = ("checkpoints", "is_stuck", "is_trusted")
     one = parts[0].one_probs[0], parts[0].one_candidates[0]
-    own = {name: np.concatenate([getattr(part, name) for part in parts]) for name in each}
+    own = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_EACH_RUN}
     sums = {
         name: sum(np.asarray(getattr(part, name)).sum(axis=0) for part in parts)
         for name in ChunkSums._fields
-        if name not in each and not name.startswith("one_")
+        if name not in _OF_EACH_RUN and not name.startswith("one_")
     }
     count = int(sums["num_runs"])
     mean = {name: value / count for name, value in sums.items()}

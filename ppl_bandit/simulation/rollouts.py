@@ -12,7 +12,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Engine, Interaction, Key, Selector
 
-__all__ = ["Rollout", "initial_state", "rollout", "rollout_with_state", "world_key"]
+__all__ = ["Rollout", "initial_state", "rollout", "world_key"]
 
 
 class Rollout(NamedTuple):
@@ -47,28 +47,12 @@ def rollout(
     num_steps: int,
     num_samples: int = 1000,
     draws: bool = False,
-) -> Rollout:
-    """Simulate one realization; `vmap` over keys for more.
+) -> tuple[Rollout, Any, Any]:
+    """Simulate one realization; return its steps, its contexts (T, ...) and the engine's last state. `vmap` over keys for more.
 
     Args:
         draws: whether to draw all latents and fill the table even if a cheaper way exists (`engines.decide`).
     """
-    settings: dict[str, Any] = {"num_steps": num_steps, "num_samples": num_samples, "draws": draws}
-    return rollout_with_state(key, reward_model, engine, selector, environment, **settings)[0]
-
-
-def rollout_with_state(
-    key: Key,
-    reward_model: RewardModel,
-    engine: Engine,
-    selector: Selector,
-    environment: Environment,
-    *,
-    num_steps: int,
-    num_samples: int,
-    draws: bool = False,
-) -> tuple[Rollout, Any, Any]:
-    """Simulate one realization as `rollout` does; also return its contexts (T, ...) and the engine's last state."""
     key_init, key_steps = jr.split(key)
     first = environment.world(world_key(key))
 

@@ -105,7 +105,7 @@ def simulate(
             for order, (name, select) in enumerate(named.items(), 1):
 
                 def play(key: Key, number: Array, select: Selector = select) -> Rollout:
-                    played = rollout(
+                    played, _, _ = rollout(
                         jr.fold_in(key, number),
                         reward_model,
                         engine,

@@ -23,21 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatingCharacteristics", "operating_characteristics"]
 
-_ARM, _RULE, _LOOK = ("arm",), ("rule",), ("at_look", "arm")
-_DIMS: dict[str, tuple[str, ...]] = {
-    "active": _ARM,
-    "counts": _ARM,
-    "outcomes": _ARM,
-    "sums": _ARM,
-    "mean": _ARM,
-    "low": _ARM,
-    "high": _ARM,
-    "truth": _ARM,
-    "best_arm_probs": _ARM,
-    "evidence": _RULE,
-    "peak": _RULE,
-    "counts_by_look": _LOOK,
-}
+_RULE_FIELDS = ("evidence", "peak")  # of a trial, one entry per rule; the others have one per arm
 
 
 class OperatingCharacteristics:
@@ -73,13 +59,11 @@ class OperatingCharacteristics:
 
         names = list(self._records)
         first = self._records[names[0]]
-        data = {
-            field: (
-                ("scenario", "trial", *_DIMS.get(field, ())),
-                np.stack([getattr(self._records[n], field) for n in names]),
-            )
-            for field in first._fields
-        }
+        data = {}
+        for field in first._fields:
+            values = np.stack([getattr(self._records[name], field) for name in names])
+            own = ("at_look", "rule" if field in _RULE_FIELDS else "arm")[4 - max(values.ndim, 2) :]
+            data[field] = (("scenario", "trial", *own), values)
         coords = {
             "scenario": names,
             "rows_at_look": ("at_look", np.asarray(self.design.look_rows)),

@@ -48,7 +48,7 @@ def main():
     print(f"{jax.devices()[0].device_kind}: engine built after {time.perf_counter() - began:.1f} s", flush=True)
 
     def play(number):
-        run = rollout(
+        run, _, _ = rollout(
             jr.fold_in(jr.key(0), number),
             model,
             engine,

@@ -47,7 +47,7 @@ def library(setting, draws, num_steps):
     engine, select = engines.conjugate(model), selectors.double_sampling()
 
     def play(key, number):
-        run = rollout(
+        run, _, _ = rollout(
             jr.fold_in(key, number),
             model,
             engine,

@@ -28,7 +28,7 @@ from ppl_bandit.simulation.candidate_runs import group_selectors
 from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.elimination import choose_candidate
 from ppl_bandit.simulation.posterior_regret import posterior_regret
-from ppl_bandit.simulation.rollouts import rollout_with_state
+from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.simulation.tune import candidates, eliminate
 
 PROGRAMS = ["bernoulli", "bernoulli_sure", "poisson", "gaussian", "linear_gaussian", "hurdle", "hierarchical_gaussian"]
@@ -110,9 +110,7 @@ class Case:
 
         def one(key, truth, kind, numbers):
             world, selector = Environment(model, truth, contexts), kind.make(numbers)
-            record, seen, state = rollout_with_state(
-                key, model, engine, selector, world, num_steps=horizon, num_samples=1000
-            )
+            record, seen, state = rollout(key, model, engine, selector, world, num_steps=horizon, num_samples=1000)
             own = jnp.sum(record.regret)[None], is_stuck(record.regret[None])
             if not is_exact:
                 return own, own

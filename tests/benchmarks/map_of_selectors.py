@@ -77,7 +77,9 @@ class Grid:
         def lower(rule):
             def one(key, rates, patience):
                 world = Environment(model, {"rate": rates})
-                ran = rollout(key, model, engine, rule(patience), world, num_steps=num_steps, num_samples=num_samples)
+                ran, _, _ = rollout(
+                    key, model, engine, rule(patience), world, num_steps=num_steps, num_samples=num_samples
+                )
                 return jnp.sum(ran.regret), is_stuck(ran.regret[None])[0]
 
             def run(key, first, rates, patience):
@@ -222,7 +224,7 @@ def run_table(arguments, out):
                     else engine._replace(capabilities=engine.capabilities._replace(marginals=None))
                 )
                 rule = selectors.optimistic_gittins(num_steps)
-                ran = rollout(key, model, own, rule, world, num_steps=num_steps, num_samples=num_samples or 1000)
+                ran, _, _ = rollout(key, model, own, rule, world, num_steps=num_steps, num_samples=num_samples or 1000)
                 return jnp.sum(ran.regret)
 
             def run(key, chunk=chunk, one=one):
@@ -260,7 +262,7 @@ def run_change(arguments, out):
             def run(key, patience, engine=engine, kind=kind):
                 def one(key):
                     return jnp.sum(
-                        rollout(key, model, engine, KINDS[kind](patience), world, num_steps=num_steps).regret
+                        rollout(key, model, engine, KINDS[kind](patience), world, num_steps=num_steps)[0].regret
                     )
 
                 return jax.vmap(one)(jr.split(key, num_runs))

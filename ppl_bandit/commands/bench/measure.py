@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import numpy as np
 from ppl_bandit.commands.arguments.names import check_names
 from ppl_bandit.commands.bench.players import CASES, Case, Player, case_players, case_program
 from ppl_bandit.commands.bench.report import BenchResult, draw_live, markdown
+from ppl_bandit.display.html_pages import installed_versions
 
 __all__ = ["BenchOptions", "measure_live", "run_bench"]
 
@@ -222,19 +222,13 @@ def _starts(name: str) -> dict[str, dict[str, float]]:
 
 
 def _facts(options: BenchOptions) -> dict[str, Any]:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     import jax
 
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}",
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": installed_versions(_PACKAGES),
         "num_steps": options.num_steps,
         "num_samples": options.num_samples,
     }

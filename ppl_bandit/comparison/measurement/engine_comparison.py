@@ -38,6 +38,7 @@ from ppl_bandit.comparison.output.tables import comparison_text
 from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
+from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -95,9 +96,8 @@ def compare(
     if engines is None:
         engines = _MOVING_ENGINES if reward_model.moving_sites else _DEFAULT_ENGINES
     factories = _labelled(engines)
-    for argument, value, least in (("num_samples", num_samples, 20), ("num_runs", num_runs, 2)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{argument} must be an integer of at least {least}, got {value!r}")
+    check_count(num_samples, "num_samples", 20)
+    check_count(num_runs, "num_runs", 2)
     selector = selectors.double_sampling() if selector is None else as_selector(selector)
     names = Arms(reward_model.num_arms if arms is None else None, arms)
     with jax.enable_x64(True):

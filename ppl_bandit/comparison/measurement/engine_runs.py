@@ -1,10 +1,8 @@
 """Compile engines for a set of rows, and run them: the pure functions of the live bandit, timed."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +13,7 @@ from jaxtyping import Array
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import CompiledAhead, quick_jit
 from ppl_bandit.runtime.xla_options import large_options, small_options
+from ppl_bandit.simulation.chunks import run_jobs
 from ppl_bandit.types import Draws, Engine, Interaction, Key, NotConjugate, Selection, Selector
 
 __all__ = [
@@ -32,8 +31,6 @@ __all__ = [
 
 Decide = Callable[[Key, Mapping[str, Any], int], Selection]
 EngineFactory = Callable[[RewardModel], Engine]
-
-_T = TypeVar("_T")
 
 
 class ComparisonSetup(NamedTuple):
@@ -153,22 +150,10 @@ def _learn_and_draw(
         return after, info, jax.block_until_ready(compiled.draw(key_draw, after))
 
     # An engine that stores no data is as fast as starting a thread, which would distort its time.
-    return both() if compiled.engine.capabilities.reserve is None else _call_in_thread(both)
-
-
-def _call_in_thread(function: Callable[[], _T]) -> _T:
-    """Call a function in another thread, so that Ctrl-C interrupts this one during a long computation."""
-    found: Future[_T] = Future()
-
-    def call() -> None:
-        try:
-            with jax.enable_x64(True):
-                found.set_result(function())
-        except BaseException as error:
-            found.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
-    return found.result()
+    if compiled.engine.capabilities.reserve is None:
+        return both()
+    (found,) = run_jobs([both])  # in another thread, so that Ctrl-C interrupts this one during a long computation
+    return found
 
 
 def _scalars(info: Any) -> dict[str, float]:

@@ -8,7 +8,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines as library
-from ppl_bandit.comparison.measurement.closed_form import ClosedFormMarginal, exact_marginals
+from ppl_bandit.comparison.measurement.closed_form import exact_marginals
 from ppl_bandit.comparison.measurement.engine_runs import (
     ComparisonSetup,
     CompiledEngine,
@@ -121,7 +121,7 @@ def _make_reference(
     if runner.engine.capabilities.parameters is not None:
         laws = exact_marginals(setup.model, runner.engine, at.state)
         sites = [laws[site] for site in setup.model.latent_shapes]
-        mean, sd = (np.concatenate([np.ravel(part) for part in parts]) for parts in _moments(sites))
+        mean, sd = (np.concatenate([np.ravel(getattr(site, name)) for site in sites]) for name in ("mean", "sd"))
         quantiles = np.stack([np.concatenate([np.ravel(site.law.ppf(q)) for site in sites]) for q in levels])
     unit = np.where(np.isfinite(sd), sd, (quantiles[-1] - quantiles[-2]) / 2)
     target = ReferenceLatents(mean, sd, unit, quantiles[: len(QUANTILES)], samples)
@@ -149,10 +149,6 @@ def _make_reference(
         np.mean([c.num_candidates for c in chosen], axis=0),
         plays.mean(axis=0),
     )
-
-
-def _moments(sites: list[ClosedFormMarginal]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return [site.mean for site in sites], [site.sd for site in sites]
 
 
 def _distance_to_others(probs: np.ndarray) -> Estimate:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.live.bandit import Bandit
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -34,8 +35,7 @@ def simulate_rows(
         selector: chooses the arms in a live bandit; None plays them in turn.
         seed: random seed.
     """
-    if isinstance(num_rows, bool) or not isinstance(num_rows, int) or num_rows < 1:
-        raise ValueError(f"num_rows must be a positive integer, got {num_rows!r}")
+    check_count(num_rows, "num_rows")
     with jax.enable_x64(True):
         world = Environment(model, truth, contexts)
         key_contexts, key_rewards = jr.split(jr.key(seed))

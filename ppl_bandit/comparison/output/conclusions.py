@@ -8,6 +8,7 @@ import numpy as np
 
 from ppl_bandit.comparison.measurement.results import Comparison
 from ppl_bandit.live.show.overview import Overview, arm_overview
+from ppl_bandit.live.show.report import name_of
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
 
@@ -41,14 +42,14 @@ def answer(result: Comparison) -> str:
     leader = int(np.argmax(found.mean))
     where = f", {found.where} of the data" if found.where else ""
     sentences = [
-        f"After {len(result.data.arm)} rows, {_arm_name(found, leader)} has the highest expected reward{where}: "
+        f"After {len(result.data.arm)} rows, {name_of(found.arms[leader])} has the highest expected reward{where}: "
         f"{found.mean[leader]:.4g} (95% interval {found.low[leader]:.4g} to {found.high[leader]:.4g})"
     ]
     if len(found.arms) > 1:
         second = int(found.leaders[1])
         gap, low, high = found.lead(leader, second)
         sentences[0] += (
-            f", {gap:.3g} more than {_arm_name(found, second)} (95% interval of the difference {low:.3g} to {high:.3g})"
+            f", {gap:.3g} more than {name_of(found.arms[second])} (95% interval of the difference {low:.3g} to {high:.3g})"
         )
         sentences.append(
             f"It is the best arm with probability {found.best_prob[leader]:.3f}; the expected loss of choosing it now is "
@@ -101,11 +102,6 @@ def _sampling_sd(result: Comparison, label: str) -> float:
     # At least one draw of M, because 20 samples may agree by chance.
     floor = result.reference.floor.other_arm_prob
     return max(float(floor.error), 1.0 / result.num_samples) / math.sqrt(len(result.engines[label].runs))
-
-
-def _arm_name(found: Overview, index: int) -> str:
-    arm = found.arms[index]
-    return f"arm {arm}" if isinstance(arm, int) else str(arm)
 
 
 def _enumerate(names: list[str]) -> str:

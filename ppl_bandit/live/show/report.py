@@ -14,7 +14,7 @@ from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.live.show.rendering import html_table
 from ppl_bandit.types import Explanation
 
-__all__ = ["Report", "evidence_text", "make_report"]
+__all__ = ["Report", "evidence_text", "make_report", "name_of"]
 
 
 @dataclass(frozen=True, eq=False)
