@@ -13,7 +13,7 @@ from ppl_bandit.commands.arguments.names import find_experiment
 from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import as_seconds
-from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status
+from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status, utc_time
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
@@ -183,11 +183,19 @@ def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
 def _pending(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     given = arguments.older_than
     until = None if given is None else time.time() - as_seconds(given, "--older-than")
-    table = decision_table(journal.store, name, is_pending=True, until=until)
-    for row in table.itertuples():
-        show(f"{row.decision}  {row.decided}  {row.arm}")
-    show(f"{len(table)} decisions without a reward")
-    return table[["decision", "decided", "arm", "propensity"]].to_dict("records"), 0
+    rows = [
+        {
+            "decision": event.decision,
+            "decided": utc_time(event.time),
+            "arm": str(event.body["name"]),
+            "propensity": event.body["propensities"][event.arm],
+        }
+        for event in journal.store.pending(name, until)
+    ]
+    for row in rows:
+        show(f"{row['decision']}  {row['decided']}  {row['arm']}")
+    show(f"{len(rows)} decisions without a reward")
+    return rows, 0
 
 
 def _head(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:

@@ -69,16 +69,8 @@ def load_model(spec: str | Path) -> ModelFile:
     path, function = _find(str(spec))
     module = _run(path)
     program = _program(module, path, function)
-    return ModelFile(
-        name=path.stem if function is None else f"{path.stem}:{function}",
-        path=path,
-        program=program,
-        num_arms=_num_arms(module, path),
-        context=getattr(module, "context", None),
-        truth=_truth(module, path),
-        contexts=_contexts(module, path),
-        outcomes=_outcomes(module, path),
-    )
+    name = path.stem if function is None else f"{path.stem}:{function}"
+    return ModelFile(name, path, program, **_contents(module, path))
 
 
 def _find(spec: str) -> tuple[Path, str | None]:
@@ -128,33 +120,31 @@ def _program(module: ModuleType, path: Path, function: str | None) -> Callable[.
     raise ModelFileError(f"{path} has no function `{function}`; its functions: {functions}")
 
 
-def _num_arms(module: ModuleType, path: Path) -> int:
+def _contents(module: ModuleType, path: Path) -> dict[str, Any]:
+    """Return the fields of a `ModelFile` that a file defines.
+
+    Raises:
+        ModelFileError: for a field of the wrong kind.
+    """
     if not hasattr(module, "num_arms"):
         raise ModelFileError(f"{path} does not define num_arms; add a line such as `num_arms = 3`")
-    num_arms = module.num_arms
+    num_arms, truth, contexts = module.num_arms, getattr(module, "truth", None), getattr(module, "contexts", None)
+    outcomes = getattr(module, "outcomes", ("reward",))
     if isinstance(num_arms, bool) or not isinstance(num_arms, int) or num_arms < 1:
         raise ModelFileError(f"{path}: num_arms must be a positive integer, got {num_arms!r}")
-    return num_arms
-
-
-def _truth(module: ModuleType, path: Path) -> Mapping[str, Any] | None:
-    truth = getattr(module, "truth", None)
     if truth is not None and not isinstance(truth, Mapping):
         raise ModelFileError(f"{path}: truth must be a dictionary {{latent site: value}}, got {type(truth).__name__}")
-    return truth
-
-
-def _contexts(module: ModuleType, path: Path) -> Callable[..., Any] | None:
-    contexts = getattr(module, "contexts", None)
     if contexts is not None and not callable(contexts):
         raise ModelFileError(
             f"{path}: contexts must be a function of a random key that draws one context, got {type(contexts).__name__}"
         )
-    return contexts
-
-
-def _outcomes(module: ModuleType, path: Path) -> tuple[str, ...]:
-    outcomes = getattr(module, "outcomes", ("reward",))
     if isinstance(outcomes, str) or not all(isinstance(name, str) for name in outcomes):
         raise ModelFileError(f'{path}: outcomes must be a tuple of site names, such as ("reward",), got {outcomes!r}')
-    return tuple(outcomes)
+    context = getattr(module, "context", None)
+    return {
+        "num_arms": num_arms,
+        "context": context,
+        "truth": truth,
+        "contexts": contexts,
+        "outcomes": tuple(outcomes),
+    }

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.inputs.data_frames import check_columns
+
 __all__ = ["LoggedDecisions", "decisions_from_frame"]
 
 _PROPENSITY_COLUMN = re.compile(r"propensity_(.+)")
@@ -57,13 +59,8 @@ def decisions_from_frame(
     Raises:
         ValueError: for a missing column, an unknown arm, or a propensity outside [0, 1].
     """
+    check_columns(frame, ["arm", "reward", "propensity"], "log")
     columns = [str(column) for column in frame.columns]
-    missing = [column for column in ("arm", "reward", "propensity") if column not in columns]
-    if missing:
-        raise ValueError(
-            f"log has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, columns)) or 'none'}: rename the "
-            "columns to arm, reward and propensity"
-        )
     played = np.asarray(frame["arm"])
     known = _arm_names(played, columns, num_arms) if names is None else tuple(names)
     index = {name: position for position, name in enumerate(known)}

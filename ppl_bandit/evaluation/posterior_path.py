@@ -93,9 +93,8 @@ def follow_posterior(
         for block in range(num_blocks):
             key_read, key_update = jr.split(jr.fold_in(key_blocks, block))
             start, stop = block * size, min((block + 1) * size, num_rows)
-            rows = rows_as_interaction(model, log, start, stop, size)
+            rows, contexts = rows_as_interaction(model, log, start, stop, size)
             steps = jnp.arange(start + 1, start + size + 1)
-            contexts = rows_as_interaction(model, log._replace(learnt_contexts=None), start, stop, size).context
             for part, found in zip(parts, read(key_read, state, rows, contexts, steps), strict=True):
                 part.append(np.asarray(found)[: stop - start])
             state, _ = update(key_update, state, rows)
@@ -150,21 +149,22 @@ def _read_block(
     return means, probs, jax.nn.logsumexp(log_likelihoods, axis=0) - math.log(NUM_SAMPLES)
 
 
-def rows_as_interaction(model: RewardModel, log: LoggedDecisions, start: int, stop: int, size: int) -> Interaction:
-    """Return rows of a log as they are learnt, repeated up to a fixed size and masked there."""
+def rows_as_interaction(
+    model: RewardModel, log: LoggedDecisions, start: int, stop: int, size: int
+) -> tuple[Interaction, Any]:
+    """Return rows of a log as they are learnt, repeated up to a fixed size and masked there, and their contexts as decided."""
     index = np.minimum(np.arange(start, start + size), stop - 1)
     outcomes = {model.outcomes[0]: log.reward} if log.outcomes is None else log.outcomes
     if set(outcomes) != set(model.outcomes):
         raise ValueError(f"the log has the outcomes {sorted(outcomes)}, but the model has {sorted(model.outcomes)}")
     rewards = {name: jnp.asarray(np.asarray(values)[index]) for name, values in outcomes.items()}
-    learnt = log.contexts if log.learnt_contexts is None else log.learnt_contexts
-    contexts = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), learnt)
-    return Interaction(
-        jnp.asarray(log.arm[index]),
-        rewards if len(rewards) > 1 else next(iter(rewards.values())),
-        contexts if model.context is not None else None,
-        jnp.asarray(np.arange(start, start + size) < stop),
-    )
+    decided, learnt = None, None
+    if model.context is not None:
+        own = log.contexts, log.contexts if log.learnt_contexts is None else log.learnt_contexts
+        decided, learnt = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), own)
+    reward = rewards if len(rewards) > 1 else next(iter(rewards.values()))
+    mask = jnp.asarray(np.arange(start, start + size) < stop)
+    return Interaction(jnp.asarray(log.arm[index]), reward, learnt, mask), decided
 
 
 def state_with_capacity(engine: Engine, state: Any, num_rows: int) -> Any:

@@ -176,7 +176,6 @@ def accepted_rows(
     with jax.enable_x64(True):
         key_init, key_rows = jr.split(jr.key(seed))
         state = state_with_capacity(engine, engine.init(key_init), num_rows)
-        rows = rows_as_interaction(model, log, 0, num_rows, num_rows)
-        contexts = rows_as_interaction(model, log._replace(learnt_contexts=None), 0, num_rows, num_rows).context
+        rows, contexts = rows_as_interaction(model, log, 0, num_rows, num_rows)
         is_accepted = accept(key_rows, state, rows, contexts, jnp.asarray(log.propensities), bound)
     return np.flatnonzero(is_used)[np.asarray(is_accepted)]

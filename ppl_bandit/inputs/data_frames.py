@@ -16,7 +16,15 @@ from ppl_bandit.inputs.late_entries import fill_late, late_numbers
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["FrameRows", "column_numbers", "contexts_from", "contexts_of_decisions", "is_frame", "rows_from"]
+__all__ = [
+    "FrameRows",
+    "check_columns",
+    "column_numbers",
+    "contexts_from",
+    "contexts_of_decisions",
+    "is_frame",
+    "rows_from",
+]
 
 FrameRows = tuple[list[Any], dict[str, np.ndarray], Any]  # arms, {outcome: rewards}, contexts
 
@@ -49,7 +57,7 @@ def rows_from(
     if unknown:
         raise ValueError(f"reward has the outcomes {sorted(unknown)}, expected some of {list(model.outcomes)}")
     columns = {outcome: given.get(outcome, outcome) for outcome in model.outcomes}
-    _check_columns(frame, [arm, *columns.values()])
+    check_columns(frame, [arm, *columns.values()])
     arms = _cells(frame, arm)
     missing = next((row for row, value in enumerate(arms) if value is None), None)
     if missing is not None:
@@ -80,7 +88,7 @@ def contexts_from(model: RewardModel, frame: Any, contexts: Any = None, late: Se
     elif contexts is not None:
         columns = _listed_columns(model, names, contexts)
     examples = _late_examples(model, frame, columns, late)
-    _check_columns(frame, [column for name, column in columns.items() if name not in examples])
+    check_columns(frame, [column for name, column in columns.items() if name not in examples])
 
     def numbers(name: str, kind: str) -> np.ndarray:
         if name in examples:
@@ -145,16 +153,21 @@ def contexts_of_decisions(
     return check_contexts(model, contexts, num_rows, "contexts"), num_rows
 
 
-def _check_columns(frame: Any, needed: Sequence[str]) -> None:
+def check_columns(frame: Any, needed: Sequence[str], argument: str = "frame") -> None:
+    """Refuse a frame without the needed columns, or with one of them twice.
+
+    Raises:
+        ValueError: with the column, and those that the frame has.
+    """
     known = [str(column) for column in frame.columns]
     repeated = next((column for column in needed if known.count(column) > 1), None)
     if repeated is not None:
-        raise ValueError(f"frame has the column {repeated!r} twice: rename one of them")
+        raise ValueError(f"{argument} has the column {repeated!r} twice: rename one of them")
     missing = [column for column in needed if column not in known]
     if missing:
         raise ValueError(
-            f"frame has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, known)) or 'none'}: rename a "
-            "column, or name the column to use"
+            f"{argument} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, known)) or 'none'}: "
+            "rename a column, or name the column to use"
         )
 
 
@@ -177,7 +190,7 @@ def column_numbers(frame: Any, column: Any) -> np.ndarray:
     Raises:
         ValueError: if the frame has no such column, or a cell is not a number.
     """
-    _check_columns(frame, [column])
+    check_columns(frame, [column])
     return _numbers(frame, column, "f")
 
 

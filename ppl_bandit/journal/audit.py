@@ -15,7 +15,7 @@ from ppl_bandit.journal.stores.store import JournalError, ReadingEvent
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["decision_details", "decision_table", "experiment_status"]
+__all__ = ["decision_details", "decision_table", "experiment_status", "utc_time"]
 
 _COLUMNS = ("decision", "decided", "arm", "propensity", "num_candidates", "status", "settled", "num_corrections")
 
@@ -54,8 +54,8 @@ def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "num_events": len(events),
-        "opened": _utc_time(events[0].time),
-        "last_event": _utc_time(events[-1].time),
+        "opened": utc_time(events[0].time),
+        "last_event": utc_time(events[-1].time),
         "engine": header.identity["engine"]["name"],
         "selector": header.identity["selector"]["name"],
         "num_samples": header.identity["num_samples"],
@@ -84,7 +84,7 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
         return {
             "decision": decision,
             "position": decided.position,
-            "decided": _utc_time(decided.time),
+            "decided": utc_time(decided.time),
             "arm": decided.body["name"],
             "propensity": record.propensity,
             "arms": header.names[: len(decided.body["propensities"])],
@@ -102,15 +102,8 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
         }
 
 
-def decision_table(
-    store: SqlStore, name: str, *, is_pending: bool = False, until: float | None = None
-) -> "pandas.DataFrame":
-    """Return one row per decision and per imported play, in the order of the stream.
-
-    Args:
-        is_pending: whether to return only decisions with a pending reward.
-        until: latest time of a decision.
-    """
+def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":
+    """Return one row per decision and per imported play, in the order of the stream."""
     import pandas
 
     header = read_header(store, name)
@@ -124,17 +117,15 @@ def decision_table(
 
     for record in _records(name, events):
         decided = record.decided
-        if (is_pending and record.status != PENDING_STATUS) or (until is not None and decided.time > until):
-            continue
-        settled = "" if record.settled is None else _utc_time(record.settled)
+        settled = "" if record.settled is None else utc_time(record.settled)
         with ReadingEvent(name, decided.position):
-            play = decided.decision, _utc_time(decided.time), str(decided.body["name"]), record.propensity
+            play = decided.decision, utc_time(decided.time), str(decided.body["name"]), record.propensity
             values = *play, decided.body["num_candidates"], record.status, settled, record.num_corrections
             add_row(decided.position, values, record.reward, record.context)
-    for event in () if is_pending else events:
+    for event in events:
         if event.kind == IMPORTED:
             with ReadingEvent(name, event.position):
-                body, time = event.body, _utc_time(event.time)
+                body, time = event.body, utc_time(event.time)
                 for row, arm in enumerate(body["arms"]):
                     values = "", "", str(header.names[arm]), np.nan, 0, REWARDED_STATUS, time, 0
                     context = None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]]
@@ -143,7 +134,8 @@ def decision_table(
     return pandas.DataFrame([row for _, row in rows], columns=[*_COLUMNS, *outcomes, *header.context_columns])
 
 
-def _utc_time(time: float) -> str:
+def utc_time(time: float) -> str:
+    """Return a time in seconds since 1970 as text."""
     return datetime.datetime.fromtimestamp(time, datetime.UTC).isoformat(timespec="milliseconds")
 
 
@@ -162,4 +154,4 @@ def _context_values(header: ExperimentHeader, leaves: Sequence[Any] | None) -> d
 
 def _event_summary(event: Event) -> dict[str, Any]:
     details = {key: event.body[key] for key in ("reward", "reason", "of", "expired") if event.body.get(key) is not None}
-    return {"position": event.position, "kind": event.kind, "time": _utc_time(event.time)} | details
+    return {"position": event.position, "kind": event.kind, "time": utc_time(event.time)} | details

@@ -8,6 +8,7 @@ import numpy as np
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.paper.runs import GridRegret
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, paper_data
+from ppl_bandit.simulation.figures import draw_band, draw_by_arm
 
 if TYPE_CHECKING:
     import xarray
@@ -24,9 +25,8 @@ def draw_execution(runs: "xarray.Dataset", path: Path) -> None:
     plt = figure_tools()
     run = runs.sel(selector=LOWEST)
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
-    for arm, (colour, dash) in zip(range(run.sizes["arm"]), styles(), strict=False):
-        axes[0].plot(run.step, run.one_best_arm_probs[:, arm], color=colour, linestyle=dash, label=f"arm {arm}")
-    axes[0].set(xlabel="step", ylabel="P(arm is best), p-hat", ylim=(-0.03, 1.03), title="p-hat over time")
+    draw_by_arm(axes[0], np.asarray(run.one_best_arm_probs), "P(arm is best), p-hat")
+    axes[0].set(ylim=(-0.03, 1.03), title="p-hat over time")
     axes[0].legend()
     axes[1].step(run.step, run.one_num_candidates, color="black", linewidth=0.9)
     axes[1].set(xlabel="step", ylabel="candidates, N", yscale="log", title="N over time")
@@ -57,10 +57,7 @@ def draw_regret(runs: "xarray.Dataset", setting: str, path: Path) -> None:
     kind = "bernoulli" if SETTINGS[setting].rates else "lingauss"
     figure, axis = plt.subplots(figsize=(9, 5.4), layout="constrained")
     for policy, (colour, dash) in _STYLE.items():
-        run = runs.sel(selector=policy)
-        mean, error = run.cumulative_regret_mean, run.cumulative_regret_sd / np.sqrt(run.num_runs)
-        axis.plot(run.step, mean, color=colour, linestyle=dash, label=f"{policy}, ours")
-        axis.fill_between(run.step, mean - 1.96 * error, mean + 1.96 * error, color=colour, alpha=0.2, linewidth=0)
+        draw_band(axis, runs.sel(selector=policy), f"{policy}, ours", colour, dash)
         if policy in _CURVES:
             paper = curves[f"{kind}_{_CURVES[policy]}"]["mean"]
             axis.plot(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
+from ppl_bandit.display.text_tables import markdown_table
 from ppl_bandit.paper import settings
 from ppl_bandit.paper.claims import Claim
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret
@@ -33,37 +34,29 @@ def write_report(
         "regret at the last step; a number reproduces if it lies within three standard errors of the difference. For double "
         "sampling the error allows for stuck runs (one in 1,200), even if none occurred.",
         "",
-        "| setting | steps | realizations | policy | theirs | source | ours | verdict |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    rows = []
     for f in numbers:
-        setting = settings.SETTINGS[f.number.setting]
-        num_runs = runs[f.number.setting].sizes["realization"]
-        lines.append(
-            f"| {setting.title} | {setting.num_steps} | {num_runs} | {f.number.policy} | {f.number.value:.2f} +- "
-            f"{f.number.error:.2f} | {f.number.source} | {f.ours:.2f} +- {f.error:.2f} | {f.verdict} |"
-        )
+        number, setting = f.number, settings.SETTINGS[f.number.setting]
+        sizes = str(setting.num_steps), str(runs[number.setting].sizes["realization"])
+        theirs, ours = f"{number.value:.2f} +- {number.error:.2f}", f"{f.ours:.2f} +- {f.error:.2f}"
+        rows.append([setting.title, *sizes, number.policy, theirs, number.source, ours, f.verdict])
+    header = ["setting", "steps", "realizations", "policy", "theirs", "source", "ours", "verdict"]
+    lines.append(markdown_table(header, rows))
     if runs:
-        lines += [
-            "",
-            "Tails of the regret distributions:",
-            "",
-            "| setting | policy | median | 99th percentile | stuck |",
-        ]
-        lines.append("| --- | --- | --- | --- | --- |")
+        rows = []
         for name, dataset in runs.items():
             for policy in dataset.selector.values:
                 final = np.asarray(dataset.final_regret.sel(selector=policy), float)
                 stuck = float(dataset.is_stuck.sel(selector=policy).mean())
-                lines.append(
-                    f"| {settings.SETTINGS[name].title} | {policy} | {np.median(final):.2f} | "
-                    f"{np.quantile(final, 0.99):.2f} | {100 * stuck:.2f}% |"
-                )
+                tail = f"{np.median(final):.2f}", f"{np.quantile(final, 0.99):.2f}", f"{100 * stuck:.2f}%"
+                rows.append([settings.SETTINGS[name].title, policy, *tail])
+        header = ["setting", "policy", "median", "99th percentile", "stuck"]
+        lines += ["", "Tails of the regret distributions:", "", markdown_table(header, rows)]
     for name, grid in grids.items():
         lines += ["", *_compare_grid(name, grid)]
     if claims:
-        lines += ["", "What the paper says in words:", "", "| claim | measured | verdict |", "| --- | --- | --- |"]
-        lines += [f"| {claim.claim} | {claim.measured} | {claim.verdict} |" for claim in claims]
+        lines += ["", "What the paper says in words:", "", markdown_table(("claim", "measured", "verdict"), claims)]
     lines += ["", *_NOTES]
     return "\n".join(lines) + "\n"
 
@@ -74,12 +67,13 @@ def _compare_grid(name: str, grid: GridRegret) -> list[str]:
     data = settings.paper_data("linear_gaussian_kl" if name == "linear" else "bernoulli_kl")["points"]
     title = "linear Gaussian grid" if name == "linear" else f"Bernoulli grid, {name}"
     lines = [f"{title} ({grid.divergence.size} problems), mean relative regret where the divergence exceeds .25:", ""]
-    lines += ["| against | the paper's points | ours |", "| --- | --- | --- |"]
+    rows = []
     for policy, field in ((THOMPSON, "vs_thompson"), (BAYES_UCB, "vs_bayes_ucb")):
         theirs = np.mean([p[field] for p in data if p.get("min_kl", p.get("kl")) > 0.25])
         ours = grid.relative[policy][is_easy]
         error = np.sqrt(np.sum(grid.error[policy][is_easy] ** 2)) / max(is_easy.sum(), 1)
-        lines.append(f"| {policy} | {100 * theirs:+.1f}% | {100 * ours.mean():+.1f}% +- {100 * error:.1f}% |")
+        rows.append([policy, f"{100 * theirs:+.1f}%", f"{100 * ours.mean():+.1f}% +- {100 * error:.1f}%"])
+    lines.append(markdown_table(("against", "the paper's points", "ours"), rows))
     if name != "A = 2":
         return lines
     return [*lines, "", "The paper's text announces grids of two and of three arms; its figure shows three arms only."]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ppl_bandit.display.text_tables import markdown_table
 from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.types import Selector
 
@@ -118,14 +119,14 @@ class Tuned:
         each = [f"regret at {scale:.3g} of the prior's scale" for scale in self.scales] if is_doubted else []
         heads = ["selector", "worlds", "relative to the best" if is_doubted else "Bayes regret", *each]
         heads += ["95th percentile", "99th percentile", "stuck", "hardest tenth", "behind"]
-        lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+        rows = []
         for s in self.standings:
             behind = "" if s.name == self.name else f"{s.behind:+.2f} +- {s.behind_error:.2f}"
             cells = [s.name, str(s.num_worlds), f"{s.mean:.2f} +- {s.error:.2f}"]
             cells += [f"{mean:.2f} +- {error:.2f}" for mean, error in self.at_each_scale(s.name)] if is_doubted else []
             cells += [f"{s.high:.1f}", f"{s.highest:.1f}", f"{100 * s.stuck:.1f}%", f"{s.hardest:.1f}", behind]
-            lines.append("| " + " | ".join(cells) + " |")
-        return "\n".join(lines)
+            rows.append(cells)
+        return markdown_table(heads, rows)
 
     def at_each_scale(self, name: str) -> list[tuple[float, float]]:
         """Return a candidate's mean regret and its standard error in the worlds of each of `scales`."""

@@ -11,7 +11,7 @@ from ppl_bandit.simulation.elimination import Tuned
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["draw_run", "draw_tuned"]
+__all__ = ["draw_band", "draw_by_arm", "draw_run", "draw_tuned"]
 
 _MAX_CURVES = 7  # arms that can be told apart in one panel
 
@@ -27,7 +27,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
 
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
     for name, (colour, dash) in zip(names, styles(), strict=False):
-        _band(axes[0], found.sel(selector=name), name, colour, dash)
+        draw_band(axes[0], found.sel(selector=name), name, colour, dash)
         _tail(axes[1], found.sel(selector=name), name, colour, dash)
     axes[0].set(title="mean, with the 95% interval of the mean", xlabel="step", ylabel="cumulative expected regret")
     axes[1].set(title="median (line) to 99th percentile (top)", xlabel="step", ylabel="cumulative expected regret")
@@ -42,7 +42,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     )
     for axis, name in zip(axes.flat, names, strict=False):
         shares = found.sel(selector=name).play_share
-        _by_arm(axis, np.asarray(shares), "share of realizations")
+        draw_by_arm(axis, np.asarray(shares), "share of realizations")
         axis.set(title=name, ylim=(-0.03, 1.03))
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
@@ -52,7 +52,7 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
     figure, axes = plt.subplots(2, len(names), figsize=(4.4 * len(names), 6), squeeze=False, layout="constrained")
     for column, name in enumerate(names):
         run = found.sel(selector=name)
-        _by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best), p-hat")
+        draw_by_arm(axes[0, column], np.asarray(run.one_best_arm_probs), "P(arm is best), p-hat")
         axes[0, column].set(title=name, ylim=(-0.03, 1.03))
         candidates = np.asarray(run.one_num_candidates)
         axes[1, column].step(run.step, np.maximum(candidates, 0.8), color="black", linewidth=0.9, where="mid")
@@ -81,7 +81,8 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
     save_figure(figure, f"Regret of {tuned.horizon} decisions in {worlds}", caption, out / "tune.png")
 
 
-def _band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:
+def draw_band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:
+    """Draw the mean cumulative regret of a selector, with the 95% interval of the mean."""
     mean, error = found.cumulative_regret_mean, found.cumulative_regret_sd / np.sqrt(found.num_runs)
     axis.plot(found.step, mean, color=colour, linestyle=dash, label=name)
     axis.fill_between(found.step, mean - 1.96 * error, mean + 1.96 * error, color=colour, alpha=0.2, linewidth=0)
@@ -96,7 +97,7 @@ def _tail(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any)
     )
 
 
-def _by_arm(axis: Any, shares: np.ndarray, label: str) -> None:
+def draw_by_arm(axis: Any, shares: np.ndarray, label: str) -> None:
     """Draw a curve for each arm; of many arms, those with the largest mean, and the sum of the others."""
     num_arms = shares.shape[1]
     shown = np.arange(num_arms)

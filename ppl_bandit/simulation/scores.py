@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.display.text_tables import markdown_table
+
 if TYPE_CHECKING:
     import xarray
 
@@ -52,17 +54,21 @@ def score_selectors(runs: "xarray.Dataset") -> list[SelectorScore]:
 
 def score_table(scores: list[SelectorScore]) -> str:
     """Return the scores as a Markdown table."""
-    lines = [
-        "| selector | mean regret | median | 95th percentile | 99th percentile | stuck | relative to Thompson |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    header = (
+        "selector",
+        "mean regret",
+        "median",
+        "95th percentile",
+        "99th percentile",
+        "stuck",
+        "relative to Thompson",
+    )
+    rows = []
     for s in scores:
         relative = "" if np.isnan(s.relative) else f"{100 * s.relative:+.1f}% +- {100 * s.relative_error:.1f}%"
-        lines.append(
-            f"| {s.selector} | {s.mean:.3f} +- {s.error:.3f} | {s.median:.2f} | {s.tail:.2f} | {s.high:.2f} | "
-            f"{100 * s.stuck:.2f}% | {relative} |"
-        )
-    return "\n".join(lines)
+        quantiles = f"{s.median:.2f}", f"{s.tail:.2f}", f"{s.high:.2f}"
+        rows.append([s.selector, f"{s.mean:.3f} +- {s.error:.3f}", *quantiles, f"{100 * s.stuck:.2f}%", relative])
+    return markdown_table(header, rows)
 
 
 def pairwise_table(runs: "xarray.Dataset") -> str:
@@ -71,14 +77,13 @@ def pairwise_table(runs: "xarray.Dataset") -> str:
     The realizations share their random numbers, so a difference has a smaller standard error than the two means suggest.
     """
     finals = _final_regrets(runs)
-    lines = ["| regret, row less column | " + " | ".join(finals) + " |", "| --- |" + " --- |" * len(finals)]
-    for row, own in finals.items():
-        entries = [
-            "" if row == column else f"{(own - other).mean():+.2f} +- {standard_error(own - other):.2f}"
-            for column, other in finals.items()
-        ]
-        lines.append(f"| {row} | " + " | ".join(entries) + " |")
-    return "\n".join(lines)
+
+    def entry(row: str, column: str) -> str:
+        gap = finals[row] - finals[column]
+        return "" if row == column else f"{gap.mean():+.2f} +- {standard_error(gap):.2f}"
+
+    rows = [[row, *(entry(row, column) for column in finals)] for row in finals]
+    return markdown_table(["regret, row less column", *finals], rows)
 
 
 def standard_error(values: np.ndarray) -> float:

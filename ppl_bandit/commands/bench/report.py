@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppl_bandit.display.figure_style import figure_tools, save_figure
+from ppl_bandit.display.text_tables import markdown_table
 
 __all__ = ["BenchResult", "draw_live", "live_table", "markdown"]
 
@@ -45,25 +46,25 @@ def markdown(found: BenchResult) -> str:
         lines += [f"- {name}: {number:g}" for name, number in found.growth.items()]
     if found.start:
         lines += ["", "**from the start of the process**, seconds", ""]
-        lines += ["| | imported | built | first decision | first update |", "| --- | --- | --- | --- | --- |"]
-        for name, states in found.start.items():
-            lines += [
-                f"| {name}, {state} | " + " | ".join(f"{mark:.2f}" for mark in marks.values()) + " |"
-                for state, marks in states.items()
-            ]
+        cells = [
+            [f"{name}, {state}", *(f"{mark:.2f}" for mark in marks.values())]
+            for name, states in found.start.items()
+            for state, marks in states.items()
+        ]
+        lines.append(markdown_table(["", "imported", "built", "first decision", "first update"], cells))
     return "\n".join([*lines, "", f"largest memory of this process: {found.memory:,.0f} MB"])
 
 
 def live_table(name: str, rows: list[dict[str, Any]], num_steps: int, num_samples: int) -> list[str]:
     """Return the lines of the table of one case."""
-    lines = ["", f"**{name}**, {num_steps} live steps (select + update), M = {num_samples}", ""]
-    lines += ["| | median, us | 99th percentile | worst | relative | method |", "| --- | --- | --- | --- | --- | --- |"]
-    for row in rows:
-        lines.append(
-            f"| {row['name']} | {row['median_us']:,.0f} | {row['p99_us']:,.0f} | {row['worst_us']:,.0f} | "
-            f"{row['relative_to_ppl_bandit']:.2f} | {row['note']} |"
-        )
-    return lines
+    title = f"**{name}**, {num_steps} live steps (select + update), M = {num_samples}"
+    header = ("", "median, us", "99th percentile", "worst", "relative", "method")
+    cells = [
+        [row["name"], *(f"{row[key]:,.0f}" for key in ("median_us", "p99_us", "worst_us"))]
+        + [f"{row['relative_to_ppl_bandit']:.2f}", row["note"]]
+        for row in rows
+    ]
+    return ["", title, "", markdown_table(header, cells)]
 
 
 def draw_live(found: BenchResult, path: Path) -> None:

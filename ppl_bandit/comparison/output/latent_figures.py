@@ -14,6 +14,7 @@ from ppl_bandit.comparison.output.figure_layout import (
     new_figure,
     reference_name,
 )
+from ppl_bandit.display.kernel_density import density_grid, kernel_density
 
 __all__ = ["draw_densities", "draw_forest"]
 
@@ -32,7 +33,7 @@ def draw_densities(result: Comparison) -> Any:
         axis.plot(grid, exact, color="black", linewidth=2.6, alpha=0.85, label=reference_name(result))
         for label, style, draws in each_engine(result):
             if np.isfinite(draws[:, k]).all():
-                smooth = _density(draws[:, k], grid, bounds[k])
+                smooth = kernel_density(draws[:, k], grid, bounds[k])
                 axis.plot(grid, smooth, color=style.colour, linestyle=style.dash, linewidth=1.5, label=label)
         axis.set(title=result.labels[k], yticks=[], xlim=(grid[0], grid[-1]))
         axis.set_ylim(bottom=0)
@@ -101,11 +102,9 @@ def _element_bounds(result: Comparison) -> list[tuple[float, float]]:
 
 def _reference_density(result: Comparison, k: int, bounds: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
     samples = result.reference.target.samples[:, :, k].ravel()
-    low, high = np.quantile(samples, (0.0005, 0.9995))
-    margin = 0.08 * (high - low)
-    grid = np.linspace(max(low - margin, bounds[0]), min(high + margin, bounds[1]), 300)
+    grid = density_grid(samples, bounds)
     if result.reference.laws is None:
-        return grid, _density(samples, grid, bounds)
+        return grid, kernel_density(samples, grid, bounds)
     inner = grid[1:-1]  # a density may be infinite at a bound
     for name, shape in result.model.latent_shapes.items():
         size = int(np.prod(shape, dtype=int))
@@ -114,22 +113,3 @@ def _reference_density(result: Comparison, k: int, bounds: tuple[float, float]) 
             return inner, np.asarray(values).reshape(inner.size, -1)[:, k]
         k -= size
     raise AssertionError("every latent has a site")
-
-
-def _density(draws: np.ndarray, grid: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    """Estimate a density with a Gaussian kernel, reflected at the bounds of the support to keep the mass inside."""
-    centre, spread = np.median(draws), np.subtract(*np.quantile(draws, (0.84, 0.16))) / 2
-    width = max(spread, 1e-12 * max(1.0, abs(centre))) * 1.06 * draws.size**-0.2
-    edges = np.linspace(grid[0] - 6 * width, grid[-1] + 6 * width, 2001)
-    counts, _ = np.histogram(draws, edges)
-    middle = (edges[1:] + edges[:-1]) / 2
-
-    def smooth(points: np.ndarray) -> np.ndarray:
-        gaps = (points[:, None] - middle) / width
-        return np.exp(-0.5 * np.square(gaps)) @ counts / (draws.size * width * np.sqrt(2.0 * np.pi))
-
-    density = smooth(grid)
-    for bound in bounds:
-        if np.isfinite(bound):
-            density = density + smooth(2.0 * bound - grid)
-    return density

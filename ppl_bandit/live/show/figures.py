@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.display.kernel_density import density_grid, kernel_density
 from ppl_bandit.live.show.closed_form import ORDERS
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.types import Explanation
@@ -113,15 +114,6 @@ def _smoothed(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low, high = draws.min(), draws.max()
     if high <= low:
         return np.array([low, low]), np.array([0.0, 1.0])
-    quartiles = np.quantile(draws, [0.25, 0.75])
-    spread = min(draws.std(), (quartiles[1] - quartiles[0]) / 1.349) or draws.std()
-    width = 0.9 * spread * draws.size**-0.2
-    bounds = [0.0] * bool(low >= 0) + [1.0] * bool(low >= 0 and high <= 1)
-    start = max(low - 4 * width, 0.0) if low >= 0 else low - 4 * width
-    stop = min(high + 4 * width, 1.0) if len(bounds) == 2 else high + 4 * width
-    grid = np.linspace(start, stop, 300)
-    points = np.concatenate([draws, *(2 * bound - draws for bound in bounds)])
-    counts, edges = np.histogram(points, bins=1600, range=(start - 4 * width, stop + 4 * width))
-    centres = (edges[1:] + edges[:-1]) / 2
-    kernel = np.exp(-0.5 * ((grid[:, None] - centres) / width) ** 2) / (width * np.sqrt(2 * np.pi))
-    return np.concatenate([grid[:1], grid, grid[-1:]]), np.pad(kernel @ counts / draws.size, 1)
+    bounds = 0.0 if low >= 0 else -np.inf, 1.0 if 0 <= low and high <= 1 else np.inf
+    grid = density_grid(draws, bounds)
+    return np.concatenate([grid[:1], grid, grid[-1:]]), np.pad(kernel_density(draws, grid, bounds), 1)

@@ -1,0 +1,11 @@
+"""Tables as text."""
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["markdown_table"]
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines)
