@@ -19,7 +19,7 @@ from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.overview import Overview, slot_note
 from ppl_bandit.live.show.rendering import arms_text
 from ppl_bandit.numerics.expected_loss import losses_from_table
-from ppl_bandit.simulation.figures import _by_arm as draw_by_arm
+from ppl_bandit.simulation.figures import draw_by_arm
 from ppl_bandit.types import Explanation
 
 M = 4000
