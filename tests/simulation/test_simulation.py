@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -68,15 +67,16 @@ def test_the_result_has_its_provenance_and_can_be_saved(whole, tmp_path):
         assert kept.attrs["truth"] == facts["truth"]
 
 
-def test_the_same_seed_gives_the_same_result_whatever_the_chunks(whole, monkeypatch):
-    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 5)
-    xarray.testing.assert_identical(run().drop_attrs(), whole.drop_attrs())
+ONE_AT_A_TIME = {"memory": 1}  # the smallest chunks
+
+
+def test_the_same_seed_gives_the_same_result_whatever_the_chunks(whole):
+    xarray.testing.assert_identical(run(**ONE_AT_A_TIME).drop_attrs(), whole.drop_attrs())
     assert not np.array_equal(run(seed=1)["arm"], whole["arm"])
 
 
-def test_summaries_are_those_of_the_steps(whole, monkeypatch):
-    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 5)
-    summary = run(summary=True)
+def test_summaries_are_those_of_the_steps(whole):
+    summary = run(summary=True, **ONE_AT_A_TIME)
     regret = whole.regret.astype(float).cumsum("step")
     np.testing.assert_allclose(summary.cumulative_regret_mean, regret.mean("realization"), rtol=1e-6, atol=1e-12)
     np.testing.assert_allclose(summary.cumulative_regret_sd, regret.std("realization", ddof=1), rtol=1e-5, atol=1e-7)
@@ -152,9 +152,8 @@ def test_several_outcomes_and_an_approximate_engine_with_capacity_for_all_steps(
     assert bool(np.isfinite(found.best_arm_probs).all()) and found.attrs["engine"] == "laplace"
 
 
-def interrupt_third_chunk(monkeypatch):
-    """Interrupt when the third chunk of three realizations is done; return the list of chunks, to be cleared before a run."""
-    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 3)
+def interrupt_third_realization(monkeypatch):
+    """Interrupt when the third realization is done; return the list of realizations, to be cleared before a run."""
     monkeypatch.setattr(chunks, "num_cores", lambda: 1)
 
     def interrupt(num):
@@ -168,33 +167,30 @@ def interrupt_third_chunk(monkeypatch):
 
 
 def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
-    calls = interrupt_third_chunk(monkeypatch)
-    found = run(THOMPSON, num_realizations=9, progress=True)
-    assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 1  # the third chunk was done
+    calls = interrupt_third_realization(monkeypatch)
+    found = run(THOMPSON, num_realizations=3, progress=True, **ONE_AT_A_TIME)
+    assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 1  # the third was done
     calls.clear()
-    found = run(THOMPSON, progress=True)
-    assert found.sizes["realization"] == 9 and found.attrs["is_complete"] == 0
+    found = run(THOMPSON, num_realizations=4, progress=True, **ONE_AT_A_TIME)
+    assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 0
     assert "interrupted" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # the same interruption of a run with several selectors
 def test_an_interrupted_comparison_keeps_finished_realizations_of_each_selector(monkeypatch):
-    interrupt_third_chunk(monkeypatch)
-    # Of two selectors the first was done with six realizations, and the second with three.
-    found = run(selector={"first": THOMPSON, "second": THOMPSON}, num_realizations=6, summary=True, progress=True)
-    assert found.num_runs.to_series().to_dict() == {"first": 6, "second": 3}
-    assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 0
+    interrupt_third_realization(monkeypatch)
+    # Of two selectors the first was done with two realizations, and the second with one.
+    both = {"first": THOMPSON, "second": THOMPSON}
+    found = run(both, num_realizations=2, summary=True, progress=True, **ONE_AT_A_TIME)
+    assert found.num_runs.to_series().to_dict() == {"first": 2, "second": 1}
+    assert found.sizes["realization"] == 1 and found.attrs["is_complete"] == 0
 
 
 @pytest.mark.slow
-def test_steps_compile_once_whatever_the_number_of_chunks(monkeypatch):
-    monkeypatch.setattr(chunks, "_chunk_size", lambda *arguments: 2)
-    with pytest.MonkeyPatch.context() as patch:
-        counted = []
-        original = jax.stages.Lowered.compile
-        patch.setattr(jax.stages.Lowered, "compile", lambda self, *a, **k: counted.append(1) or original(self, *a, **k))
-        run(num_realizations=11)
-    assert len(counted) == 1
+def test_steps_compile_once_whatever_the_number_of_chunks(count_compilations):
+    with count_compilations() as compiled:
+        run(num_realizations=5, **ONE_AT_A_TIME)
+    assert compiled.count("jit(run)") == 1
 
 
 @pytest.mark.parametrize(
