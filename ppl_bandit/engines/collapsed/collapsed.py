@@ -23,14 +23,20 @@ from ppl_bandit.engines.collapsed.collapsed_posterior import (
 )
 from ppl_bandit.engines.collapsed.data_summaries import WeightedRows, separable_summary, shared_summary
 from ppl_bandit.engines.collapsed.explanation import explain_collapsed
-from ppl_bandit.engines.collapsed.learning import add_to_buffer, add_to_sums, certify_and_summarize
+from ppl_bandit.engines.collapsed.learning import DataUpdate, add_to_buffer, add_to_sums, certify_and_summarize
 from ppl_bandit.engines.collapsed.mixture import mixture_of, representative_particles
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.exact.families.drawing import sample_each
 from ppl_bandit.engines.exact.families.posterior import Posterior
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
-from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path, max_autocorrelation
+from ppl_bandit.engines.particles.log_density import num_operations
+from ppl_bandit.engines.particles.tempering import (
+    MAX_DIMS_AT_ONCE,
+    TemperingResult,
+    follow_path,
+    max_autocorrelation,
+)
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, resample, variance_of_mean
 from ppl_bandit.engines.row_buffer import ROOM_CHECK, reserve, row_mask, rows_that_fit
 from ppl_bandit.engines.settings import check_settings, refuse_moving
@@ -38,9 +44,11 @@ from ppl_bandit.numerics.sampling import normal
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Capabilities, Draws, Engine, Interaction, Key
 
-__all__ = ["CollapsedInfo", "collapsed"]
+__all__ = ["MAX_WORK", "CollapsedInfo", "collapsed"]
 
 _MIN_ESS = 0.5  # as a share of the particles
+# Budget of the moves of one row if there are many outer dimensions: operations (`num_operations`) for each particle.
+MAX_WORK = 6_000_000
 _PERMANENT_CHECKS = (
     Check("the residual of a row's certificate, relative to its tolerance,", 1.0),
     ROOM_CHECK,
@@ -205,7 +213,8 @@ def _update(
         jnp.zeros_like(state.num_refreshes),
     )
     are_certified = jnp.all(is_certified)
-    moved = follow_path(key, added.path, added.data, start, are_certified & is_stale)
+    budget = _max_evaluations(added, start) if mask.shape[0] == 1 else None
+    moved = follow_path(key, added.path, added.data, start, are_certified & is_stale, budget)
     has_moved = moved.num_stages > 0
     log_weights = jnp.where(has_moved, moved.log_weights, log_weights)
     weights, ess, log_mean = jax.lax.cond(
@@ -253,6 +262,13 @@ def _update(
         is_full=~has_room,
         check_values=check_values,
     )
+
+
+def _max_evaluations(added: DataUpdate, start: TemperingResult) -> int | None:
+    """Return how many evaluations of the marginal density the moves of one row may take; None for any number."""
+    if start.positions.shape[1] <= MAX_DIMS_AT_ONCE:
+        return None
+    return MAX_WORK // num_operations(lambda at: added.path(added.data, at, jnp.ones(())), start.positions[:1])
 
 
 def _select(is_new: Bool[Array, ""], new: CollapsedState, old: CollapsedState) -> CollapsedState:

@@ -58,6 +58,41 @@ def test_particles_reach_a_distant_target_and_estimate_the_ratio_of_integrals():
     assert abs(float(moved.log_ratio) - np.log(0.01)) < 4 * np.sqrt(float(moved.squared_error)) + 0.02
 
 
+def sum_of_twenty(_, x, part):
+    """N(0, 1) in 20 dimensions, and a datum: their sum is 12 with standard deviation 1."""
+    return -0.5 * jnp.sum(x**2, axis=1) - part * 0.5 * (jnp.sum(x, axis=1) - 12.0) ** 2
+
+
+def test_particles_in_many_dimensions_reach_a_correlated_target():
+    """The posterior has means 12 / 21 and variances 20 / 21; the sum has variance 20 / 21 too, not 20.
+
+    1,000 particles whose autocorrelation is at most .16: a mean is off by about 1.2 / sqrt(1,000) = .038 standard
+    deviations and a standard deviation by .027; four of these. The integral of the datum's term is that of N(12; 0, 21).
+    """
+    x = jr.normal(jr.key(2), (1000, 20))
+    start = start_of(x, sum_of_twenty((), x, 0.0))
+    moved = jax.jit(lambda key, start: follow_path(key, sum_of_twenty, (), start, jnp.array(True)))(jr.key(3), start)
+    drawn, scale = np.asarray(moved.positions, float), np.sqrt(20 / 21)
+    total = drawn.sum(axis=1)
+    assert float(moved.autocorrelation) <= max_autocorrelation(1000)
+    assert np.max(np.abs(drawn.mean(axis=0) - 12 / 21)) < 4 * 0.038 * scale
+    assert np.max(np.abs(drawn.std(axis=0) / scale - 1)) < 4 * 0.027
+    assert abs(total.mean() - 240 / 21) < 4 * 0.038 * scale and abs(total.std() / scale - 1) < 4 * 0.027
+    known = -0.5 * np.log(21.0) - 0.5 * 144 / 21
+    assert abs(float(moved.log_ratio) - known) < 4 * np.sqrt(float(moved.squared_error)) + 0.02
+
+
+def test_moves_that_end_at_their_budget_are_not_taken_for_mixed():
+    """After ten evaluations, a stage has the fewest moves: eight of four coordinates, of which few forget twenty."""
+    x = jr.normal(jr.key(2), (1000, 20))
+    start = start_of(x, sum_of_twenty((), x, 0.0))
+    moved = jax.jit(lambda key, start: follow_path(key, sum_of_twenty, (), start, jnp.array(True), 10))(
+        jr.key(3), start
+    )
+    assert float(moved.autocorrelation) > 2 * max_autocorrelation(1000)
+    np.testing.assert_allclose(moved.log_targets, sum_of_twenty((), moved.positions, 1.0), rtol=1e-4, atol=1e-3)
+
+
 def test_particles_that_cannot_move_have_a_large_autocorrelation():
     """A target of spikes at the particles themselves: nothing proposed is ever accepted."""
     positions = jr.normal(jr.key(0), (100, 1))
