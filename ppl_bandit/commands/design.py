@@ -12,6 +12,7 @@ from ppl_bandit import selectors
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials import stopping
 from ppl_bandit.trials.calibrate import calibrate
@@ -20,7 +21,6 @@ from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
 from ppl_bandit.trials.recorded_design import design_settings
 from ppl_bandit.trials.report import design_report
-from ppl_bandit.trials.simulated.simulator import arm_names
 
 __all__ = ["execute", "parse_looks", "parse_rule", "parse_scenario"]
 
@@ -30,7 +30,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     file = load_model(arguments.model)
     model = file.reward_model()
     design = _design(arguments)
-    design.control_index(arm_names(model, arguments.arms))
+    design.control_index(Arms(model.num_arms, arguments.arms).names)
     scenarios = _scenarios(arguments, file, model)
     cost = f"{len(scenarios)} scenario(s) of {arguments.trials} trials, {design.last_rows} decisions each"
     if arguments.calibrate is not None:
@@ -105,7 +105,7 @@ def _design(arguments: argparse.Namespace) -> Design:
         looks,
         selector=selector,
         stopping=rules,
-        control=_control(arguments.control),
+        control=int(arguments.control) if (arguments.control or "").isdecimal() else arguments.control,
         allocation=arguments.allocation,
         lag=arguments.lag,
         burn_in=arguments.burn_in,
@@ -115,10 +115,6 @@ def _design(arguments: argparse.Namespace) -> Design:
         caps=arguments.cap,
         softening=arguments.softening,
     )
-
-
-def _control(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
 
 
 def parse_looks(text: str) -> list[int]:

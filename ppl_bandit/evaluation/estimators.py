@@ -33,6 +33,8 @@ __all__ = [
     "weighted_mean",
 ]
 
+_MEMORY = 1000  # rows over which `stabilising_weights` average
+
 
 class Estimate(NamedTuple):
     """A value and its standard error."""
@@ -152,18 +154,18 @@ def two_point_allocation(propensities: np.ndarray, decay: float = 0.0) -> np.nda
     return np.sqrt(propensities * rate * left)
 
 
-def stabilising_weights(variances: np.ndarray, memory: int = 1000) -> np.ndarray:
+def stabilising_weights(variances: np.ndarray) -> np.ndarray:
     """Return 1 / sqrt(v_t) for contextual targets, with v_t averaged over the contexts before t.
 
     v_t(x) = sum_a pi(a|x)^2 / e_t(a|x) (Zhan, Ren, Athey and Zhou, 2021). A weight that depended on the row's own context
-    would tilt the estimate towards some contexts, so each row uses the mean over at most `memory` rows before it.
+    would tilt the estimate towards some contexts, so each row uses the mean over at most 1,000 rows before it.
 
     Args:
         variances: (T,), v_t at each row's own context.
     """
     sums = np.concatenate([[0.0], np.cumsum(variances)])
     end = np.arange(variances.size)
-    start = np.maximum(end - memory, 0)
+    start = np.maximum(end - _MEMORY, 0)
     mean = np.where(end > 0, (sums[end] - sums[start]) / np.maximum(end - start, 1), variances[0])
     return 1.0 / np.sqrt(np.maximum(mean, 1e-12))
 

@@ -73,7 +73,6 @@ def follow_posterior(
     selector: Selector | None = None,
     *,
     has_scores: bool = False,
-    seed: int = 0,
 ) -> PosteriorPath:
     """Learn a log in the order of its decisions, and note what was expected before each.
 
@@ -85,7 +84,7 @@ def follow_posterior(
     size = 1 if model.moving_sites else -(-num_rows // _MAX_BLOCKS)
     num_blocks = -(-num_rows // size)
     with jax.enable_x64(True):
-        key_init, key_blocks = jr.split(jr.key(seed))
+        key_init, key_blocks = jr.split(jr.key(0))
         state = state_with_capacity(engine, engine.init(key_init), num_blocks * size)
         without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
         read, update = _path_functions(model, without_text, selector, has_scores)

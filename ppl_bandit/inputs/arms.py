@@ -32,9 +32,7 @@ class Arms:
         for index, name in enumerate(self.names):
             check_text(name, f"arms[{index}]")
         if num_arms is not None and check_count(num_arms, "num_arms") != len(self.names):
-            raise ValueError(
-                f"num_arms={num_arms} but arms has {len(self.names)} names; leave num_arms out or make them agree"
-            )
+            raise ValueError(f"arms has {len(self.names)} names, but the program has {num_arms} arms; name each one")
 
     def __len__(self) -> int:
         return len(self.names)

@@ -33,9 +33,10 @@ def read_data(path: str | PathLike, model: RewardModel, arms: Sequence[str] | No
     Raises:
         DataFileError: with the row (the first below the header is 1, and blank rows count), the column and the fault.
     """
-    names = Arms(model.num_arms if arms is None else None, arms)
-    if len(names) != model.num_arms:
-        raise DataFileError(f"arms has {len(names)} names, but the program has {model.num_arms} arms; name each one")
+    try:
+        names = Arms(model.num_arms, arms)
+    except ValueError as error:
+        raise DataFileError(str(error)) from None
     header, table = _read_table(path)
     outcomes = {name: name for name in model.outcomes}
     if len(outcomes) == 1 and model.outcomes[0] not in header and "reward" in header:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.events import Event
-from ppl_bandit.journal.stores.location import Location, check_location, parse_location
+from ppl_bandit.journal.stores.location import check_location, parse_location
 from ppl_bandit.journal.stores.postgres import PostgresBackend
 from ppl_bandit.journal.stores.sql import Backend, SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
@@ -40,14 +40,14 @@ class Journal:
         timeout = as_seconds(timeout, "timeout")
         if not 0.1 <= timeout <= _MAX_TIMEOUT:
             raise ValueError(f"timeout must be between 0.1 and {_MAX_TIMEOUT} seconds, got {timeout:g}")
-        place = parse_location(text) if isinstance(url, str) else Location(path=Path(text))
+        place = parse_location(text) if isinstance(url, str) else Path(text)
         backend: Backend
-        if place.path is not None:
-            if must_exist and not place.path.exists():
-                raise JournalError(f"there is no journal {place.path}: give the path that the bandit was given")
-            backend = SqliteBackend(place.path, timeout, read_only=read_only)
+        if isinstance(place, Path):
+            if must_exist and not place.exists():
+                raise JournalError(f"there is no journal {place}: give the path that the bandit was given")
+            backend = SqliteBackend(place, timeout, read_only=read_only)
         else:
-            backend = PostgresBackend(str(place.connection), timeout, read_only=read_only)
+            backend = PostgresBackend(place, timeout, read_only=read_only)
         self._label, self.store = backend.label, SqlStore(backend)
 
     def __repr__(self) -> str:

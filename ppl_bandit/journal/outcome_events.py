@@ -62,7 +62,9 @@ def reward_events(experiment: Experiment, rewards: Mapping[str, Reported], is_co
             event = _reward_event(projection, records[id], reported, is_correction, batch)
             if event is not None:
                 if not event.settles:
-                    _refuse_impossible(projection, records[id], reported.values)
+                    task, record = projection.task, records[id]
+                    context = context_from_leaves(task.model, record.context)
+                    _refuse_impossible(task, [int(record.decided.arm or 0)], context, reported.values)
                 events.append(event)
         return events
 
@@ -110,7 +112,7 @@ def expiry_events(experiment: Experiment, until: float, reward: Reported | None)
             return [_discard_event(record, batch, "expired") for record in records.values()]
         events = list[Event]()
         if not records and projection.task.model.context is None:  # a wrong reward would be noticed too late
-            _refuse_on_every_arm(projection, reward.values)
+            _refuse_impossible(projection.task, range(projection.task.model.num_arms), None, reward.values)
         for record in records.values():
             values = {name: value for name, value in reward.values.items() if name not in record.reward}
             late = {name: value for name, value in reward.late.items() if name not in record.late}
@@ -257,24 +259,13 @@ def _refuse_missing_late(task: Task, known: frozenset[str]) -> None:
         )
 
 
-def _refuse_on_every_arm(projection: Projection, values: Mapping[str, float]) -> None:
-    """Raise for an outcome that the program can produce on no arm."""
-    model = projection.task.model
-    names = [impossible_outcome(model, arm, None, values) for arm in range(model.num_arms)]
+def _refuse_impossible(task: Task, arms: Sequence[int], context: Any, values: Mapping[str, float]) -> None:
+    """Raise for an outcome that the program can produce on none of the arms; an update checks complete rewards."""
+    names = [impossible_outcome(task.model, arm, context, values) for arm in arms]
     if None not in names:
+        where = "every arm" if len(arms) > 1 else f"arm {task.arms.names[arms[0]]!r}"
         raise ValueError(
-            f"{names[0]}={values[str(names[0])]:g} is outside the support of the outcome '{names[0]}' on every arm: the "
-            "program cannot produce it; correct the reward or the program"
-        )
-
-
-def _refuse_impossible(projection: Projection, record: DecisionRecord, values: Mapping[str, float]) -> None:
-    """Raise for an outcome that the program cannot produce; an update checks complete rewards."""
-    task, arm = projection.task, int(record.decided.arm or 0)
-    name = impossible_outcome(task.model, arm, context_from_leaves(task.model, record.context), values)
-    if name is not None:
-        raise ValueError(
-            f"{name}={values[name]:g} is outside the support of the outcome '{name}' on arm {task.arms.names[arm]!r}: the "
+            f"{names[0]}={values[str(names[0])]:g} is outside the support of the outcome '{names[0]}' on {where}: the "
             "program cannot produce it; correct the reward or the program"
         )
 

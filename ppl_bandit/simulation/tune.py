@@ -125,7 +125,7 @@ def eliminate(
     simulator.compile(named)
     say(f"compiled in {time.perf_counter() - begun:.0f} s; simulating up to {num_worlds} worlds")
     regrets: dict[str, CandidateRegret] = {}
-    remaining, num_done, size = list(named), 0, _first_round(simulator, num_worlds)
+    remaining, num_done, size = list(named), 0, min(max(_FIRST_ROUND, simulator.chunk_size), num_worlds)
     while True:
         for name, found in simulator.simulate({name: named[name] for name in remaining}, num_done, size).items():
             is_new = name not in regrets
@@ -140,10 +140,6 @@ def eliminate(
         if num_done >= num_worlds or num_done >= _MIN_WORLDS and is_known:
             return regrets
         size = min(2 * num_done, num_worlds)
-
-
-def _first_round(simulator: CandidateSimulator, num_worlds: int) -> int:
-    return min(max(_FIRST_ROUND, simulator.chunk_size), num_worlds)
 
 
 def candidates(reward_model: RewardModel, engine: Engine, horizon: int) -> dict[str, Selector]:

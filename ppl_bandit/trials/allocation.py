@@ -36,7 +36,7 @@ def allocation_probs(
         most = jnp.max(jnp.where(active & ~is_control, probs, 0.0))
         probs = jnp.where(is_control & active & (num_active > 1), most, probs)
         probs = jnp.where(active & (jnp.sum(probs) == 0), 1.0, probs)
-    weights = jnp.where(active, _power(probs / jnp.sum(probs), design.softening), 0.0)
+    weights = jnp.where(active, (probs / jnp.sum(probs)) ** design.softening, 0.0)
     fixed = jnp.full(num_arms, jnp.nan, dtype)
     if design.control_share not in (None, "match"):
         others = num_active - 1.0
@@ -85,10 +85,6 @@ def check_limits(design: Design, num_arms: int, control: int | None) -> None:
         raise ValueError(f"floors {words} add up to {floors.sum():.4g}, more than 1: give smaller ones")
     if caps.sum() < 1.0 - 1e-9:
         raise ValueError(f"caps {words} add up to {caps.sum():.4g}, less than 1: give larger ones")
-
-
-def _power(probs: Float[Array, " A"], power: float) -> Float[Array, " A"]:
-    return probs if power == 1.0 else jnp.power(probs, power)
 
 
 def _limits(values: float | Sequence[float], num_arms: int) -> np.ndarray:

@@ -99,7 +99,7 @@ def compare(
     check_count(num_samples, "num_samples", 20)
     check_count(num_runs, "num_runs", 2)
     selector = selectors.double_sampling() if selector is None else as_selector(selector)
-    names = Arms(reward_model.num_arms if arms is None else None, arms)
+    names = Arms(reward_model.num_arms, arms)
     with jax.enable_x64(True):
         data = check_data(reward_model, data, names)
         parts = _parts(data, _checkpoints(checkpoints, len(data.arm)))

@@ -57,8 +57,8 @@ def _costs(result: Comparison) -> TextTable:
         rows.append(
             [
                 label,
-                _seconds(engine.seconds_cold),
-                _seconds(float(engine.seconds_warm.value)),
+                f"{engine.seconds_cold:.3g}",
+                f"{engine.seconds_warm.value:.3g}",
                 f"{engine.ess.min():.0f}",
                 f"{np.max(engine.r_hat):.3f}",
                 f"{info['num_divergences']:.0f}" if "num_divergences" in info else "-",
@@ -137,8 +137,8 @@ def _latents(result: Comparison) -> TextTable:
                     result.labels[k],
                     _plus_minus(errors.mean, k, sign=True),
                     _plus_minus(errors.sd, k, sign=True),
-                    _signed(errors.quantiles.value[0, k]),
-                    _signed(errors.quantiles.value[-1, k]),
+                    f"{errors.quantiles.value[0, k]:+.3f}",
+                    f"{errors.quantiles.value[-1, k]:+.3f}",
                     f"{_plus_minus(errors.wasserstein, k)} ({floor.wasserstein.value[k]:.3f})",
                     f"{_plus_minus(errors.kolmogorov, k)} ({floor.kolmogorov.value[k]:.3f})",
                 ]
@@ -233,14 +233,6 @@ def _odds(log_odds: float) -> str:
 def _plus_minus(value: Estimate, index: int | None = None, sign: bool = False) -> str:
     mean, error = (part if index is None else part[index] for part in value)
     return f"{mean:{'+' if sign else ''}.3f} ± {error:.3f}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _list(values: np.ndarray) -> str:

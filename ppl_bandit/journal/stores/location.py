@@ -7,27 +7,15 @@ without being shown, because any part of it may be a password.
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-__all__ = ["Location", "check_location", "parse_location"]
+__all__ = ["check_location", "parse_location"]
 
 _EXPECTED = "expected a path, sqlite:///path or postgresql://user@host/database"
 _SCHEMES_WITHOUT_SLASHES = ("file", "sqlite", "postgres", "postgresql")
 _KEYWORD = re.compile(
     r"(?:^|\s)(?:host|hostaddr|port|dbname|user|password|passfile|service|ssl\w+|options|connect_timeout)\s*=", re.I
 )
-
-
-class Location(NamedTuple):
-    """The place of a journal: one of the two fields is set.
-
-    Attributes:
-        path: of a SQLite file.
-        connection: URL or connection string of a PostgreSQL database, as libpq reads it.
-    """
-
-    path: Path | None = None
-    connection: str | None = None
 
 
 def check_location(url: Any) -> str:
@@ -49,8 +37,8 @@ def check_location(url: Any) -> str:
     return text
 
 
-def parse_location(text: str) -> Location:
-    """Return the place that a text names.
+def parse_location(text: str) -> Path | str:
+    """Return the path of a SQLite file, or the URL or connection string of a PostgreSQL database, as libpq reads it.
 
     Raises:
         ValueError: for a text that names neither a file nor a PostgreSQL database without ambiguity.
@@ -63,15 +51,15 @@ def parse_location(text: str) -> Location:
     if text.strip() == ":memory:":
         raise ValueError("url=':memory:' has no file: leave journal=None to keep an experiment in memory")
     if _KEYWORD.search(text):
-        return Location(connection=text)
+        return text
     if re.match(r"[^/\\]*:[^/\\]*@", text):
         raise ValueError(f"url looks like the address of a database without a scheme, {_EXPECTED}")
-    return Location(path=Path(text).expanduser())
+    return Path(text).expanduser()
 
 
-def _from_url(scheme: str, rest: str) -> Location:
+def _from_url(scheme: str, rest: str) -> Path | str:
     if scheme == "sqlite":
-        return Location(path=_sqlite_path(rest))
+        return _sqlite_path(rest)
     if scheme not in ("postgres", "postgresql") or not rest.startswith("//"):
         raise ValueError(f"url has the scheme {scheme!r}, {_EXPECTED}")
     rest = rest[2:]
@@ -80,7 +68,7 @@ def _from_url(scheme: str, rest: str) -> Location:
             "url of a PostgreSQL database has an '@' or '/' in its user, password or options: write these characters as %40 "
             "and %2F, or use urllib.parse.quote(password, safe='')"
         )
-    return Location(connection=f"postgresql://{rest}")
+    return f"postgresql://{rest}"
 
 
 def _sqlite_path(rest: str) -> Path:

@@ -27,7 +27,6 @@ from ppl_bandit.types import Engine, Key
 __all__ = [
     "NUM_PRIOR_DRAWS",
     "TrialSimulator",
-    "arm_names",
     "as_environment",
     "check_kinds",
     "check_units",
@@ -64,7 +63,7 @@ class TrialSimulator:
             )
         check_count(num_samples, "num_samples")
         check_count(num_futures, "num_futures")
-        self.arms = arm_names(model, arms)
+        self.arms = Arms(model.num_arms, arms).names
         control = design.control_index(self.arms)
         check_limits(design, model.num_arms, control)
         check_units(design, lambda: _prior_table(model))
@@ -137,18 +136,6 @@ def check_kinds(model: Any, design: Any) -> None:
         )
     if not isinstance(design, Design):
         raise ValueError(f"design must be a Design, got {design!r}: build one with Design(looks, stopping=...)")
-
-
-def arm_names(model: RewardModel, arms: Sequence[str] | None) -> list[Any]:
-    """Return the names of a program's arms; their numbers if `arms` is None.
-
-    Raises:
-        ValueError: if these are not as many different names as there are arms.
-    """
-    names = Arms(model.num_arms if arms is None else None, arms).names
-    if len(names) != model.num_arms:
-        raise ValueError(f"arms has {len(names)} names, but the program has {model.num_arms} arms: name each one")
-    return names
 
 
 def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:
