@@ -85,8 +85,7 @@ def _rank(arguments: argparse.Namespace, progress: ShowLine) -> tuple[str, dict[
     if arguments.report:
         written.append(out / "report.html")
         sources = {name: file.path.read_text() for name, file in zip(names, files, strict=True)}
-        explanations = {score.name: score.explanation for score in ranking.scores}
-        written[-1].write_text(ranking_report(ranking, explanations, sources), encoding="utf-8")
+        written[-1].write_text(ranking_report(ranking, sources), encoding="utf-8")
     return str(ranking), result, written
 
 

@@ -27,7 +27,7 @@ from ppl_bandit.types import Engine, Key, Selector
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["simulate"]
+__all__ = ["check_sizes", "simulate"]
 
 
 def simulate(
@@ -73,9 +73,7 @@ def simulate(
         `quantile`, and each realization's final regret.
     """
     counts = {"num_steps": num_steps, "num_realizations": num_realizations, "num_samples": num_samples}
-    for name, value in (counts | ({} if memory is None else {"memory": memory})).items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    check_sizes(counts | ({} if memory is None else {"memory": memory}), precision)
     if environment.reward_model.num_arms != reward_model.num_arms:
         raise ValueError(
             f"environment has {environment.reward_model.num_arms} arms and reward_model {reward_model.num_arms}: a bandit "
@@ -91,8 +89,6 @@ def simulate(
         raise ValueError("selector is empty: give at least one")
     for select in named.values():
         check_information_directed(reward_model, select)
-    if precision not in ("float64", "float32"):
-        raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
     num_realizations = int(num_realizations)
     with jax.enable_x64(precision == "float64"):
         if not isinstance(engine, Engine):
@@ -143,3 +139,16 @@ def simulate(
     made = {name: make(found) for name, found in parts.items() if found}
     facts = datasets.provenance(key, reward_model, engine, environment, counts) | {"precision": precision}
     return datasets.combine_selectors(made, isinstance(selector, Mapping), facts, num_realizations)
+
+
+def check_sizes(counts: Mapping[str, Any], precision: str) -> None:
+    """Refuse numbers that are not positive integers, and other precisions than float64 and float32.
+
+    Raises:
+        ValueError: with the argument and what was given.
+    """
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    if precision not in ("float64", "float32"):
+        raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')

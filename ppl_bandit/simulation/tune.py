@@ -25,6 +25,7 @@ from ppl_bandit.simulation.elimination import (
     remaining_candidates,
 )
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.simulate import check_sizes
 from ppl_bandit.types import Engine, Key, Selector
 
 __all__ = ["PATIENCES", "candidates", "eliminate", "tune"]
@@ -88,7 +89,8 @@ def tune(
     Raises:
         ValueError: if an argument is invalid.
     """
-    _check(horizon, criterion, num_worlds, tolerance, num_samples, precision, doubt)
+    check_sizes({"horizon": horizon, "num_worlds": num_worlds, "num_samples": num_samples}, precision)
+    _check(criterion, tolerance, doubt)
     if environment is not None and contexts is not None:
         raise ValueError("contexts was given together with environment, which draws its own: leave one of them out")
     if environment is not None and doubt != 1.0:
@@ -184,12 +186,7 @@ def _named(selectors: Mapping[str, Selector] | Sequence[Selector]) -> dict[str, 
     return named
 
 
-def _check(
-    horizon: Any, criterion: Any, num_worlds: Any, tolerance: Any, num_samples: Any, precision: Any, doubt: Any
-) -> None:
-    for name, value in {"horizon": horizon, "num_worlds": num_worlds, "num_samples": num_samples}.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+def _check(criterion: Any, tolerance: Any, doubt: Any) -> None:
     is_quantile = isinstance(criterion, float) and 0.0 < criterion < 1.0
     if criterion != "mean" and not is_quantile:
         raise ValueError(f'criterion must be "mean" or a quantile strictly inside (0, 1), got {criterion!r}')
@@ -199,5 +196,3 @@ def _check(
         raise ValueError(
             f"doubt must be a number of at least 1, got {doubt!r}; 3.0 is a prior three times too narrow or wide"
         )
-    if precision not in ("float64", "float32"):
-        raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')

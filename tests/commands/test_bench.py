@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ppl_bandit import Bandit
-from ppl_bandit.commands.bench.measure import BenchOptions, run_bench
+from ppl_bandit.commands.bench.measure import run_bench
 from ppl_bandit.commands.bench.players import CASES, case_players, case_program
 
 
@@ -37,7 +37,7 @@ def test_numpy_loops_use_the_same_posterior_as_the_library(name):
 @pytest.mark.slow
 def test_a_small_run_writes_times_of_every_implementation(tmp_path):
     said = []
-    found = run_bench(BenchOptions(("bernoulli",), 20, 100, ("live",)), tmp_path, said.append)
+    found = run_bench(["bernoulli"], ["live"], 20, 100, tmp_path, said.append)
     names = [player.name for player in case_players(CASES["bernoulli"], 100)]
     rows = found.live["bernoulli"]
     assert [row["name"] for row in rows] == names and {"NumPy, 1 draw", "NumPy, 100 draws"} <= set(names)
@@ -54,8 +54,8 @@ def test_a_small_run_writes_times_of_every_implementation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"cases": ("bernouli",)}, "--cases"), ({"parts": ("life",)}, "--parts")]
+    ("cases", "parts", "words"), [(["bernouli"], ["live"], "--cases"), (["bernoulli"], ["life"], "--parts")]
 )
-def test_an_unknown_name_is_refused_before_anything_runs(options, words):
+def test_an_unknown_name_is_refused_before_anything_runs(cases, parts, words, tmp_path):
     with pytest.raises(ValueError, match=words):
-        run_bench(BenchOptions(**options), None, print)
+        run_bench(cases, parts, 20, 100, tmp_path, print)

@@ -3,7 +3,7 @@
 import argparse
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.bench.measure import BenchOptions, run_bench
+from ppl_bandit.commands.bench.measure import run_bench
 from ppl_bandit.commands.bench.report import markdown
 
 __all__ = ["execute"]
@@ -11,7 +11,7 @@ __all__ = ["execute"]
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Measure, and write `bench.json`, `bench.md` and `bench.png`."""
-    options = BenchOptions(arguments.cases.split(","), arguments.steps, arguments.samples, arguments.parts.split(","))
-    found = run_bench(options, arguments.out, progress)
+    cases, parts = arguments.cases.split(","), arguments.parts.split(",")
+    found = run_bench(cases, parts, arguments.steps, arguments.samples, arguments.out, progress)
     show(f"{markdown(found)}\n\nwrote bench.json, bench.md and bench.png to {arguments.out}")
     return found._asdict(), 0

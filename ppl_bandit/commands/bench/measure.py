@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ppl_bandit.commands.bench.players import CASES, Case, Player, case_players,
 from ppl_bandit.commands.bench.report import BenchResult, draw_live, markdown
 from ppl_bandit.display.html_pages import installed_versions
 
-__all__ = ["BenchOptions", "measure_live", "run_bench"]
+__all__ = ["measure_live", "run_bench"]
 
 _TURN = 20  # consecutive steps of one implementation
 _GROWTH_STEPS = 4300  # rows: more than the initial capacity of 4,096
@@ -31,48 +31,44 @@ _NUM_BATCHES = 5  # calls, of which the median is reported
 _PACKAGES = ("ppl_bandit", "jax", "numpyro", "numpy", "bayesianbandits")
 
 
-class BenchOptions(NamedTuple):
-    """What to measure.
+def run_bench(
+    cases: Sequence[str],
+    parts: Sequence[str],
+    num_steps: int,
+    num_samples: int,
+    out: Path,
+    progress: Callable[[str], None],
+) -> BenchResult:
+    """Measure, and write `bench.json`, `bench.md` and `bench.png` to a folder.
 
-    Attributes:
+    Args:
         cases: names of problems.
+        parts: some of "live", "batches", "growth" and "start".
         num_steps: live steps of each implementation.
         num_samples: M.
-        parts: some of "live", "batches", "growth" and "start".
     """
-
-    cases: Sequence[str] = ("bernoulli", "linear", "bernoulli-100")
-    num_steps: int = 400
-    num_samples: int = 1000
-    parts: Sequence[str] = ("live", "batches", "start")
-
-
-def run_bench(options: BenchOptions, out: Path | None, progress: Callable[[str], None]) -> BenchResult:
-    """Measure, and write `bench.json`, `bench.md` and `bench.png` to `out` if it is given."""
-    check_names(options.cases, CASES, "--cases")
-    check_names(options.parts, ("live", "batches", "growth", "start"), "--parts")
+    check_names(cases, CASES, "--cases")
+    check_names(parts, ("live", "batches", "growth", "start"), "--parts")
     live, batches, growth, start = {}, {}, {}, {}
-    for name in options.cases if "live" in options.parts else ():
-        progress(f"{name}: {options.num_steps} live steps of each implementation, in turn")
+    for name in cases if "live" in parts else ():
+        progress(f"{name}: {num_steps} live steps of each implementation, in turn")
         case = CASES[name]
-        live[name] = measure_live(case, case_players(case, options.num_samples), options.num_steps)
-    if "batches" in options.parts:
+        live[name] = measure_live(case, case_players(case, num_samples), num_steps)
+    if "batches" in parts:
         progress("batches: 10,000 decisions and 100,000 rows of history, linear")
-        batches = _batches(options.num_samples)
-    if "growth" in options.parts:
+        batches = _batches(num_samples)
+    if "growth" in parts:
         progress(f"growth: {_GROWTH_STEPS:,} live steps of a logistic program")
-        growth = _growth(options.num_samples)
-    if "start" in options.parts:
-        for name in options.cases:
-            progress(f"{name}: from the start of a process to its first decision and update, cold and cached")
-            start[name] = _starts(name)
-    found = BenchResult(_facts(options), live, batches, growth, start, _memory())
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "bench.json").write_text(json.dumps(found._asdict(), indent=2) + "\n")
-        (out / "bench.md").write_text(markdown(found) + "\n")
-        if live:
-            draw_live(found, out / "bench.png")
+        growth = _growth(num_samples)
+    for name in cases if "start" in parts else ():
+        progress(f"{name}: from the start of a process to its first decision and update, cold and cached")
+        start[name] = _starts(name)
+    found = BenchResult(_facts(num_steps, num_samples), live, batches, growth, start, _memory())
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench.json").write_text(json.dumps(found._asdict(), indent=2) + "\n")
+    (out / "bench.md").write_text(markdown(found) + "\n")
+    if live:
+        draw_live(found, out / "bench.png")
     return found
 
 
@@ -221,7 +217,7 @@ def _starts(name: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def _facts(options: BenchOptions) -> dict[str, Any]:
+def _facts(num_steps: int, num_samples: int) -> dict[str, Any]:
     import jax
 
     return {
@@ -229,8 +225,8 @@ def _facts(options: BenchOptions) -> dict[str, Any]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}",
         "python": platform.python_version(),
         "versions": installed_versions(_PACKAGES),
-        "num_steps": options.num_steps,
-        "num_samples": options.num_samples,
+        "num_steps": num_steps,
+        "num_samples": num_samples,
     }
 
 

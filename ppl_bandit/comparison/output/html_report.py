@@ -51,14 +51,14 @@ def comparison_report(result: Comparison, figures: Mapping[str, Path], source: s
     return html_page(f"Engines compared: {result.name}", lead, parts, result.seed)
 
 
-def ranking_report(ranking: Ranking, explanations: Mapping[str, str], sources: Mapping[str, str]) -> str:
+def ranking_report(ranking: Ranking, sources: Mapping[str, str]) -> str:
     """Return the HTML of a ranking.
 
     Args:
-        explanations: {name: explanation of the program's posterior}.
         sources: {name: text of the program}.
     """
     parts = [html_paragraphs(conclusion(ranking)), _table(ranking_table(ranking))]
+    explanations = {score.name: score.explanation for score in ranking.scores}
     for name, source in sources.items():
         parts += [f"<h2>{html.escape(name)}</h2>", preformatted(source), preformatted(explanations[name])]
     return html_page("Models ranked", f"{ranking.num_rows} rows, seed {ranking.seed}.", parts, ranking.seed)
