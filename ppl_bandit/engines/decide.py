@@ -18,53 +18,55 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.types import Draws, Engine, Key, Selection, Selector
 
-__all__ = ["decide"]
+__all__ = ["decision_function"]
 
 
-def decide(
-    key_draw: Key,
-    key_select: Key,
+def decision_function(
     expected_rewards: Callable[[Draws, Any], Float[Array, "M A"]],
     engine: Engine,
     selector: Selector,
-    state: Any,
-    context: Any,
-    step: Int[Array, ""],
-    *,
     num_samples: int,
-    allowed: Bool[Array, " A"] | None = None,
     draws: bool = False,
-) -> Selection:
-    """Choose an arm.
+) -> Callable[..., Selection]:
+    """Return a function (key of the draws, key of the selector, state, context, step, allowed=None) -> the chosen arm.
+
+    Steps count from 1; `allowed` are the arms that may be played, None for all.
 
     Args:
-        key_draw: random key of the posterior draws.
-        key_select: random key of the selector.
         expected_rewards: (draws, context) -> the table, from the reward model.
-        step: counts from 1.
         num_samples: M.
-        allowed: arms that may be played; None allows all.
         draws: whether to draw the latents and compute the table in any case.
     """
-    if engine.capabilities.advance is not None:
-        state = engine.capabilities.advance(jr.fold_in(key_draw, 1), state, context)
-    marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
-    if marginals is not None and not draws:
-        if selector.can_skip_table(marginals) and (selector.is_exact or not marginals.is_mixture):
-            assert selector.select_from_probs is not None and marginals.best_arm_probs is not None
-            exact = marginals.best_arm_probs(allowed)
-            shares = exact if selector.is_exact else multinomial(key_draw, num_samples, exact) / num_samples
-            chosen = selector.select_from_probs(key_select, shares, step, allowed=allowed, marginals=marginals)
-            if selector.is_linear:
-                # p-hat has mean P, so the arm has this law before p-hat is drawn; an arm that wins no draw is not at 0.
-                average = selector.select_from_probs(key_select, exact, step, allowed=allowed, marginals=marginals)
-                chosen = chosen._replace(propensities=average.propensities)
-            return chosen
-        if marginals.table is not None:
-            table = marginals.table(key_draw, num_samples)
-            return _from_table(key_select, selector, table, step, allowed, marginals)
-    table = expected_rewards(engine.sample(key_draw, state, num_samples), context)
-    return _from_table(key_select, selector, table, step, allowed, marginals)
+
+    def decide(
+        key_draw: Key,
+        key_select: Key,
+        state: Any,
+        context: Any,
+        step: Int[Array, ""],
+        allowed: Bool[Array, " A"] | None = None,
+    ) -> Selection:
+        if engine.capabilities.advance is not None:
+            state = engine.capabilities.advance(jr.fold_in(key_draw, 1), state, context)
+        marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
+        if marginals is not None and not draws:
+            if selector.can_skip_table(marginals) and (selector.is_exact or not marginals.is_mixture):
+                assert selector.select_from_probs is not None and marginals.best_arm_probs is not None
+                exact = marginals.best_arm_probs(allowed)
+                shares = exact if selector.is_exact else multinomial(key_draw, num_samples, exact) / num_samples
+                chosen = selector.select_from_probs(key_select, shares, step, allowed=allowed, marginals=marginals)
+                if selector.is_linear:
+                    # p-hat has mean P, so the arm has this law before p-hat is drawn; an arm that wins no draw is not at 0.
+                    average = selector.select_from_probs(key_select, exact, step, allowed=allowed, marginals=marginals)
+                    chosen = chosen._replace(propensities=average.propensities)
+                return chosen
+            if marginals.table is not None:
+                table = marginals.table(key_draw, num_samples)
+                return _from_table(key_select, selector, table, step, allowed, marginals)
+        table = expected_rewards(engine.sample(key_draw, state, num_samples), context)
+        return _from_table(key_select, selector, table, step, allowed, marginals)
+
+    return decide
 
 
 def _from_table(key: Key, selector: Selector, table: Any, step: Any, allowed: Any, marginals: Any) -> Selection:

@@ -16,7 +16,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit import engines
-from ppl_bandit.engines.decide import decide
+from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
@@ -127,18 +127,8 @@ def _read_block(
         mean = jnp.mean(model.expected_rewards(draws, context), axis=0)
         if selector is None:
             return mean, mean
-        key_own, key_choice = jr.split(key_row)
-        chosen = decide(
-            key_own,
-            key_choice,
-            model.expected_rewards,
-            engine,
-            selector,
-            state,
-            context,
-            step,
-            num_samples=NUM_SAMPLES,
-        )
+        decide = decision_function(model.expected_rewards, engine, selector, NUM_SAMPLES)
+        chosen = decide(*jr.split(key_row), state, context, step)
         return mean, chosen.propensities
 
     means, probs = jax.vmap(read)(jr.split(key_select, steps.size), contexts, steps)

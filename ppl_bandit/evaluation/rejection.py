@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.engines.decide import decide
+from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.estimators import weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, logged_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
@@ -106,22 +106,13 @@ def accept_function(model: RewardModel, engine: Engine, selector: Selector) -> C
     It takes a key, the engine's state before the first row, the rows, the contexts at the decisions, their
     propensities, and the largest ratio pi(a) / e(a), or None for the largest of each row. It returns a flag per row.
     """
+    decide = decision_function(model.expected_rewards, engine, selector, NUM_SAMPLES)
 
     def step(carry: tuple[Any, Any, Any], row: tuple[Any, ...]) -> tuple[tuple[Any, Any, Any], Any]:
         state, num_accepted, bound = carry
         key, arm, outcome, propensities, context, learnt = row
         key_draw, key_select, key_accept, key_update = jr.split(key, 4)
-        probs = decide(
-            key_draw,
-            key_select,
-            model.expected_rewards,
-            engine,
-            selector,
-            state,
-            context,
-            num_accepted + 1,
-            num_samples=NUM_SAMPLES,
-        ).propensities
+        probs = decide(key_draw, key_select, state, context, num_accepted + 1).propensities
         ratio = probs / propensities
         limit = jnp.max(ratio) if bound is None else bound
         is_accepted = jr.uniform(key_accept) * limit < ratio[arm]

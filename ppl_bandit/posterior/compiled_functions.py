@@ -16,7 +16,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.engines.decide import decide
+from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.recorded_readings import recorded
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -109,6 +109,7 @@ def compiled_functions(
     expected_rewards, in_support = recorded(model.expected_rewards), recorded(row_model.in_support)
     has_fixed_size = engine.capabilities.reserve is None
     quick = engine.capabilities.quick_update
+    decide = decision_function(expected_rewards, engine, selector, num_samples, draws)
 
     @recorded
     def some_latents() -> Any:
@@ -125,8 +126,7 @@ def compiled_functions(
 
     def select(seed: Array, stored: Any, number: Array, context: Any, allowed: Array) -> Array:
         keys = _key(seed, _DRAW, number), _key(seed, _CHOOSE, number)
-        parts: tuple[Any, ...] = (expected_rewards, engine, selector, _unpacked(stored), context, number + 1)
-        return _selection_row(decide(*keys, *parts, num_samples=num_samples, allowed=allowed, draws=draws))
+        return _selection_row(decide(*keys, _unpacked(stored), context, number + 1, allowed))
 
     def select_many(seed: Array, stored: Any, numbers: Array, contexts: Any, allowed: Array) -> Array:
         return jax.vmap(lambda number, context: select(seed, stored, number, context, allowed))(numbers, contexts)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.decide import decide
+from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.types import Engine, Interaction, Key, Selector
@@ -55,6 +55,7 @@ def rollout(
     """
     key_init, key_steps = jr.split(key)
     first = environment.world(world_key(key))
+    decide = decision_function(reward_model.expected_rewards, engine, selector, num_samples, draws)
 
     def step(carry: tuple[Any, Any], number: Array) -> tuple[tuple[Any, Any], tuple[Rollout, Any]]:
         state, truth = carry
@@ -62,18 +63,7 @@ def rollout(
         key_context, key_draw, key_select, key_reward, key_update = jr.split(key_step, 5)
         environment = first if truth is None else first.at(truth)
         context = environment.draw_context(key_context, number)
-        chosen = decide(
-            key_draw,
-            key_select,
-            reward_model.expected_rewards,
-            engine,
-            selector,
-            state,
-            context,
-            number,
-            num_samples=num_samples,
-            draws=draws,
-        )
+        chosen = decide(key_draw, key_select, state, context, number)
         reward = environment.draw_reward(key_reward, chosen.arm, context, number)
         rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (chosen.arm, reward, context))
         state, info = engine.update(key_update, state, Interaction(*rows))

@@ -12,7 +12,7 @@ import pytest
 from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 
 from ppl_bandit import Interaction, RewardModel, engines, selectors
-from ppl_bandit.engines.decide import decide
+from ppl_bandit.engines.decide import decision_function
 
 NUM_SAMPLES, NUM_RUNS = 40, 3000
 DOUBLE = selectors.double_sampling()
@@ -65,11 +65,8 @@ def decisions(program, context, rewards, draws):
         marginals = engine.capabilities.marginals(state, context)
 
         def one(key):
-            key_draw, key_select = jr.split(key)
-            options = {"num_samples": NUM_SAMPLES, "draws": draws}
-            chosen = decide(
-                key_draw, key_select, model.expected_rewards, engine, DOUBLE, state, context, jnp.asarray(7), **options
-            )
+            decide = decision_function(model.expected_rewards, engine, DOUBLE, NUM_SAMPLES, draws)
+            chosen = decide(*jr.split(key), state, context, jnp.asarray(7))
             return chosen.best_arm_probs, chosen.arm, chosen.num_candidates
 
         found = jax.device_get(jax.jit(jax.vmap(one))(jr.split(jr.key(1 + draws), NUM_RUNS)))
@@ -122,19 +119,8 @@ def test_thompson_sampling_records_the_probability_of_each_arm_before_the_draws(
         selector = selectors.with_floor(thompson, floor) if floor else thompson
 
         def one(key):
-            key_draw, key_select = jr.split(key)
-            settings = {"num_samples": NUM_SAMPLES}
-            return decide(
-                key_draw,
-                key_select,
-                model.expected_rewards,
-                engine,
-                selector,
-                state,
-                None,
-                jnp.asarray(7),
-                **settings,
-            )
+            decide = decision_function(model.expected_rewards, engine, selector, NUM_SAMPLES)
+            return decide(*jr.split(key), state, None, jnp.asarray(7))
 
         found = jax.device_get(jax.jit(jax.vmap(one))(jr.split(jr.key(1), NUM_RUNS)))
     np.testing.assert_allclose(found.propensities, np.broadcast_to(exact, (NUM_RUNS, 3)), atol=1e-12)
@@ -166,8 +152,8 @@ def test_an_engine_that_knows_less_than_a_selector_reads_draws_its_table(rule):
         knows_less = engine._replace(capabilities=engine.capabilities._replace(marginals=fewer))
 
         def propensities(engine, key):
-            parts = model.expected_rewards, engine, rule, state, None, jnp.asarray(95)
-            return decide(key, key, *parts, num_samples=2000).propensities
+            decide = decision_function(model.expected_rewards, engine, rule, 2000)
+            return decide(key, key, state, None, jnp.asarray(95)).propensities
 
         whole = jax.jit(lambda key: propensities(engine, key))(jr.key(1))
         many = jax.jit(jax.vmap(lambda key: propensities(knows_less, key)))(jr.split(jr.key(2), 100))
@@ -190,8 +176,8 @@ def test_a_mixture_is_asked_for_its_probabilities_only_by_selectors_that_want_th
         state, _ = jax.jit(exact.update)(jr.key(0), exact.init(jr.key(0)), rows)
 
         def p_hat(engine, rule, draws):
-            parts = model.expected_rewards, engine, rule, state, None, jnp.asarray(7)
-            return decide(jr.key(1), jr.key(2), *parts, num_samples=100, draws=draws).best_arm_probs
+            decide = decision_function(model.expected_rewards, engine, rule, 100, draws)
+            return decide(jr.key(1), jr.key(2), state, None, jnp.asarray(7)).best_arm_probs
 
         drawn, asked, wanted = jax.jit(
             lambda: (

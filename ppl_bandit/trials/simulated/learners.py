@@ -15,6 +15,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.jax_adapter import outside_trace
@@ -23,7 +24,7 @@ from ppl_bandit.simulation.rollouts import initial_state
 from ppl_bandit.trials.arm_posterior import ArmPosterior, arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.simulated.outcome_sums import sums_of_outcomes
-from ppl_bandit.types import Engine, Interaction, Key
+from ppl_bandit.types import Engine, Interaction, Key, Selection
 
 __all__ = ["BlockOutcomes", "Learner", "Setting", "learner_of"]
 
@@ -82,6 +83,10 @@ class Setting(NamedTuple):
     def posterior(self, key: Key, state: Any, active: Array | None = None, reach: float = 0.0) -> ArmPosterior:
         """Return the posterior of the arms' expected rewards; the arguments are those of `arm_posterior`."""
         return arm_posterior(key, self.model, self.engine, state, self.model.context, self.num_samples, active, reach)
+
+    def decision_function(self) -> Callable[..., Selection]:
+        """Return the function that decides with the selector of the design; see `engines.decide`."""
+        return decision_function(self.model.expected_rewards, self.engine, self.design.selector, self.num_samples)
 
 
 def learner_of(model: RewardModel, engine: Engine, num_rows: int) -> Learner:

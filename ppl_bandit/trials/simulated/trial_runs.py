@@ -13,7 +13,6 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.engines.decide import decide
 from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.simulation.environment import Environment
@@ -196,18 +195,7 @@ def _allocate(key: Key, setting: Setting, state: Any, verdict: Look, num_rows: A
         probs = verdict.best_arm_probs
         chosen = selector.select_from_probs(key_select, probs, step, allowed=active, marginals=marginals)
     else:
-        chosen = decide(
-            key_draw,
-            key_select,
-            setting.model.expected_rewards,
-            setting.engine,
-            selector,
-            state,
-            context,
-            step,
-            num_samples=setting.num_samples,
-            allowed=active,
-        )
+        chosen = setting.decision_function()(key_draw, key_select, state, context, step, active)
     return allocation_probs(design, chosen.propensities, active, verdict.control)
 
 
@@ -288,6 +276,7 @@ def _run_rows(
     """Decide row by row; outcomes arrive after a number of further decisions."""
     design, model, learner = setting.design, setting.model, setting.learner
     key_delays, key_rows = jr.split(key)
+    decide = setting.decision_function()
     num_rows = design.last_rows
     if isinstance(design.lag, tuple):
         delays, is_known = draw_delays(key_delays, design.lag, num_rows)
@@ -323,18 +312,7 @@ def _run_rows(
     def row(progress: _Progress, given: Any) -> tuple[_Progress, Array]:
         number, delay, arrives, look, is_looked_at = given
         key_draw, key_select, key_equal, key_learn, key_look = jr.split(jr.fold_in(key_rows, number), 5)
-        chosen = decide(
-            key_draw,
-            key_select,
-            model.expected_rewards,
-            setting.engine,
-            design.selector,
-            progress.state,
-            model.context,
-            number,
-            num_samples=setting.num_samples,
-            allowed=progress.verdict.active,
-        )
+        chosen = decide(key_draw, key_select, progress.state, model.context, number, progress.verdict.active)
         equal = draw_arm(key_equal, share_equally(progress.verdict.active, progress.counts.dtype))
         arm = jnp.where(number <= design.burn_in, equal, chosen.arm)
         play = jax.nn.one_hot(arm, model.num_arms, dtype=progress.counts.dtype)
