@@ -32,7 +32,9 @@ class Arms:
         for index, name in enumerate(self.names):
             check_text(name, f"arms[{index}]")
         if num_arms is not None and check_count(num_arms, "num_arms") != len(self.names):
-            raise ValueError(f"arms has {len(self.names)} names, but the program has {num_arms} arms; name each one")
+            raise ValueError(
+                f"arms has {len(self.names)} names, but the program has {num_arms} arms; make them agree: name each arm once"
+            )
 
     def __len__(self) -> int:
         return len(self.names)
