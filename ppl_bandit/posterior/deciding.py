@@ -35,7 +35,8 @@ def decide_once(task: Task, learner: Learner, number: int, context: Any, allowed
     check_horizon(number + 1, task.selector.horizon)
     with jax.enable_x64(True):
         row = learner.run.select(learner.seed, learner.stored, np.int64(number), context, _mask(allowed.tobytes()))
-        return _chosen(np.asarray(row)[None])
+        # A copy: a store keeps parts of it for every decision, and a view would keep the device's buffers, 4 kB each.
+        return _chosen(np.array(row)[None])
 
 
 def decide_many(task: Task, learner: Learner, numbers: np.ndarray, contexts: Any, allowed: np.ndarray) -> Chosen:

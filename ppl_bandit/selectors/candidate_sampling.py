@@ -92,7 +92,7 @@ def log_false_alarm(
     is_favoured = is_rival & (probs > 0)
     mean = jnp.where(is_favoured, probs, 0.5)
     log_tail = FALSE_ALARMS[false_alarm](mean, jnp.max(probs))
-    num_rivals = jnp.maximum(jnp.sum(is_rival), 1).astype(probs.dtype)
+    num_rivals = jnp.maximum(jnp.sum(allowed) - 1, 1).astype(probs.dtype)
     return logsumexp(jnp.where(is_favoured, log_tail, -jnp.inf)) - jnp.log(num_rivals)
 
 

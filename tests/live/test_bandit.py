@@ -80,6 +80,16 @@ def test_the_same_seed_and_calls_give_the_same_decisions(conversion_parts):
     np.testing.assert_array_equal(runs[0][-1].best_arm_probs, runs[1][-1].best_arm_probs)
 
 
+def test_a_decision_holds_no_memory_of_the_device(conversion_parts):
+    # A store keeps the propensities of every decision; a view of a JAX array would keep its buffers, 4 kB each.
+    bandit = conversion_bandit(conversion_parts)
+    for decision in [bandit.select(), *bandit.select_many(num_decisions=2)]:
+        owner = decision.propensities
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        assert owner.base is None
+
+
 def test_reading_the_posterior_changes_no_later_decision(conversion_parts):
     first, second = (conversion_bandit(conversion_parts) for _ in range(2))
     second.posterior(100)
