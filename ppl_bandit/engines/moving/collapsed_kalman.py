@@ -145,6 +145,10 @@ def collapsed_kalman(
         elapsed, clock = elapsed_until(model, state.clock, context, shortest)
         return state._replace(laws=filters.predict(state.positions, state.steps, state.laws, elapsed), clock=clock)
 
+    def advance(key: Key, state: CollapsedKalmanState, context: Any) -> CollapsedKalmanState:
+        del key  # a prediction is not random
+        return predicted(state, context)
+
     def learn(key: Key, state: CollapsedKalmanState, row: Interaction) -> tuple[CollapsedKalmanState, Any]:
         elapsed, _ = elapsed_until(model, state.clock, row.context, shortest)
         before = predicted(state, row.context)
@@ -186,7 +190,8 @@ def collapsed_kalman(
         sample,
         explain_split(model, split, num_own, window),
         settings={"num_particles": num_particles, "window": window},
-        capabilities=Capabilities(advance=lambda key, state, context: predicted(state, context)),
+        # Without a clock every decision reads the next step, which `sample` takes itself.
+        capabilities=Capabilities(advance=advance if model.has_clock else None),
     )
 
 
