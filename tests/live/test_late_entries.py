@@ -11,7 +11,6 @@ from ppl_bandit.inputs.late_entries import check_late_names, check_late_values
 from ppl_bandit.journal.replay import replay
 
 EXAMPLE = {"days": 30.0, "is_new": 0.0}
-pytestmark = pytest.mark.usefixtures("warm_starts")  # the program is proved once
 
 
 def churn(arm, context):

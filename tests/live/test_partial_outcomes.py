@@ -14,7 +14,6 @@ from ppl_bandit.posterior.partial_rows import why_not_in_part
 from ppl_bandit.program.counted_outcomes import separable_outcomes
 
 OUTCOMES = ("sale", "spend", "returned")
-pytestmark = pytest.mark.usefixtures("warm_starts")  # the program is proved once
 
 
 def shop(arm):
