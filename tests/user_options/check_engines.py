@@ -1,4 +1,4 @@
-"""Every engine reaches a posterior that is known in closed form, compiled as users compile it.
+"""Every engine reaches a posterior that is known in closed form, compiled with the options of the live bandit.
 
 Two arms, mean ~ Normal(1, 2), reward ~ Normal(mean, 1.5), 8 rows. Engines hold 2,000 draws with an effective sample size of at
 least 1,000, so a mean is off by 1 / sqrt(1,000) posterior standard deviations and a standard deviation by 1 / sqrt(2 x 1,000)
@@ -18,6 +18,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Interaction, RewardModel, engines
+from ppl_bandit.runtime.xla_options import large_options, small_options
 
 NUM_DRAWS = 2000
 ARMS, REWARDS = np.array([0, 0, 1, 0, 0, 1, 0, 0]), np.array([0.3, -1.2, 6.0, 2.0, 0.9, 4.0, -0.4, 0.1])
@@ -67,11 +68,12 @@ def test_an_engine_reaches_the_closed_form_posterior(name):
     mean, sd = (1.0 / 2.0**2 + sums / 1.5**2) / precision, precision**-0.5
     with jax.enable_x64(True):
         engine = ENGINES[name]()
+        options = small_options() if engine.capabilities.reserve is None else large_options()
+        compiled = functools.partial(jax.jit, compiler_options=options)
         key_init, key_update, key_sample = jr.split(jr.key(0), 3)
-        state, _ = jax.jit(engine.update)(
-            key_update, engine.init(key_init), Interaction(jnp.asarray(ARMS), jnp.asarray(REWARDS))
-        )
-        draws = np.asarray(jax.jit(engine.sample, static_argnums=2)(key_sample, state, NUM_DRAWS)["mean"])
+        state = compiled(engine.init)(key_init)
+        state, _ = compiled(engine.update)(key_update, state, Interaction(jnp.asarray(ARMS), jnp.asarray(REWARDS)))
+        draws = np.asarray(compiled(engine.sample, static_argnums=2)(key_sample, state, NUM_DRAWS)["mean"])
     assert draws.shape == (NUM_DRAWS, 2)
     assert np.all(np.abs(draws.mean(0) - mean) < 4 / math.sqrt(1000) * sd)
     assert np.all(np.abs(draws.std(0) / sd - 1) < 4 / math.sqrt(2 * 1000))
