@@ -9,11 +9,10 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine, worst_of
 from ppl_bandit.engines.exact.certificate.chunks import for_each, join_chunks, scan_chunks, split_chunks
-from ppl_bandit.engines.exact.certificate.points import Regions, regions_for
+from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import (
-    Natural,
     Posterior,
     absorb,
     coordinates_at,
@@ -62,21 +61,6 @@ class Certificates(NamedTuple):
     is_resolved: Bool[Array, ""]
 
 
-class _Candidate(NamedTuple):
-    """A posterior that includes a chunk of rows, before these are certified.
-
-    Attributes:
-        is_resolved: whether jax's precision holds it.
-        regions: where the rows and the prior are certified.
-        prior: natural parameters of the prior, relative to the means before these rows.
-    """
-
-    posterior: Posterior
-    is_resolved: Bool[Array, ""]
-    regions: Regions
-    prior: Natural
-
-
 class _ChunkEvidence(NamedTuple):
     """Residuals of a chunk's rows and of the prior, and whether jax's precision holds the posterior."""
 
@@ -101,18 +85,6 @@ def absorb_rows(
     chunks = chunks._replace(mask=chunks.mask & is_row)
     prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
 
-    def add_naturals(posterior: Posterior, total: Natural, num_new: Array) -> _Candidate:
-        start = posterior
-        if discount < 1.0:
-            start, prior_share = discount_towards_prior(layout, posterior, prior, discount**num_new)
-            total = jax.tree.map(jnp.add, total, prior_share)
-        after = absorb(layout, start, total, num_new)
-        regions = regions_for(layout, posterior, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
-        real = regions.in_posterior.points.real
-        is_held = is_resolved(layout, start, after, total, real[1:] - real[0])
-        centre = coordinates_at(layout, posterior)
-        return _Candidate(after, is_held, regions, relative_to(layout, prior_natural, prior_centre, centre))
-
     def absorb_chunk(posterior: Posterior, rows: Any, *, as_sum: bool) -> tuple[Posterior, _ChunkEvidence]:
         """Certify every row by itself, or the sum of all rows and, if that fails, every row, to find which one."""
         centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
@@ -126,19 +98,25 @@ def absorb_rows(
             naturals = jax.vmap(lambda natural, weight: jax.tree.map(lambda leaf: weight * leaf, natural))(
                 naturals, weights
             )
-        candidate = add_naturals(posterior, total_of(naturals), num_new)
-        found = compare_rows(
-            model, layout, by_group, centre, candidate.regions, rows, weights=weights_of_sum, prior=candidate.prior
-        )
+        start, total = posterior, total_of(naturals)
+        if discount < 1.0:
+            start, prior_share = discount_towards_prior(layout, posterior, prior, discount**num_new)
+            total = jax.tree.map(jnp.add, total, prior_share)
+        after = absorb(layout, start, total, num_new)
+        regions = regions_for(layout, posterior, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
+        real = regions[1].points.real
+        is_held = is_resolved(layout, start, after, total, real[1:] - real[0])
+        prior_here = relative_to(layout, prior_natural, prior_centre, centre)
+        found = compare_rows(model, layout, by_group, centre, regions, rows, weights=weights_of_sum, prior=prior_here)
         residuals = for_each(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)), found)
         failed, masked = (Residual(*map(jnp.asarray, nats)) for nats in ((jnp.inf, 0.0, jnp.inf), (0.0, 0.0, 0.0)))
         residuals = jax.tree.map(lambda own, other: jnp.where(is_sound, own, other), residuals, failed)
         residuals = jax.tree.map(lambda own, other: jnp.where(rows.mask, own, other), residuals, masked)
         in_prior = jax.tree.map(lambda leaf: leaf[0, 0], found)
-        absorbed = candidate.posterior, _ChunkEvidence(residuals, in_prior, candidate.is_resolved)
+        absorbed = after, _ChunkEvidence(residuals, in_prior, is_held)
         if not as_sum:
             return absorbed
-        is_fine = jnp.all(is_affine(residuals)) & is_affine(in_prior) & candidate.is_resolved
+        is_fine = jnp.all(is_affine(residuals)) & is_affine(in_prior) & is_held
         return jax.lax.cond(is_fine, lambda: absorbed, lambda: absorb_chunk(posterior, rows, as_sum=False))
 
     is_long = chunk_size >= _MIN_ROWS_TO_SUM and state.mean.dtype == jnp.float64

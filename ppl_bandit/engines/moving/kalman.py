@@ -190,7 +190,7 @@ def absorb_row(
     total = total_of(jax.tree.map(lambda leaf: leaf[0], by_group))
     after = absorb(layout, before, total, 1)
     regions = regions_for(layout, before, after, _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR)
-    real = regions.in_posterior.points.real
+    real = regions[1].points.real
     is_held = is_resolved(layout, before, after, total, real[1:] - real[0])
     found = compare_rows(model, layout, by_group, centre, regions, row._replace(mask=None))
     residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))

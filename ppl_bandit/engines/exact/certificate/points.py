@@ -6,7 +6,7 @@ deviations would move a child away from its parent by many of its own conditiona
 ten orders of magnitude, and their rounding hides a deviation of several nats.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +26,9 @@ from ppl_bandit.engines.exact.families.posterior import (
 from ppl_bandit.engines.exact.families.registry import family_of_group, groups_of
 from ppl_bandit.numerics.arrow_matrices import Arrow, steps_along
 
-__all__ = ["Regions", "middle_of", "regions_for"]
+__all__ = ["middle_of", "regions_for"]
 
 _SEED = 20170903
-
-
-class Regions(NamedTuple):
-    """Where densities are compared: around the point where they were differentiated, and where the posterior is."""
-
-    around_centre: Region
-    in_posterior: Region
 
 
 def regions_for(
@@ -46,10 +39,11 @@ def regions_for(
     num_in_posterior: int,
     stretch: Array | None = None,
     centre: Coordinates | None = None,
-) -> Regions:
+) -> tuple[Region, Region]:
     """Return where to compare densities that were differentiated at the means of `before` and lead to `after`.
 
-    The points of an improper `after` would be meaningless: those of `before` are used.
+    The first region is around the point where they were differentiated, the second where the posterior is. The points of an
+    improper `after` would be meaningless: those of `before` are used.
 
     Args:
         stretch: factor of the displacements from the centre.
@@ -62,7 +56,7 @@ def regions_for(
     is_fine = is_proper(after)
     after = jax.tree.map(lambda new, old: jnp.where(is_fine, new, old), after, before)
     in_posterior = _offsets_in_posterior(layout, num_in_posterior, after)
-    return Regions(_displace(layout, centre, offsets), _displace(layout, middle_of(layout, after), in_posterior))
+    return _displace(layout, centre, offsets), _displace(layout, middle_of(layout, after), in_posterior)
 
 
 def middle_of(layout: Layout, posterior: Posterior) -> Coordinates:
