@@ -1,5 +1,6 @@
 """Likelihoods so narrow that no draw of the prior comes near their mode: right, or flagged."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -96,6 +97,11 @@ class Runs:
         return Outcome(max(mean_error, sd_error), is_right, bool(info.is_trusted), info.failed_checks())
 
 
+@functools.cache
+def few_particles():
+    return Runs(num_particles=300)
+
+
 def rewards_of(kind, noise, num_rows=60):
     rng = np.random.default_rng(5)
     rewards = 37.2 + noise * rng.standard_normal(num_rows)
@@ -105,7 +111,7 @@ def rewards_of(kind, noise, num_rows=60):
 
 
 def test_a_narrow_mode_is_found_from_the_outcomes_themselves():
-    runs = Runs(num_particles=300)
+    runs = few_particles()
     for noise in (10.0, 1e-2, 1e-4):  # prior over noise: 10, 1e4, 1e6
         found = runs.outcome(0, rewards_of("one", noise, 8), noise, size=8)
         # 300 draws: the standard error of a standard deviation is 4%.
@@ -131,8 +137,7 @@ def test_narrow_modes_are_right_or_flagged_over_twenty_seeds(kind, size, ratio):
 
 def test_a_row_too_narrow_for_the_draws_starts_a_search_for_modes():
     with jax.enable_x64(True):
-        engine = engines.reweight(RewardModel(measurement(False), 2, context=np.array(1.0)), num_particles=300)
-        start = engine.init(jr.key(0))
+        engine, start = few_particles().engine, few_particles().init(jr.key(0))
         searched = start._replace(num_rows=jnp.array([40, 0]), num_searched=jnp.array([40, 0]))
 
         @jax.jit
