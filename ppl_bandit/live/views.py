@@ -271,6 +271,8 @@ class ReadableBandit:
             chosen = check_contexts(self.model, contexts, num_rows, "contexts")
         elif played.size:
             seen = at_example_values(self.model, self._task.late, seen)
+            if self.model.has_clock and len(seen) == 1:  # contexts that differ in their times alone
+                seen = {"time": np.max(seen["time"], keepdims=True)}
             chosen = subsample_contexts(seen, self.num_samples * len(self.arms))
         else:
             chosen = self.model.context_rows(1)

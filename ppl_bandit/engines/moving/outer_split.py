@@ -57,6 +57,8 @@ def split_program(model: RewardModel, outer: tuple[str, ...] | None) -> FilterSp
     static = [name for name in model.latent_shapes if name not in model.moving_sites]
     if outer is not None and (not outer or not set(outer) <= set(static)):
         raise ValueError(f"outer must name some of the static latents {static}, got {list(outer)}")
+    if not static:
+        raise _refused(model, "all latents move, so there is no static latent for particles", [])
     supports = supports_of(model)
     kinds = {name: None if support is None else kind_of_support(support) for name, support in supports.items()}
     bent = [name for name in model.moving_sites if kinds[name] != REAL]

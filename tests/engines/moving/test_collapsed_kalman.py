@@ -86,8 +86,14 @@ def test_what_is_not_linear_gaussian_given_static_latents_is_refused():
         level = numpyro.sample("level", dist.Normal(mean, 1.0 if previous is None else drift))
         numpyro.sample("reward", dist.Normal(level + 0.0 * arm, 1.0))
 
+    def walks(arm, *, previous=None):
+        level = numpyro.sample("level", dist.Normal(0.0 if previous is None else previous["level"], 1.0))
+        numpyro.sample("reward", dist.Normal(level + 0.0 * arm, 1.0))
+
     with pytest.raises(NotConjugate, match="has no Kalman filters over particles"):
         engines.collapsed_kalman(RewardModel(bent, 2))
+    with pytest.raises(NotConjugate, match="all latents move, so there is no static latent for particles"):
+        engines.collapsed_kalman(RewardModel(walks, 2))
     with pytest.raises(ValueError, match="outer must name some of the static latents"):
         engines.collapsed_kalman(RewardModel(bent, 2), ("level",))
 

@@ -67,6 +67,7 @@ def test_seconds_since_1970_are_a_clock_and_a_late_reward_is_learnt_at_the_lates
     known = bandit.posterior_parameters()["level"]
     np.testing.assert_allclose(known["mean"], mean, atol=1e-9)
     np.testing.assert_allclose(np.diag(known["covariance"]), variance, atol=1e-9)
+    np.testing.assert_allclose(bandit.summary().expected_reward, mean, atol=1e-9)  # at the latest time, in closed form
     keep = 0.5 ** (120.0 / 60.0)
     later, ahead = {"time": times[-1] + 120.0}, (keep * mean, np.sqrt(keep**2 * variance + 1 - keep**2))
     drawn = bandit.expected_rewards(later, 1000)
