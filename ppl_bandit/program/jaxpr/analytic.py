@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool
 from ppl_bandit.program.jaxpr import intervals
 from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.intervals import Interval, as_interval, is_moderate, is_nonzero, is_positive, unbounded
-from ppl_bandit.program.jaxpr.polynomial_degree import highest_degree, result_degree
+from ppl_bandit.program.jaxpr.polynomial_degree import highest_degree, result_degree, result_power
 from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive, index_operands, starts
 from ppl_bandit.program.jaxpr.simplex_sums import SimplexSum, ratio_bounds, sums_of_results
 from ppl_bandit.program.jaxpr.source_lines import SourceLine, source_line
@@ -71,11 +71,14 @@ def analytic_intervals(
             by_output = [[as_interval(out) for out in outs] for outs in zip(*branches, strict=True)]
             return [
                 intervals.hull(outs)._replace(
-                    degree=highest_degree([out.degree for out in outs]), may_flatten=_any_flattens(outs)
+                    degree=highest_degree([out.degree for out in outs]),
+                    power=max(out.power for out in outs),
+                    may_flatten=_any_flattens(outs),
                 )
                 for outs in by_output
             ]
         degree = result_degree(eqn, values, [getattr(value, "degree", 0) for value in values])
+        power = result_power(eqn, values, [getattr(value, "power", -1) for value in values])
         flattens = _any_flattens(values)
         outs: list[Interval] | None
         if may_flatten_outer and _is_saturating(eqn) and isinstance(degree, int) and degree == 0:
@@ -85,7 +88,10 @@ def analytic_intervals(
             outs, reason = _rule(eqn)(eqn, values)
         if outs is None:
             outs = [unbounded(jnp.zeros(atom.aval.shape, bool)) for atom in eqn.outvars]
-        outs = [out._replace(degree=degree, may_flatten=flattens) for out in _narrowed_by_sums(eqn, values, outs)]
+        outs = [
+            out._replace(degree=degree, power=power, may_flatten=flattens)
+            for out in _narrowed_by_sums(eqn, values, outs)
+        ]
         if reason:
             was_analytic = _all_analytic([value for value in values if isinstance(value, Interval)])
             line = source_line((eqn, *callers))

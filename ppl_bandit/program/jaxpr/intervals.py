@@ -52,6 +52,7 @@ class Interval(NamedTuple):
         is_analytic: whether it is proved to be a real-analytic function of the latents.
         simplex_sum: the quantity as a weighted sum of the elements of a simplex, if it is one.
         degree: of the quantity as a polynomial of the real latents; see `polynomial_degree`.
+        power: the highest power of a sum of other latents in it; -1 if it does not depend on them.
         may_flatten: whether floating point may round to a constant what outer sites add to it, far out in their supports.
     """
 
@@ -60,6 +61,7 @@ class Interval(NamedTuple):
     is_analytic: Bool[Array, "..."]
     simplex_sum: SimplexSum | None = None
     degree: Any = 0
+    power: int = -1
     may_flatten: Any = False
 
 

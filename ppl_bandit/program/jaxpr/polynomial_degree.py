@@ -4,8 +4,12 @@ The log density of a Gaussian family is a polynomial of degree 2 in its latents.
 points of a certificate vanishes everywhere. Another analytic function may differ from 0 by less than the last digit at all of
 these points and have a bump in between: a ratio, an exponential, a high power. So such a function of a real latent is not
 proved to belong to the family, unless no result depends on it.
+
+Ratios and powers of the other latents are part of their families, but not high powers of sums: 1 / (1 + ((z - 3.7) / 0.01)^14)
+is such a bump. For these latents the power to which a sum, or a function, is raised is counted.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +19,7 @@ import numpy as np
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
 from ppl_bandit.runtime.jax_adapter import is_tracer
 
-__all__ = ["MAX_DEGREE", "highest_degree", "result_degree"]
+__all__ = ["MAX_DEGREE", "highest_degree", "result_degree", "result_power"]
 
 MAX_DEGREE = 4  # (y - m^2)^2 has 4; the certificates have many more points
 _NOT_POLYNOMIAL = 1 << 20
@@ -23,6 +27,8 @@ _KEEPS_DEGREE = (Kind.IDENTITY, Kind.MOVE, Kind.LINEAR, Kind.SUM)
 _DECIDED = {"and", "or", "not", "xor", "reduce_and", "reduce_or", "is_finite", "sign"}
 # These are analytic only where bounds decide which operand is meant; then the result is that operand, or its negative.
 _PICKS = {"abs", "max", "min", "clamp", "reduce_max", "reduce_min", "convert_element_type", "stop_gradient"}
+
+_PRODUCTS = {"mul", "div", "neg", "sqrt", "rsqrt", "cbrt", "pow", "reduce_prod", "cumprod"}  # keep products of powers
 
 
 def highest_degree(degrees: Sequence[Any]) -> Any:
@@ -61,6 +67,27 @@ def result_degree(eqn: Any, values: Sequence[Any], degrees: Sequence[Any]) -> An
     if divisor is not None:
         return _polynomial_if_zero(degrees[divisor], degrees[1 - divisor])
     return _polynomial_if_zero(highest_degree(degrees), 0)
+
+
+def result_power(eqn: Any, values: Sequence[Any], powers: Sequence[int]) -> int:
+    """Return the highest power of a sum, or of a function, of latents in the results of an equation.
+
+    Args:
+        values: of the operands; arrays where no latent reaches them.
+        powers: of the operands; 0 for a product of powers of latents, -1 where no latent that counts reaches them.
+    """
+    highest = max(powers, default=-1)
+    if highest < 0:
+        return -1
+    name, kind = eqn.primitive.name, describe_primitive(eqn).kind
+    if name == "square" or (name == "mul" and eqn.invars[0] is eqn.invars[1]):
+        return min(2 * highest, _NOT_POLYNOMIAL)
+    if name == "integer_pow":
+        return min(abs(eqn.params["y"]) * highest, _NOT_POLYNOMIAL)
+    if name == "pow" and hasattr(values[1], "dtype") and not is_tracer(values[1]):
+        return min(math.ceil(np.max(np.abs(values[1]), initial=0.0)) * highest, _NOT_POLYNOMIAL)
+    is_product = name in _PRODUCTS or name in _PICKS or kind in (Kind.IDENTITY, Kind.MOVE, Kind.CHOICE)
+    return highest if is_product else max(highest, 1)
 
 
 def _degree_of_choice(which: Any, degrees: Sequence[Any]) -> Any:

@@ -629,6 +629,21 @@ def a_polynomial_bump(arm):
     normal(mean[arm])
 
 
+@near_miss("power above 4 of a sum")
+def a_bump_of_a_positive_latent(arm):
+    rate = gammas()
+    numpyro.factor("bump", 12.0 / (1.0 + ((rate[0] - 3.7) / 0.002) ** 12))
+    numpyro.sample("reward", dist.Poisson(rate[arm]))
+
+
+@near_miss("power above 4 of a sum", is_slow=True)
+def a_bump_of_a_positive_latent_by_squares(arm):
+    rate = gammas()
+    eighth = jnp.square(jnp.square(jnp.square((rate[0] - 3.7) / 0.0005)))
+    numpyro.factor("bump", 12.0 / (1.0 + eighth))
+    numpyro.sample("reward", dist.Poisson(rate[arm]))
+
+
 # Conjugate here, not there
 
 

@@ -106,7 +106,10 @@ def analyticity(
     key = jr.key(0)
     closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
     boxes = {
-        site.name: _support(number, site)._replace(degree=int(site.kind == REAL and site.name not in outer))
+        site.name: _support(number, site)._replace(
+            degree=int(site.kind == REAL and site.name not in outer),
+            power=-int(site.kind == REAL or site.name in outer),
+        )
         for number, site in enumerate(layout.sites)
     }
     args = jax.tree.leaves((key, boxes, arm, context, outcomes), is_leaf=lambda leaf: isinstance(leaf, Interval))
@@ -144,6 +147,12 @@ def analyticity(
             verdicts.append(
                 Obstacle(reason, jnp.asarray(out.degree) > MAX_DEGREE, in_program=False, remedy=_POLYNOMIAL)
             )
+        if out.power > MAX_DEGREE:
+            reason = (
+                f"{claim.name} depends on a power above {MAX_DEGREE} of a sum of latents, so that it could deviate from the form "
+                "of a conjugate family between any points that are tried"
+            )
+            verdicts.append(Obstacle(reason, jnp.array(True), in_program=False, remedy=KEEP))
         if out.may_flatten is not False:
             reason = (
                 f"{claim.name} depends on an exponential of outer sites, which floating point flattens far out, and is not "
