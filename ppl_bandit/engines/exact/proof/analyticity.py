@@ -149,8 +149,8 @@ def analyticity(
             )
         if out.power > MAX_DEGREE:
             reason = (
-                f"{claim.name} depends on a power above {MAX_DEGREE} of a sum of latents, so that it could deviate from the form "
-                "of a conjugate family between any points that are tried"
+                f"{claim.name} depends on a power above {MAX_DEGREE} of a sum of latents, so that it could deviate from the "
+                "form of a conjugate family between any points that are tried"
             )
             verdicts.append(Obstacle(reason, jnp.array(True), in_program=False, remedy=KEEP))
         if out.may_flatten is not False:
