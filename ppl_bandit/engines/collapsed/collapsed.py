@@ -28,6 +28,7 @@ from ppl_bandit.engines.collapsed.mixture import mixture_of, representative_part
 from ppl_bandit.engines.collapsed.split import find_split
 from ppl_bandit.engines.exact.families.drawing import sample_each
 from ppl_bandit.engines.exact.families.posterior import Posterior
+from ppl_bandit.engines.exact.refusals import refusal
 from ppl_bandit.engines.particles.checks import Check, describe_failures, passed_checks
 from ppl_bandit.engines.particles.diagnostics import MAX_K_HAT, notable_k_hat
 from ppl_bandit.engines.particles.log_density import num_operations
@@ -121,8 +122,8 @@ def collapsed(
         discount: weight of a row's log likelihood relative to the next row's; 1 discounts nothing.
         examples: rows for which the rest must be conjugate, such as a datum that the exact engine refused, beside the rows
             that are simulated for the proof.
-        is_selective: whether the search refuses outer sites that have more dimensions than the rest, and more than four:
-            then particles of all sites are as good. `engines.choose` sets it.
+        is_selective: whether the search refuses outer sites that have a quarter more dimensions than the rest, and more than
+            four: then particles of all sites are as good. `engines.choose` sets it.
 
     Raises:
         NotConjugate: if no split leaves the rest conjugate, or not provably so; its message lists the splits.
@@ -136,6 +137,13 @@ def collapsed(
         split = find_split(model, outer, examples, is_selective)
         is_shared = split.has_shared_statistics
         summary = shared_summary(model, split) if is_shared else separable_summary(model, split, examples)
+    if summary is None and split.space.size > MAX_DIMS_AT_ONCE:
+        raise refusal(
+            model,
+            f"has {split.space.size} outer dimensions, {', '.join(split.space.names)}, and rows that must be read again at "
+            f"each of their values; at most {MAX_DIMS_AT_ONCE} are supported then",
+            "engines.reweight needs no conjugacy",
+        )
     posterior = CollapsedPosterior(model, split, summary, discount)
 
     def init(key: Key) -> CollapsedState:

@@ -6,9 +6,10 @@ import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 
 from ppl_bandit import RewardModel, engines
-from ppl_bandit.types import Interaction
+from ppl_bandit.types import Interaction, NotConjugate
 
 CONTEXTS = np.array([[1.0, 0.5], [-0.5, 1.0], [1.5, -1.0], [0.3, 0.8], [-1.2, 0.4], [0.7, -0.6]])
 REWARDS = np.array([1.9, -1.2, 3.3, 0.4, -2.2, 1.1])
@@ -62,3 +63,34 @@ def test_a_horseshoe_is_exact_given_its_scales_and_agrees_with_quadrature():
     mean, deviation = moments_by_quadrature()
     assert np.max(np.abs(slopes.mean(axis=0) - mean) / deviation) < 3 * 0.037 + 0.01
     assert np.max(np.abs(slopes.std(axis=0) / deviation - 1)) < 2 * 0.06
+
+
+@pytest.mark.slow
+def test_a_scale_for_every_weight_of_two_arms_is_outer():
+    def program(arm, context):
+        overall = numpyro.sample("overall", dist.HalfCauchy(1.0))
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        with numpyro.plate("arms", 2, dim=-2), numpyro.plate("features", 6, dim=-1):
+            local = numpyro.sample("local", dist.HalfCauchy(1.0))
+            weight = numpyro.sample("weight", dist.Normal(0.0, 1.0))
+        slope = weight * local * overall
+        numpyro.sample("reward", dist.Normal(jnp.sum(slope[arm] * context, axis=-1), noise))
+
+    engine = engines.collapsed(RewardModel(program, 2, jnp.zeros(6)), is_selective=True)
+    assert "14 dimensions" in engine.explanation.report
+    assert "a refresh cost the same after any number of rows" in engine.explanation.report
+
+
+@pytest.mark.slow
+def test_many_outer_dimensions_are_refused_if_rows_must_be_read_again():
+    """The units of a hidden layer: what a row says about the last layer is no sum of products."""
+
+    def program(arm, context):
+        first = numpyro.sample("first", dist.Normal(0.0, 1.0).expand([3, 5]).to_event(2))
+        with numpyro.plate("arms", 3):
+            last = numpyro.sample("last", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+        hidden = jnp.tanh(context @ first)
+        numpyro.sample("reward", dist.Normal(jnp.sum(hidden * last[arm], axis=-1), 1.0))
+
+    with pytest.raises(NotConjugate, match="15 outer dimensions, first, and rows that must be read again"):
+        engines.collapsed(RewardModel(program, 3, jnp.zeros(3)))
