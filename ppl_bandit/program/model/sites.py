@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from numpyro.distributions import biject_to
+from numpyro.distributions import Delta, biject_to
 
 from ppl_bandit.program.model.failures import failure_message, traced_value_message
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, run_program
-from ppl_bandit.runtime.numpyro_adapter import class_name, is_improper, mask_of
+from ppl_bandit.runtime.numpyro_adapter import base_distribution, class_name, is_improper, mask_of
 from ppl_bandit.types import InvalidProgram
 
 __all__ = ["ProgramSpec", "check_expected_reward", "check_latents", "check_outcomes", "is_latent", "abstract_trace"]
@@ -174,6 +174,11 @@ def check_latents(trace: Trace, longer: Trace, latents: list[str]) -> None:
             raise InvalidProgram(
                 f"the latent '{name}' is discrete: sum it out, for instance with dist.MixtureSameFamily or "
                 "dist.MixtureGeneral for the outcome"
+            )
+        if isinstance(base_distribution(trace[name]["fn"]), Delta):
+            raise InvalidProgram(
+                f"the latent '{name}' has a Delta prior, so that its value is known and cannot be learnt: write the value "
+                "itself, or numpyro.deterministic, in its place"
             )
         if not trace[name]["has_bijection"]:
             raise InvalidProgram(

@@ -46,6 +46,12 @@ def discrete_latent(arm):
     numpyro.sample("reward", dist.Bernoulli(jnp.where(kind == 1, 0.2, 0.8) * jnp.ones(arm.shape)))
 
 
+def known_latent(arm):
+    rate = rates()
+    share = numpyro.sample("share", dist.Delta(0.5))
+    numpyro.sample("reward", dist.Bernoulli(share * rate[arm]))
+
+
 def param_site(arm):
     rate = numpyro.param("rate", jnp.array([0.5, 0.5]))
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
@@ -196,6 +202,7 @@ def misspells_a_method(arm):
         (outcome_with_event_shape, "with an empty event shape"),
         (latent_per_row, "'effect' has shape (2,) for 2 rows and (3,) for 3"),
         (discrete_latent, "'kind' is discrete: sum it out"),
+        (known_latent, "'share' has a Delta prior"),
         (param_site, "numpyro.param 'rate' has no posterior"),
         (no_latent, "no latent sample site"),
         (subsampled_plate, "'rows' is subsampled"),
