@@ -170,6 +170,28 @@ def test_masks_expansion_and_censoring_are_unwrapped():
     assert type(numpyro_adapter.base_distribution(wrapped)) is dist.Normal
 
 
+def test_affine_maps_are_split_from_the_law_before_them():
+    exponential, affine = dist.transforms.ExpTransform(), dist.transforms.AffineTransform
+    law = dist.TransformedDistribution(dist.Normal(0.0, 1.0), [exponential, affine(1.0, 2.0), affine(3.0, -4.0)])
+    base, shift, scale = numpyro_adapter.before_affine_map(law)
+    assert base.transforms == [exponential] and (float(shift), float(scale)) == (3.0 - 4.0 * 1.0, -8.0)
+    plain = dist.Normal(0.0, 1.0)
+    assert numpyro_adapter.before_affine_map(plain)[0] is plain
+
+
+def test_a_slice_under_vmap_is_not_taken_for_an_index_that_was_asked_to_clip():
+    def clips(function):
+        (eqn,) = [
+            eqn
+            for eqn in jax_adapter.all_equations(jax.make_jaxpr(function)(jnp.zeros(5), jnp.arange(3)).jaxpr)
+            if eqn.primitive.name == "gather"
+        ]
+        return jax_adapter.clips_indices(eqn)
+
+    assert not clips(lambda x, i: jax.vmap(lambda one: x[one])(i)) and not clips(lambda x, i: x[i])
+    assert clips(lambda x, i: jnp.take(x, i, mode="clip")) and clips(lambda x, i: x.at[i].get(mode="clip"))
+
+
 def test_inner_distributions_and_transforms_are_listed():
     normal = dist.Normal(0.0, 1.0)
     folded = dist.FoldedDistribution(normal)
