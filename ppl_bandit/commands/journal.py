@@ -18,7 +18,7 @@ from ppl_bandit.journal.identity import arguments_from_identity, experiment_iden
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.replay import ReplayResult, replay
-from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.store import JournalError, ReadingEvent
 from ppl_bandit.live.bandit import Bandit
 
 __all__ = ["execute"]
@@ -183,15 +183,17 @@ def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
 def _pending(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
     given = arguments.older_than
     until = None if given is None else time.time() - as_seconds(given, "--older-than")
-    rows = [
-        {
-            "decision": event.decision,
-            "decided": utc_time(event.time),
-            "arm": str(event.body["name"]),
-            "propensity": event.body["propensities"][event.arm],
-        }
-        for event in journal.store.pending(name, until)
-    ]
+    rows = []
+    for event in journal.store.pending(name, until):
+        with ReadingEvent(name, event.position):
+            rows.append(
+                {
+                    "decision": event.decision,
+                    "decided": utc_time(event.time),
+                    "arm": str(event.body["name"]),
+                    "propensity": event.body["propensities"][event.arm],
+                }
+            )
     for row in rows:
         show(f"{row['decision']}  {row['decided']}  {row['arm']}")
     show(f"{len(rows)} decisions without a reward")
