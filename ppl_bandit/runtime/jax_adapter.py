@@ -33,6 +33,7 @@ __all__ = [
     "inner_jaxprs",
     "is_tracer",
     "outside_trace",
+    "scan_parts",
     "sequential_vmap",
     "source_frames",
     "vmap_rule",
@@ -97,6 +98,22 @@ def called_jaxpr(eqn: Any) -> tuple[Jaxpr, Sequence[Any]] | None:
         if isinstance(jaxpr, Jaxpr) and len(jaxpr.invars) == len(eqn.invars) and len(jaxpr.outvars) == len(eqn.outvars):
             return jaxpr, consts
     return None
+
+
+def scan_parts(eqn: Any) -> tuple[Jaxpr, Sequence[Any], int, int]:
+    """Return the body of a `scan` with its constants, the number of constant operands and the number of carried values.
+
+    JAX 0.12 renamed the parameters that hold these numbers. They follow from the shapes: the body receives slices of the series
+    and returns slices of the stacked results, and all other shapes are the same inside and outside.
+    """
+    (found,) = inner_jaxprs(eqn)
+    body, consts = found
+
+    def num_same(inside: Sequence[Any], outside: Sequence[Any]) -> int:
+        return sum(one.aval.shape == other.aval.shape for one, other in zip(inside, outside, strict=True))
+
+    num_carry = num_same(body.outvars, eqn.outvars)
+    return body, consts, num_same(body.invars, eqn.invars) - num_carry, num_carry
 
 
 def all_equations(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -96,6 +96,19 @@ def test_a_scan_and_a_branch_call_no_jaxpr_with_their_own_operands_but_contain_s
         assert "exp" in [e.primitive.name for e in jax_adapter.all_equations(closed.jaxpr)]
 
 
+def test_the_operands_of_a_scan_are_told_apart_by_their_shapes():
+    def scanned(weights, start, series):
+        def body(carry, row):
+            return (carry[0] + weights @ row, carry[1] + 1), carry[0]
+
+        return jax.lax.scan(body, (start, 0), series)
+
+    eqns = jax.make_jaxpr(scanned)(jnp.ones(3), 0.0, jnp.ones((3, 3))).jaxpr.eqns
+    (eqn,) = (eqn for eqn in eqns if eqn.primitive.name == "scan")
+    body, _, num_consts, num_carry = jax_adapter.scan_parts(eqn)
+    assert (num_consts, num_carry, len(body.invars)) == (1, 2, 4)
+
+
 def test_a_jaxpr_is_evaluated_and_freed_of_dead_code():
     closed = traced(lambda x, y: (jnp.sin(x), jnp.cos(y))[0], 1.0, 2.0)
     np.testing.assert_allclose(jax_adapter.evaluate_jaxpr(closed, 1.0, 2.0), [np.sin(1.0)], rtol=1e-6)

@@ -16,7 +16,7 @@ import numpy as np
 from ppl_bandit.program.jaxpr.entry_reads import DATA, fold_in_numpy, is_known
 from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.primitives import starts
-from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, clips_indices
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, clips_indices, scan_parts
 
 __all__ = ["IndexLimit", "find_index_limits", "first_outside", "index_ranges"]
 
@@ -234,12 +234,12 @@ def _indices(closed: ClosedJaxpr, args: Sequence[Any], *, with_clipped: bool = F
         note(eqn, values)
         if eqn.primitive.name != "scan" or eqn.params["length"] > _MAX_TURNS:
             return [DATA] * len(eqn.outvars)
-        body, num_consts, num_carry = (eqn.params[name] for name in ("jaxpr", "num_consts", "num_carry"))
+        body, consts, num_consts, num_carry = scan_parts(eqn)
         carry, series = values[num_consts:][:num_carry], values[num_consts + num_carry :]
         turns = range(eqn.params["length"])
         for turn in reversed(turns) if eqn.params["reverse"] else turns:
             now = [value[turn] if is_known(value) else DATA for value in series]
-            carry = interpret(domain, body.jaxpr, body.consts, [*values[:num_consts], *carry, *now], (eqn, *callers))
+            carry = interpret(domain, body, consts, [*values[:num_consts], *carry, *now], (eqn, *callers))
             carry = carry[:num_carry]
         return [*carry, *[DATA] * (len(eqn.outvars) - num_carry)]
 
