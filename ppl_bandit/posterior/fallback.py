@@ -70,8 +70,8 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         refused = _refused(counted_rows(task, rows), info)
         factory = functools.partial(_exact_fallback, refused)
     num_refreshes = int(getattr(info, "num_refreshes", 0))
-    num_doubted = learner.num_doubted + (num_refreshes > learner.num_refreshes)
-    # Moves that ended at their budget continue with the next update; the fallback would take longer still.
+    # Moves that ended at their budget continue with a later update; the fallback would take longer still.
+    num_doubted = 0 if _is_unfinished(info) else learner.num_doubted + (num_refreshes > learner.num_refreshes)
     is_kept = _is_unfinished(info) or (num_doubted < _MAX_DOUBTED and _may_recover(learner, rows, info))
     if factory is None or is_kept:
         rest = "they are renewed as rewards come" if is_kept else "no engine is left to move to"

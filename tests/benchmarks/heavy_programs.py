@@ -163,7 +163,7 @@ def errors(found, known):
     return np.max(shifts), np.exp(ratios[np.abs(ratios).argmax()]), max(gaps)
 
 
-def measure(name, seed, num_rows):
+def measure(name, seed, num_rows, others):
     """Print one line of results for each engine on one data set."""
     case = CASES[name]
     rows = rows_of(case, num_rows, seed)
@@ -180,7 +180,7 @@ def measure(name, seed, num_rows):
     engine = bandit.explanation.engine
     print(f"RESULT\t{name}\tdefault ({engine})\t" + "\t".join(f"{value:.4f}" for value in line), flush=True)
     print(f"TIMES\t{name}\t{seed}\t" + " ".join(f"{value:.3f}" for value in times), flush=True)
-    for label in ("laplace", "svi"):
+    for label in others:
         bandit = bandit_of(case, getattr(engines, label))
         times, is_trusted = learn_by_rows(bandit, rows)
         found = tables_of(case, lambda context, own=bandit: own.expected_rewards(context, num_samples=4000))
@@ -194,17 +194,20 @@ def main():
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="name of one program")
+    parser.add_argument("--others", nargs="*", default=["laplace", "svi"], help="engines besides the default one")
     parser.add_argument("--seed", type=int, help="run one data set in this process")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.seed is not None:
-        return measure(arguments.only, arguments.seed, arguments.rows)
+        return measure(arguments.only, arguments.seed, arguments.rows, arguments.others)
     names = [arguments.only] if arguments.only else list(CASES)
 
     def run(job):
         name, seed = job
-        own = ["--only", name, "--seed", str(seed), "--rows", str(arguments.rows)]
-        done = subprocess.run([sys.executable, __file__, *own], capture_output=True, text=True, check=False)
+        own = ["--only", name, "--seed", str(seed), "--rows", str(arguments.rows), "--others"]
+        done = subprocess.run(
+            [sys.executable, __file__, *own, *arguments.others], capture_output=True, text=True, check=False
+        )
         print(done.stdout if not done.returncode else done.stdout + done.stderr[-2000:], end="", flush=True)
         return [line.split("\t")[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
 

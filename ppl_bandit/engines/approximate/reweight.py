@@ -5,7 +5,8 @@ A row multiplies the weight of every particle by its likelihood, which costs one
 block falls below a half, or Pareto k-hat exceeds 0.7, its particles are renewed by importance sampling, or by Markov moves
 where importance sampling fails its checks. Particles whose moves failed their checks are renewed again as soon as rows of
 their arms have changed the weights a little. An update of one row has a budget of density evaluations: moves that it ends
-continue with the next update, and the draws are not trusted until their checks pass.
+continue once the rows have grown by a quarter, or when few particles count, and the draws are not trusted until their checks
+pass.
 
 Weights cannot show posterior mass where there are no particles. Some draws of the prior, the probes, stay where they are. When
 the rows give a probe much more posterior mass than it had at the last refresh, the particles are renewed as well, and
@@ -48,7 +49,6 @@ from ppl_bandit.engines.particles.weighted_particles import (
     MAX_UNSEEN_MASS,
     MIN_ESS_SHARE,
     RefreshSettings,
-    WeightedParticles,
     sample_size,
 )
 from ppl_bandit.engines.particles.weights import normalize_weights, weight_ess
@@ -81,6 +81,7 @@ _NUM_PEAKS = 16  # particles at which the likelihood at the location is evaluate
 MAX_WORK = 3_500_000
 _MIN_EVALUATIONS = 64  # of the density, whatever they cost: a first window and its coordinate moves
 _MAX_CONTINUED = 10  # moves in a row that may end at the budget; further ones wait until the particles are stale
+_BUDGET_GROWTH = 1.25  # growth of the rows of a block before moves that ended at their budget continue
 _PROBE_SHARE = 0.125  # probes, as a share of the particles
 _MAX_UNSEEN_MASS = 0.005  # posterior mass of a probe that the particles may miss
 
@@ -192,13 +193,21 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         return after, jnp.max(after.log_probe_mass, axis=1) > max_log_probe_mass
 
     def stalest_block(
-        particles: WeightedParticles, ess: Float[Array, " B"], is_doubtful: Bool[Array, " B"]
+        state: ReweightState, ess: Float[Array, " B"], is_doubtful: Bool[Array, " B"], may_rest: bool
     ) -> tuple[Array, Array, Array]:
-        """Return the block with the least effective sample size, its k-hat, and whether it must be renewed."""
-        block = jnp.argmin(jnp.where(is_doubtful, 0.0, ess))
-        log_weights = particles.log_weights[block]
+        """Return the block with the least effective sample size, its k-hat, and whether it must be renewed.
+
+        Args:
+            may_rest: whether moves that ended at their budget wait for more rows while enough particles count.
+        """
+        has_grown = state.num_rows >= _BUDGET_GROWTH * state.num_searched
+        is_resting = state.particles.evidence.is_unfinished & ~has_grown & (ess >= MIN_ESS_SHARE * num_particles)
+        is_resting &= may_rest
+        ess = jnp.where(is_resting, jnp.inf, jnp.where(is_doubtful, 0.0, ess))
+        block = jnp.argmin(ess)
+        log_weights = state.particles.log_weights[block]
         k_hat = notable_k_hat(log_weights, normalize_weights(log_weights))
-        is_stale = (ess[block] < _MIN_ESS * num_particles) | (k_hat > MAX_K_HAT) | is_doubtful[block]
+        is_stale = ((ess[block] < _MIN_ESS * num_particles) | (k_hat > MAX_K_HAT)) & ~is_resting[block]
         return block, k_hat, is_stale
 
     def refresh(key: Key, state: ReweightState, block: Array, has_budget: bool) -> ReweightState:
@@ -285,7 +294,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
         is_unsound, is_unfinished = doubted_blocks(state, rows)
         is_doubtful = is_unsound & (ess < _MIN_ESS_UNSOUND * num_particles) | is_search_due(after, row_growth)
         is_doubtful |= is_unfinished
-        _, k_hat, is_stale = stalest_block(after.particles, jnp.where(has_unseen_mass, 0.0, ess), is_doubtful)
+        _, k_hat, is_stale = stalest_block(after, jnp.where(has_unseen_mass, 0.0, ess), is_doubtful, may_rest=True)
         return after, make_info(after, k_hat, has_room), ~is_stale
 
     def update(key: Key, state: ReweightState, interaction: Interaction) -> tuple[ReweightState, ReweightInfo]:
@@ -318,7 +327,7 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
             # A batch is searched at its end: its last rows may have modes of their own.
             is_due = is_search_due(progress.state, row_growth if num_rows == 1 else 1.0)
             is_doubtful = is_end & (is_doubtful | is_due)
-            block, k_hat, is_stale = stalest_block(progress.state.particles, progress.ess, is_doubtful)
+            block, k_hat, is_stale = stalest_block(progress.state, progress.ess, is_doubtful, may_rest=num_rows == 1)
             key_block = jr.fold_in(jr.fold_in(key, progress.row), block)
             return _BatchProgress(
                 apply_where(is_stale, lambda state: refresh(key_block, state, block, num_rows == 1), progress.state),

@@ -33,7 +33,7 @@ MOVE_CHECKS = (
     Check("the share of particles that never moved", 0.02),
     Check("the effective sample size of the starting positions, as a share of the particles,", 0.1, is_minimum=True),
     Check("energies", failure="the log density of a particle is not finite"),
-    Check("budget", failure="the moves of one update ended at their budget, and continue with the next one"),
+    Check("budget", failure="the moves of one update ended at their budget, and continue with a later one"),
 )
 _DIVERGENCE, _BUDGET = 2, 7  # indices of the checks of divergences and of the budget
 _TARGET_ACCEPT = 0.8

@@ -70,6 +70,15 @@ def test_moves_that_ended_at_their_budget_continue_with_a_row_of_another_arm_unt
     assert bool(info.is_unfinished) and bool(is_complete)
     _, info = update(jr.key(1), state, rows)
     assert int(info.num_refreshes) == 1 and bool(info.is_trusted) and not bool(info.is_unfinished)
+    # They wait until the block has a quarter more rows than at their end, unless fewer than a tenth of the particles count.
+    own, other = Interaction(jnp.array([0]), jnp.array([1.0])), rows
+    for num_rows, row, waits in ((40, other, True), (48, own, True), (49, own, False)):
+        grown = state._replace(num_rows=jnp.array([num_rows, 0]), num_searched=jnp.array([40, 0]))
+        _, info, is_complete = quickly(jr.key(1), grown, row)
+        assert bool(info.is_unfinished) and bool(is_complete) == waits
+        few = grown.particles.log_weights.at[0, 6:].set(-jnp.inf)  # 6 of 64
+        lost = grown._replace(particles=grown.particles._replace(log_weights=few))
+        assert not bool(quickly(jr.key(1), lost, row)[2])
 
 
 @pytest.mark.slow
