@@ -315,7 +315,10 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
                 return progress._replace(state=state, row=progress.row + 1, ess=jnp.where(has_unseen_mass, 0.0, ess))
 
             def is_fresh(progress: _BatchProgress) -> Bool[Array, ""]:
-                return (progress.row < num_rows) & jnp.all(progress.ess >= _MIN_ESS_IN_BATCH * num_particles)
+                is_left = progress.row < num_rows
+                if num_rows == 1:  # is absorbed first: a block whose moves rest is not renewed before
+                    return is_left
+                return is_left & jnp.all(progress.ess >= _MIN_ESS_IN_BATCH * num_particles)
 
             return jax.lax.while_loop(is_fresh, absorb_next, progress)
 

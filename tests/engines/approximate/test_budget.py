@@ -79,6 +79,11 @@ def test_moves_that_ended_at_their_budget_continue_with_a_row_of_another_arm_unt
         few = grown.particles.log_weights.at[0, 6:].set(-jnp.inf)  # 6 of 64
         lost = grown._replace(particles=grown.particles._replace(log_weights=few))
         assert not bool(quickly(jr.key(1), lost, row)[2])
+    # A batch would renew the 10 of 64 particles that count before its first row; one row is absorbed while the moves wait.
+    few = grown.particles.log_weights.at[0, 10:].set(-jnp.inf)
+    grown = grown._replace(particles=grown.particles._replace(log_weights=few), num_rows=jnp.array([40, 0]))
+    after, info = update(jr.key(1), grown, other)
+    assert int(after.buffer.num_rows) == 1 and int(info.num_refreshes) == 0
 
 
 @pytest.mark.slow
