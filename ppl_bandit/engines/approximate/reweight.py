@@ -78,7 +78,7 @@ _MIN_RESOLVED, _MAX_NARROW_SHARE = 10, MAX_UNSEEN_MASS
 _NUM_PEAKS = 16  # particles at which the likelihood at the location is evaluated
 # Budget of the moves of one row: operations (`num_operations`) for each particle. Chosen for about one second an update with
 # 1,000 particles on one core of a server, from evaluations that took 0.12 to 0.25 ms per 1,000 operations.
-MAX_WORK = 3_500_000
+MAX_WORK = 3_000_000
 _MIN_EVALUATIONS = 64  # of the density, whatever they cost: a first window and its coordinate moves
 _MAX_CONTINUED = 10  # moves in a row that may end at the budget; further ones wait until the particles are stale
 _BUDGET_GROWTH = 1.25  # growth of the rows of a block before moves that ended at their budget continue

@@ -61,7 +61,7 @@ class ReweightInfo(NamedTuple):
         k_hat: Pareto k-hat of the weights; 0 if no weight is large.
         autocorrelation: of the particles with the starting positions of the last moves; 0 without moves.
         num_divergences: divergent transitions of these moves.
-        is_unfinished: the budget of an update of one row ended these moves; they continue with the next update.
+        is_unfinished: the budget of an update of one row ended these moves; they continue with a later update.
         num_refreshes: refreshes so far, over all blocks.
         num_moves: refreshes by moves, because importance sampling failed its checks.
         log_evidence: log p(data) so far.
