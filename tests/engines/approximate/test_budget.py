@@ -97,7 +97,7 @@ def test_no_row_of_a_horseshoe_regression_evaluates_the_density_more_often_than_
     evaluations = np.array([int(state.particles.evidence.num_evaluations[0]) for state, _ in found])
     transitions = np.array([int(state.particles.evidence.num_transitions[0]) for state, _ in found])
     # The last trajectory has at most 65 evaluations; for each transition there are 8 coordinate moves.
-    budget = MAX_WORK / 11_000  # an evaluation takes 11,900 operations in jax 0.10
+    budget = MAX_WORK / 5_000  # an evaluation takes 5,400 operations in jax 0.10
     assert evaluations.max() <= budget + 65 + 8 * transitions.max() + 5
     is_unfinished = np.array([bool(info.is_unfinished) for _, info in found])
     assert is_unfinished.any() and not any(bool(info.is_trusted) for _, info in found if bool(info.is_unfinished))
