@@ -15,7 +15,7 @@ from scipy import special, stats
 
 from ppl_bandit.numerics import sampling
 from ppl_bandit.numerics.random_bits import to_unit_interval
-from ppl_bandit.runtime.random_draws import threefry, threefry_key
+from ppl_bandit.runtime.random_draws import random_words
 
 NUM_DRAWS = 50_000
 LEVEL = 1e-3
@@ -82,12 +82,12 @@ def test_a_million_log_gamma_draws_have_their_exact_mean_and_variance():
 )
 def test_rounding_changes_the_distribution_function_of_a_gamma_draw_by_less_than_1e_5(concentration):
     """Proposals in float32 logarithms against the same proposals with SciPy's quantiles and float64 logarithms."""
-    key, index = threefry_key(jr.key(8)), jnp.arange(200_000, dtype=jnp.uint32)
+    key, index = jr.key(8), jnp.arange(200_000, dtype=jnp.uint32)
     with in_precision("float64"):
         shapes = jnp.full(index.shape, concentration)
         found = np.asarray(jax.jit(sampling._propose_log_gamma_ratio)(key, index, jnp.uint32(0), shapes))
-    high, low = (np.asarray(words, np.float64) for words in threefry(key, index, jnp.uint32(0)))
-    high2, low2 = (np.asarray(words, np.float64) for words in threefry(key, index, jnp.uint32(1)))
+    high, low = (np.asarray(words, np.float64) for words in random_words(key, index, jnp.uint32(0)))
+    high2, low2 = (np.asarray(words, np.float64) for words in random_words(key, index, jnp.uint32(1)))
     # The first word is a signed integer in two's complement.
     symmetric = np.where(high < 2.0**31, high, high - 2.0**32) * 2.0**-31 + high2 * 2.0**-63
     exponential = -np.log(low * 2.0**-32 + (low2 + 0.5) * 2.0**-64)
@@ -107,10 +107,10 @@ def test_rounding_changes_the_distribution_function_of_a_gamma_draw_by_less_than
 
 @pytest.mark.parametrize("rejected", [0.5, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.0, 0.02))])
 def test_rejected_elements_get_independent_draws(rejected):
-    key = threefry_key(jr.key(6))
+    key = jr.key(6)
 
     def propose(index, attempt, parameters):
-        high, low = threefry(key, index, attempt)
+        high, low = random_words(key, index, attempt)
         draws = parameters + to_unit_interval(high, None, jnp.float32)
         return jnp.where(to_unit_interval(low, None, jnp.float32) < rejected, jnp.inf, draws)
 
