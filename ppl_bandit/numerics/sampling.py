@@ -25,7 +25,6 @@ from ppl_bandit.types import Key
 __all__ = [
     "beta",
     "dirichlet",
-    "gamma",
     "inverse_root",
     "log_gamma",
     "normal",
@@ -54,20 +53,6 @@ def log_gamma(
     """
     concentration = as_float(concentration)
     return jnp.log(_mode(concentration) / rate) + _log_gamma_ratio(key, concentration, sample_shape)
-
-
-def gamma(key: Key, concentration: Float[Array, "..."], sample_shape: Shape = ()) -> Float[Array, "..."]:
-    """Draw Gamma(concentration, 1) variables; divide by a rate, or multiply by a scale, for others.
-
-    Args:
-        concentration: shape parameters, positive.
-        sample_shape: axes of independent draws, put in front of those of `concentration`.
-
-    Returns:
-        Draws of shape `sample_shape + concentration.shape`; zero where a draw is below the smallest float.
-    """
-    concentration = as_float(concentration)
-    return _mode(concentration) * jnp.exp(_log_gamma_ratio(key, concentration, sample_shape))
 
 
 def beta(

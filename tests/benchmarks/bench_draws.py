@@ -35,7 +35,7 @@ def beta_wins(key, a, b):
 
 
 def gamma_draws(key, a, b):
-    return sampling.gamma(key, a, SHAPE[:1]) / b
+    return jnp.exp(sampling.log_gamma(key, a, SHAPE[:1], b))
 
 
 def normal_draws(key, a, b):

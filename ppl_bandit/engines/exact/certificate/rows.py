@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.exact.certificate.affine import Region
-from ppl_bandit.engines.exact.certificate.certificate import Residual, residual_of
+from ppl_bandit.engines.exact.certificate.certificate import Region, Residual, residual_of
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, latents_at

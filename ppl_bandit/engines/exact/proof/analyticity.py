@@ -19,7 +19,7 @@ from jaxtyping import Array
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, Layout, SiteBlock
 from ppl_bandit.engines.exact.refusals import KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals
-from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.jaxpr.intervals import Interval, is_inside, simplex_box, support_box
 from ppl_bandit.program.jaxpr.polynomial_degree import MAX_DEGREE
 from ppl_bandit.program.model.reward_model import RewardModel
