@@ -8,7 +8,7 @@ import jax.random as jr
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
-from ppl_bandit.runtime.random_draws import threefry, threefry_key
+from ppl_bandit.runtime.random_draws import random_words
 from ppl_bandit.types import Key
 
 __all__ = [
@@ -42,7 +42,7 @@ def uniform(key: Key, shape: Shape, dtype: DTypeLike, attempt: Any = 0) -> Float
         attempt: a whole number; each gives an independent array under the same key, as in the iterations of a loop.
     """
     index = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    high, low = threefry(threefry_key(key), index, jnp.asarray(attempt).astype(jnp.uint32))
+    high, low = random_words(key, index, jnp.asarray(attempt).astype(jnp.uint32))
     below_one = 1.0 - float(jnp.finfo(dtype).epsneg)
     return jnp.minimum(to_unit_interval(high, low if dtype == jnp.float64 else None, dtype), below_one)
 

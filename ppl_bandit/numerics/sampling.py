@@ -19,13 +19,12 @@ from jax import lax
 from jaxtyping import Array, DTypeLike, Float
 
 from ppl_bandit.numerics.random_bits import Shape, as_float, to_normal, to_unit_interval
-from ppl_bandit.runtime.random_draws import ThreefryKey, materialize, threefry, threefry_key
+from ppl_bandit.runtime.random_draws import materialize, random_words
 from ppl_bandit.types import Key
 
 __all__ = [
     "beta",
     "dirichlet",
-    "gamma",
     "inverse_root",
     "log_gamma",
     "normal",
@@ -54,20 +53,6 @@ def log_gamma(
     """
     concentration = as_float(concentration)
     return jnp.log(_mode(concentration) / rate) + _log_gamma_ratio(key, concentration, sample_shape)
-
-
-def gamma(key: Key, concentration: Float[Array, "..."], sample_shape: Shape = ()) -> Float[Array, "..."]:
-    """Draw Gamma(concentration, 1) variables; divide by a rate, or multiply by a scale, for others.
-
-    Args:
-        concentration: shape parameters, positive.
-        sample_shape: axes of independent draws, put in front of those of `concentration`.
-
-    Returns:
-        Draws of shape `sample_shape + concentration.shape`; zero where a draw is below the smallest float.
-    """
-    concentration = as_float(concentration)
-    return _mode(concentration) * jnp.exp(_log_gamma_ratio(key, concentration, sample_shape))
 
 
 def beta(
@@ -168,7 +153,7 @@ def _log_gamma_ratio(key: Key, concentration: Array, sample_shape: Shape) -> Arr
     shape = (flat.size, math.prod(sample_shape))
     if not math.prod(shape):
         return jnp.zeros(sample_shape + concentration.shape, concentration.dtype)
-    propose = functools.partial(_propose_log_gamma_ratio, threefry_key(key))
+    propose = functools.partial(_propose_log_gamma_ratio, key)
     return _draw_in_groups(propose, shape, flat).T.reshape(sample_shape + concentration.shape)
 
 
@@ -199,7 +184,7 @@ def _draw_in_groups(propose: _Propose, shape: Shape, parameters: Float[Array, "R
     return draws.reshape(-1)[:num_elements].reshape(shape)
 
 
-def _propose_log_gamma_ratio(key: ThreefryKey, index: Array, attempt: Array, concentration: Array) -> Array:
+def _propose_log_gamma_ratio(key: Key, index: Array, attempt: Array, concentration: Array) -> Array:
     """Propose log(G / d) once for every element; infinity marks a rejection.
 
     With z standard normal and t = z / (3 sqrt(d)), d (1 + t)^3 is a draw of Gamma(concentration + 1) if it is accepted with
@@ -213,8 +198,8 @@ def _propose_log_gamma_ratio(key: ThreefryKey, index: Array, attempt: Array, con
     draws; so rounding changes the distribution function of a draw by less than 1e-5. The error is largest for shapes below 1.
     """
     dtype, mode = concentration.dtype, _mode(concentration)
-    high, low = threefry(key, index, 2 * attempt)
-    high2, low2 = threefry(key, index, 2 * attempt + 1) if dtype == jnp.float64 else (None, None)
+    high, low = random_words(key, index, 2 * attempt)
+    high2, low2 = random_words(key, index, 2 * attempt + 1) if dtype == jnp.float64 else (None, None)
     noise = to_normal(high, high2, dtype)
     exponential = -jnp.log(to_unit_interval(low, low2, dtype).astype(jnp.float32)).astype(dtype)
     step = jnp.maximum(noise * lax.rsqrt(9.0 * mode), -1.0)  # at -1 and below the proposal is rejected
@@ -233,7 +218,7 @@ def _standard_normal(key: Key, shape: Shape, dtype: DTypeLike) -> Array:
         return jnp.zeros(shape, dtype)
 
     def draw(attempt: Array) -> Array:
-        high, low = threefry(threefry_key(key), lax.iota(jnp.uint32, num_elements), attempt)
+        high, low = random_words(key, lax.iota(jnp.uint32, num_elements), attempt)
         return to_normal(high, low, dtype)
 
     return materialize(draw, (num_elements,), dtype).reshape(shape)

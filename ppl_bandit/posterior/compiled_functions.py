@@ -23,7 +23,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import CompiledAhead
 from ppl_bandit.runtime.packed_state import Packed, changed_leaves, pack, unpack
 from ppl_bandit.runtime.random_draws import fold_in
-from ppl_bandit.runtime.xla_options import batch_options, in_order_options, large_options, quick_options, small_options
+from ppl_bandit.runtime.xla_options import in_order_options, large_options, quick_options, small_options
 from ppl_bandit.types import Engine, Interaction, Selection, Selector
 
 __all__ = [
@@ -154,7 +154,7 @@ def compiled_functions(
     return CompiledFunctions(
         CompiledAhead(init, quick_options, is_exported=is_exported),
         CompiledAhead(select, is_exported=is_exported),
-        CompiledAhead(select_many, batch_options),
+        CompiledAhead(select_many),
         CompiledAhead(update, small_options if has_fixed_size else large_options, is_exported=is_exported),
         None if quick is None else CompiledAhead(quick_update, is_exported=is_exported),
         _for_num_draws(draw),

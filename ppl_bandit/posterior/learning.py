@@ -21,8 +21,8 @@ from ppl_bandit.posterior.warm_start import restore_engine, restore_functions, s
 from ppl_bandit.program.model.recorded_readings import collect_recordings
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import forbid_programs
+from ppl_bandit.runtime.exported_functions import load_warm_start
 from ppl_bandit.runtime.packed_state import Packed, pack, unpack, with_changes
-from ppl_bandit.runtime.warm_start import load_warm_start
 from ppl_bandit.types import Engine, Interaction
 
 __all__ = [

@@ -19,8 +19,7 @@ from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.cached_facts import fingerprint_or_none
 from ppl_bandit.program.model.recorded_readings import Recordings
 from ppl_bandit.runtime.disk_cache import CacheEntry
-from ppl_bandit.runtime.exported_functions import can_export
-from ppl_bandit.runtime.warm_start import WarmStart, save_warm_start
+from ppl_bandit.runtime.exported_functions import WarmStart, can_export, save_warm_start
 from ppl_bandit.types import Engine, Selector
 
 __all__ = ["engine_key", "restore_engine", "restore_functions", "save_start", "start_entry", "start_inputs"]

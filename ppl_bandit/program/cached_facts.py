@@ -52,15 +52,10 @@ def save_validation(program: Callable, num_arms: int, facts: Any, fingerprint: s
         fingerprint: the program's fingerprint; None stores nothing.
     """
     given = program, num_arms, facts.context, facts.outcomes
-    values = {
-        "latent_shapes": {name: list(shape) for name, shape in facts.latent_shapes.items()},
-        "outcome_kinds": dict(facts.outcome_kinds),
+    values = facts._asdict() | {
+        "context": None,
         "mean_method": None if facts.mean_method is None else means.MEAN_METHODS.index(facts.mean_method),
-        "has_moving_support": bool(facts.has_moving_support),
-        "outcome_groups": [list(group) for group in facts.outcome_groups],
         "largest_integers": [int(number) for number in jax.tree.leaves(facts.largest_integers)],
-        "moving_sites": list(facts.moving_sites),
-        "index_limits": [list(limit) for limit in facts.index_limits],
         "fingerprint": fingerprint,
     }
     disk_cache.save(program_entry(*given, _VALIDATION, fingerprint=lambda: fingerprint), values)
@@ -71,21 +66,18 @@ def load_validation(program: Callable, num_arms: int, context: Any, outcomes: tu
     found = disk_cache.load(program_entry(program, num_arms, context, outcomes, _VALIDATION))
     if found is None:
         return None
-    values, _ = found
-    mean_method = None if values["mean_method"] is None else means.MEAN_METHODS[values["mean_method"]]
-    return {
-        "outcomes": outcomes,
+    values = _with_tuples(found[0])
+    mean_method = values["mean_method"]
+    return values | {
         "context": context,
-        "latent_shapes": {name: tuple(shape) for name, shape in values["latent_shapes"].items()},
-        "outcome_kinds": values["outcome_kinds"],
-        "mean_method": mean_method,
-        "has_moving_support": values["has_moving_support"],
-        "outcome_groups": tuple(map(tuple, values["outcome_groups"])),
+        "mean_method": None if mean_method is None else means.MEAN_METHODS[mean_method],
         "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),
-        "moving_sites": tuple(values["moving_sites"]),
-        "index_limits": tuple(
-            IndexLimit(tuple(map(tuple, terms)), lowest, highest, size, has_lower, inside and tuple(inside))
-            for terms, lowest, highest, size, has_lower, inside in values["index_limits"]
-        ),
-        "fingerprint": values["fingerprint"],
+        "index_limits": tuple(IndexLimit(*limit) for limit in values["index_limits"]),
     }
+
+
+def _with_tuples(value: Any) -> Any:
+    """Return a JSON value with tuples in place of lists."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(item) for name, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

@@ -1,5 +1,9 @@
 """Traced functions that another process can compile: JAX export bytes, and what is needed to call them.
 
+A warm start is what one process proved and traced, stored for the next one: facts about an engine, as JSON values, and the
+exported functions of its first decision and first update. JAX's own cache holds the compiled code. `posterior.warm_start`
+converts engines to and from these facts.
+
 Forms of pytrees (structure, shapes and dtypes) are written as JSON, so that they can be stored without pickle. A form is
 a pytree of `jax.ShapeDtypeStruct`. Dicts, lists, tuples, None, NamedTuples and `Packed` are supported. A NamedTuple is written
 as the name of its class, and read only if that class is already imported: reading a form runs no code.
@@ -14,18 +18,23 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.cpu_threads import needs_limit
+from ppl_bandit.runtime.disk_cache import CacheEntry
 from ppl_bandit.runtime.jax_adapter import export_function, import_function
 from ppl_bandit.runtime.packed_state import Packed, pack
 
 __all__ = [
     "ExportedFunction",
+    "WarmStart",
     "can_export",
     "export_traced",
     "form_from_json",
     "form_of",
     "form_to_json",
     "import_exported",
+    "load_warm_start",
+    "save_warm_start",
 ]
 
 
@@ -43,6 +52,18 @@ class ExportedFunction(NamedTuple):
     output: Any
     is_limited: bool
     options: dict[str, Any]
+
+
+class WarmStart(NamedTuple):
+    """What a process stores for later processes.
+
+    Attributes:
+        facts: JSON values.
+        functions: {name of the function: {JSON form of the arguments: exported function}}.
+    """
+
+    facts: dict[str, Any]
+    functions: dict[str, dict[str, ExportedFunction]]
 
 
 @functools.cache
@@ -79,6 +100,30 @@ def import_exported(exported: ExportedFunction) -> Callable:
 
     function.__name__ = program.__name__
     return function
+
+
+def save_warm_start(entry: CacheEntry | None, start: WarmStart) -> None:
+    """Store a warm start; without effect if the cache is off."""
+    exported = [(name, form, own) for name, by_form in start.functions.items() for form, own in by_form.items()]
+    described = [[name, form, own.output, own.is_limited, own.options] for name, form, own in exported]
+    disk_cache.save(entry, {"facts": start.facts, "functions": described}, [own.program for _, _, own in exported])
+
+
+def load_warm_start(entry: CacheEntry | None) -> WarmStart | None:
+    """Return the warm start that was stored under a key; None if there is none."""
+    found = disk_cache.load(entry)
+    if found is None:
+        return None
+    values, programs = found
+    functions: dict[str, dict[str, ExportedFunction]] = {}
+    for (name, form, output, is_limited, options), program in zip(values["functions"], programs, strict=True):
+        try:
+            with jax.enable_x64(True):
+                form_from_json(output)
+        except ValueError:  # a class of the state is not imported
+            return None
+        functions.setdefault(name, {})[form] = ExportedFunction(program, output, is_limited, options)
+    return WarmStart(values["facts"], functions)
 
 
 def form_of(tree: Any) -> Any:

@@ -32,7 +32,6 @@ __all__ = [
     "element_support",
     "support_bounds",
     "without_censoring",
-    "without_mask",
 ]
 
 # Older NumPyro releases lack some of these classes.
@@ -57,13 +56,6 @@ class mask_sites(Messenger):  # noqa: N801  # a handler, named as NumPyro names 
         """Mask the distribution of a site."""
         if msg["type"] == "sample" and msg["name"] in self.masks:
             msg["fn"] = msg["fn"].mask(self.masks[msg["name"]])
-
-
-def without_mask(fn: Distribution) -> Distribution:
-    """Return a distribution without its outermost masks."""
-    while isinstance(fn, dist.MaskedDistribution):
-        fn = fn.base_dist
-    return fn
 
 
 def without_censoring(fn: Distribution) -> Distribution:

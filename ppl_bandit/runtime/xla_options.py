@@ -24,7 +24,6 @@ from jax.sharding import Mesh
 from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 
 __all__ = [
-    "batch_options",
     "cache_folder",
     "in_order_options",
     "is_cache_off",
@@ -48,7 +47,6 @@ _SMALL = {
     "xla_backend_optimization_level": 2,
     "xla_cpu_parallel_codegen_split_count": min(num_cores(), _MAX_PARTS),
 }
-_BATCH = {**_SMALL, "xla_backend_optimization_level": 3}
 _QUICK = {**_SMALL, "xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -60,11 +58,6 @@ def small_options() -> dict[str, Any]:
 def large_options() -> dict[str, Any]:
     """Return options for a program of thousands of operations: it compiles in half the time and runs as fast."""
     return _supported(_LARGE)
-
-
-def batch_options() -> dict[str, Any]:
-    """Return options for a small program over hundreds of rows, which is worth full optimisation."""
-    return _supported(_BATCH)
 
 
 def quick_options() -> dict[str, Any]:
@@ -90,7 +83,7 @@ def _supported(options: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _supported_names() -> frozenset[str]:
-    every = {**_LARGE, **_BATCH, **_QUICK}
+    every = {**_LARGE, **_QUICK}
     if _are_supported(**every):  # one test compilation of 40 ms instead of one per option
         return frozenset(every)
     return frozenset(name for name, value in every.items() if _are_supported(**{name: value}))

@@ -77,17 +77,9 @@ def pick_arm(uniform: Float[Array, ""], probs: Float[Array, " A"]) -> Int[Array,
     cumulative = jnp.cumsum(probs)
     # A parallel cumulative sum may rise by a rounding error at an arm of probability 0: hence the two guards.
     total = jnp.max(jnp.where(probs > 0, cumulative, 0.0))
-    return _first((probs > 0) & (cumulative > uniform * total))
+    return jnp.argmax((probs > 0) & (cumulative > uniform * total))
 
 
 def find_leader(probs: Float[Array, " A"]) -> Int[Array, ""]:
     """Return the arm with the largest probability, the lowest index of several."""
-    return _first(probs == jnp.max(probs))
-
-
-def _first(is_member: Bool[Array, " A"]) -> Int[Array, ""]:
-    """Return the lowest index that is marked; at least one is.
-
-    A minimum: on CPU, XLA allocates memory in every call for each of the ten operations by which `argmax` compares two entries.
-    """
-    return jnp.min(jnp.where(is_member, jnp.arange(is_member.size), is_member.size - 1))
+    return jnp.argmax(probs)

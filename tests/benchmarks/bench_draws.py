@@ -20,7 +20,7 @@ NUM_RUNS, NUM_REPEATS = 8, 100
 
 def bits_of_jax(key, index, attempt):
     """Return two words for each index from `jax.random.bits`, in place of the unrolled hash."""
-    bits = jr.bits(jr.fold_in(jr.wrap_key_data(jnp.stack(key)), attempt), index.shape, jnp.uint64)
+    bits = jr.bits(jr.fold_in(key, attempt), index.shape, jnp.uint64)
     return (bits >> 32).astype(jnp.uint32), bits.astype(jnp.uint32)
 
 
@@ -35,7 +35,7 @@ def beta_wins(key, a, b):
 
 
 def gamma_draws(key, a, b):
-    return sampling.gamma(key, a, SHAPE[:1]) / b
+    return jnp.exp(sampling.log_gamma(key, a, SHAPE[:1], b))
 
 
 def normal_draws(key, a, b):
@@ -62,7 +62,7 @@ def main() -> None:
         programs = {}
         for function in (gamma_draws, normal_draws, beta_wins):
             programs[function.__name__] = compiled(function, *arguments)
-            programs[f"{function.__name__}, jax.random.bits"] = compiled(function, *arguments, threefry=bits_of_jax)
+            programs[f"{function.__name__}, jax.random.bits"] = compiled(function, *arguments, random_words=bits_of_jax)
             programs[f"{function.__name__}, not materialised"] = compiled(
                 function, *arguments, materialize=compute_directly
             )

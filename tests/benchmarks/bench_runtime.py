@@ -25,7 +25,7 @@ def without(trick):
     from ppl_bandit.runtime import packed_state, xla_options
 
     if trick in ("options", "order"):
-        for options in (xla_options._LARGE, xla_options._SMALL, xla_options._BATCH, xla_options._QUICK):
+        for options in (xla_options._LARGE, xla_options._SMALL, xla_options._QUICK):
             kept = {} if trick == "options" else dict(options)
             kept.update(xla_options._IN_ORDER) if trick == "options" else kept.pop("xla_cpu_scheduler_type")
             options.clear()

@@ -58,7 +58,7 @@ def report_gamma(shape: tuple[int, int], value: float, generator: np.random.Gene
     report(
         f"gamma({value})",
         shape,
-        lambda key: sampling.gamma(key, shapes, shape[:1]),
+        lambda key: jnp.exp(sampling.log_gamma(key, shapes, shape[:1])),
         lambda key: jr.gamma(key, value, shape),
         lambda _: generator.standard_gamma(value, shape, np.float32),
     )

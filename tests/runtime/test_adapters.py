@@ -176,7 +176,6 @@ def test_masks_expansion_and_censoring_are_unwrapped():
         numpyro_adapter.mask_of(masked), [True, False, True], "MaskedDistribution._mask changed"
     )
     assert numpyro_adapter.mask_of(plain.mask(False)) is False
-    assert numpyro_adapter.without_mask(masked.mask(True)) is plain
     censored = dist.RightCensoredDistribution(plain, jnp.zeros(3))
     assert numpyro_adapter.without_censoring(censored) is censored.base_dist, "censored classes were renamed"
     wrapped = dist.Normal(0.0, 1.0).expand([2]).to_event(1).mask(True)

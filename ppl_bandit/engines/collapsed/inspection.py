@@ -17,8 +17,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.collapsed.outer import OuterSpace, box_of, dependence, given, outer_space
-from ppl_bandit.engines.exact.certificate.affine import inverse_roundings
-from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, excess_of, residual_of, worst_of
+from ppl_bandit.engines.exact.certificate.certificate import (
+    Evidence,
+    Residual,
+    excess_of,
+    inverse_roundings,
+    residual_of,
+    worst_of,
+)
 from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.derivation import derive

@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
 from ppl_bandit.engines.exact.families.layout import SiteBlock
-from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
 from ppl_bandit.runtime.numpyro_adapter import element_support

@@ -20,8 +20,7 @@ from ppl_bandit.engines.exact.families.wider_prior import replace_prior_by_wider
 from ppl_bandit.engines.exact.laws.expectation import find_infinite_means
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine
-from ppl_bandit.engines.exact.tabulated_rows import tabulate_rows
-from ppl_bandit.engines.exact.update import Certificates, absorb_rows
+from ppl_bandit.engines.exact.update import Certificates, absorb_rows, tabulate_rows
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.wider_prior import sites_of_expected_rewards

@@ -72,8 +72,8 @@ def explain_conjugate(
     layout: Layout,
     prior: Posterior,
     evidence: Evidence,
-    discount: float = 1.0,
-    infinite: str = "",
+    discount: float,
+    infinite: str,
 ) -> Explanation:
     """Explain why a program is conjugate, and how it is updated.
 

@@ -1,18 +1,20 @@
-"""The conjugate update: add the natural parameters of certified rows to the posterior."""
+"""The conjugate update: add the natural parameters of rows to the posterior, certified ones once, simulated ones many times."""
 
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine, worst_of
-from ppl_bandit.engines.exact.certificate.chunks import for_each, join_chunks, scan_chunks, split_chunks
+from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.layout import REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import (
+    Natural,
     Posterior,
     absorb,
     coordinates_at,
@@ -23,14 +25,15 @@ from ppl_bandit.engines.exact.families.posterior import (
     total_of,
 )
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.jax_adapter import outside_trace
 from ppl_bandit.types import Interaction
 
-__all__ = ["Certificates", "absorb_rows"]
+__all__ = ["Certificates", "absorb_rows", "tabulate_rows"]
 
 _NUM_AROUND_CENTRE, _NUM_IN_POSTERIOR = 6, 4  # random points of a certificate
 _MAX_ROWS_AT_ONCE = 256
 _MAX_SECOND_DERIVATIVES = 1 << 20  # held at once
-_MIN_ROWS_TO_SUM = 64  # for fewer rows, a certificate of their sum costs more to compile than it saves
 
 
 class Certificates(NamedTuple):
@@ -61,14 +64,6 @@ class Certificates(NamedTuple):
     is_resolved: Bool[Array, ""]
 
 
-class _ChunkEvidence(NamedTuple):
-    """Residuals of a chunk's rows and of the prior, and whether jax's precision holds the posterior."""
-
-    rows: Residual
-    prior: Residual
-    is_resolved: Bool[Array, ""]
-
-
 def absorb_rows(
     model: RewardModel, layout: Layout, prior: Posterior, discount: float, state: Posterior, interaction: Interaction
 ) -> tuple[Posterior, Certificates]:
@@ -85,21 +80,19 @@ def absorb_rows(
     chunks = chunks._replace(mask=chunks.mask & is_row)
     prior_natural, prior_centre = natural_of(layout, prior), coordinates_at(layout, prior)
 
-    def absorb_chunk(posterior: Posterior, rows: Any, *, as_sum: bool) -> tuple[Posterior, _ChunkEvidence]:
-        """Certify every row by itself, or the sum of all rows and, if that fails, every row, to find which one."""
+    def absorb_chunk(posterior: Posterior, rows: Any) -> tuple[Posterior, tuple[Residual, Residual, Array]]:
+        """Return also the residuals of the rows and of the prior, and whether jax's precision holds the posterior."""
         centre, num_new = coordinates_at(layout, posterior), jnp.sum(rows.mask)
-        weights = rows.mask * discount ** (num_new - jnp.cumsum(rows.mask))
-        weights_of_sum = weights if as_sum else None
-        readings = read_rows(model, layout, centre, rows, weights=weights_of_sum)
+        readings = read_rows(model, layout, centre, rows)
         is_sound = readings.is_sound
-        by_group = readings.naturals_where(is_sound if as_sum else is_sound & rows.mask)
+        by_group = readings.naturals_where(is_sound & rows.mask)
         naturals = jax.tree.map(lambda leaf: leaf.sum(axis=1), by_group)
-        if discount < 1.0 and not as_sum:
-            naturals = jax.vmap(lambda natural, weight: jax.tree.map(lambda leaf: weight * leaf, natural))(
-                naturals, weights
-            )
-        start, total = posterior, total_of(naturals)
-        if discount < 1.0:
+        start = posterior
+        if discount == 1.0:
+            total = total_of(naturals)
+        else:
+            weights = discount ** (num_new - jnp.cumsum(rows.mask))
+            total = jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), naturals)
             start, prior_share = discount_towards_prior(layout, posterior, prior, discount**num_new)
             total = jax.tree.map(jnp.add, total, prior_share)
         after = absorb(layout, start, total, num_new)
@@ -107,23 +100,18 @@ def absorb_rows(
         real = regions[1].points.real
         is_held = is_resolved(layout, start, after, total, real[1:] - real[0])
         prior_here = relative_to(layout, prior_natural, prior_centre, centre)
-        found = compare_rows(model, layout, by_group, centre, regions, rows, weights=weights_of_sum, prior=prior_here)
-        residuals = for_each(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)), found)
+        found = compare_rows(model, layout, by_group, centre, regions, rows, prior=prior_here)
+        residuals = jax.vmap(lambda by_term: worst_of(jax.tree.map(lambda leaf: leaf[1:], by_term)))(found)
         failed, masked = (Residual(*map(jnp.asarray, nats)) for nats in ((jnp.inf, 0.0, jnp.inf), (0.0, 0.0, 0.0)))
         residuals = jax.tree.map(lambda own, other: jnp.where(is_sound, own, other), residuals, failed)
         residuals = jax.tree.map(lambda own, other: jnp.where(rows.mask, own, other), residuals, masked)
         in_prior = jax.tree.map(lambda leaf: leaf[0, 0], found)
-        absorbed = after, _ChunkEvidence(residuals, in_prior, is_held)
-        if not as_sum:
-            return absorbed
-        is_fine = jnp.all(is_affine(residuals)) & is_affine(in_prior) & is_held
-        return jax.lax.cond(is_fine, lambda: absorbed, lambda: absorb_chunk(posterior, rows, as_sum=False))
+        return after, (residuals, in_prior, is_held)
 
-    is_long = chunk_size >= _MIN_ROWS_TO_SUM and state.mean.dtype == jnp.float64
-    after, evidence = scan_chunks(functools.partial(absorb_chunk, as_sum=is_long), state, chunks)
-    residuals = join_chunks(evidence.rows, num_rows)
+    after, (residuals, in_prior, is_held) = jax.lax.scan(absorb_chunk, state, chunks)
+    residuals = join_chunks(residuals, num_rows)
     is_certified = is_affine(residuals)
-    is_prior_certified, is_held = jnp.all(is_affine(evidence.prior)), jnp.all(evidence.is_resolved)
+    is_prior_certified, is_held = jnp.all(is_affine(in_prior)), jnp.all(is_held)
     is_trusted = jnp.all(is_certified) & is_prior_certified & is_held
     kept = jax.tree.map(lambda new, old: jnp.where(is_trusted, new, old), after, state)
     return kept, Certificates(
@@ -133,6 +121,40 @@ def absorb_rows(
         residuals.tolerance,
         residuals.rounding,
         is_prior_certified,
-        jnp.max(evidence.prior.rounding),
+        jnp.max(in_prior.rounding),
         is_held,
     )
+
+
+def tabulate_rows(
+    model: RewardModel, layout: Layout, prior: Posterior, rows: Interaction
+) -> Callable[[Posterior, Float[Array, " N"], Int[Array, ""]], Posterior] | None:
+    """Return (posterior, weights, number of rows) -> the posterior with each row added as often as its weight says.
+
+    The rows are read at the prior's means, and certificates are left out: this is for simulated rows. A weight may be negative
+    where the sum over all rows is a likelihood.
+
+    Returns:
+        None if the program cannot produce a row, or its likelihood is not proved analytic.
+    """
+    with outside_trace(), jax.enable_x64(True):
+
+        def read() -> tuple[Natural, Array]:
+            centre = coordinates_at(layout, jax.tree.map(jnp.asarray, prior))
+            readings = read_rows(model, layout, centre, rows)
+            return jax.tree.map(lambda leaf: leaf.sum(axis=1), readings.naturals), readings.is_sound
+
+        naturals, is_sound = run_once(read)
+        start = jax.tree.map(np.asarray, coordinates_at(layout, prior))
+        naturals = jax.tree.map(np.asarray, naturals)
+    if not np.all(is_sound):
+        return None
+
+    def add(posterior: Posterior, weights: Float[Array, " N"], num_rows: Int[Array, ""]) -> Posterior:
+        dtype = posterior.mean.dtype
+        total = jax.tree.map(lambda leaf: jnp.tensordot(weights, jnp.asarray(leaf, dtype), axes=1), naturals)
+        origin = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), start)
+        total = relative_to(layout, total, origin, coordinates_at(layout, posterior))
+        return absorb(layout, posterior, total, num_rows)
+
+    return add

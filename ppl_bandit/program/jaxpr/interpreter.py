@@ -1,12 +1,12 @@
-"""The interpreter of jaxprs: it walks a jaxpr over the values of an abstract domain."""
+"""The interpreter of jaxprs: it walks a jaxpr over the values of an abstract domain; and the simplest domain, dependence."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ppl_bandit.program.jaxpr.primitives import Kind, describe_primitive
-from ppl_bandit.runtime.jax_adapter import Jaxpr, Literal, apply_primitive, called_jaxpr
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, apply_primitive, called_jaxpr
 
-__all__ = ["Domain", "interpret"]
+__all__ = ["Domain", "dependencies", "interpret"]
 
 
 class Domain(NamedTuple):
@@ -50,3 +50,20 @@ def interpret(
             results = domain.apply(eqn, values, callers)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+_DEPENDENCE = Domain(
+    apply=lambda eqn, labels, callers: [frozenset().union(*labels)] * len(eqn.outvars),
+    is_constant=lambda labels: not labels,
+    fold=lambda eqn, labels: [frozenset()] * len(eqn.outvars),
+    lift=lambda constant: frozenset(),
+)
+
+
+def dependencies(closed: ClosedJaxpr, labels: Sequence[frozenset]) -> list[frozenset]:
+    """Return, for each output of a jaxpr, the union of the labels of the inputs that it may depend on.
+
+    Args:
+        labels: a set of labels for each input.
+    """
+    return interpret(_DEPENDENCE, closed.jaxpr, closed.consts, labels)

@@ -1,5 +1,7 @@
 """The sites of a program, found by abstract tracing, and the requirements that they must meet."""
 
+import inspect
+import linecache
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,12 +11,19 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import Delta, biject_to
 
-from ppl_bandit.program.model.failures import failure_message, traced_value_message
 from ppl_bandit.program.model.tracing import Site, Trace, is_prior_term, run_program
 from ppl_bandit.runtime.numpyro_adapter import base_distribution, class_name, is_improper, mask_of
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["ProgramSpec", "check_expected_reward", "check_latents", "check_outcomes", "is_latent", "abstract_trace"]
+__all__ = [
+    "ProgramSpec",
+    "abstract_trace",
+    "check_expected_reward",
+    "check_latents",
+    "check_outcomes",
+    "failing_line",
+    "is_latent",
+]
 
 
 class ProgramSpec(NamedTuple):
@@ -49,7 +58,7 @@ class ProgramSpec(NamedTuple):
             return run_program(self.program, arm, context, {**latents, **values}, key)
         # Methods for the mean of a distribution raise these exceptions too, with another meaning.
         except (AttributeError, TypeError, NotImplementedError) as error:
-            raise InvalidProgram(failure_message(error, self.program, jnp.shape(arm)[0])) from error
+            raise InvalidProgram(_failure_message(error, self.program, jnp.shape(arm)[0])) from error
 
     def one_row_per_arm(self) -> tuple[Any, Any]:
         """Return arms and contexts: one row for each arm, in the example context."""
@@ -83,11 +92,11 @@ def abstract_trace(
         jax.errors.TracerIntegerConversionError,
         jax.errors.TracerArrayConversionError,
     ) as error:
-        raise InvalidProgram(traced_value_message(error, program)) from error
+        raise InvalidProgram(_traced_value_message(error, program)) from error
     except Exception as error:
         if "truth value of an array" in str(error):
-            raise InvalidProgram(traced_value_message(error, program)) from error
-        raise InvalidProgram(failure_message(error, program, num_rows)) from error
+            raise InvalidProgram(_traced_value_message(error, program)) from error
+        raise InvalidProgram(_failure_message(error, program, num_rows)) from error
     return caught
 
 
@@ -111,6 +120,37 @@ def _has_bijection(fn: Any) -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+def _failure_message(error: BaseException, program: Callable, num_rows: int) -> str:
+    """Return a message that a program failed, with advice if the cause is known."""
+    message = f"the program failed on {num_rows} rows{failing_line(error, program)}: {type(error).__name__}: {error}"
+    if "must have integer" in str(error):
+        message += (
+            "; a number of trials or an index that is a float, for example one from a context, needs .astype(int)"
+        )
+    return message
+
+
+def _traced_value_message(error: BaseException, program: Callable) -> str:
+    """Return a message that a program uses the number of a traced value."""
+    return (
+        f"the program needs a value that is only known at run time{failing_line(error, program)}: it must not branch in Python "
+        "on arm, context or a site's value, nor turn them into Python or NumPy numbers; index an array by arm or use jnp.where"
+    )
+
+
+def failing_line(error: BaseException, program: Callable) -> str:
+    """Return the innermost line of the program's own file in a traceback, in brackets; "" if there is none."""
+    code = getattr(inspect.unwrap(program), "__code__", None)
+    line, step = None, error.__traceback__
+    while step is not None:
+        if code is not None and step.tb_frame.f_code.co_filename == code.co_filename:
+            line = step.tb_lineno
+        step = step.tb_next
+    if line is None or code is None:
+        return ""
+    return f" (line {line}: `{linecache.getline(code.co_filename, line).strip()}`)"
 
 
 def is_latent(name: str, site: Site, outcomes: tuple[str, ...]) -> bool:

@@ -10,13 +10,12 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.jaxpr.entry_reads import DATA, connected_components
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges
+from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.jaxpr.source_lines import source_line
-from ppl_bandit.program.model.failures import failing_line
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND
-from ppl_bandit.program.model.sites import ProgramSpec
+from ppl_bandit.program.model.sites import ProgramSpec, failing_line
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, all_equations
 from ppl_bandit.types import InvalidProgram

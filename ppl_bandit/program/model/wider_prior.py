@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to, constraints
 
-from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, run_program
 from ppl_bandit.runtime.numpyro_adapter import element_support

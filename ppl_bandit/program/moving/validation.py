@@ -14,7 +14,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, feasible_latents, feasible_rewards
 from ppl_bandit.program.model.sites import ProgramSpec, abstract_trace, is_latent
 from ppl_bandit.program.model.tracing import Trace, is_prior_term, log_prob, run_program

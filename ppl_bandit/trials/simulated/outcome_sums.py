@@ -50,7 +50,7 @@ def sums_of_outcomes(law: Any) -> Sums | None:
 
 def _gamma(key: Key, shape: Float[Array, " A"]) -> Float[Array, " A"]:
     """Draw Gamma variables; 0 for shape 0."""
-    return jnp.where(shape > 0, sampling.gamma(key, jnp.where(shape > 0, shape, 1.0)), 0.0)
+    return jnp.where(shape > 0, jnp.exp(sampling.log_gamma(key, jnp.where(shape > 0, shape, 1.0))), 0.0)
 
 
 def _normal_sums(key: Key, num: Float[Array, " A"], mean: Any, sd: Any) -> tuple[Array, Array]:

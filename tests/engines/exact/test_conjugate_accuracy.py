@@ -378,7 +378,7 @@ def test_a_discount_weighs_each_row_by_its_age():
     assert_close(engine.capabilities.parameters(state), expected, rtol=1e-9)
 
 
-@pytest.mark.slow  # a program whose noise is the context; test_summed_rows.py masks rows in the default run
+@pytest.mark.slow  # a program whose noise is the context; test_many_rows.py masks rows in the default run
 def test_masked_rows_may_hold_anything_and_change_nothing():
     def program(arm, context):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([A]))

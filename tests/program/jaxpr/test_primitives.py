@@ -7,10 +7,9 @@ import pytest
 
 from ppl_bandit.program.jaxpr.affine_reads import affine_reads
 from ppl_bandit.program.jaxpr.analytic import analytic_intervals
-from ppl_bandit.program.jaxpr.dependence import dependencies
 from ppl_bandit.program.jaxpr.entry_reads import DATA, fold_in_numpy
 from ppl_bandit.program.jaxpr.index_limits import index_ranges
-from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
+from ppl_bandit.program.jaxpr.interpreter import Domain, dependencies, interpret
 from ppl_bandit.program.jaxpr.intervals import support_box
 from ppl_bandit.program.jaxpr.primitives import PRIMITIVES, Kind, describe_primitive
 from ppl_bandit.runtime.jax_adapter import all_equations

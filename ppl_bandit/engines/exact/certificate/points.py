@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_bandit.engines.exact.certificate.affine import Region, region_of
+from ppl_bandit.engines.exact.certificate.certificate import Region, region_of
 from ppl_bandit.engines.exact.families.gaussian import blocks_of, by_block, reals_of
 from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
 from ppl_bandit.engines.exact.families.posterior import (

@@ -16,9 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.exact.certificate.affine import Region
-from ppl_bandit.engines.exact.certificate.certificate import Residual, residual_of
-from ppl_bandit.engines.exact.certificate.chunks import for_each
+from ppl_bandit.engines.exact.certificate.certificate import Region, Residual, residual_of
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, latents_at
@@ -86,10 +84,7 @@ def read_rows(
         def derive_group(one: Float[Array, " groups"]) -> Natural:
             return derive(layout, lambda point: one @ log_likelihoods(point), centre)
 
-        if num_groups == 1:
-            naturals = jax.tree.map(lambda leaf: leaf[None], derive_group(jnp.ones(1)))
-        else:
-            naturals = jax.vmap(derive_group)(jnp.eye(num_groups))
+        naturals = jax.vmap(derive_group)(jnp.eye(num_groups))
         is_possible = jnp.all((rows.arm >= 0) & (rows.arm < model.num_arms))
         is_possible &= jnp.all(jnp.isfinite(log_likelihoods(centre)))
         for is_inside in model.in_support(latents_at(layout, centre), rows).values():
@@ -101,7 +96,7 @@ def read_rows(
             seen[:] = prove(rows)
         return naturals, is_possible, [obstacle.is_present for obstacle in seen]
 
-    naturals, is_possible, is_present = for_each(read, *_batches(rows, weights, centre))
+    naturals, is_possible, is_present = jax.vmap(read)(*_batches(rows, weights, centre))
     obstacles = [obstacle._replace(is_present=flag) for obstacle, flag in zip(seen, is_present, strict=True)]
     return RowReadings(naturals, is_possible, obstacles)
 
@@ -131,7 +126,7 @@ def compare_rows(
         densities = _log_likelihoods(model, layout, rows, weights, with_prior=prior is not None)
         return residual_of(layout, densities, own, centre, regions, rows.arm.shape[0])
 
-    return for_each(compare, *_batches(rows, weights, centre), naturals)
+    return jax.vmap(compare)(*_batches(rows, weights, centre), naturals)
 
 
 def _log_likelihoods(

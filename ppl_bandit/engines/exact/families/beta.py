@@ -8,9 +8,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from ppl_bandit.engines.exact.families.family import Family
+from ppl_bandit.engines.exact.families.family import Family, misfit, round_to_halves
 from ppl_bandit.engines.exact.families.layout import UNIT, Layout, SiteBlock
-from ppl_bandit.engines.exact.families.numeric import misfit, round_to_halves
 from ppl_bandit.numerics import marginal_laws, sampling
 from ppl_bandit.numerics.log_gamma import betaln
 from ppl_bandit.types import Key

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
-from ppl_bandit.engines.exact.families.family import Family
+from ppl_bandit.engines.exact.families.family import Family, round_to_halves
 from ppl_bandit.engines.exact.families.layout import SIMPLEX
-from ppl_bandit.engines.exact.families.numeric import round_to_halves
 from ppl_bandit.numerics import sampling
 from ppl_bandit.numerics.log_gamma import gammaln
 

@@ -16,10 +16,10 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, Layout, SiteBlock
+from ppl_bandit.engines.exact.families.layout import REAL, SIMPLEX, Layout, SiteBlock
 from ppl_bandit.engines.exact.refusals import KEEP
 from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals
-from ppl_bandit.program.jaxpr.dependence import dependencies
+from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.jaxpr.intervals import Interval, is_inside, simplex_box, support_box
 from ppl_bandit.program.jaxpr.polynomial_degree import MAX_DEGREE
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -175,9 +175,7 @@ def _support(number: int, site: SiteBlock) -> Interval:
     """
     if site.kind == SIMPLEX:
         return simplex_box(number, site.shape)
-    low = -np.inf if site.kind == REAL else site.low
-    high = np.inf if site.kind in (REAL, POSITIVE) else site.high
-    return support_box(low, high, site.shape)
+    return support_box(site.low, site.high, site.shape)
 
 
 def _claims(name: str, site: Site) -> list[_Claim]:

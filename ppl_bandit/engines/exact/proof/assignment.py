@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import constraints
 
-from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout, SiteBlock
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, Layout, SiteBlock
 from ppl_bandit.engines.exact.families.posterior import generic_point, latents_at
 from ppl_bandit.engines.exact.families.registry import FAMILIES
 from ppl_bandit.engines.exact.proof.gaussian_blocks import in_blocks
@@ -74,7 +74,8 @@ def read_supports(model: RewardModel) -> Layout:
                 f"is not conjugate: '{name}' has support {class_name(support)}, which belongs to no conjugate family",
                 "conjugate families live on (0, 1), on positive numbers, on the simplex and on the reals",
             )
-        low, high = (getattr(support, f"{end}_bound", default) for end, default in (("lower", 0.0), ("upper", 1.0)))
+        ends = (0.0, 1.0) if kind == SIMPLEX else (-np.inf, np.inf)
+        low, high = getattr(support, "lower_bound", ends[0]), getattr(support, "upper_bound", ends[1])
         num_event_dims = 0 if kind == REAL else FAMILIES[kind].num_event_dims
         site = SiteBlock(name, kind, model.latent_shapes[name], 0, np.asarray(low), np.asarray(high), num_event_dims)
         site = site._replace(start=num_elements.get(site.group, 0))

@@ -7,8 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact.certificate.affine import Region, inverse_roundings, region_of
-from ppl_bandit.engines.exact.certificate.certificate import Evidence, Residual, is_affine, residual_of, worst_of
+from ppl_bandit.engines.exact.certificate.certificate import (
+    Evidence,
+    Region,
+    Residual,
+    inverse_roundings,
+    is_affine,
+    region_of,
+    residual_of,
+    worst_of,
+)
 from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import REAL, Layout, SiteBlock

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine, worst_of
-from ppl_bandit.engines.exact.certificate.chunks import join_chunks, scan_chunks, split_chunks
+from ppl_bandit.engines.exact.certificate.chunks import join_chunks, split_chunks
 from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.layout import Layout
@@ -134,11 +134,10 @@ def certify_trial_rows(
     size = rows_per_sum(num_rows)
     if size == 1:
         chunks, _ = split_chunks((rows, stretch), num_rows, min(num_rows, _MAX_ROWS_AT_ONCE))
-        _, found = scan_chunks(lambda _, chunk: (None, certify_each(*chunk)), None, chunks)
-        certificates, naturals = join_chunks(found, num_rows)
+        certificates, naturals = join_chunks(jax.lax.map(lambda chunk: certify_each(*chunk), chunks), num_rows)
         return certificates, jax.tree.map(lambda leaf: leaf[:: model.num_arms], naturals)
     weights = jnp.where(is_feasible, rng.uniform(0.5, 1.0, size=num_rows), 0.0)
     chunks, _ = split_chunks((rows._replace(mask=is_feasible), stretch, weights), num_rows, size)
-    _, found = scan_chunks(lambda _, chunk: (None, certify_sum(*chunk)), None, chunks)
+    certificates = join_chunks(jax.lax.map(lambda chunk: certify_sum(*chunk), chunks), num_rows)
     on_first_arm = read_rows(model, layout, centre, jax.tree.map(lambda leaf: leaf[:: model.num_arms], rows))
-    return join_chunks(found, num_rows), jax.vmap(total_of)(on_first_arm.naturals)
+    return certificates, jax.vmap(total_of)(on_first_arm.naturals)

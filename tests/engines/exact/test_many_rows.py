@@ -1,4 +1,4 @@
-"""Many rows certified by their sum: the same posterior as row by row, and one bad row among them is found."""
+"""Many rows at once: the same posterior as row by row, and one bad row among them is found."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def closed_form(rows):
     return 0.25 + sums[0], sums[1] / (0.25 + sums[0])
 
 
-def test_the_sum_of_many_rows_gives_the_posterior_of_each_in_turn(engine, update):
+def test_many_rows_at_once_give_the_posterior_in_closed_form(engine, update):
     rows = rows_of()
     with jax.enable_x64(True):
         after, info = update(jr.key(0), engine.init(jr.key(0)), rows)
@@ -57,7 +57,7 @@ def test_the_sum_of_many_rows_gives_the_posterior_of_each_in_turn(engine, update
     np.testing.assert_allclose(after.precision[:, 0, 0], precision, rtol=1e-12)
     np.testing.assert_allclose(after.mean[:, 0], mean, rtol=1e-10)
     residual, tolerance = (np.max(np.asarray(part)) for part in (info.residual, info.tolerance))
-    assert 0.0 < residual <= tolerance < 1e-6  # nats, of all rows together
+    assert 0.0 < residual <= tolerance < 1e-6  # nats, of one row
 
 
 def test_one_row_that_is_not_conjugate_is_found_among_many_and_nothing_is_absorbed(engine, update):
