@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from shared_models import bernoulli_parts
+from shared_models import bernoulli_bandit, bernoulli_parts
 
 from ppl_bandit import Bandit, NotCertified, RewardModel, engines, selectors
 from ppl_bandit.journal import checkpoints
@@ -36,8 +36,7 @@ def linear_parts():
 
 
 def conversion_bandit(parts, **options):
-    model, engine = parts
-    return Bandit(model, arms=ARMS, engine=engine, **options)
+    return bernoulli_bandit(arms=ARMS, **options)
 
 
 def frozen(bandit):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from scipy import integrate, stats
-from shared_models import bernoulli_parts
+from shared_models import THOMPSON, bernoulli_bandit, bernoulli_parts
 
 from ppl_bandit import Bandit, selectors
 from ppl_bandit.journal.journal import Journal
@@ -19,7 +19,7 @@ from ppl_bandit.trials.recorded_design import design_from_settings, design_setti
 ARMS = ["control", "low", "high"]
 DESIGN = Design(
     [20, 40, 60],
-    selector=selectors.thompson(),
+    selector=THOMPSON,
     stopping=[stopping.superiority(0.99), stopping.inferiority(0.02), stopping.equivalence(0.9, 0.05)],
     allocation="looks",
     floors=0.1,
@@ -27,8 +27,7 @@ DESIGN = Design(
 
 
 def build(**settings):
-    model, engine = bernoulli_parts(3)
-    return Bandit(model, arms=ARMS, engine=engine, **settings)
+    return bernoulli_bandit(arms=ARMS, **settings)
 
 
 def best_arm_probs(alphas, betas):
@@ -199,7 +198,7 @@ def test_designs_that_do_not_fit_are_refused():
 
 def test_a_design_is_restored_from_json_values():
     rules = [stopping.superiority([0.999, 0.99, 0.98]), stopping.predictive_success(None, 20, below=0.05)]
-    design = Design([10, 20], selector=selectors.thompson(), stopping=rules, lag=[0.5, 0.5], max_rows=30)
+    design = Design([10, 20], selector=THOMPSON, stopping=rules, lag=[0.5, 0.5], max_rows=30)
     settings = design_settings(design)
     assert design_settings(design_from_settings(settings)) == settings
     with pytest.raises(ValueError, match="a design has the arguments of Design"):
