@@ -5,7 +5,8 @@ import functools
 import numpyro
 import numpyro.distributions as dist
 
-from ppl_bandit import Bandit, RewardModel, engines, selectors
+from ppl_bandit import Bandit, RewardModel, selectors
+from ppl_bandit.evaluation.posterior_path import engine_of
 
 # Shared, because a selector that is made anew has compiled functions of its own.
 THOMPSON = selectors.thompson()
@@ -29,7 +30,7 @@ def bernoulli_model(num_arms):
 
 @functools.cache
 def bernoulli_engine(num_arms):
-    return engines.conjugate(bernoulli_model(num_arms))
+    return engine_of(bernoulli_model(num_arms))  # which `evaluate` keeps for this model too
 
 
 @functools.cache
