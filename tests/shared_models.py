@@ -5,7 +5,12 @@ import functools
 import numpyro
 import numpyro.distributions as dist
 
-from ppl_bandit import RewardModel, engines
+from ppl_bandit import Bandit, RewardModel, selectors
+from ppl_bandit.evaluation.posterior_path import engine_of
+
+# Shared, because a selector that is made anew has compiled functions of its own.
+THOMPSON = selectors.thompson()
+FLOORED = selectors.with_floor(THOMPSON, 0.1)
 
 
 @functools.cache
@@ -25,7 +30,7 @@ def bernoulli_model(num_arms):
 
 @functools.cache
 def bernoulli_engine(num_arms):
-    return engines.conjugate(bernoulli_model(num_arms))
+    return engine_of(bernoulli_model(num_arms))  # which `evaluate` keeps for this model too
 
 
 @functools.cache
@@ -33,3 +38,9 @@ def bernoulli_parts(num_arms):
     """Return a model and a factory of its engine: bandits of the same parts, selector and draws share compiled functions."""
     engine = bernoulli_engine(num_arms)
     return bernoulli_model(num_arms), lambda model: engine
+
+
+def bernoulli_bandit(num_arms=3, **options):
+    """Return a bandit whose functions are compiled once in a process, unless options change the selector or the draws."""
+    model, engine = bernoulli_parts(num_arms)
+    return Bandit(model, **({"engine": engine, "num_samples": 200} | options))

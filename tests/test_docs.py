@@ -16,15 +16,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Their blocks build many engines or simulate, which takes two thirds of the time of all pages: run them with -m slow after
-# editing them.
+# Their blocks build many engines or simulate, which takes two thirds of the time of all pages, or prove what other tests prove:
+# run them with -m slow after editing them.
 SLOW_PAGES = (
     "docs/beyond-the-paper.md",
     "docs/censored.md",
     "docs/comparing.md",
     "docs/conclusions.md",
+    "docs/conjugacy.md",
     "docs/engines.md",
     "docs/explain.md",
+    "docs/index.md",  # the program of the README
     "docs/live-experiments.md",
     "docs/moving-worlds.md",
     "docs/off-policy-evaluation.md",

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from shared_models import bernoulli_model
 
 from ppl_bandit import Environment, Interaction, RewardModel, engines, selectors, simulate
 
@@ -77,9 +78,9 @@ def test_a_discounted_posterior_matches_weighted_sums_by_hand(model):
     np.testing.assert_allclose(found["variance"]["concentration"], 3 + weight.sum() / 2, rtol=1e-10)
 
 
-def test_a_discount_outside_its_range_is_refused(model):
+def test_a_discount_outside_its_range_is_refused():
     with pytest.raises(ValueError, match=r"discount must lie in \(0, 1\], got 1.5"):
-        engines.conjugate(model, discount=1.5)
+        engines.conjugate(bernoulli_model(3), discount=1.5)
 
 
 def conversion(arm):
@@ -109,6 +110,23 @@ def test_forgetting_lowers_the_regret_where_the_best_arm_changes_and_costs_some_
     assert standard_errors(kept_before + kept_after - before - after) > 4
 
 
+def test_a_discounted_beta_posterior_follows_power_discounting():
+    arms, rewards = np.array([0, 1, 0, 0, 1]), np.array([1, 0, 0, 1, 1])
+    expected = np.ones((2, 2))
+    for arm, reward in zip(arms, rewards, strict=True):
+        expected = 1.0 + 0.8 * (expected - 1.0)
+        expected[:, arm] += [reward, 1 - reward]
+    with jax.enable_x64(True):
+        engine = engines.conjugate(bernoulli_model(2), discount=0.8)
+        data = Interaction(jnp.asarray(arms), jnp.asarray(rewards))
+        state, info = jax.jit(lambda: engine.update(jr.key(0), engine.init(jr.key(0)), data))()
+        found = engine.capabilities.parameters(state)["rate"]
+    assert bool(info.is_trusted)
+    for own, name in zip(expected, ("concentration1", "concentration0"), strict=True):
+        np.testing.assert_allclose(found[name], own, rtol=1e-10)
+
+
+@pytest.mark.slow  # two families in one program
 def test_discounted_beta_and_gamma_posteriors_follow_power_discounting():
     def rates(arm):
         with numpyro.plate("arms", 2):

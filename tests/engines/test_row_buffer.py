@@ -30,11 +30,12 @@ def reward_model():
 ROWS = Interaction(jnp.array([0, 1, 1]), jnp.array([0.3, -1.0, 2.0]), {"x": jnp.array([1.0, 2.0, -0.5])})
 
 
+append = jax.jit(append_rows, static_argnames=("model", "merges"))  # one compilation for each form of rows
+
+
 def test_rows_that_count_are_written_in_order_and_the_others_are_not():
-    buffer = append_rows(
-        reward_model(), empty_buffer(reward_model(), 4), ROWS._replace(mask=jnp.array([True, False, True]))
-    )
-    buffer = append_rows(reward_model(), buffer, ROWS._replace(mask=jnp.array([False, True, False])))
+    buffer = append(reward_model(), empty_buffer(reward_model(), 4), ROWS._replace(mask=jnp.array([True, False, True])))
+    buffer = append(reward_model(), buffer, ROWS._replace(mask=jnp.array([False, True, False])))
     data = read_buffer(buffer)
     assert int(buffer.num_rows) == 3
     np.testing.assert_array_equal(data.rows.mask, [True, True, True, False])
@@ -44,32 +45,32 @@ def test_rows_that_count_are_written_in_order_and_the_others_are_not():
 
 
 def test_equal_rows_are_kept_once_and_counted():
-    buffer = append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS)
+    buffer = append(reward_model(), empty_buffer(reward_model(), 4), ROWS)
     again = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:2], leaf[:1]]), ROWS)
-    buffer = append_rows(reward_model(), buffer, again)
+    buffer = append(reward_model(), buffer, again)
     assert int(buffer.num_rows) == 3
     np.testing.assert_array_equal(read_buffer(buffer).weights, [3.0, 2.0, 1.0, 0.0])
-    kept_apart = append_rows(
+    kept_apart = append(
         reward_model(),
-        append_rows(reward_model(), empty_buffer(reward_model(), 8), ROWS, merges=False),
+        append(reward_model(), empty_buffer(reward_model(), 8), ROWS, merges=False),
         again,
         merges=False,
     )
     assert int(kept_apart.num_rows) == 6
     # A zero with a sign is equal to one without.
     zeros = Interaction(jnp.zeros(2, int), jnp.array([0.0, -0.0]), {"x": jnp.array([-0.0, 0.0])})
-    assert int(append_rows(reward_model(), empty_buffer(reward_model(), 4), zeros).num_rows) == 1
+    assert int(append(reward_model(), empty_buffer(reward_model(), 4), zeros).num_rows) == 1
 
 
 def test_the_rows_of_some_arms_are_read_alone():
-    data = read_buffer(append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS), of=jnp.array([False, True]))
+    data = read_buffer(append(reward_model(), empty_buffer(reward_model(), 4), ROWS), of=jnp.array([False, True]))
     assert int(data.num_rows) == 2
     np.testing.assert_array_equal(data.places[:2], [1, 2])
     np.testing.assert_array_equal(data.weights, [0.0, 1.0, 1.0, 0.0])
 
 
 def test_capacity_doubles_until_the_rows_fit_and_the_data_stay():
-    buffer = append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS)
+    buffer = append(reward_model(), empty_buffer(reward_model(), 4), ROWS)
     masked, has_room = rows_that_fit(buffer, ROWS)
     assert not has_room and not np.any(masked.mask)
     one, has_room = rows_that_fit(buffer, ROWS._replace(mask=jnp.array([False, True, False])))
@@ -82,11 +83,11 @@ def test_capacity_doubles_until_the_rows_fit_and_the_data_stay():
 
 
 def test_an_older_row_counts_for_less_by_the_discount():
-    buffer = append_rows(reward_model(), empty_buffer(reward_model(), 4), ROWS)
+    buffer = append(reward_model(), empty_buffer(reward_model(), 4), ROWS)
     np.testing.assert_allclose(read_buffer(buffer, 0.9).weights, [0.81, 0.9, 1.0, 0.0], rtol=1e-6)
 
 
 def test_floats_are_refused_where_the_example_context_has_integers():
     model = RewardModel(regression, 2, context={"x": 1})
     with pytest.raises(TypeError, match="give an example context with decimals"):
-        append_rows(model, empty_buffer(model, 4), ROWS)
+        append(model, empty_buffer(model, 4), ROWS)

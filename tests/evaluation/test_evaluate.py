@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pandas
 import pytest
-from shared_models import bernoulli_engine, bernoulli_model, bernoulli_parts
+from shared_models import FLOORED, bernoulli_bandit, bernoulli_engine, bernoulli_model, bernoulli_parts
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, evaluate, selectors
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
@@ -39,15 +39,7 @@ def frame(num_rows=600, seed=0):
 def played(tmp_path_factory):
     """A bandit with a journal: 300 decisions, one of them pending, one discarded, one corrected, two imported plays."""
     path = tmp_path_factory.mktemp("evaluation") / "journal.db"
-    model, engine = bernoulli_parts(3)
-    bandit = Bandit(
-        model,
-        arms=list(RATES),
-        engine=engine,
-        selector=selectors.with_floor(selectors.thompson(), 0.1),
-        journal=path,
-        num_samples=200,
-    )
+    bandit = bernoulli_bandit(arms=list(RATES), selector=FLOORED, journal=path)
     rng = np.random.default_rng(0)
     for number in range(300):
         decision = bandit.select()
@@ -224,7 +216,7 @@ def test_the_figure_and_the_html_state_the_answer():
 def test_a_deterministic_selector_is_named_when_the_bandit_is_built_and_its_log_is_refused_with_the_remedy():
     model, engine = bernoulli_parts(3)
     with pytest.warns(UserWarning, match="decisions of greedy are deterministic.*with_floor") as warned:
-        bandit = Bandit(model, arms=list(RATES), engine=engine, selector=selectors.greedy(), num_samples=50)
+        bandit = Bandit(model, arms=list(RATES), engine=engine, selector=selectors.greedy(), num_samples=200)
     assert len(warned) == 1 and warned[0].filename == __file__
     assert str(warned[0].message) in bandit.explain()
     for _ in range(5):

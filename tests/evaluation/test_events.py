@@ -4,7 +4,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from shared_models import bernoulli_parts
+from shared_models import FLOORED, bernoulli_bandit
 
 from ppl_bandit import Bandit, Journal, evaluate, selectors
 
@@ -17,17 +17,12 @@ def any_arms(arm, *, num_arms):
     numpyro.sample("reward", dist.Bernoulli(rate[arm]))
 
 
-def build(**settings):
-    model, engine = bernoulli_parts(2)
-    return Bandit(model, arms=ARMS, engine=engine, num_samples=50, **settings)
-
-
 def with_floor(floor):
     return selectors.with_floor(selectors.thompson(), floor)
 
 
 def test_late_rewards_stand_where_their_decision_was_made_and_corrected_ones_count_with_their_last_value():
-    bandit = build(selector=with_floor(0.1))
+    bandit = bernoulli_bandit(selector=FLOORED)
     first, second, third = (bandit.select() for _ in range(3))
     bandit.update(third, 0.0)
     bandit.update(second, 0.0)
@@ -45,15 +40,15 @@ def test_after_a_change_of_settings_every_decision_keeps_the_propensities_that_i
             bandit.update(bandit.select(), 1.0 if bandit.select().arm == "a" else 0.0)
 
     path = tmp_path / "journal.db"
-    bandit = build(selector=with_floor(0.02), journal=path)
+    bandit = bernoulli_bandit(arms=[*ARMS, "c"], selector=FLOORED, journal=path)
     play(bandit, 10)
     before = bandit.logged_decisions()
-    changed = build(selector=with_floor(0.45), journal=path, allow_changed=True)
+    changed = bernoulli_bandit(arms=[*ARMS, "c"], selector=with_floor(0.3), journal=path, allow_changed=True)
     play(changed, 10)
     after = changed.logged_decisions()
     assert before.arm.size == 10 and after.arm.size == 20
-    assert (after.propensities[:10] == before.propensities).all() and before.propensities[1:].min() < 0.45
-    assert after.propensities[10:].min() >= 0.45
+    assert (after.propensities[:10] == before.propensities).all() and before.propensities[1:].min() < 0.3
+    assert after.propensities[10:].min() >= 0.3
     with Journal(path) as journal:
         assert evaluate(journal, "a").diagnostics["smallest_propensity"] == before.propensities[:, 0].min()
 

@@ -5,9 +5,9 @@ import numpyro
 import numpyro.distributions as dist
 import pandas
 import pytest
-from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
+from shared_models import THOMPSON, bernoulli_engine, bernoulli_model, bernoulli_program
 
-from ppl_bandit import Environment, RewardModel, engines, evaluate, selectors, simulate
+from ppl_bandit import Environment, RewardModel, evaluate, selectors, simulate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.predictive_scores import compare_programs
 from ppl_bandit.evaluation.rejection import accept_function, accepted_rows, evaluate_by_rejection
@@ -53,23 +53,19 @@ def test_decisions_accepted_from_logs_earn_what_a_simulated_selector_earns():
 
 
 def test_a_path_says_for_how_many_decisions_it_holds():
-    found = evaluate_by_rejection(uniform_log(300), selectors.thompson(), model=bernoulli_model(2))
+    found = evaluate_by_rejection(uniform_log(300), THOMPSON, model=bernoulli_model(2))
     assert "not for 300" in found.verdict and not found.is_refused
     assert found.num_accepted == found.rewards.size < found.num_decisions == 300
 
 
 def test_rows_that_could_not_play_an_arm_are_left_out_without_contexts_and_refused_if_none_is_left():
     log = uniform_log(200)
-    log.propensities[:20] = np.eye(2)[log.arm[:20]]
-    assert evaluate_by_rejection(log, selectors.greedy(), model=bernoulli_model(2)).num_accepted <= 180
+    log.propensities[:180] = np.eye(2)[log.arm[:180]]
+    found = evaluate_by_rejection(log, selectors.greedy(), model=bernoulli_model(2))
+    assert found.num_accepted <= 20 and found.is_refused and "too few" in str(found)
     log.propensities[:] = np.eye(2)[log.arm]
     with pytest.raises(ValueError, match="200 of 200 rows .*with_floor"):
         evaluate_by_rejection(log, selectors.greedy(), model=bernoulli_model(2))
-
-
-def test_a_short_path_is_refused():
-    found = evaluate_by_rejection(uniform_log(20), selectors.thompson(), model=bernoulli_model(2))
-    assert found.is_refused and "too few" in str(found)
 
 
 def test_worlds_drawn_from_a_posterior_have_its_draws_as_truths():
@@ -78,8 +74,8 @@ def test_worlds_drawn_from_a_posterior_have_its_draws_as_truths():
     runs = simulate(
         0,
         bernoulli_model(2),
-        engines.conjugate,
-        selectors.thompson(),
+        bernoulli_engine(2),
+        THOMPSON,
         world,
         num_steps=3,
         num_realizations=200,
@@ -129,7 +125,7 @@ def test_a_frame_with_numbered_arms_has_the_order_of_the_model():
 
 
 def test_a_selector_may_be_compared_with_a_policy():
-    found = evaluate(uniform_log(300), selectors.thompson(), model=bernoulli_model(2), baseline={0: 0.5, 1: 0.5})
+    found = evaluate(uniform_log(300), THOMPSON, model=bernoulli_model(2), baseline={0: 0.5, 1: 0.5})
     assert "thompson() on the logged path" in found.verdict
     with pytest.raises(ValueError, match="must be a RewardModel"):
         evaluate(uniform_log(30), 0, model=bernoulli_program(2))

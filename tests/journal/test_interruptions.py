@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shared_models import bernoulli_parts
+from shared_models import bernoulli_bandit
 
 import ppl_bandit
-from ppl_bandit import Bandit
 from ppl_bandit.journal.decision_record import fold_decision
 
 FOLDERS = tuple(str(Path(ppl_bandit.__file__).parent / name) for name in ("live", "journal", "posterior", "inputs"))
@@ -18,11 +17,6 @@ FOLDERS = tuple(str(Path(ppl_bandit.__file__).parent / name) for name in ("live"
 
 class Interruption(KeyboardInterrupt):
     """What Ctrl-C raises, told apart from a real one."""
-
-
-@pytest.fixture(scope="module")
-def parts():
-    return bernoulli_parts(2)
 
 
 def interrupted(call, is_wanted):
@@ -53,7 +47,7 @@ def check(bandit):
     found = bandit.posterior_parameters()["rate"]
     arms, rewards, _ = bandit._rows()
     for name, values in (("concentration1", rewards["reward"]), ("concentration0", 1 - rewards["reward"])):
-        np.testing.assert_allclose(found[name], 1 + np.bincount(arms, weights=values, minlength=2))
+        np.testing.assert_allclose(found[name], 1 + np.bincount(arms, weights=values, minlength=3))
     experiment = bandit._experiment
     records = [fold_decision(events) for events in experiment.store.decisions(experiment.name)]
     assert sum(record.status == "rewarded" for record in records) == arms.size == bandit.num_rewards
@@ -63,10 +57,9 @@ def check(bandit):
     assert len(set(numbers)) == len(numbers)
 
 
-def interrupt_repeatedly(parts, journal, kind, wanted_lines):
+def interrupt_repeatedly(journal, kind, wanted_lines):
     """Interrupt calls of one kind until a call ends; `wanted_lines(n)` says where to interrupt call n. Return how many were."""
-    model, engine = parts
-    bandit = Bandit(model, engine=engine, num_samples=50, journal=journal)
+    bandit = bernoulli_bandit(journal=journal)
     for number in itertools.count():
         decisions, value = [bandit.select() for _ in range(2)], number % 2
         if kind == "correct":
@@ -86,7 +79,7 @@ def interrupt_repeatedly(parts, journal, kind, wanted_lines):
             check(bandit)
     check(bandit)
     if journal is not None:
-        again = Bandit(model, engine=engine, num_samples=50, journal=journal)
+        again = bernoulli_bandit(journal=journal)
         assert again.num_rewards == bandit.num_rewards
         assert bandit._experiment.store.find_damage("default") is None
     return number
@@ -95,7 +88,7 @@ def interrupt_repeatedly(parts, journal, kind, wanted_lines):
 KINDS = ["update", "correct", "select", "batch"]
 
 
-def test_an_interruption_at_any_line_loses_and_doubles_nothing(parts, tmp_path):
+def test_an_interruption_at_any_line_loses_and_doubles_nothing(tmp_path):
     """Every line that one of the calls runs is interrupted once: by the first call that runs it."""
     covered = set()
 
@@ -106,16 +99,16 @@ def test_an_interruption_at_any_line_loses_and_doubles_nothing(parts, tmp_path):
 
     for journal in (None, tmp_path / "j.db"):
         for kind in KINDS:
-            interrupt_repeatedly(parts, journal, kind, lambda _: is_new)
+            interrupt_repeatedly(journal, kind, lambda _: is_new)
     assert len(covered) > 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_durable", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interruption_each_time_that_a_line_runs_loses_and_doubles_nothing(parts, tmp_path, kind, is_durable):
+def test_an_interruption_each_time_that_a_line_runs_loses_and_doubles_nothing(tmp_path, kind, is_durable):
     def nth_line(number):
         events = itertools.count()
         return lambda file, line: next(events) == number
 
-    assert interrupt_repeatedly(parts, tmp_path / "j.db" if is_durable else None, kind, nth_line) > 20
+    assert interrupt_repeatedly(tmp_path / "j.db" if is_durable else None, kind, nth_line) > 20

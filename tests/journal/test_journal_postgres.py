@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from shared_models import bernoulli_parts
+from shared_models import bernoulli_bandit
 
-from ppl_bandit import Bandit, Journal, JournalError
+from ppl_bandit import Journal, JournalError
 from ppl_bandit.journal.events import DECIDED, new_event
 from ppl_bandit.journal.stores import postgres
 
@@ -37,10 +37,9 @@ def step(bandit, reward):
 
 
 def test_an_experiment_goes_on_through_a_server_that_is_killed_and_started(server, monkeypatch):
-    model, engine = bernoulli_parts(3)
-    plain = Bandit(model, engine=engine, num_samples=100)
-    options = dict(engine=engine, num_samples=100, journal=server.url, name="restart")
-    bandit = Bandit(model, **options)
+    plain = bernoulli_bandit()
+    options = dict(journal=server.url, name="restart")
+    bandit = bernoulli_bandit(**options)
     assert [step(bandit, i % 2) for i in range(5)] == [step(plain, i % 2) for i in range(5)]
     server.stop()  # at once, as after a power cut
     threading.Timer(0.5, server.start).start()
@@ -56,7 +55,7 @@ def test_an_experiment_goes_on_through_a_server_that_is_killed_and_started(serve
     bandit.update(decision, 1)
     bandit.update(decision, 1)
     plain.update(expected, 1)
-    again = Bandit(model, **options)
+    again = bernoulli_bandit(**options)
     assert again.num_rewards == plain.num_rewards == 7
     assert again.select().arm == plain.select().arm
     with Journal(server.url) as journal:

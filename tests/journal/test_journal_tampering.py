@@ -5,9 +5,9 @@ import shutil
 import sqlite3
 
 import pytest
-from shared_models import bernoulli_parts
+from shared_models import bernoulli_bandit
 
-from ppl_bandit import Bandit, Journal, JournalError
+from ppl_bandit import Journal, JournalError
 from ppl_bandit.commands.cli import main
 from ppl_bandit.journal.events import DECIDED, new_event
 from ppl_bandit.journal.stores.sql import SqlStore
@@ -95,18 +95,12 @@ def test_a_journal_without_heads_is_opened_and_gains_them(path):
         journal.verify("x")
 
 
-@pytest.fixture(scope="module")
-def options():
-    model, engine = bernoulli_parts(3)
-    return {"program": model, "engine": engine, "num_samples": 50}
-
-
-def test_a_bandit_does_not_open_a_shortened_journal(options, tmp_path):
-    bandit = Bandit(**options, journal=tmp_path / "j.db")
+def test_a_bandit_does_not_open_a_shortened_journal(tmp_path):
+    bandit = bernoulli_bandit(journal=tmp_path / "j.db")
     bandit.update(bandit.select(), 1)
     edit(tmp_path / "j.db", "DELETE FROM ppl_bandit_events WHERE kind = 'rewarded'")
     with pytest.raises(DamagedEvent, match="damaged at position 3: events were removed"):
-        Bandit(**options, journal=tmp_path / "j.db")
+        bernoulli_bandit(journal=tmp_path / "j.db")
     with pytest.raises(JournalError, match="events were removed"):
         bandit.select()
 

@@ -3,31 +3,26 @@
 import numpy as np
 import pandas
 import pytest
-from shared_models import bernoulli_parts
+from shared_models import bernoulli_bandit, bernoulli_parts
 
 from ppl_bandit import Bandit, Journal, evaluate
 
-ROWS = pandas.DataFrame({"arm": ["a", "b"] * 20, "reward": [1, 0, 0, 1] * 10, "p": np.linspace(0.3, 0.7, 40)})
-
-
-@pytest.fixture(scope="module")
-def parts():
-    model, engine = bernoulli_parts(2)
-    return model, {"engine": engine, "arms": ["a", "b"]}
+ARMS = ["a", "b"]
+ROWS = pandas.DataFrame({"arm": ARMS * 20, "reward": [1, 0, 0, 1] * 10, "p": np.linspace(0.3, 0.7, 40)})
 
 
 @pytest.mark.parametrize("kind", ["file", "journal"])
-def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(parts, kind, tmp_path):
-    model, options = parts
+def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(kind, tmp_path):
     place = {"journal": tmp_path / "j.db"} if kind == "journal" else {}
-    bandit = Bandit(model, **options, **place)
+    bandit = bernoulli_bandit(2, arms=ARMS, **place)
     bandit.update_many(ROWS, propensity="p")
     bandit.update_many(arms=["a"], rewards=[1])  # of an unknown probability
     decision = bandit.select()
     bandit.update(decision, 1)
     if kind == "file":  # what memory keeps is saved and loaded
         bandit.save(tmp_path / "saved")
-        bandit = Bandit.load(tmp_path / "saved", model, engine=options["engine"])
+        model, engine = bernoulli_parts(2)
+        bandit = Bandit.load(tmp_path / "saved", model, engine=engine)
     log = bandit.logged_decisions()
     np.testing.assert_allclose(log.propensity, [*ROWS.p, decision.propensity])
     assert log.num_without_propensity == 1 and log.propensities is None
@@ -49,9 +44,8 @@ def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(parts, kin
         ({"propensity": "p"}, "give the name of its column"),
     ],
 )
-def test_numbers_that_are_no_propensities_are_refused(parts, given, message):
-    model, options = parts
-    bandit = Bandit(model, **options)
+def test_numbers_that_are_no_propensities_are_refused(given, message):
+    bandit = bernoulli_bandit(2)
     with pytest.raises(ValueError, match=message):
-        bandit.update_many(arms=["a", "b"], rewards=[0, 1], **given)
+        bandit.update_many(arms=[0, 1], rewards=[0, 1], **given)
     assert bandit.num_rewards == 0

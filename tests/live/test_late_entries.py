@@ -1,5 +1,7 @@
 """Entries of the context that are known only with the reward: a rate with the days of follow-up as exposure, Gamma-Poisson."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -20,12 +22,16 @@ def churn(arm, context):
     numpyro.deterministic("expected_reward", jnp.exp(-rate[arm] * context["days"]))
 
 
-MODEL = RewardModel(churn, 2, EXAMPLE)
 SELECTOR = selectors.with_floor(selectors.thompson(), 0.2)
 
 
+@functools.cache
+def model():
+    return RewardModel(churn, 2, EXAMPLE)
+
+
 def make(late=("days",), **settings):
-    return Bandit(MODEL, late=late, num_samples=50, selector=SELECTOR, **settings)
+    return Bandit(model(), late=late, num_samples=50, selector=SELECTOR, **settings)
 
 
 def gamma(bandit):
@@ -88,7 +94,7 @@ def test_late_entries_survive_a_crash_a_file_and_a_replay(tmp_path):
     projection = again._experiment.projection
     replayed = replay(again._experiment.store, "default", 0, projection.task, projection.prior, again._build)
     assert replayed.position is None and replayed.num_checked == 3
-    loaded = Bandit.load(tmp_path / "bandit.bin", MODEL)
+    loaded = Bandit.load(tmp_path / "bandit.bin", model())
     loaded.update(decisions[2].id, 0, context={"days": 5.0})
     assert loaded.history()["days"].tolist() == [12.0, 30.0, 5.0]
     with pytest.raises(Exception, match="late: it was"):
@@ -114,8 +120,8 @@ def test_wrong_late_entries_are_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"context\['days'\]=3.0, and 4.0 was given: pass correct=True"):
         bandit.update(decision, 1, context={"days": 4.0})
     with pytest.raises(ValueError, match="must name different entries of the example context"):
-        check_late_names(MODEL, ("weeks",))
+        check_late_names(model(), ("weeks",))
     with pytest.raises(
         ValueError, match=r"must be declared: Bandit\(..., context=\{'days': 30.0\}, late=\('days',\)\)"
     ):
-        check_late_values(MODEL, (), {"days": 12.0}, None, "context")
+        check_late_values(model(), (), {"days": 12.0}, None, "context")

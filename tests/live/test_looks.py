@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
-from shared_models import bernoulli_parts
+from scipy import stats
+from shared_models import THOMPSON, bernoulli_bandit, bernoulli_parts
 
 from ppl_bandit import Bandit, selectors
 from ppl_bandit.journal.journal import Journal
@@ -17,9 +17,11 @@ from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.recorded_design import design_from_settings, design_settings
 
 ARMS = ["control", "low", "high"]
+NODES, WEIGHTS = (0.5 * own for own in np.polynomial.legendre.leggauss(100))  # from 0 to 1
+NODES = NODES + 0.5
 DESIGN = Design(
     [20, 40, 60],
-    selector=selectors.thompson(),
+    selector=THOMPSON,
     stopping=[stopping.superiority(0.99), stopping.inferiority(0.02), stopping.equivalence(0.9, 0.05)],
     allocation="looks",
     floors=0.1,
@@ -27,22 +29,16 @@ DESIGN = Design(
 
 
 def build(**settings):
-    model, engine = bernoulli_parts(3)
-    return Bandit(model, arms=ARMS, engine=engine, **settings)
+    return bernoulli_bandit(arms=ARMS, **settings)
 
 
 def best_arm_probs(alphas, betas):
-    """P(best) of independent Beta laws by adaptive quadrature, to 1e-9."""
-    laws = [stats.beta(a, b) for a, b in zip(alphas, betas, strict=True)]
-    found = []
-    for own in laws:
-        others = [law for law in laws if law is not own]
-
-        def density(x, own=own, others=others):
-            return own.pdf(x) * np.prod([law.cdf(x) for law in others])
-
-        found.append(integrate.quad(density, 0.0, 1.0, epsabs=1e-10, limit=200)[0])
-    return found
+    """P(best) of independent Beta laws with integer parameters: Gauss-Legendre quadrature of their polynomials is exact."""
+    assert np.sum(alphas) + np.sum(betas) < 2 * NODES.size  # at least the degree of the polynomials
+    below = stats.beta.cdf(NODES, np.array(alphas)[:, None], np.array(betas)[:, None])
+    density = stats.beta.pdf(NODES, np.array(alphas)[:, None], np.array(betas)[:, None])
+    others = [np.prod(np.delete(below, arm, axis=0), axis=0) for arm in range(len(below))]
+    return (density * others) @ WEIGHTS
 
 
 def play(bandit, num_decisions, rates, seed=0):
@@ -199,7 +195,7 @@ def test_designs_that_do_not_fit_are_refused():
 
 def test_a_design_is_restored_from_json_values():
     rules = [stopping.superiority([0.999, 0.99, 0.98]), stopping.predictive_success(None, 20, below=0.05)]
-    design = Design([10, 20], selector=selectors.thompson(), stopping=rules, lag=[0.5, 0.5], max_rows=30)
+    design = Design([10, 20], selector=THOMPSON, stopping=rules, lag=[0.5, 0.5], max_rows=30)
     settings = design_settings(design)
     assert design_settings(design_from_settings(settings)) == settings
     with pytest.raises(ValueError, match="a design has the arguments of Design"):

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
-from shared_models import bernoulli_parts
+from shared_models import bernoulli_bandit
 
 from ppl_bandit import Bandit
 from ppl_bandit.comparison.output.figure_layout import leading_arms
@@ -32,8 +32,7 @@ def slopes(arm, context):
 
 @pytest.fixture(scope="module")
 def plain():
-    model, engine = bernoulli_parts(2)
-    bandit = Bandit(model, arms=["<old>", "new"], engine=engine, num_samples=M)
+    bandit = bernoulli_bandit(2, arms=["<old>", "new"])
     bandit.update_many(arms=["<old>"] * 10 + ["new"] * 10, rewards=[1] * 3 + [0] * 7 + [1] * 6 + [0] * 4)
     return bandit
 

@@ -27,12 +27,16 @@ def shop(arm):
     numpyro.deterministic("expected_reward", rate[arm] * amount[arm] * (1.0 - back[arm]))
 
 
-MODEL = RewardModel(shop, 2, outcomes=OUTCOMES)
 SELECTOR = selectors.with_floor(selectors.thompson(), 0.2)  # shared, so that bandits share its compiled functions
 
 
+@functools.cache
+def model():
+    return RewardModel(shop, 2, outcomes=OUTCOMES)
+
+
 def make(**settings):
-    return Bandit(MODEL, num_samples=50, selector=SELECTOR, **settings)
+    return Bandit(model(), num_samples=50, selector=SELECTOR, **settings)
 
 
 def posterior(rows):
@@ -162,17 +166,17 @@ def test_rewards_in_part_survive_a_crash_a_file_and_a_replay(tmp_path):
     projection = make(journal=tmp_path / "other.db")._experiment.projection
     replayed = replay(again._experiment.store, "default", 0, projection.task, projection.prior, again._build)
     assert replayed.position is None and replayed.num_checked == 4
-    loaded = Bandit.load(tmp_path / "bandit.bin", MODEL)
+    loaded = Bandit.load(tmp_path / "bandit.bin", model())
     loaded.update(second.id, {"returned": 1})
     assert_posterior(loaded, rows[:2])
     log = again.logged_decisions("sale")  # decisions that wait for an outcome are left out
     assert log.reward.tolist() == [1.0] and log.num_unrewarded == 3
-    assert np.isfinite(evaluate(Journal(path), second.arm, outcome="sale", model=MODEL).estimate)
+    assert np.isfinite(evaluate(Journal(path), second.arm, outcome="sale", model=model()).estimate)
 
 
 def test_an_outcome_waits_for_those_that_its_density_depends_on():
-    assert separable_outcomes(MODEL, frozenset({"sale", "returned"})) == ("sale", "returned")
-    assert separable_outcomes(MODEL, frozenset({"spend", "returned"})) == ()
+    assert separable_outcomes(model(), frozenset({"sale", "returned"})) == ("sale", "returned")
+    assert separable_outcomes(model(), frozenset({"spend", "returned"})) == ()
 
     def churn(arm):
         rate = numpyro.sample("rate", dist.Gamma(2.0, 40.0).expand([2]))
@@ -180,8 +184,8 @@ def test_an_outcome_waits_for_those_that_its_density_depends_on():
         numpyro.sample("left", dist.Poisson(rate[arm] * days))
         numpyro.deterministic("expected_reward", rate[arm])
 
-    model = RewardModel(churn, 2, outcomes=("days", "left"))
-    assert separable_outcomes(model, frozenset({"days"})) == ()  # it tells about no latent
+    censored = RewardModel(churn, 2, outcomes=("days", "left"))
+    assert separable_outcomes(censored, frozenset({"days"})) == ()  # it tells about no latent
 
 
 @pytest.mark.slow
@@ -192,7 +196,7 @@ def test_an_engine_that_cannot_learn_in_part_waits_and_says_why():
     assert "the engine discounts old rewards" in bandit.pending().attrs["note"]
     task = bandit._experiment.projection.task
     with jax.enable_x64(True):
-        approximate = engines.svi(MODEL)
+        approximate = engines.svi(model())
     own = task._replace(factory=lambda model: engines.svi(model))
     assert why_not_in_part(own, approximate) == "the engine is not one of this library's"
     factory = functools.partial(engines.svi, guide="mvn")

@@ -4,9 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from shared_models import bernoulli_parts
+from shared_models import THOMPSON, bernoulli_bandit
 
-from ppl_bandit import Bandit, selectors
 from ppl_bandit.live.show.lookahead import simulated_pseudo_counts
 from ppl_bandit.numerics.expected_loss import loss_after, losses_from_table
 
@@ -21,15 +20,8 @@ def brute_force_loss(a, b, num_rows, num_worlds, rng):
 
 
 @pytest.fixture(scope="module")
-def parts():
-    model, engine = bernoulli_parts(2)
-    return model, {"engine": engine, "selector": selectors.thompson()}
-
-
-@pytest.fixture(scope="module")
-def bandit(parts):
-    model, options = parts
-    made = Bandit(model, arms=["old", "new"], **options)
+def bandit():
+    made = bernoulli_bandit(2, arms=["old", "new"], selector=THOMPSON)
     made.update_many(arms=["old"] * 40 + ["new"] * 40, rewards=[1] * 12 + [0] * 28 + [1] * 17 + [0] * 23)
     return made
 
@@ -92,9 +84,8 @@ def test_a_report_is_a_page_with_a_figure_and_plain_values(bandit, tmp_path):
     assert "<table" in report._repr_html_()
 
 
-def test_a_report_without_rewards_or_with_wrong_numbers(parts):
-    model, options = parts
-    fresh = Bandit(model, **options)
+def test_a_report_without_rewards_or_with_wrong_numbers():
+    fresh = bernoulli_bandit(2, selector=THOMPSON)
     assert str(fresh.report()).startswith("arm 0 leads after 0 rewards: expected reward 0.5")
     with pytest.raises(ValueError, match="more"):
         fresh.report(more=(0,))

@@ -192,15 +192,13 @@ def won(law):
 
 
 def test_arms_without_spread_compete_as_points():
-    uniform = jnp.ones(3)
+    uniform, sizes, law = np.ones(3), np.array([0.0, 5.0, 3.0]), marginal_laws.beta_law
     # Five times a uniform number, three times another, and a sure 0 or 2: areas of rectangles and triangles.
     for point, expected in ((0.0, [0.0, 0.7, 0.3]), (2.0, [8 / 30, 17 / 30, 5 / 30])):
-        law = marginal_laws.beta_law(uniform, uniform, np.array([point, 0.0, 0.0]), np.array([0.0, 5.0, 3.0]))
-        np.testing.assert_allclose(won(law), expected, atol=2e-4)
-        np.testing.assert_allclose(marginal_laws.cdf(law, jnp.array([point, 1.0, 1.5])), [1.0, 0.2, 0.5], atol=1e-5)
-        np.testing.assert_allclose(
-            marginal_laws.cdf(law, jnp.array([point - 0.1, 5.0, 3.0])), [0.0, 1.0, 1.0], atol=1e-5
-        )
+        parameters, below = (uniform, uniform, np.array([point, 0.0, 0.0]), sizes), compiled(marginal_laws.cdf, law)
+        np.testing.assert_allclose(compiled(best_arm_probs.best_arm_probs, law)(parameters), expected, atol=2e-4)
+        np.testing.assert_allclose(below(parameters, np.array([point, 1.0, 1.5])), [1.0, 0.2, 0.5], atol=1e-5)
+        np.testing.assert_allclose(below(parameters, np.array([point - 0.1, 5.0, 3.0])), [0.0, 1.0, 1.0], atol=1e-5)
     for loc, scale, first in (
         ([0.3, 0.3], [0.0, 0.0], 0.5),
         ([0.3, 0.2], [0.0, 0.0], 1.0),
@@ -347,14 +345,19 @@ def same_element(arm):
 @pytest.mark.parametrize("program", [clipped, *(pytest.param(p, marks=pytest.mark.slow) for p in (squared, shared))])
 def test_what_is_not_affine_in_one_element_has_no_closed_form(program):
     engine = engines.conjugate(RewardModel(program, 2))
-    assert engine.capabilities.marginals(engine.init(jr.key(0)), None) is None
+    assert engine.capabilities.marginals(jax.jit(engine.init)(jr.key(0)), None) is None
 
 
 def test_arms_that_share_an_element_are_not_independent():
     engine = engines.conjugate(RewardModel(same_element, 2))
-    marginals = engine.capabilities.marginals(engine.init(jr.key(0)), None)
-    assert marginals.best_arm_probs is None
-    np.testing.assert_allclose(marginals.quantile(jnp.array(0.3)), [0.3, 0.6], rtol=1e-5)
+
+    @jax.jit
+    def quantile():
+        marginals = engine.capabilities.marginals(engine.init(jr.key(0)), None)
+        assert marginals.best_arm_probs is None
+        return marginals.quantile(jnp.array(0.3))
+
+    np.testing.assert_allclose(quantile(), [0.3, 0.6], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from shared_models import bernoulli_model, bernoulli_parts
+from shared_models import bernoulli_bandit, bernoulli_model
 
 from ppl_bandit import Bandit, Capabilities, Engine, Explanation
 from ppl_bandit.posterior.learning import batch_sizes
@@ -96,10 +96,9 @@ def test_rows_are_split_into_few_sizes_with_little_padding(num_rows, expected):
 
 
 def test_an_update_in_several_batches_is_one_update():
-    model, engine = bernoulli_parts(3)
     rng = np.random.default_rng(0)
     arms, rewards = rng.integers(0, 3, 70), rng.integers(0, 2, 70)
-    bandit = Bandit(model, engine=engine, num_samples=50)
+    bandit = bernoulli_bandit()
     info = bandit.update_many(arms=arms, rewards=rewards)
     assert info.is_certified.shape == (70,) and info.is_trusted
     won = np.bincount(arms, rewards, minlength=3)
@@ -110,9 +109,8 @@ def test_an_update_in_several_batches_is_one_update():
 
 
 def test_both_routes_decide_and_a_batch_decides_as_single_calls_do():
-    model, engine = bernoulli_parts(3)
     for draws in (False, True):
-        one, many = (Bandit(model, engine=engine, num_samples=50, seed=3, draws=draws) for _ in range(2))
+        one, many = (bernoulli_bandit(seed=3, draws=draws) for _ in range(2))
         batch = many.select_many(num_decisions=18)  # a batch of 16 and two single decisions
         for theirs in batch:
             ours = one.select()

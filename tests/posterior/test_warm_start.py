@@ -276,6 +276,11 @@ def test_a_later_process_skips_proofs_that_failed_until_the_explanation_is_read(
     assert again.engine == "reweight" and not proofs
     assert str(again) == str(first) and len(proofs) == 2
 
+
+@pytest.mark.slow  # a special case of the cache key
+def test_an_equal_program_whose_proof_failed_is_explained_under_its_own_name(cache):
+    engines.choose(RewardModel(logit, 2))
+
     def giraffe(arm):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
         numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
@@ -300,6 +305,14 @@ def test_an_equal_program_with_another_name_is_explained_under_its_own_name(warm
 
 
 def test_a_cache_folder_that_cannot_be_written_has_no_effect(cache):
+    cache.write_text("a file in its place")
+    model = RewardModel(priced(), 2)
+    model.save_validation()
+    assert RewardModel(priced(), 2).program_fingerprint == model.program_fingerprint
+
+
+@pytest.mark.slow  # a proof and two compiled functions more
+def test_a_bandit_starts_where_the_cache_folder_cannot_be_written(cache):
     cache.write_text("a file in its place")
     assert Bandit(conversion, 3, num_samples=50).select().arm in range(3)
 
@@ -438,10 +451,11 @@ def test_what_cannot_be_identified_is_not_cached(cache):
 
 
 def test_jax_settings_are_part_of_the_cache_key(cache):
-    base = key_of(priced())
+    model = RewardModel(priced(), 2)
+    base = task_key_of(model)
     with jax.default_matmul_precision("highest"):
-        changed = key_of(priced())
-    assert None not in (base, changed) and changed != base and key_of(priced()) == base
+        changed = task_key_of(model)
+    assert None not in (base, changed) and changed != base and task_key_of(model) == base
 
 
 _START = """

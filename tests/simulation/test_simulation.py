@@ -168,10 +168,10 @@ def interrupt_third_realization(monkeypatch):
 
 def test_an_interrupted_run_keeps_finished_realizations(monkeypatch, capsys):
     calls = interrupt_third_realization(monkeypatch)
-    found = run(THOMPSON, num_realizations=3, progress=True, **ONE_AT_A_TIME)
+    found = run(num_realizations=3, progress=True, **ONE_AT_A_TIME)
     assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 1  # the third was done
     calls.clear()
-    found = run(THOMPSON, num_realizations=4, progress=True, **ONE_AT_A_TIME)
+    found = run(num_realizations=4, progress=True, **ONE_AT_A_TIME)
     assert found.sizes["realization"] == 3 and found.attrs["is_complete"] == 0
     assert "interrupted" in capsys.readouterr().err
 

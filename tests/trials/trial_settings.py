@@ -75,8 +75,12 @@ PRIOR_RULES = {
 }
 
 
+QUICK_RULES = {"two rules": (stopping.superiority(0.99), stopping.expected_loss(LOSS_BOUND))}  # for the default tests
+
+
 def prior_design(name, looks=range(50, 501, 50)):
-    return Design(looks, stopping=PRIOR_RULES[name], control="old" if name == "with a control" else None)
+    rules = (PRIOR_RULES | QUICK_RULES)[name]
+    return Design(looks, stopping=rules, control="old" if name == "with a control" else None)
 
 
 # Designs whose only rule is predicted success at the last look.

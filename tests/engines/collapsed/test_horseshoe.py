@@ -1,5 +1,7 @@
 """Horseshoe regression: exact given the scales, which have a number for every weight."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -47,14 +49,24 @@ def moments_by_quadrature():
     return first_moment, np.sqrt(second_moment - first_moment**2)
 
 
-def test_a_horseshoe_is_exact_given_its_scales_and_agrees_with_quadrature():
+@functools.cache
+def chosen():
+    return engines.choose(RewardModel(horseshoe, 1, jnp.zeros(2)))
+
+
+def test_a_horseshoe_is_exact_given_its_scales():
+    engine = chosen()
+    assert engine.explanation.engine == "collapsed" and set(engine.settings["outer"]) == {"overall", "noise", "local"}
+
+
+@pytest.mark.slow  # test_gaussian_process.py compares particles with quadrature in the default run
+def test_a_horseshoe_agrees_with_quadrature():
     """Two more outer than inner numbers. 1,000 particles of four dimensions, autocorrelation at most .16, 4,000 draws.
 
     A mean is off by about sqrt(1.4 / 1,000) = .037 posterior standard deviations; three of these, and .01 for the grid. A
     standard deviation of a law with heavy tails (kurtosis up to 10) is off by sqrt(10 / 4 * 1.4 / 1,000) = 6%; two of these.
     """
-    engine = engines.choose(RewardModel(horseshoe, 1, jnp.zeros(2)))
-    assert engine.explanation.engine == "collapsed" and set(engine.settings["outer"]) == {"overall", "noise", "local"}
+    engine = chosen()
     rows = Interaction(jnp.zeros(6, int), jnp.asarray(REWARDS, jnp.float32), jnp.asarray(CONTEXTS, jnp.float32))
     state, info = jax.jit(engine.update)(jr.key(1), engine.init(jr.key(0)), rows)
     assert bool(info.is_trusted)

@@ -57,7 +57,7 @@ def test_coordinate_moves_keep_the_law_of_particles():
     assert np.mean(np.any(end.positions != exact_draws(0), axis=1)) > 0.99
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_coordinate_moves_reach_the_end_of_a_funnel(seed):
     positions = exact_draws(seed)
     # As chains leave them: nothing below a scale of 0.15, where 12% of the mass is.
