@@ -202,6 +202,8 @@ def _update(
     picked, laws, _ = laws_of(posterior, state, picks)
     fresh, excess = certify_and_summarize(posterior, state, picked, laws, data)
     is_certified = excess <= 1.0
+    are_certified = jnp.all(is_certified)
+    fresh = jax.tree.map(lambda leaf: jnp.where(are_certified, leaf, 0.0), fresh)
     add_rows = add_to_buffer if summary is None else add_to_sums
     added = add_rows(posterior, state, data, fresh, jnp.asarray(discount, dtype) ** num_new)
 
@@ -221,7 +223,6 @@ def _update(
         state.acceptance,
         jnp.zeros_like(state.num_refreshes),
     )
-    are_certified = jnp.all(is_certified)
     budget = _max_evaluations(added, start) if mask.shape[0] == 1 else None
     moved = follow_path(key, added.path, added.data, start, are_certified & is_stale, budget)
     has_moved = moved.num_stages > 0
@@ -281,10 +282,11 @@ def _max_evaluations(added: DataUpdate, start: TemperingResult) -> int | None:
 
 
 def _select(is_new: Bool[Array, ""], new: CollapsedState, old: CollapsedState) -> CollapsedState:
-    """Return the new state or the old one; both have the same large `outer_statistics` unless the particles moved."""
-    bare_new, bare_old = new._replace(outer_statistics=None), old._replace(outer_statistics=None)
+    """Return the new state or the old one, which has the same large arrays: rows that are not certified change neither."""
+    large = {"outer_statistics": None, "roots": None}
+    bare_new, bare_old = new._replace(**large), old._replace(**large)
     selected = jax.tree.map(lambda a, b: jnp.where(is_new, a, b), bare_new, bare_old)
-    return selected._replace(outer_statistics=new.outer_statistics)
+    return selected._replace(outer_statistics=new.outer_statistics, roots=new.roots)
 
 
 def _autocorrelation_beyond_chance(state: CollapsedState) -> Float[Array, ""]:
