@@ -283,8 +283,7 @@ def _max_evaluations(added: DataUpdate, start: TemperingResult) -> int | None:
 
 def _select(is_new: Bool[Array, ""], new: CollapsedState, old: CollapsedState) -> CollapsedState:
     """Return the new state or the old one, which has the same large arrays: rows that are not certified change neither."""
-    large = {"outer_statistics": None, "roots": None}
-    bare_new, bare_old = new._replace(**large), old._replace(**large)
+    bare_new, bare_old = (state._replace(outer_statistics=None, roots=None) for state in (new, old))
     selected = jax.tree.map(lambda a, b: jnp.where(is_new, a, b), bare_new, bare_old)
     return selected._replace(outer_statistics=new.outer_statistics, roots=new.roots)
 
@@ -325,8 +324,13 @@ def _sample(posterior: CollapsedPosterior, key: Key, state: CollapsedState, num_
     num_laws = min(num_samples, len(log_weights))
     num_each = -(-num_samples // num_laws)
     index = resample(jr.uniform(key_outer, dtype=log_weights.dtype), log_weights, num_laws)
-    zeros = jnp.zeros((num_each, *layout.members.shape, num_laws), log_weights.dtype)
-    values, laws, steps = laws_of(posterior, state, index, normal(key_real, zeros, jnp.ones_like(zeros)))
+    # Drawn in the order in which they are read: particles come last, except beside roots.
+    blocks = layout.members.shape
+    shape = (*blocks, num_laws) if state.roots is None else (num_laws, *blocks)
+    zeros = jnp.zeros((num_each, *shape), log_weights.dtype)
+    noise = normal(key_real, zeros, jnp.ones_like(zeros))
+    noise = jnp.moveaxis(noise, -1, 1) if state.roots is None else noise
+    values, laws, steps = laws_of(posterior, state, index, noise)
     outer = {name: jnp.concatenate([value] * num_each) for name, value in values.items()}
     drawn = {**outer, **sample_each(layout, key_inner, laws, steps)}
     return {name: drawn[name][:num_samples] for name in posterior.model.latent_shapes}

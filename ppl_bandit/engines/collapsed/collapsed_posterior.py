@@ -8,7 +8,6 @@ from jaxtyping import Array, Float, Int
 
 from ppl_bandit.engines.collapsed.covariance_roots import (
     CovarianceRoots,
-    draw_steps,
     factorize,
     gaussian_integral,
     precisions_of,
@@ -139,7 +138,7 @@ class CollapsedPosterior(NamedTuple):
     def cached(
         self, outer: StatisticsAtOuterValues, data: Any
     ) -> tuple[StatisticsAtOuterValues, CovarianceRoots | None]:
-        """Return what a state caches of statistics at its particles: those of the prior, with roots if rows can change these."""
+        """Return what a state caches of the statistics at its particles; roots replace precisions if rows can change them."""
         layout = self.split.layout
         is_dense = layout.members.size and not layout.leaves[0]
         if not (is_dense and self.split.has_shared_statistics and self.discount == 1.0):
@@ -217,7 +216,7 @@ def laws_of(
     Precisions are arrow matrices; see `as_matrices`. Each is factorized once, for its mean and for draws.
 
     Args:
-        noise: standard normal numbers, (K, R, S, C); None for no draws.
+        noise: standard normal numbers, (K, C, R, S); None for no draws.
 
     Returns:
         Outer values, laws, and draws of the Gaussian blocks less their means.
@@ -226,18 +225,16 @@ def laws_of(
     values, _ = jax.vmap(posterior.split.space.constrain)(state.particles[index])
     total = posterior.total(statistics_at_some(posterior, state, index), _data_statistics_at(posterior, state, index))
     natural, shift = total.natural, None
-    noise = jnp.zeros((0, *natural.linear.shape), natural.linear.dtype) if noise is None else noise
+    steps = jnp.zeros((0, len(index), *layout.members.shape), natural.linear.dtype) if noise is None else noise
     if state.roots is not None:
         roots = jax.tree.map(lambda leaf: leaf[index], state.roots)
         added = precisions_of(roots) - padding(layout, float)
         quadratic = jax.vmap(lambda own: as_arrow(own, *layout.leaves), out_axes=-1)(added)
         natural, shift = natural._replace(quadratic=quadratic), jnp.moveaxis(roots.shift, 0, -1)
-        steps = draw_steps(roots, noise)
+        steps = jnp.sum(roots.root * steps[..., None, :], axis=-1)
     elif layout.members.size:
-        shift, steps = solve_and_step(precision_of(layout, natural), natural.linear, noise)
+        shift, steps = solve_and_step(precision_of(layout, natural), natural.linear, jnp.moveaxis(steps, 1, -1))
         steps = jnp.moveaxis(steps, -1, 1)
-    else:
-        steps = jnp.moveaxis(noise, -1, 1)
     laws = jax.vmap(lambda own, by: posterior_of(layout, own, state.centre, by), in_axes=-1)(natural, shift)
     return values, laws, steps
 

@@ -1,7 +1,7 @@
 """Square roots of the covariances of Gaussian blocks at every particle, which a row changes without a factorization.
 
-A row adds h h' to a precision matrix P and c h to the linear coefficients b. With a root R of the covariance, R R' = inverse(P),
-v = R'h and s = 1 + v'v, Potter's square-root filter is
+A row adds h h' to a precision matrix P and c h to the linear coefficients b. With a root R of the covariance, R R' =
+inverse(P), v = R'h and s = 1 + v'v, Potter's square-root filter is
 
     R <- R (I - v v' / (s + sqrt(s))),    log|P| <- log|P| + log s,    m <- m + R v (c - h'm) / s,    m = inverse(P) b,
 
@@ -19,7 +19,7 @@ from ppl_bandit.engines.exact.families.posterior import Natural
 from ppl_bandit.engines.particles.conditional_execution import apply_where
 from ppl_bandit.numerics.arrow_matrices import Arrow
 
-__all__ = ["CovarianceRoots", "add_rows", "draw_steps", "factorize", "gaussian_integral", "precisions_of"]
+__all__ = ["CovarianceRoots", "add_rows", "factorize", "gaussian_integral", "precisions_of"]
 
 _MIN_PIVOT = 32.0  # in roundings of the diagonal entry, as in `arrow_matrices.gaussian_integral`
 _ROUNDINGS = 1e4  # relative to the largest entry: smaller ones are rounding
@@ -83,7 +83,13 @@ def add_rows(roots: CovarianceRoots, fresh: Natural) -> CovarianceRoots:
 
 def _add_term(roots: CovarianceRoots, h: Float[Array, "R S"], c: Float[Array, " R"]) -> CovarianceRoots:
     root, shift, log_det = roots
-    v = jnp.sum(root * h[:, :, None], axis=2)
+    # A row of one arm reads one element: a row of each root in place of a pass over all of them.
+    every, largest = jnp.arange(len(h)), jnp.argmax(jnp.abs(h), axis=1)
+    v = jax.lax.cond(
+        jnp.all(jnp.sum(h != 0.0, axis=1) <= 1),
+        lambda: root[:, every, largest] * h[every, largest, None],
+        lambda: jnp.sum(root * h[:, :, None], axis=2),
+    )
     s = 1.0 + jnp.sum(v * v, axis=2)
     covariance = jnp.sum(root * v[:, :, None], axis=3)  # of every element with h'x
     gain = (c - jnp.sum(h * shift, axis=2)) / s
@@ -110,11 +116,6 @@ def gaussian_integral(
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
     """Return linear' inverse(precision) linear / 2 and the log determinants, as `arrow_matrices.gaussian_integral` does."""
     return 0.5 * jnp.sum(linear * jnp.moveaxis(roots.shift, 0, -1), axis=1), roots.log_det.T
-
-
-def draw_steps(roots: CovarianceRoots, noise: Float[Array, "K R S M"]) -> Float[Array, "K M R S"]:
-    """Transform standard normal numbers to draws of the Gaussian blocks less their means."""
-    return jnp.sum(roots.root * jnp.moveaxis(noise, -1, 1)[..., None, :], axis=-1)
 
 
 def precisions_of(roots: CovarianceRoots) -> Float[Array, "M R S S"]:
