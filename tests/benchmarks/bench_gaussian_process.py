@@ -51,4 +51,6 @@ if __name__ == "__main__":
     for num_arms in map(int, sys.argv[1:]):
         times = cpu_times(num_arms)
         for name, own in zip(("decision", "update", "both"), (*times.T, times.sum(axis=1)), strict=True):
-            print(f"{num_arms} arms, {name}: median {np.median(own):.1f} ms, least {own.min():.1f}, longest {own.max():.0f}")
+            print(
+                f"{num_arms} arms, {name}: median {np.median(own):.1f} ms, least {own.min():.1f}, longest {own.max():.0f}"
+            )

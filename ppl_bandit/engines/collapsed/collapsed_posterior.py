@@ -38,7 +38,6 @@ __all__ = [
     "as_matrices",
     "first_state",
     "laws_of",
-    "statistics_at_some",
     "statistics_at_particles",
     "roundings_of",
 ]
@@ -199,15 +198,6 @@ def statistics_at_particles(posterior: CollapsedPosterior, state: CollapsedState
     )
 
 
-def statistics_at_some(
-    posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]
-) -> StatisticsAtOuterValues:
-    """Return the statistics of the prior at some particles."""
-    if state.outer_statistics is None:
-        return posterior.statistics_at(state.centre, state.particles[index])
-    return jax.tree.map(lambda leaf: leaf[..., index], state.outer_statistics)
-
-
 def laws_of(
     posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"], noise: Array | None = None
 ) -> tuple[dict[str, Array], Posterior, Float[Array, "K C R S"]]:
@@ -222,9 +212,17 @@ def laws_of(
         Outer values, laws, and draws of the Gaussian blocks less their means.
     """
     layout = posterior.split.layout
-    values, _ = jax.vmap(posterior.split.space.constrain)(state.particles[index])
-    total = posterior.total(statistics_at_some(posterior, state, index), _data_statistics_at(posterior, state, index))
-    natural, shift = total.natural, None
+    positions = state.particles[index]
+    values, _ = jax.vmap(posterior.split.space.constrain)(positions)
+
+    def at_index(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[..., index], tree)
+
+    is_cached = state.outer_statistics is not None
+    outer = at_index(state.outer_statistics) if is_cached else posterior.statistics_at(state.centre, positions)
+    # Rows that are read again have a sum for each particle, others one for all.
+    data = at_index(state.data_statistics) if posterior.summary is None else state.data_statistics
+    natural, shift = posterior.total(outer, data).natural, None
     steps = jnp.zeros((0, len(index), *layout.members.shape), natural.linear.dtype) if noise is None else noise
     if state.roots is not None:
         roots = jax.tree.map(lambda leaf: leaf[index], state.roots)
@@ -251,10 +249,3 @@ def roundings_of(posterior: CollapsedPosterior, state: CollapsedState) -> Float[
         jnp.abs(data.constant) if posterior.summary is None else posterior.summary.constant_magnitude(data, outer.at)
     )
     return jnp.finfo(state.particles.dtype).eps * (magnitude + jnp.abs(outer.prior.constant))
-
-
-def _data_statistics_at(posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]) -> Any:
-    """Return the statistics of the data for some particles: shared by all, unless rows are read again."""
-    if posterior.summary is not None:
-        return state.data_statistics
-    return jax.tree.map(lambda leaf: leaf[..., index], state.data_statistics)

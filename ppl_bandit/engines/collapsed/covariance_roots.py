@@ -22,6 +22,9 @@ from ppl_bandit.numerics.arrow_matrices import Arrow
 __all__ = ["CovarianceRoots", "add_rows", "factorize", "gaussian_integral", "precisions_of"]
 
 _MIN_PIVOT = 32.0  # in roundings of the diagonal entry, as in `arrow_matrices.gaussian_integral`
+# Of one LAPACK call; jaxlib would split a larger batch between threads, and two of these can wait for each other for ever
+# (`runtime.cpu_threads`).
+_MAX_BATCH_OPERATIONS = 100_000
 _ROUNDINGS = 1e4  # relative to the largest entry: smaller ones are rounding
 
 
@@ -46,9 +49,8 @@ def factorize(precision: Arrow, linear: Float[Array, "R S M"]) -> CovarianceRoot
         half, log_det = _divide_by_root(precision, jnp.eye(len(linear), dtype=linear.dtype))
         return CovarianceRoots(half.T, half.T @ (half @ linear), log_det)
 
-    # One particle after another: `runtime.cpu_threads` says what large batches of factorizations can do.
     given = jnp.moveaxis(precision.core, -1, 0), jnp.moveaxis(linear, -1, 0)
-    return jax.lax.map(lambda own: jax.vmap(one)(*own), given)
+    return jax.lax.map(lambda own: jax.vmap(one)(*own), given, batch_size=_batch_size(linear))
 
 
 def add_rows(roots: CovarianceRoots, fresh: Natural) -> CovarianceRoots:
@@ -76,7 +78,7 @@ def add_rows(roots: CovarianceRoots, fresh: Natural) -> CovarianceRoots:
         return CovarianceRoots(half.T, shift, log_det + more)
 
     def add_rest(roots: CovarianceRoots) -> CovarianceRoots:
-        return jax.lax.map(lambda own: jax.vmap(one)(own, linear, quadratic), roots)
+        return jax.lax.map(lambda own: jax.vmap(one)(own, linear, quadratic), roots, batch_size=_batch_size(linear))
 
     return apply_where(is_left, add_rest, _add_term(roots, h, c))
 
@@ -98,6 +100,11 @@ def _add_term(roots: CovarianceRoots, h: Float[Array, "R S"], c: Float[Array, " 
         shift + covariance * gain[..., None],
         log_det + jnp.log(s),
     )
+
+
+def _batch_size(linear: Float[Array, "R S ..."]) -> int:
+    num_blocks, size = linear.shape[:2]
+    return max(1, _MAX_BATCH_OPERATIONS // (num_blocks * size**3))
 
 
 def _divide_by_root(
