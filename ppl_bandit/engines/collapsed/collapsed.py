@@ -202,6 +202,8 @@ def _update(
     picked, laws, _ = laws_of(posterior, state, picks)
     fresh, excess = certify_and_summarize(posterior, state, picked, laws, data)
     is_certified = excess <= 1.0
+    are_certified = jnp.all(is_certified)
+    fresh = jax.tree.map(lambda leaf: jnp.where(are_certified, leaf, 0.0), fresh)
     add_rows = add_to_buffer if summary is None else add_to_sums
     added = add_rows(posterior, state, data, fresh, jnp.asarray(discount, dtype) ** num_new)
 
@@ -221,7 +223,6 @@ def _update(
         state.acceptance,
         jnp.zeros_like(state.num_refreshes),
     )
-    are_certified = jnp.all(is_certified)
     budget = _max_evaluations(added, start) if mask.shape[0] == 1 else None
     moved = follow_path(key, added.path, added.data, start, are_certified & is_stale, budget)
     has_moved = moved.num_stages > 0
@@ -281,10 +282,10 @@ def _max_evaluations(added: DataUpdate, start: TemperingResult) -> int | None:
 
 
 def _select(is_new: Bool[Array, ""], new: CollapsedState, old: CollapsedState) -> CollapsedState:
-    """Return the new state or the old one; both have the same large `outer_statistics` unless the particles moved."""
-    bare_new, bare_old = new._replace(outer_statistics=None), old._replace(outer_statistics=None)
+    """Return the new state or the old one, which has the same large arrays: rows that are not certified change neither."""
+    bare_new, bare_old = (state._replace(outer_statistics=None, roots=None) for state in (new, old))
     selected = jax.tree.map(lambda a, b: jnp.where(is_new, a, b), bare_new, bare_old)
-    return selected._replace(outer_statistics=new.outer_statistics)
+    return selected._replace(outer_statistics=new.outer_statistics, roots=new.roots)
 
 
 def _autocorrelation_beyond_chance(state: CollapsedState) -> Float[Array, ""]:
@@ -323,8 +324,13 @@ def _sample(posterior: CollapsedPosterior, key: Key, state: CollapsedState, num_
     num_laws = min(num_samples, len(log_weights))
     num_each = -(-num_samples // num_laws)
     index = resample(jr.uniform(key_outer, dtype=log_weights.dtype), log_weights, num_laws)
-    zeros = jnp.zeros((num_each, *layout.members.shape, num_laws), log_weights.dtype)
-    values, laws, steps = laws_of(posterior, state, index, normal(key_real, zeros, jnp.ones_like(zeros)))
+    # Drawn in the order in which they are read: particles come last, except beside roots.
+    blocks = layout.members.shape
+    shape = (*blocks, num_laws) if state.roots is None else (num_laws, *blocks)
+    zeros = jnp.zeros((num_each, *shape), log_weights.dtype)
+    noise = normal(key_real, zeros, jnp.ones_like(zeros))
+    noise = jnp.moveaxis(noise, -1, 1) if state.roots is None else noise
+    values, laws, steps = laws_of(posterior, state, index, noise)
     outer = {name: jnp.concatenate([value] * num_each) for name, value in values.items()}
     drawn = {**outer, **sample_each(layout, key_inner, laws, steps)}
     return {name: drawn[name][:num_samples] for name in posterior.model.latent_shapes}

@@ -6,6 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from ppl_bandit.engines.collapsed.covariance_roots import (
+    CovarianceRoots,
+    factorize,
+    gaussian_integral,
+    precisions_of,
+)
 from ppl_bandit.engines.collapsed.data_summaries import DataSummary, prior_statistics
 from ppl_bandit.engines.collapsed.inspection import Split
 from ppl_bandit.engines.collapsed.outer import without
@@ -16,10 +22,11 @@ from ppl_bandit.engines.collapsed.statistics import (
     precision_of,
     zero_statistics,
 )
+from ppl_bandit.engines.exact.families.gaussian import padding
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Posterior, posterior_of
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights, variance_of_mean, weight_ess
 from ppl_bandit.engines.row_buffer import Buffer, empty_buffer
-from ppl_bandit.numerics.arrow_matrices import as_matrix, solve_and_step
+from ppl_bandit.numerics.arrow_matrices import as_arrow, as_matrix, solve_and_step
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Key
 
@@ -31,7 +38,6 @@ __all__ = [
     "as_matrices",
     "first_state",
     "laws_of",
-    "statistics_at_some",
     "statistics_at_particles",
     "roundings_of",
 ]
@@ -63,6 +69,8 @@ class CollapsedState(NamedTuple):
         centre: the point at which densities of the inner sites are expanded.
         particles: outer sites, unconstrained.
         outer_statistics: statistics of the prior at the particles, cached until these move; None if they are too large.
+        roots: of the covariances of dense Gaussian blocks given all data, in place of the precisions in `outer_statistics`;
+            None if the blocks are factorized at every step.
         log_targets: log marginal density of which the particles are an equally weighted sample.
         log_weights: of the particles, from that density to the posterior.
         log_mean: log of the mean of these weights.
@@ -77,6 +85,7 @@ class CollapsedState(NamedTuple):
     centre: Coordinates
     particles: Float[Array, "M K"]
     outer_statistics: StatisticsAtOuterValues | None
+    roots: CovarianceRoots | None
     log_targets: Float[Array, " M"]
     log_weights: Float[Array, " M"]
     log_mean: Float[Array, ""]
@@ -117,10 +126,25 @@ class CollapsedPosterior(NamedTuple):
             return add_statistics(outer.prior, data)
         return self.summary.total(outer.prior, data, outer.at)
 
-    def log_targets(self, outer: StatisticsAtOuterValues, data: Any) -> Float[Array, " C"]:
+    def log_targets(
+        self, outer: StatisticsAtOuterValues, data: Any, roots: CovarianceRoots | None = None
+    ) -> Float[Array, " C"]:
         """Return the log marginal density at outer values."""
         total = self.total(outer, data)
-        return log_normalizer(self.split.layout, total.natural) + total.constant + outer.log_jacobian
+        gaussian = None if roots is None else gaussian_integral(roots, total.natural.linear)
+        return log_normalizer(self.split.layout, total.natural, gaussian) + total.constant + outer.log_jacobian
+
+    def cached(
+        self, outer: StatisticsAtOuterValues, data: Any
+    ) -> tuple[StatisticsAtOuterValues, CovarianceRoots | None]:
+        """Return what a state caches of the statistics at its particles; roots replace precisions if rows can change them."""
+        layout = self.split.layout
+        is_dense = layout.members.size and not layout.leaves[0]
+        if not (is_dense and self.split.has_shared_statistics and self.discount == 1.0):
+            return outer, None
+        natural = self.total(outer, data).natural
+        prior = outer.prior._replace(natural=outer.prior.natural._replace(quadratic=None))
+        return outer._replace(prior=prior), factorize(precision_of(layout, natural), natural.linear)
 
 
 def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, capacity: int) -> CollapsedState:
@@ -146,12 +170,14 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
     # A density that this precision cannot represent has no weight.
     log_weights = jnp.where(is_finite, targets - generated, -jnp.inf)
     is_cached = sum(leaf.size for leaf in jax.tree.leaves(outer)) <= _MAX_CACHED
+    cached, roots = posterior.cached(outer, data) if is_cached else (None, None)
     return CollapsedState(
         empty_buffer(model, capacity if posterior.summary is None else 0),
         data,
         centre,
         particles,
-        outer if is_cached else None,
+        cached,
+        roots,
         jnp.where(is_finite, generated, 0.0),
         log_weights,
         normalize_weights(finite_log_weights(log_weights)).log_mean,
@@ -172,15 +198,6 @@ def statistics_at_particles(posterior: CollapsedPosterior, state: CollapsedState
     )
 
 
-def statistics_at_some(
-    posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]
-) -> StatisticsAtOuterValues:
-    """Return the statistics of the prior at some particles."""
-    if state.outer_statistics is None:
-        return posterior.statistics_at(state.centre, state.particles[index])
-    return jax.tree.map(lambda leaf: leaf[..., index], state.outer_statistics)
-
-
 def laws_of(
     posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"], noise: Array | None = None
 ) -> tuple[dict[str, Array], Posterior, Float[Array, "K C R S"]]:
@@ -189,20 +206,35 @@ def laws_of(
     Precisions are arrow matrices; see `as_matrices`. Each is factorized once, for its mean and for draws.
 
     Args:
-        noise: standard normal numbers, (K, R, S, C); None for no draws.
+        noise: standard normal numbers, (K, C, R, S); None for no draws.
 
     Returns:
         Outer values, laws, and draws of the Gaussian blocks less their means.
     """
     layout = posterior.split.layout
-    values, _ = jax.vmap(posterior.split.space.constrain)(state.particles[index])
-    total = posterior.total(statistics_at_some(posterior, state, index), _data_statistics_at(posterior, state, index))
-    natural, shift = total.natural, None
-    steps = jnp.zeros((0, *natural.linear.shape), natural.linear.dtype) if noise is None else noise
-    if layout.members.size:
-        shift, steps = solve_and_step(precision_of(layout, natural), natural.linear, steps)
+    positions = state.particles[index]
+    values, _ = jax.vmap(posterior.split.space.constrain)(positions)
+
+    def at_index(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[..., index], tree)
+
+    is_cached = state.outer_statistics is not None
+    outer = at_index(state.outer_statistics) if is_cached else posterior.statistics_at(state.centre, positions)
+    # Rows that are read again have a sum for each particle, others one for all.
+    data = at_index(state.data_statistics) if posterior.summary is None else state.data_statistics
+    natural, shift = posterior.total(outer, data).natural, None
+    steps = jnp.zeros((0, len(index), *layout.members.shape), natural.linear.dtype) if noise is None else noise
+    if state.roots is not None:
+        roots = jax.tree.map(lambda leaf: leaf[index], state.roots)
+        added = precisions_of(roots) - padding(layout, float)
+        quadratic = jax.vmap(lambda own: as_arrow(own, *layout.leaves), out_axes=-1)(added)
+        natural, shift = natural._replace(quadratic=quadratic), jnp.moveaxis(roots.shift, 0, -1)
+        steps = jnp.sum(roots.root * steps[..., None, :], axis=-1)
+    elif layout.members.size:
+        shift, steps = solve_and_step(precision_of(layout, natural), natural.linear, jnp.moveaxis(steps, 1, -1))
+        steps = jnp.moveaxis(steps, -1, 1)
     laws = jax.vmap(lambda own, by: posterior_of(layout, own, state.centre, by), in_axes=-1)(natural, shift)
-    return values, laws, jnp.moveaxis(steps, -1, 1)
+    return values, laws, steps
 
 
 def as_matrices(laws: Posterior) -> Posterior:
@@ -217,10 +249,3 @@ def roundings_of(posterior: CollapsedPosterior, state: CollapsedState) -> Float[
         jnp.abs(data.constant) if posterior.summary is None else posterior.summary.constant_magnitude(data, outer.at)
     )
     return jnp.finfo(state.particles.dtype).eps * (magnitude + jnp.abs(outer.prior.constant))
-
-
-def _data_statistics_at(posterior: CollapsedPosterior, state: CollapsedState, index: Int[Array, " C"]) -> Any:
-    """Return the statistics of the data for some particles: shared by all, unless rows are read again."""
-    if posterior.summary is not None:
-        return state.data_statistics
-    return jax.tree.map(lambda leaf: leaf[..., index], state.data_statistics)

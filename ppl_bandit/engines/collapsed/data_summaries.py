@@ -51,7 +51,8 @@ class DataSummary(NamedTuple):
         summarize: (centre, outer values, data) -> the summary of rows, and for each row how far its statistics at these outer
             values are from those that follow from its summary, relative to the tolerance.
         at: (centre, outer values) -> what the statistics of any rows depend on.
-        total: (statistics of the prior, summary, at) -> those of prior and all rows, (..., C), without the common constant.
+        total: (statistics of the prior, summary, at) -> those of prior and all rows, (..., C), without the common constant,
+            and without precisions if those of the prior are None.
         constant_magnitude: (summary, at) -> sum of the absolute terms in the constant of these statistics, (C,) or (1,).
         common_constant: summary -> the constant that all outer values share.
         recentre: (summary, old centre, new centre) -> summary; None if the centre must stay.
@@ -91,15 +92,19 @@ def shared_summary(model: RewardModel, split: Split) -> DataSummary:
     def summarize(centre: Coordinates, values: Mapping[str, Array], data: WeightedRows) -> tuple[Statistics, Array]:
         return row_statistics(model, split, centre, values, data), jnp.zeros(data.weights.shape, centre.real.dtype)
 
+    def total(prior: Statistics, summary: Statistics, at: Any) -> Statistics:
+        own, shared = prior.natural, summary.natural
+        if own.quadratic is None:
+            shared = shared._replace(quadratic=None)
+        # The common constant is left out of the targets, where it would only cost digits.
+        return Statistics(jax.tree.map(lambda own, shared: own + shared[..., None], own, shared), prior.constant)
+
     return DataSummary(
         "one sum of statistics, shared by all particles",
         lambda centre: zero_statistics(split.layout, centre),
         summarize,
         lambda centre, values: (),
-        # The common constant is left out of the targets, where it would only cost digits.
-        lambda prior, summary, at: Statistics(
-            jax.tree.map(lambda own, shared: own + shared[..., None], prior.natural, summary.natural), prior.constant
-        ),
+        total,
         lambda summary, at: jnp.zeros_like(summary.constant)[None],
         lambda summary: summary.constant,
         lambda summary, old, new: recentre_statistics(split.layout, summary, old, new),

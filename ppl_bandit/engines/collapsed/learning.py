@@ -14,6 +14,7 @@ from ppl_bandit.engines.collapsed.collapsed_posterior import (
     StatisticsAtOuterValues,
     statistics_at_particles,
 )
+from ppl_bandit.engines.collapsed.covariance_roots import CovarianceRoots, add_rows
 from ppl_bandit.engines.collapsed.data_summaries import WeightedRows, row_statistics
 from ppl_bandit.engines.collapsed.inspection import certificate_excess
 from ppl_bandit.engines.collapsed.statistics import (
@@ -30,7 +31,12 @@ from ppl_bandit.engines.exact.families.posterior import (
     posterior_of,
     where_finite,
 )
-from ppl_bandit.engines.particles.conditional_execution import compute_where_needed
+from ppl_bandit.engines.particles.conditional_execution import (
+    ConditionalTask,
+    apply_where,
+    compute_where_needed,
+    run_where_needed,
+)
 from ppl_bandit.engines.particles.tempering import TemperingResult
 from ppl_bandit.engines.particles.weights import finite_log_weights, normalize_weights
 from ppl_bandit.engines.row_buffer import append_rows, read_buffer, row_mask
@@ -121,20 +127,16 @@ def add_to_sums(
         new_centre = centre
         if recentre is not None:
             new_centre = compute_where_needed(mean_of, (centre, kept, moved.positions), centre, has_moved)
-        after = state._replace(
+        shifted = kept if recentre is None else recentre(kept, centre, new_centre)
+        outer, roots_after = _cached_after(posterior, state, roots, (new_centre, moved.positions, shifted), has_moved)
+        return state._replace(
             buffer=state.buffer._replace(num_rows=state.buffer.num_rows + jnp.sum(row_mask(new.rows))),
-            data_statistics=kept,
-            particles=moved.positions,
-            outer_statistics=_outer_statistics_after(posterior, state, new_centre, moved, has_moved),
-            log_targets=moved.log_targets,
-        )
-        if recentre is None:
-            return after
-        shifted = recentre(kept, centre, new_centre)
-        return after._replace(
             data_statistics=shifted,
             centre=new_centre,
-            log_targets=after.log_targets + summary.common_constant(kept) - summary.common_constant(shifted),
+            particles=moved.positions,
+            outer_statistics=outer,
+            roots=roots_after,
+            log_targets=moved.log_targets + summary.common_constant(kept) - summary.common_constant(shifted),
         )
 
     def mean_of(data: Any) -> Coordinates:
@@ -147,6 +149,7 @@ def add_to_sums(
     outer_statistics = statistics_at_particles(posterior, state)
     before = _log_mean_before(posterior, state, outer_statistics, discounted)
     common = summary.common_constant(kept) - summary.common_constant(discounted)
+    roots = None if state.roots is None else add_rows(state.roots, fresh.natural)
     if _can_accumulate(posterior, centre.real.dtype):
         fresh_natural, layout = fresh.natural, posterior.split.layout
         own = posterior.total(outer_statistics, discounted).natural
@@ -158,7 +161,7 @@ def add_to_sums(
             ~changes_one_element(fresh_natural),
         )
     else:
-        log_targets = posterior.log_targets(outer_statistics, kept)
+        log_targets = posterior.log_targets(outer_statistics, kept, roots)
     return DataUpdate(log_targets, before, common, path, (centre, state.data_statistics, kept), state_after)
 
 
@@ -227,7 +230,7 @@ def add_to_buffer(
             lambda _: kept,
             moved.positions,
         )
-        outer = _outer_statistics_after(posterior, state, centre, moved, has_moved)
+        outer, _ = _cached_after(posterior, state, None, (centre, moved.positions, own), has_moved)
         return state._replace(
             buffer=buffer,
             data_statistics=own,
@@ -244,12 +247,24 @@ def add_to_buffer(
     )
 
 
-def _outer_statistics_after(
-    posterior: CollapsedPosterior, state: CollapsedState, centre: Coordinates, moved: TemperingResult, has_moved: Array
-) -> StatisticsAtOuterValues | None:
-    """Return the outer statistics of moved particles relative to a new centre; the old ones if none moved."""
+def _cached_after(
+    posterior: CollapsedPosterior, state: CollapsedState, roots: CovarianceRoots | None, moved: Any, has_moved: Array
+) -> tuple[StatisticsAtOuterValues | None, CovarianceRoots | None]:
+    """Return what the state caches for its particles.
+
+    Args:
+        roots: if no particle has moved.
+        moved: centre, positions and data if particles have moved.
+    """
     if state.outer_statistics is None:
-        return None
-    return compute_where_needed(
-        lambda data: posterior.statistics_at(*data), (centre, moved.positions), state.outer_statistics, has_moved
-    )
+        return None, None
+
+    def compute(data: tuple[Coordinates, Array, Any]) -> Any:
+        centre, positions, summary = data
+        return posterior.cached(posterior.statistics_at(centre, positions), summary)
+
+    def run(task: ConditionalTask) -> Any:
+        # `lax.cond` would copy the roots where they stay.
+        return apply_where(task.is_needed, lambda _: compute(task.data), task.otherwise)
+
+    return run_where_needed(run, ConditionalTask(moved, (state.outer_statistics, roots), has_moved))

@@ -92,11 +92,14 @@ def recentre_statistics(layout: Layout, statistics: Statistics, old: Coordinates
     return Statistics(relative_to(layout, natural, old, new), constant)
 
 
-def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
+def log_normalizer(
+    layout: Layout, natural: Natural, gaussian: tuple[Array, Array] | None = None
+) -> Float[Array, "*batch"]:
     """Return A, the log integral of exp <natural, T(theta)> over theta; it is not finite if there is no integral.
 
     Args:
         natural: batch axes are the last axes of every array.
+        gaussian: the result of `gaussian_integral` for the Gaussian blocks, if known; `natural.quadratic` is not read then.
     """
     batch = natural.linear.shape[2:]
     terms = [
@@ -106,7 +109,9 @@ def log_normalizer(layout: Layout, natural: Natural) -> Float[Array, "*batch"]:
     ]
     elements = _parameters(layout, natural, batch)
     if layout.members.size:
-        gain, log_det = arrow_matrices.gaussian_integral(precision_of(layout, natural), natural.linear)
+        if gaussian is None:
+            gaussian = arrow_matrices.gaussian_integral(precision_of(layout, natural), natural.linear)
+        gain, log_det = gaussian
         constant = 0.5 * np.log(2.0 * np.pi) * layout.is_member.sum()
         terms.append(constant + jnp.sum(gain[layout.owner < 0], axis=0) - 0.5 * jnp.sum(log_det, axis=0))
         if layout.is_scaled:

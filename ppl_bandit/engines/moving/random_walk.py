@@ -1,4 +1,4 @@
-"""Metropolis-Hastings moves of many particles at once, by random walks with the covariance of the particles."""
+"""Metropolis-Hastings moves of many particles over a window of rows: the window at its start, and the random walk."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,9 +10,32 @@ import jax.random as jr
 from jaxtyping import Array, Float
 
 from ppl_bandit.engines.particles.covariance import mean_and_covariance, mean_and_root
-from ppl_bandit.types import Key
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import Interaction, Key
 
-__all__ = ["random_walk"]
+__all__ = ["blank_rows", "fit_gaussian", "log_gaussian_kernel", "random_walk"]
+
+
+def blank_rows(model: RewardModel, size: int) -> Interaction:
+    """Return rows of no meaning, without a mask: the places of a window."""
+    outcomes = model.zero_outcomes(size)
+    reward = outcomes if len(model.outcomes) > 1 else outcomes[model.outcomes[0]]
+    return Interaction(jnp.zeros(size, int), reward, jax.tree.map(jnp.asarray, model.context_rows(size)))
+
+
+def fit_gaussian(
+    positions: Float[Array, "H k"], weights: Float[Array, " H"]
+) -> tuple[Float[Array, " k"], Float[Array, "k k"]]:
+    """Return mean and root covariance of the Gaussian law at the start of a later window."""
+    return mean_and_root(positions, jnp.eye(positions.shape[1]), jnp.asarray(1e6), weights)
+
+
+def log_gaussian_kernel(
+    mean: Float[Array, " k"], root: Float[Array, "k k"], position: Float[Array, " k"]
+) -> Float[Array, ""]:
+    """Return the log density of that law less its largest value."""
+    steps = jax.scipy.linalg.solve_triangular(root, position - mean, lower=True)
+    return -0.5 * jnp.sum(jnp.square(steps))
 
 
 def random_walk(

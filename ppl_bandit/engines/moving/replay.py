@@ -16,8 +16,7 @@ from ppl_bandit.engines.moving.gaussian_rows import RowForm, absorb_form, prior_
 from ppl_bandit.engines.moving.kalman import absorb_row
 from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, invert_blocks, predict
 from ppl_bandit.engines.moving.outer_split import FilterSplit
-from ppl_bandit.engines.moving.random_walk import random_walk
-from ppl_bandit.engines.particles.covariance import mean_and_root
+from ppl_bandit.engines.moving.random_walk import blank_rows, fit_gaussian, log_gaussian_kernel, random_walk
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, Key
 
@@ -127,13 +126,10 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
         return {**inner, **space.constrain(at)[0]}
 
     def empty_replay(laws: Posterior) -> Replay:
-        outcomes = model.zero_outcomes(size)
-        reward = outcomes if len(model.outcomes) > 1 else outcomes[model.outcomes[0]]
-        rows = Interaction(jnp.zeros(size, int), reward, jax.tree.map(jnp.asarray, model.context_rows(size)))
         num = len(laws.mean)
         flags = jnp.zeros(size), jnp.zeros((), int), jnp.array(True)
         roots = jnp.zeros((num, space.size, space.size)) + jnp.eye(space.size)
-        return Replay(rows, *flags, laws, jnp.zeros((num, space.size)), roots)
+        return Replay(blank_rows(model, size), *flags, laws, jnp.zeros((num, space.size)), roots)
 
     def extend(
         replay: Replay,
@@ -153,9 +149,7 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
         )
 
         def restart() -> Replay:
-            eye = jnp.eye(space.size)
-            fit = jax.vmap(lambda own, w: mean_and_root(own, eye, jnp.asarray(1e6), w))
-            mean, root = fit(positions, weights)
+            mean, root = jax.vmap(fit_gaussian)(positions, weights)
             zero, no = jnp.zeros_like(longer.length), jnp.zeros_like(longer.is_first)
             return longer._replace(length=zero, is_first=no, laws=laws, mean=mean, root=root)
 
@@ -168,8 +162,7 @@ def filters_of(model: RewardModel, split: FilterSplit, size: int) -> Filters:
         forms = jax.vmap(lambda row: form_of(at, row))(replay.rows)
         own = None if model.has_clock else step(at)
         first, log_prior = start(at)
-        distance = jax.scipy.linalg.solve_triangular(root, at - mean, lower=True)
-        log_base = jnp.where(replay.is_first, log_prior, -0.5 * jnp.sum(jnp.square(distance)))
+        log_base = jnp.where(replay.is_first, log_prior, log_gaussian_kernel(mean, root, at))
         law = jax.tree.map(lambda new, old: jnp.where(replay.is_first, new, old), first, base)
 
         def absorb_place(carry: tuple[Posterior, Array], place: Any) -> tuple[tuple[Posterior, Array], None]:

@@ -17,8 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.engines.collapsed.outer import OuterSpace, outer_space
 from ppl_bandit.engines.exact.proof.assignment import supports_of
-from ppl_bandit.engines.moving.random_walk import random_walk
-from ppl_bandit.engines.particles.covariance import mean_and_root
+from ppl_bandit.engines.moving.random_walk import blank_rows, fit_gaussian, log_gaussian_kernel, random_walk
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction, Key
 
@@ -88,18 +87,19 @@ def static_moves(model: RewardModel, size: int) -> StaticMoves | None:
 
     def start(latents: Mapping[str, Array]) -> Window:
         num, num_filters = space.size + moving.size, len(next(iter(latents.values())))
-        outcomes = model.zero_outcomes(size)
-        reward = outcomes if len(model.outcomes) > 1 else outcomes[model.outcomes[0]]
-        rows = Interaction(jnp.zeros(size, int), reward, jax.tree.map(jnp.asarray, model.context_rows(size)))
         path = {name: jnp.zeros((size, *latents[name].shape)) + latents[name] for name in model.moving_sites}
         flags = jnp.zeros(size), jnp.zeros(size, bool), jnp.zeros((), int), jnp.array(True)
         return Window(
-            path, rows, *flags, jnp.zeros((num_filters, num)), jnp.zeros((num_filters, num, num)) + jnp.eye(num)
+            path,
+            blank_rows(model, size),
+            *flags,
+            jnp.zeros((num_filters, num)),
+            jnp.zeros((num_filters, num, num)) + jnp.eye(num),
         )
 
     def fit(latents: dict[str, Array], weights: Float[Array, " H"]) -> tuple[Array, Array]:
         positions = jax.vmap(lambda own: jnp.concatenate(_unconstrain(space, moving, own)))(latents)
-        return mean_and_root(positions, jnp.eye(positions.shape[1]), jnp.asarray(1e6), weights)
+        return fit_gaussian(positions, weights)
 
     def extend(
         window: Window, latents: dict[str, Array], weights: Float[Array, "F H"], row: Interaction, elapsed: Array
@@ -142,8 +142,7 @@ def static_moves(model: RewardModel, size: int) -> StaticMoves | None:
         first = {**values, **{name: own[0] for name, own in path.items()}}
         at_prior = model.log_prior(first) + log_jacobian
         both = jnp.concatenate([position, _unconstrain(space, moving, first)[1]])
-        steps = jax.scipy.linalg.solve_triangular(root, both - mean, lower=True)
-        base = jnp.where(window.is_first, at_prior, -0.5 * jnp.sum(jnp.square(steps)))
+        base = jnp.where(window.is_first, at_prior, log_gaussian_kernel(mean, root, both))
         return base + jnp.sum(jnp.where(in_use, terms, 0.0))
 
     def move_filter(

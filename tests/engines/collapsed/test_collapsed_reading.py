@@ -70,7 +70,7 @@ def learn(name, *, is_at_once, at_a_time=1):
 
         pieces = jax.tree.map(lambda leaf: leaf.reshape(-1, at_a_time, *leaf.shape[1:]), rows)
         state, infos = jax.lax.scan(step, engine.init(key), (jnp.arange(NUM_ROWS // at_a_time), pieces))
-        return state._replace(outer_statistics=None), infos, state.outer_statistics
+        return state._replace(outer_statistics=None, roots=None), infos, state.outer_statistics
 
     keys = jr.split(jr.key(3), 3)
     return jax.jit(jax.vmap(run) if is_at_once else lambda own: jax.lax.map(run, own))(keys)
