@@ -245,8 +245,8 @@ def _final_regrets(
 
     num_problems = next(iter(truths.values())).shape[0]
     function = trace_chunk(play, key, num_problems * num_runs).compile()
-    parts = [part[:num_rows] for part, num_rows in run_chunks(function, key, num_problems * num_runs)]
-    return np.concatenate(parts).astype(float).reshape(num_problems, num_runs)
+    regret = np.concatenate(list(run_chunks(function, key, num_problems * num_runs)))
+    return regret.astype(float).reshape(num_problems, num_runs)
 
 
 def _spread(divergence: np.ndarray, num: int | None) -> np.ndarray:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from ppl_bandit.runtime.compile_ahead import lower
 from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores, working_memory
@@ -63,7 +63,6 @@ def trace_chunk(
     play: Callable[..., Any],
     key: Key,
     num_realizations: int,
-    reduce: Callable[[Any, Bool[Array, " R"]], Any] | None = None,
     *,
     arguments: tuple[Any, ...] = (),
     size: int | None = None,
@@ -75,7 +74,6 @@ def trace_chunk(
 
     Args:
         play: (key, number, *arguments) -> results of one realization. It derives its own key from the first two.
-        reduce: (results of a chunk, whether each row is one of `num_realizations`) -> what is kept; None keeps everything.
         arguments: example values of further arguments of `play`.
         size: number of realizations; None takes as many as fit the memory and, on a CPU, the cache.
         memory: bytes that all chunks that run at once may use; None takes `working_memory`.
@@ -94,8 +92,7 @@ def trace_chunk(
         position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
         numbers = start + size * position + jnp.arange(size)
         each = lambda number: play(key, number, *arguments)  # noqa: E731
-        results = jax.lax.map(each, numbers) if is_sequential else jax.vmap(each)(numbers)
-        return results if reduce is None else reduce(results, numbers < num_realizations)
+        return jax.lax.map(each, numbers) if is_sequential else jax.vmap(each)(numbers)
 
     if mesh is not None:
         each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
@@ -113,8 +110,8 @@ def run_chunks(
     *,
     first: int = 0,
     arguments: tuple[Any, ...] = (),
-) -> Iterator[tuple[Any, int]]:
-    """Run all chunks; yield the results of each, as NumPy arrays, and how many of its rows are realizations.
+) -> Iterator[Any]:
+    """Run all chunks; yield the results of each as NumPy arrays.
 
     Args:
         first: number of the first realization.
@@ -122,8 +119,12 @@ def run_chunks(
     """
     end = first + num_realizations
 
-    def job(start: int) -> Callable[[], tuple[Any, int]]:
-        return lambda: (_fetch(function.run(key, jnp.asarray(start), *arguments)), min(function.size, end - start))
+    def job(start: int) -> Callable[[], Any]:
+        def run() -> Any:
+            found = _fetch(function.run(key, jnp.asarray(start), *arguments))
+            return jax.tree.map(lambda leaf: leaf[: end - start], found)  # the last chunk runs a few too many
+
+        return run
 
     yield from run_jobs((job(start) for start in range(first, end, function.size)), mesh)
 

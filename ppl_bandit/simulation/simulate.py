@@ -119,7 +119,6 @@ def simulate(
                     play,
                     key,
                     num_realizations,
-                    datasets.sum_chunk if summary else None,
                     size=1 if is_sequential else None,
                     memory=memory,
                     mesh=mesh,
@@ -127,10 +126,10 @@ def simulate(
                 )
                 function = traced.compile()
                 advance = progress_reporter(name, num_realizations, "realizations", " for this selector")
-                for part, num_done in run_chunks(function, key, num_realizations, mesh):
-                    parts[name].append(datasets.without_padding(part, num_done, summary))
+                for part in run_chunks(function, key, num_realizations, mesh):
+                    parts[name].append(datasets.summarise_chunk(part) if summary else part)
                     if progress:
-                        advance(num_done)
+                        advance(len(part.arm))
         except KeyboardInterrupt:
             if not any(parts.values()):
                 raise

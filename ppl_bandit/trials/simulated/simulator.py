@@ -101,11 +101,11 @@ class TrialSimulator:
             key, arguments = jr.key(seed), (limits,) if truth is None else (limits, truth)
             function = self._function(environment, key, num_trials, arguments)
             parts = []
-            for part, num_done in run_chunks(function, key, num_trials, first=first, arguments=arguments):
+            for part in run_chunks(function, key, num_trials, first=first, arguments=arguments):
                 parts.append(part)
                 if advance is not None:
-                    advance(num_done)
-        return jax.tree.map(lambda *own: np.concatenate(own)[:num_trials], *parts)
+                    advance(part.look.size)
+        return jax.tree.map(lambda *own: np.concatenate(own), *parts)
 
     def _function(self, environment: Environment, key: Key, num_trials: int, arguments: tuple) -> ChunkFunction:
         setting, engine = self.setting, self.setting.engine
