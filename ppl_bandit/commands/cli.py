@@ -1,8 +1,8 @@
 """Entry point of `ppl-bandit`: run a command and turn errors into messages and exit codes.
 
 Each command is a module of this package with a function `execute(arguments, show, progress) -> (result, status)`. `show`
-prints a line of the result (nothing with --json), `progress` prints a line on the standard error, and the result, in plain
-values, is printed as JSON with --json.
+prints a line of the result (nothing with --json), `progress` prints a line on the standard error, and the result is printed
+as JSON with --json (`to_plain`).
 
 Exit status: 0 for success; 1 if `journal` found damage or a decision that differs; 2 for invalid input (a program, a file,
 an argument); 130 after Ctrl-C; 141 if the reader of the output closed it (`ppl-bandit ... | head`).
@@ -10,13 +10,13 @@ an argument); 130 after Ctrl-C; 141 if the reader of the output closed it (`ppl-
 
 import importlib
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from ppl_bandit.commands.arguments.parser import make_parser
+from ppl_bandit.display.plain_values import to_plain
 
 __all__ = ["main"]
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = importlib.import_module(f"ppl_bandit.commands.{arguments.command}")
         result, status = command.execute(arguments, show, _print_progress)
         if arguments.json:
-            print(json.dumps(_only_finite(result), indent=2))
+            print(json.dumps(to_plain(result), indent=2))
         sys.stdout.flush()
     except KeyboardInterrupt:
         _print_progress(f"ppl-bandit {arguments.command}: interrupted before any result was complete")
@@ -70,15 +70,6 @@ def _print_line(line: str) -> None:
 
 def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _only_finite(value: Any) -> Any:
-    """Replace nan and infinities by None, because JSON has neither."""
-    if isinstance(value, Mapping):
-        return {name: _only_finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_only_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

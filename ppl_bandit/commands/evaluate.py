@@ -108,8 +108,8 @@ def _show_comparison(found: ProgramComparison, out: Path, show: ShowLine) -> dic
     show(f"wrote table.csv to {out}")
     return {
         "verdict": found.verdict,
-        "difference": found.difference._asdict(),
+        "difference": found.difference,
         "table": table.to_dict("index"),
-        "widths": {label: {str(arm): width for arm, width in own.items()} for label, own in found.widths.items()},
+        "widths": found.widths.to_dict(),
         "out": str(out),
     }

@@ -5,9 +5,11 @@ size, the number of threads or the devices.
 """
 
 import math
+import multiprocessing
+import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -22,7 +24,7 @@ from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
 from ppl_bandit.runtime.xla_options import simulation_options
 from ppl_bandit.types import Key
 
-__all__ = ["ChunkFunction", "TracedChunk", "num_workers", "run_chunks", "run_jobs", "trace_chunk"]
+__all__ = ["ChunkFunction", "TracedChunk", "num_workers", "run_chunks", "run_in_processes", "run_jobs", "trace_chunk"]
 
 _CACHE_BYTES = 1 << 20  # of the largest array of a chunk on a CPU; larger chunks take as long per realization
 _MIN_CPU_CHUNK = 4
@@ -153,6 +155,19 @@ def run_jobs(jobs: Iterable[Callable[[], _T]], mesh: Mesh | None = None) -> Iter
             waiting.popleft()
     finally:
         pool.shutdown(wait=not waiting, cancel_futures=True)
+
+
+def run_in_processes(jobs: Sequence[Callable[[], _T]]) -> Iterator[_T]:
+    """Call functions that can be pickled, on a CPU in two processes, and yield their results in order.
+
+    Tracing holds the interpreter lock, so jobs that mostly trace and compile do not gain from threads.
+    """
+    num_processes = min(2, num_workers(), len(jobs))
+    if num_processes < 2:
+        yield from map(operator.call, jobs)
+        return
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(operator.call, jobs)
 
 
 def num_workers(mesh: Mesh | None = None) -> int:
