@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from functools import partial
 
 from ppl_bandit.commands.arguments.parser import make_parser
 from ppl_bandit.display.plain_values import to_plain
@@ -27,7 +27,7 @@ _CLOSED_PIPE = 141  # 128 + SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     arguments = make_parser().parse_args(argv)
-    show: Callable[[str], None] = (lambda line: None) if arguments.json else _print_line
+    show: Callable[[str], None] = (lambda line: None) if arguments.json else partial(print, flush=True)
     try:
         command = importlib.import_module(f"ppl_bandit.commands.{arguments.command}")
         result, status = command.execute(arguments, show, _print_progress)
@@ -46,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _print_progress(f"ppl-bandit {arguments.command}: {error}")
         return 2
-    if status == _INTERRUPTED:
-        _exit_now(status)
+    if status == _INTERRUPTED:  # do not wait for computations in other threads, which cannot be stopped
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     return status
 
 
@@ -55,17 +57,6 @@ def _is_user_error(error: Exception) -> bool:
     from ppl_bandit.journal.stores.store import JournalError
 
     return isinstance(error, ValueError | OSError | JournalError)
-
-
-def _exit_now(status: int) -> NoReturn:
-    """End the process without waiting for computations in other threads, which cannot be stopped."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
 
 
 def _print_progress(line: str) -> None:

@@ -252,16 +252,17 @@ def _contrasts(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) 
         if name in second:
             error = math.hypot(first[name].standard_error, second[name].standard_error)
             found[name] = Estimate(first[name].value - second[name].value, error)
+
+    def all_rows(part: _Prepared, values: Any) -> np.ndarray:
+        rows = np.zeros(log.arm.size)
+        rows[part.is_used] = values
+        return rows
+
+    scores = all_rows(parts[0], parts[0].scores), all_rows(parts[1], parts[1].scores)
     for name, power in (("dr", 0.0), ("dr_stabilised", 1.0), ("dr_inverse_variance", 2.0)):
         if name in found:
-            scores, allocations = [], []
-            for part in parts:
-                own, weight = np.zeros(log.arm.size), np.zeros(log.arm.size)
-                own[part.is_used] = part.scores
-                weight[part.is_used] = 1.0 if part.allocation is None else part.allocation**power
-                scores.append(own)
-                allocations.append(weight)
-            found[name] = estimators.weighted_contrast((scores[0], scores[1]), (allocations[0], allocations[1]))
+            weights = [all_rows(part, 1.0 if part.allocation is None else part.allocation**power) for part in parts]
+            found[name] = estimators.weighted_contrast(scores, (weights[0], weights[1]))
     return found
 
 

@@ -12,13 +12,12 @@ import numpy as np
 from ppl_bandit import engines as library
 from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence
 from ppl_bandit.comparison.measurement.engine_runs import CompiledEngine, compile_engine
-from ppl_bandit.comparison.measurement.results import ModelScore, Ranking
+from ppl_bandit.comparison.measurement.results import ModelScore, Ranking, arviz_object
 from ppl_bandit.comparison.output.tables import ranking_text
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
-from ppl_bandit.live.show import arviz_export
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.types import Interaction, NotConjugate
 
 __all__ = ["rank_models"]
@@ -85,15 +84,12 @@ def _check_same(given: Mapping[str, Interaction], models: Mapping[str, RewardMod
     for name, rows in rest:
         outcomes = models[first_name].outcomes, models[name].outcomes
         same_kind = set(outcomes[0]) == set(outcomes[1])
-        if not same_kind or not jax.tree.all(jax.tree.map(np.array_equal, _observed(first), _observed(rows))):
+        observed = (first.arm, first.reward), (rows.arm, rows.reward)
+        if not same_kind or not jax.tree.all(jax.tree.map(np.array_equal, *observed)):
             raise ValueError(
                 f"{name} and {first_name} must predict the same arms and outcomes, got the outcomes {list(outcomes[1])} and "
                 f"{list(outcomes[0])}; log evidence of different data cannot be compared"
             )
-
-
-def _observed(rows: Interaction) -> Any:
-    return rows.arm, rows.reward
 
 
 def _evidence(
@@ -163,11 +159,7 @@ def _leave_one_out(
     """Return the log density of each row given the others, and the number of rows for which it is unreliable."""
     import arviz as az
 
-    rewards = data.reward if isinstance(data.reward, Mapping) else {model.outcomes[0]: data.reward}
-    with jax.enable_x64(True):
-        prior = jax.device_get(quick_jit(lambda: model.sample_prior(jr.key(0), 4))())
-    rows: Any = data.arm, dict(rewards), data.context
-    tree = arviz_export.export(model, list(range(model.num_arms)), draws, prior, rows, num_chains)
+    tree = arviz_object(model, list(range(model.num_arms)), draws, data, num_chains, seed=0, num_prior_draws=4)
     found = az.loo(tree, pointwise=True)
     values = found.elpd_i if hasattr(found, "elpd_i") else found.loo_i
     return np.ravel(np.asarray(values)), int(np.sum(np.asarray(found.pareto_k) > 0.7))
@@ -190,15 +182,11 @@ def _scores(
             elpd = elpd_error = gap = gap_error = float("nan")
         else:
             behind = rows - pointwise[best]
-            elpd, elpd_error = float(rows.sum()), _standard_error(rows)
-            gap, gap_error = float(behind.sum()), _standard_error(behind)
+            elpd, elpd_error = float(rows.sum()), rows.size * standard_error(rows)
+            gap, gap_error = float(behind.sum()), rows.size * standard_error(behind)
         scores.append(
             ModelScore(
                 name, value, error, way, float(prob), elpd, elpd_error, gap, gap_error, bad[name], explanations[name]
             )
         )
     return sorted(scores, key=lambda score: -score.log_evidence)
-
-
-def _standard_error(rows: np.ndarray) -> float:
-    return float(np.sqrt(rows.size * rows.var(ddof=1))) if rows.size > 1 else float("nan")
