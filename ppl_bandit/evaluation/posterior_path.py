@@ -19,6 +19,7 @@ from ppl_bandit import engines
 from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.simulation.rollouts import initial_state
 from ppl_bandit.types import Engine, Interaction, Selector
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "engine_of",
     "follow_posterior",
     "rows_as_interaction",
-    "state_with_capacity",
 ]
 
 _MAX_BLOCKS = 500
@@ -85,7 +85,7 @@ def follow_posterior(
     num_blocks = -(-num_rows // size)
     with jax.enable_x64(True):
         key_init, key_blocks = jr.split(jr.key(0))
-        state = state_with_capacity(engine, engine.init(key_init), num_blocks * size)
+        state = initial_state(key_init, engine, num_blocks * size)
         without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
         read, update = _path_functions(model, without_text, selector, has_scores)
         parts: tuple[list[np.ndarray], ...] = ([], [], [])
@@ -154,9 +154,3 @@ def rows_as_interaction(
     reward = rewards if len(rewards) > 1 else next(iter(rewards.values()))
     mask = jnp.asarray(np.arange(start, start + size) < stop)
     return Interaction(jnp.asarray(log.arm[index]), reward, learnt, mask), decided
-
-
-def state_with_capacity(engine: Engine, state: Any, num_rows: int) -> Any:
-    """Return a state that can hold this many rows."""
-    reserve = engine.capabilities.reserve
-    return state if reserve is None else reserve(state, num_rows)

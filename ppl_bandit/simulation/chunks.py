@@ -24,7 +24,7 @@ from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
 from ppl_bandit.runtime.xla_options import simulation_options
 from ppl_bandit.types import Key
 
-__all__ = ["ChunkFunction", "TracedChunk", "num_workers", "run_chunks", "run_in_processes", "run_jobs", "trace_chunk"]
+__all__ = ["ChunkFunction", "num_workers", "run_chunks", "run_in_processes", "run_jobs", "trace_chunk"]
 
 _CACHE_BYTES = 1 << 20  # of the largest array of a chunk on a CPU; larger chunks take as long per realization
 _MIN_CPU_CHUNK = 4
@@ -45,22 +45,6 @@ class ChunkFunction(NamedTuple):
     size: int
 
 
-class TracedChunk(NamedTuple):
-    """A chunk function before compilation. Tracing must stay in one thread, compilation need not.
-
-    Attributes:
-        traced: the traced function.
-        size: number of realizations.
-    """
-
-    traced: Any
-    size: int
-
-    def compile(self) -> ChunkFunction:
-        """Compile the function."""
-        return ChunkFunction(lower(self.traced).compile(), self.size)
-
-
 def trace_chunk(
     play: Callable[..., Any],
     key: Key,
@@ -71,8 +55,10 @@ def trace_chunk(
     memory: int | None = None,
     mesh: Mesh | None = None,
     is_sequential: bool = False,
-) -> TracedChunk:
-    """Trace a function that simulates a chunk of realizations.
+) -> Callable[[], ChunkFunction]:
+    """Trace a function that simulates a chunk of realizations; return a function without arguments that compiles it.
+
+    Tracing must stay in one thread, compilation need not.
 
     Args:
         play: (key, number, *arguments) -> results of one realization. It derives its own key from the first two.
@@ -100,8 +86,8 @@ def trace_chunk(
         each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
         in_specs = (same,) * (2 + len(arguments))
         run = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=each, check_vma=False)
-    jitted = jax.jit(run, compiler_options=simulation_options(mesh))
-    return TracedChunk(jitted.trace(key, jnp.asarray(0), *arguments), num_devices * size)
+    traced = jax.jit(run, compiler_options=simulation_options(mesh)).trace(key, jnp.asarray(0), *arguments)
+    return lambda: ChunkFunction(lower(traced).compile(), num_devices * size)
 
 
 def run_chunks(

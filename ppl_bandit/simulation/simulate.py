@@ -116,7 +116,7 @@ def simulate(
 
                 if progress:
                     sys.stderr.write(f"{name}: compiling ({order} of {len(named)} selectors)\n")
-                traced = trace_chunk(
+                compile_chunk = trace_chunk(
                     play,
                     key,
                     num_realizations,
@@ -125,9 +125,8 @@ def simulate(
                     mesh=mesh,
                     is_sequential=is_sequential,
                 )
-                function = traced.compile()
                 advance = progress_reporter(name, num_realizations, "realizations", " for this selector")
-                for part in run_chunks(function, key, num_realizations, mesh):
+                for part in run_chunks(compile_chunk(), key, num_realizations, mesh):
                     parts[name].append(datasets.summarise_chunk(part) if summary else part)
                     if progress:
                         advance(len(part.arm))

@@ -58,31 +58,25 @@ def find_references(
             if factory is not None:
                 raise
             runner, refusal = None, str(refused)
-    if runner is not None:
+    used = runner
+    if used is not None:
         keys = jr.split(key_samples, _NUM_REFERENCE_SAMPLES)
-        samples = [[jax.device_get(runner.draw(key, at.state)) for key in keys] for at in runs]
-        references = _make_references(setup, key_samples, runner, runs, samples)
+        samples = [[jax.device_get(used.draw(key, at.state)) for key in keys] for at in runs]
     else:
         many = max(2 * setup.num_samples, min(_NUM_REFERENCE_SAMPLES * setup.num_samples, _MAX_LONG_DRAWS))
         many -= many % setup.num_samples
-        long_run = compile_engine(factory or _long_run(setup.model, many), setup.model, setup.all_rows, many)
-        say(f"reference: running {long_run.engine.explanation.engine}, {many:,} draws ...")
-        runs = run_engine(long_run, key_run, setup.parts, setup.decide)
+        used = compile_engine(factory or _long_run(setup.model, many), setup.model, setup.all_rows, many)
+        say(f"reference: running {used.engine.explanation.engine}, {many:,} draws ...")
+        runs = run_engine(used, key_run, setup.parts, setup.decide)
         # Every sample mixes all chains.
         order = np.random.default_rng(0).permutation(many).reshape(-1, setup.num_samples)
         samples = [[{name: values[own] for name, values in at.draws.items()} for own in order] for at in runs]
-        references = _make_references(setup, key_samples, long_run, runs, samples)
-    say(f"reference: {references[-1].description}")
-    return references, runner, refusal
-
-
-def _make_references(
-    setup: ComparisonSetup, key: Key, runner: CompiledEngine, runs: list[EngineRun], samples: list[list[Draws]]
-) -> list[Reference]:
-    return [
-        _make_reference(setup, key, number, runner, at, drawn)
+    references = [
+        _make_reference(setup, key_samples, number, used, at, drawn)
         for number, (at, drawn) in enumerate(zip(runs, samples, strict=True))
     ]
+    say(f"reference: {references[-1].description}")
+    return references, runner, refusal
 
 
 def _long_run(model: RewardModel, num_draws: int) -> EngineFactory:
