@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from ppl_bandit.display.progress import progress_reporter
-from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.outcome_information import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
@@ -147,6 +146,7 @@ def check_sizes(counts: Mapping[str, Any], precision: str) -> None:
         ValueError: with the argument and what was given.
     """
     for name, value in counts.items():
-        check_count(value, name)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
     if precision not in ("float64", "float32"):
         raise ValueError(f'precision must be "float64" or "float32", got {precision!r}')
