@@ -6,4 +6,4 @@ from typing import Any
 __all__ = ["CommandResult", "ShowLine"]
 
 ShowLine = Callable[[str], None]
-CommandResult = tuple[Any, int]  # plain values, and the exit status
+CommandResult = tuple[Any, int]  # the result for `to_plain`, and the exit status

@@ -39,7 +39,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
         show(f"{result.name:<24} {result.verdict:<9} {result.families or _short_reason(result)}")
         if arguments.explain and result.report:
             show(f"{result.report}\n")
-    return [result._asdict() for result in results], 2 if any(r.verdict == "invalid" for r in results) else 0
+    return results, 2 if any(r.verdict == "invalid" for r in results) else 0
 
 
 def check_model(spec: str) -> CheckResult:

@@ -1,8 +1,8 @@
 """Entry point of `ppl-bandit`: run a command and turn errors into messages and exit codes.
 
 Each command is a module of this package with a function `execute(arguments, show, progress) -> (result, status)`. `show`
-prints a line of the result (nothing with --json), `progress` prints a line on the standard error, and the result, in plain
-values, is printed as JSON with --json.
+prints a line of the result (nothing with --json), `progress` prints a line on the standard error, and the result is printed
+as JSON with --json (`to_plain`).
 
 Exit status: 0 for success; 1 if `journal` found damage or a decision that differs; 2 for invalid input (a program, a file,
 an argument); 130 after Ctrl-C; 141 if the reader of the output closed it (`ppl-bandit ... | head`).
@@ -10,13 +10,13 @@ an argument); 130 after Ctrl-C; 141 if the reader of the output closed it (`ppl-
 
 import importlib
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ppl_bandit.commands.arguments.parser import make_parser
+from ppl_bandit.display.plain_values import to_plain
 
 __all__ = ["main"]
 
@@ -27,12 +27,12 @@ _CLOSED_PIPE = 141  # 128 + SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     arguments = make_parser().parse_args(argv)
-    show: Callable[[str], None] = (lambda line: None) if arguments.json else _print_line
+    show: Callable[[str], None] = (lambda line: None) if arguments.json else partial(print, flush=True)
     try:
         command = importlib.import_module(f"ppl_bandit.commands.{arguments.command}")
         result, status = command.execute(arguments, show, _print_progress)
         if arguments.json:
-            print(json.dumps(_only_finite(result), indent=2))
+            print(json.dumps(to_plain(result), indent=2))
         sys.stdout.flush()
     except KeyboardInterrupt:
         _print_progress(f"ppl-bandit {arguments.command}: interrupted before any result was complete")
@@ -46,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _print_progress(f"ppl-bandit {arguments.command}: {error}")
         return 2
-    if status == _INTERRUPTED:
-        _exit_now(status)
+    if status == _INTERRUPTED:  # do not wait for computations in other threads, which cannot be stopped
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     return status
 
 
@@ -57,28 +59,8 @@ def _is_user_error(error: Exception) -> bool:
     return isinstance(error, ValueError | OSError | JournalError)
 
 
-def _exit_now(status: int) -> NoReturn:
-    """End the process without waiting for computations in other threads, which cannot be stopped."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
-
-
 def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _only_finite(value: Any) -> Any:
-    """Replace nan and infinities by None, because JSON has neither."""
-    if isinstance(value, Mapping):
-        return {name: _only_finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_only_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

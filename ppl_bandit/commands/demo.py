@@ -2,10 +2,8 @@
 
 import argparse
 import inspect
-import multiprocessing
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
+from collections.abc import Sequence
+from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -21,7 +19,7 @@ from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.runtime.compile_ahead import quick_jit
-from ppl_bandit.runtime.cpu_threads import num_cores
+from ppl_bandit.simulation.chunks import run_in_processes
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.simulation.scores import standard_error
@@ -69,7 +67,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     results = list[DemoResult]()
     advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models")
     progress("starting two processes; the first model takes longest, because each process imports and compiles first")
-    for result in _play_all(CONJUGATE_MODELS, arguments.seed):
+    for result in run_in_processes([partial(_play, name, arguments.seed) for name in CONJUGATE_MODELS]):
         mean, error = result.regret["double sampling"]
         at_random, _ = result.regret["random play"]
         show(
@@ -89,16 +87,6 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     show(f"\nwrote {path}")
     models = [{"name": r.name, "is_exact": True, "families": r.families, "regret": r.regret} for r in results]
     return {"models": models, "figure": str(path)}, 0
-
-
-def _play_all(names: Sequence[str], seed: int) -> Iterator[DemoResult]:
-    """Yield the results in order, from two processes: tracing holds the interpreter lock, so threads do not help."""
-    num_workers = min(2, num_cores(), len(names))
-    if num_workers == 1:
-        yield from map(_play, names, repeat(seed))
-        return
-    with ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_play, names, repeat(seed))
 
 
 def _play(name: str, seed: int) -> DemoResult:

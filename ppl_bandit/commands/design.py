@@ -12,6 +12,7 @@ from ppl_bandit import selectors
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs, html_rows
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.trials import stopping
@@ -20,7 +21,6 @@ from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.operating_characteristics import OperatingCharacteristics, operating_characteristics
 from ppl_bandit.trials.recorded_design import design_settings
-from ppl_bandit.trials.report import design_report
 
 __all__ = ["execute", "parse_looks", "parse_rule", "parse_scenario"]
 
@@ -87,9 +87,40 @@ def _show(
     (out / "design.json").write_text(json.dumps(design_settings(design), indent=2) + "\n")
     table.to_csv(out / "table.csv", index_label="scenario")
     found.plot().savefig(out / "design.png", dpi=150)
-    (out / "report.html").write_text(design_report(found, file.name, arguments.trials, arguments.seed))
+    (out / "report.html").write_text(_report(found, file.name, arguments.trials, arguments.seed))
     show(f"wrote report.html, table.csv, design.png and design.json to {out}")
     return {"design": design_settings(design), "table": table.to_dict("index"), "out": str(out)}
+
+
+def _report(found: OperatingCharacteristics, name: str, num_trials: int, seed: int) -> str:
+    """Return the HTML of a design's operating characteristics.
+
+    Args:
+        name: of the reward model.
+        num_trials: simulated trials of each scenario.
+        seed: of the simulation.
+    """
+    design = found.design
+    table = found.table()
+    columns = [column for column in table.columns if not column.endswith("_se")]
+    rows = [[str(scenario), *(_cell(row, column) for column in columns)] for scenario, row in table.iterrows()]
+    turned = [[column.replace("_", " "), *(row[index + 1] for row in rows)] for index, column in enumerate(columns)]
+    lead = f"{num_trials} simulated trials per scenario, posterior: {found.method}. Values are given ± their standard error."
+    parts = [
+        "<h2>The design</h2>",
+        html_paragraphs(design.describe().splitlines()),
+        "<h2>Operating characteristics</h2>",
+        html_rows(["", *map(str, table.index)], turned),
+        html_figure(f"Operating characteristics of the design for {name}", found.plot()),
+    ]
+    return html_page(f"Design of an experiment: {name}", lead, parts, seed)
+
+
+def _cell(row: Any, column: str) -> str:
+    value, error = row[column], row.get(f"{column}_se")
+    if not isinstance(value, float | int):
+        return str(value)
+    return f"{value:.4g}" if error is None or not error == error else f"{value:.4g} ± {error:.2g}"
 
 
 def _design(arguments: argparse.Namespace) -> Design:

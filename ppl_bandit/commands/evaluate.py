@@ -60,18 +60,13 @@ def _with_arms(file: ModelFile, num_arms: int) -> RewardModel:
     return file.reward_model()
 
 
-def _show_table(found: Evaluation | ProgramComparison, show: ShowLine) -> Any:
-    table = found.table()
-    show(f"{found.verdict}\n\n{_digits(table)}\n")
-    return table
-
-
 def _digits(frame: Any) -> str:
     return frame.to_string(float_format=lambda value: f"{value:.4g}")
 
 
 def _show_evaluation(found: Evaluation, out: Path, show: ShowLine) -> dict[str, Any]:
-    table = _show_table(found, show)
+    table = found.table()
+    show(f"{found.verdict}\n\n{_digits(table)}\n")
     for name, value in found.diagnostics.items():
         show(f"{name.replace('_', ' ')}: {value:.4g}")
     if found.posterior is not None:
@@ -100,16 +95,16 @@ def _show_evaluation(found: Evaluation, out: Path, show: ShowLine) -> dict[str, 
 
 
 def _show_comparison(found: ProgramComparison, out: Path, show: ShowLine) -> dict[str, Any]:
-    table = _show_table(found, show)
-    show("width of the doubly robust interval of each arm:")
-    show(_digits(found.widths))
+    table = found.table()
+    show(f"{found.verdict}\n\n{_digits(table)}\n")
+    show(f"width of the doubly robust interval of each arm:\n{_digits(found.widths)}")
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "table.csv", index_label="program")
     show(f"wrote table.csv to {out}")
     return {
         "verdict": found.verdict,
-        "difference": found.difference._asdict(),
+        "difference": found.difference,
         "table": table.to_dict("index"),
-        "widths": {label: {str(arm): width for arm, width in own.items()} for label, own in found.widths.items()},
+        "widths": found.widths.to_dict(),
         "out": str(out),
     }

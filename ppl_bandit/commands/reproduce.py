@@ -10,7 +10,7 @@ from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import check_names
 from ppl_bandit.paper import figures as paper_figures, settings
 from ppl_bandit.paper.claims import claims_of_grids
-from ppl_bandit.paper.parts import CLAIMS, FIGURE_PARTS, GRIDS, expected_seconds, parts_of, run_parts
+from ppl_bandit.paper.parts import CLAIMS, FIGURE_PARTS, GRIDS, parts_of, run_parts
 from ppl_bandit.paper.report import write_report
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret, verdicts
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
@@ -49,14 +49,13 @@ def reproduce(figures: Sequence[str], out: Path, *, is_full: bool, seed: int, sh
     if not figures and not is_full:  # claims of their own simulations take as long as a figure
         left_out += [part.title.partition(":")[0] for part in parts if part.name in CLAIMS]
         parts = [part for part in parts if part.name not in CLAIMS]
-    cost = "use a GPU" if is_full else f"about {expected_seconds(parts):.0f} s on two idle cores, mostly compilation"
-    show(f"{len(parts)} parts; {cost}")
+    show(f"{len(parts)} parts; {'use a GPU' if is_full else 'mostly compilation'}")
     for part in parts:
         show(f"  {part.title}")
     if left_out:
         show(f"left out: {'; '.join(left_out)}; `--full` runs everything, `reproduce claims` all claims")
     began = time.time()
-    results = run_parts(parts, show)
+    results = run_parts(parts)
     runs = {name: results[name] for name in settings.SETTINGS if name in results}
     grids = {name: results[name] for name in GRIDS if name in results}
     claims = [*claims_of_grids(grids), *(results[name] for name in CLAIMS if name in results)]

@@ -63,7 +63,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     draw_run(runs, out, caption)
     name = engine.explanation.engine
     show(f"{score_table(scores)}\n\n{name} engine; wrote table.md, runs.nc and figures to {out}")
-    result = {"engine": name, "scores": [score._asdict() for score in scores], "out": str(out)}
+    result = {"engine": name, "scores": scores, "out": str(out)}
     return result, 0 if runs.attrs["is_complete"] else 130
 
 

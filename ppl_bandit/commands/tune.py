@@ -52,8 +52,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     for note in notes[1:]:
         progress(note)
     show(f"{tuned}\n\n{code}\n\nwrote tune.md and tune.png to {out}")
-    standings = [standing._asdict() for standing in tuned.standings]
-    return {"best": tuned.code, "standings": standings, "out": str(out)}, 0
+    return {"best": tuned.code, "standings": tuned.standings, "out": str(out)}, 0
 
 
 def _criterion(text: str) -> str | float:

@@ -1,1 +1,1 @@
-"""What people see: the style of figures, HTML pages, and lines of progress."""
+"""What people see: the style of figures, HTML pages, JSON values, and lines of progress."""

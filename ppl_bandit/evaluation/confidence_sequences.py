@@ -20,6 +20,7 @@ __all__ = [
     "bernoulli_bounds",
     "beta_binomial_log_mixture",
     "empirical_bernstein_lower",
+    "excludes_mean",
     "normal_mixture_parameter",
 ]
 
@@ -79,10 +80,7 @@ def bernoulli_bounds(num_successes: np.ndarray, num_trials: np.ndarray, alpha: f
     successes, trials = np.broadcast_arrays(np.asarray(num_successes, float), np.asarray(num_trials, float))
 
     def exceeds(p: np.ndarray) -> np.ndarray:
-        variance = p * (1.0 - p)
-        rho = normal_mixture_parameter(optimal_time, alpha) * variance
-        log_mixture = beta_binomial_log_mixture(successes - p * trials, variance * trials, rho, p, 1.0 - p)
-        return log_mixture > math.log(1.0 / alpha)
+        return excludes_mean(p, successes, trials, alpha, optimal_time)
 
     mean = np.divide(successes, trials, out=np.full(successes.shape, 0.5), where=trials > 0)
     tiny = 1e-12
@@ -91,6 +89,16 @@ def bernoulli_bounds(num_successes: np.ndarray, num_trials: np.ndarray, alpha: f
         lower = _first_inside(exceeds, np.full(mean.shape, tiny), inside)
         upper = _first_inside(exceeds, np.full(mean.shape, 1.0 - tiny), inside)
     return Bounds(np.where(lower <= tiny, 0.0, lower), np.where(upper >= 1.0 - tiny, 1.0, upper))
+
+
+def excludes_mean(
+    p: np.ndarray, num_successes: np.ndarray, num_trials: np.ndarray, alpha: float, optimal_time: float
+) -> np.ndarray:
+    """Return whether the mean p strictly inside (0, 1) lies outside of `bernoulli_bounds`."""
+    variance = p * (1.0 - p)
+    rho = normal_mixture_parameter(optimal_time, alpha) * variance
+    log_mixture = beta_binomial_log_mixture(num_successes - p * num_trials, variance * num_trials, rho, p, 1.0 - p)
+    return log_mixture > math.log(1.0 / alpha)
 
 
 def empirical_bernstein_lower(scores: np.ndarray, alpha: float) -> np.ndarray:

@@ -66,9 +66,9 @@ def evaluate(
     if model is None:
         return evaluate_decisions(decisions, target, level=level, bounds=bounds, baseline=baseline)
     engine = engine_of(model)
-    selectors = [one for one in (target, baseline) if isinstance(one, Selector)]
-    paths = {id(one): follow_posterior(model, engine, decisions, one) for one in [None, *selectors]}
-    path = paths[id(None)]
+    selectors: list[Selector | None] = [one for one in (target, baseline) if isinstance(one, Selector)]
+    paths = {id(one): follow_posterior(model, engine, decisions, one) for one in selectors or [None]}
+    path = next(iter(paths.values()))  # they differ in the selector's probabilities alone
 
     def posterior(components: list[Component]) -> tuple[float, float]:
         return _posterior_interval(model, engine, path.state, decisions, components, level)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
@@ -22,6 +23,7 @@ MIN_EFFECTIVE_SAMPLE_SIZE = 30.0
 MAX_WEIGHT_DEVIATION = 4.0  # standard errors of the mean weight from 1
 _SWITCH = 10.0  # importance weight above which the outcome model stands alone
 _SHRINKAGE = 100.0
+_BLUE, _GREY = "#0072B2", "#999999"
 
 
 class _Prepared(NamedTuple):
@@ -83,12 +85,30 @@ class Evaluation(NamedTuple):
 
     def plot(self) -> Any:
         """Return a figure: the estimators side by side, and the confidence sequence over the decisions."""
-        from ppl_bandit.evaluation.figures import plot_evaluation
-
-        size, num = self.diagnostics["effective_sample_size"], self.diagnostics["num_decisions"]
+        table, sequence = self.table(), self.sequence
         chosen = "" if self.is_refused else _chosen(self.estimates)
-        caption = f"{num:.0f} decisions, effective sample size {size:.0f}"
-        return plot_evaluation(self.table(), self.sequence, self.label, caption, self.level, chosen)
+        figure, (left, right) = figure_tools().subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+        for place, (name, row) in enumerate(table[::-1].iterrows()):
+            margin = row["upper"] - row["estimate"]
+            colour = _BLUE if name == chosen else _GREY
+            left.errorbar(row["estimate"], place, xerr=margin, fmt="o", color=colour, capsize=3)
+        left.set_yticks(range(len(table)), list(table.index[::-1]))
+        left.set_title(f"estimators, {self.level:.0%} intervals" + ("" if chosen else " (refused)"))
+        right.plot(sequence.index, sequence["estimate"], color=_BLUE)
+        right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
+        right.set(xscale="log", xlabel="decisions")
+        right.set_title(f"confidence sequence, valid at every decision ({self.level:.0%})")
+        unit = "mean reward"
+        if " minus " in self.label:
+            unit = "difference of mean rewards"
+            left.axvline(0.0, color="black", linewidth=0.8, linestyle=":")
+            right.axhline(0.0, color="black", linewidth=0.8, linestyle=":")
+        left.set_xlabel(unit)
+        right.set_ylabel(unit)
+        figure.suptitle(self.label)
+        size, num = self.diagnostics["effective_sample_size"], self.diagnostics["num_decisions"]
+        figure.supxlabel(f"{num:.0f} decisions, effective sample size {size:.0f}", fontsize=8)
+        return figure
 
     def __str__(self) -> str:
         return self.verdict
@@ -252,16 +272,17 @@ def _contrasts(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) 
         if name in second:
             error = math.hypot(first[name].standard_error, second[name].standard_error)
             found[name] = Estimate(first[name].value - second[name].value, error)
+
+    def all_rows(part: _Prepared, values: Any) -> np.ndarray:
+        rows = np.zeros(log.arm.size)
+        rows[part.is_used] = values
+        return rows
+
+    scores = all_rows(parts[0], parts[0].scores), all_rows(parts[1], parts[1].scores)
     for name, power in (("dr", 0.0), ("dr_stabilised", 1.0), ("dr_inverse_variance", 2.0)):
         if name in found:
-            scores, allocations = [], []
-            for part in parts:
-                own, weight = np.zeros(log.arm.size), np.zeros(log.arm.size)
-                own[part.is_used] = part.scores
-                weight[part.is_used] = 1.0 if part.allocation is None else part.allocation**power
-                scores.append(own)
-                allocations.append(weight)
-            found[name] = estimators.weighted_contrast((scores[0], scores[1]), (allocations[0], allocations[1]))
+            weights = [all_rows(part, 1.0 if part.allocation is None else part.allocation**power) for part in parts]
+            found[name] = estimators.weighted_contrast(scores, (weights[0], weights[1]))
     return found
 
 

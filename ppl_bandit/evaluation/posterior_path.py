@@ -19,6 +19,7 @@ from ppl_bandit import engines
 from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.simulation.rollouts import initial_state
 from ppl_bandit.types import Engine, Interaction, Selector
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "engine_of",
     "follow_posterior",
     "rows_as_interaction",
-    "state_with_capacity",
 ]
 
 _MAX_BLOCKS = 500
@@ -38,15 +38,15 @@ class PosteriorPath(NamedTuple):
     """What was expected before each of T decisions, and after all of them.
 
     Attributes:
+        state: the engine's state after all rows.
         means: (T, A), the posterior mean of every arm's expected reward.
         probs: (T, A), the probability with which a selector plays each arm; None if none was given.
-        state: the engine's state after all rows.
         log_scores: (T,), the log predictive probability, or density, of each row's outcomes; None unless requested.
     """
 
-    means: np.ndarray
-    probs: np.ndarray | None
     state: Any
+    means: np.ndarray
+    probs: np.ndarray | None = None
     log_scores: np.ndarray | None = None
 
 
@@ -85,20 +85,19 @@ def follow_posterior(
     num_blocks = -(-num_rows // size)
     with jax.enable_x64(True):
         key_init, key_blocks = jr.split(jr.key(0))
-        state = state_with_capacity(engine, engine.init(key_init), num_blocks * size)
+        state = initial_state(key_init, engine, num_blocks * size)
         without_text = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]  # neither changes a result
         read, update = _path_functions(model, without_text, selector, has_scores)
-        parts: tuple[list[np.ndarray], ...] = ([], [], [])
+        parts: list[dict[str, np.ndarray]] = []
         for block in range(num_blocks):
             key_read, key_update = jr.split(jr.fold_in(key_blocks, block))
             start, stop = block * size, min((block + 1) * size, num_rows)
             rows, contexts = rows_as_interaction(model, log, start, stop, size)
             steps = jnp.arange(start + 1, start + size + 1)
-            for part, found in zip(parts, read(key_read, state, rows, contexts, steps), strict=True):
-                part.append(np.asarray(found)[: stop - start])
+            found = read(key_read, state, rows, contexts, steps)
+            parts.append({name: np.asarray(values)[: stop - start] for name, values in found.items()})
             state, _ = update(key_update, state, rows)
-    means, probs, scores = map(np.concatenate, parts)
-    return PosteriorPath(means, None if selector is None else probs, state, scores if has_scores else None)
+    return PosteriorPath(state, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 def _read_block(
@@ -111,11 +110,8 @@ def _read_block(
     rows: Interaction,
     contexts: Any,
     steps: Any,
-) -> tuple[Any, Any, Any]:
-    """Return the means of all arms, a selector's probabilities, and log predictive scores, for the rows of a block.
-
-    Without a selector or scores their places hold the means.
-    """
+) -> dict[str, Any]:
+    """Return those arrays of a `PosteriorPath` that were asked for, for the rows of a block."""
     key_draw, key_select = jr.split(key)
     at_row = state
     if engine.capabilities.advance is not None:  # latents move, so the block is one row
@@ -123,19 +119,18 @@ def _read_block(
         at_row = engine.capabilities.advance(jr.fold_in(key_draw, 1), state, first)
     draws = engine.sample(key_draw, at_row, NUM_SAMPLES)
 
-    def read(key_row: Any, context: Any, step: Any) -> tuple[Any, Any]:
-        mean = jnp.mean(model.expected_rewards(draws, context), axis=0)
-        if selector is None:
-            return mean, mean
-        decide = decision_function(model.expected_rewards, engine, selector, NUM_SAMPLES)
-        chosen = decide(*jr.split(key_row), state, context, step)
-        return mean, chosen.propensities
+    def read(key_row: Any, context: Any, step: Any) -> dict[str, Any]:
+        found = {"means": jnp.mean(model.expected_rewards(draws, context), axis=0)}
+        if selector is not None:
+            decide = decision_function(model.expected_rewards, engine, selector, NUM_SAMPLES)
+            found["probs"] = decide(*jr.split(key_row), state, context, step).propensities
+        return found
 
-    means, probs = jax.vmap(read)(jr.split(key_select, steps.size), contexts, steps)
-    if not has_scores:
-        return means, probs, means
-    log_likelihoods = jax.vmap(lambda latents: model.log_likelihood(latents, rows))(draws)
-    return means, probs, jax.nn.logsumexp(log_likelihoods, axis=0) - math.log(NUM_SAMPLES)
+    found = jax.vmap(read)(jr.split(key_select, steps.size), contexts, steps)
+    if has_scores:
+        log_likelihoods = jax.vmap(lambda latents: model.log_likelihood(latents, rows))(draws)
+        found["log_scores"] = jax.nn.logsumexp(log_likelihoods, axis=0) - math.log(NUM_SAMPLES)
+    return found
 
 
 def rows_as_interaction(
@@ -154,9 +149,3 @@ def rows_as_interaction(
     reward = rewards if len(rewards) > 1 else next(iter(rewards.values()))
     mask = jnp.asarray(np.arange(start, start + size) < stop)
     return Interaction(jnp.asarray(log.arm[index]), reward, learnt, mask), decided
-
-
-def state_with_capacity(engine: Engine, state: Any, num_rows: int) -> Any:
-    """Return a state that can hold this many rows."""
-    reserve = engine.capabilities.reserve
-    return state if reserve is None else reserve(state, num_rows)

@@ -28,9 +28,8 @@ def decisions_from_experiment(experiment: Experiment, outcome: str | None) -> Lo
     if isinstance(experiment.store, SqlStore):
         experiment.store.check(experiment.name)
     task = experiment.catch_up().task
-    decisions = experiment.store.decisions(experiment.name)
-    imported = experiment.store.imported(experiment.name)
-    found = _from_events(decisions, imported, task.arms.names, task.model.outcomes, outcome, task.model, task.late)
+    events = experiment.store.decisions(experiment.name), experiment.store.imported(experiment.name)
+    found = _from_events(*events, task.arms.names, task.model.outcomes, outcome, task.model, task.late)
     return found._replace(num_without_propensity=max(len(experiment.history) - found.arm.size, 0))
 
 
@@ -44,9 +43,9 @@ def decisions_from_journal(
     """
     header = read_header(journal.store, name)
     journal.store.check(name)
-    decisions, imported = journal.store.decisions(name), journal.store.imported(name)
-    late = header.identity.get("late", ())
-    found = _from_events(decisions, imported, header.names, header.identity["outcomes"], outcome, model, late)
+    events = journal.store.decisions(name), journal.store.imported(name)
+    outcomes, late = header.identity["outcomes"], header.identity.get("late", ())
+    found = _from_events(*events, header.names, outcomes, outcome, model, late)
     others = [event for event in journal.store.read(name, kinds=(IMPORTED,)) if "propensity" not in event.body]
     return found._replace(num_without_propensity=sum(len(event.body["arms"]) for event in others))
 
@@ -69,23 +68,13 @@ def _imported_plays(event: Event, model: RewardModel | None, late: Sequence[str]
     if model is not None and late:
         leaves = jax.tree.leaves(model.context)
         examples = {number: np.asarray(leaves[number]) for number in late_numbers(model, late).values()}
-    contexts = (
-        None
-        if body["contexts"] is None
-        else [[leaf[row] for leaf in body["contexts"]] for row in range(len(body["arms"]))]
-    )
-    return [
-        _Play(
-            event.position,
-            int(arm),
-            float(body["propensity"][row]),
-            None,
-            {name: values[row] for name, values in body["rewards"].items()},
-            None if contexts is None else [examples.get(i, leaf) for i, leaf in enumerate(contexts[row])],
-            None if contexts is None else contexts[row],
-        )
-        for row, arm in enumerate(body["arms"])
-    ]
+    plays = []
+    for row, (arm, propensity) in enumerate(zip(body["arms"], body["propensity"], strict=True)):
+        reward = {name: values[row] for name, values in body["rewards"].items()}
+        learnt = None if body["contexts"] is None else [leaf[row] for leaf in body["contexts"]]
+        decided = None if learnt is None else [examples.get(i, leaf) for i, leaf in enumerate(learnt)]
+        plays.append(_Play(event.position, int(arm), float(propensity), None, reward, decided, learnt))
+    return plays
 
 
 def _from_events(

@@ -17,8 +17,9 @@ from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.estimators import weighted_mean
 from ppl_bandit.evaluation.evaluate import find_model, logged_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_as_interaction, state_with_capacity
+from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_as_interaction
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.simulation.rollouts import initial_state
 from ppl_bandit.types import Engine, Interaction, Selector
 
 __all__ = ["RejectionResult", "accept_function", "accepted_rows", "evaluate_by_rejection"]
@@ -154,19 +155,14 @@ def accepted_rows(
             f"rejection sampling needs positive propensities of all arms, and {int((~is_used).sum())} of {is_used.size} rows "
             "have one that is 0: record with selectors.with_floor"
         )
-    log = log._replace(
-        arm=log.arm[is_used],
-        reward=log.reward[is_used],
-        propensity=log.propensity[is_used],
-        propensities=log.propensities[is_used],
-        outcomes=None if log.outcomes is None else {name: own[is_used] for name, own in log.outcomes.items()},
-    )
+    rows_of = ("arm", "reward", "propensity", "propensities", "outcomes", "contexts", "learnt_contexts")
+    log = log._replace(**{name: jax.tree.map(lambda own: own[is_used], getattr(log, name)) for name in rows_of})
     assert log.propensities is not None
     num_rows = log.arm.size
     bound = None if log.contexts is None else float((1.0 / log.propensities).max())
     with jax.enable_x64(True):
         key_init, key_rows = jr.split(jr.key(seed))
-        state = state_with_capacity(engine, engine.init(key_init), num_rows)
+        state = initial_state(key_init, engine, num_rows)
         rows, contexts = rows_as_interaction(model, log, 0, num_rows, num_rows)
         is_accepted = accept(key_rows, state, rows, contexts, jnp.asarray(log.propensities), bound)
     return np.flatnonzero(is_used)[np.asarray(is_accepted)]

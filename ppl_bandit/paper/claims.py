@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit import selectors
-from ppl_bandit.paper.runs import GridRegret, mean_and_error, simulate_setting
-from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON, paper_data
+from ppl_bandit.paper.runs import GridRegret, simulate_setting
+from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON, paper_points
+from ppl_bandit.simulation.scores import score_selectors
 from ppl_bandit.types import Selector
 
 __all__ = ["Claim", "claim_of_quantile", "claim_of_table_size", "claims_of_grids"]
@@ -44,11 +45,10 @@ def claim_of_table_size(num_runs: int, *, seed: int, precision: str) -> Claim:
             seed=seed,
             precision=precision,
         )
-        regrets[size] = mean_and_error(found.final_regret)
-    shown = ", ".join(f"M = {size}: {mean:.2f} +- {error:.2f}" for size, (mean, error) in regrets.items())
-    (base, base_error), (large, large_error) = regrets[1000], regrets[10_000]
-    gain = base - large
-    is_gain = gain > 3.0 * math.hypot(base_error, large_error)
+        (regrets[size],) = score_selectors(found)
+    shown = ", ".join(f"M = {size}: {score.mean:.2f} +- {score.error:.2f}" for size, score in regrets.items())
+    base, large = regrets[1000], regrets[10_000]
+    is_gain = base.mean - large.mean > 3.0 * math.hypot(base.error, large.error)
     return Claim(
         "M = 1,000; larger M do not significantly improve regret",
         f"double sampling on rates (.4, .8), {num_runs} realizations: {shown}",
@@ -59,8 +59,8 @@ def claim_of_table_size(num_runs: int, *, seed: int, precision: str) -> Claim:
 def claim_of_quantile(num_runs: int, *, seed: int, precision: str) -> Claim:
     """Simulate and judge the claim that the quantile of Bayes-UCB causes its loss on linear Gaussian problems."""
     policies = {THOMPSON: selectors.thompson()} | {name: make() for name, make in _QUANTILES.items()}
-    found = simulate_setting("linear-figure", policies, num_runs, seed=seed, precision=precision).final_regret
-    regrets = {name: mean_and_error(found.sel(selector=name)) for name in policies}
+    found = simulate_setting("linear-figure", policies, num_runs, seed=seed, precision=precision)
+    regrets = {score.selector: (score.mean, score.error) for score in score_selectors(found)}
     shown = ", ".join(f"{name} {mean:.1f} +- {error:.1f}" for name, (mean, error) in regrets.items())
     paper, thompson = regrets[BAYES_UCB][0], regrets[THOMPSON][0]
     best = min((name for name in _QUANTILES if name != BAYES_UCB), key=lambda name: regrets[name][0])
@@ -82,14 +82,14 @@ def claims_of_grids(grids: Mapping[str, GridRegret]) -> list[Claim]:
     """Judge the claims about problems with a small divergence, and about the largest reductions, from grids that were run."""
     claims = []
     if "A = 3" in grids:
-        grid, points = grids["A = 3"], paper_data("bernoulli_kl")["points"]
+        grid, (their_divergence, theirs) = grids["A = 3"], paper_points("bernoulli_kl")
         is_hard, parts, holds = grid.divergence < _HARD, [], []
-        for policy, field in ((THOMPSON, "vs_thompson"), (BAYES_UCB, "vs_bayes_ucb")):
+        for policy in (THOMPSON, BAYES_UCB):
             hard, easy = grid.relative[policy][is_hard], grid.relative[policy][~is_hard]
-            theirs = np.mean([point[field] for point in points if point["min_kl"] < _HARD])
+            their_mean = theirs[policy][their_divergence < _HARD].mean()
             parts.append(
                 f"{100 * hard.mean():+.1f}% below and {100 * easy.mean():+.1f}% above .25 against {policy} (the paper's points "
-                f"below: {100 * theirs:+.1f}%)"
+                f"below: {100 * their_mean:+.1f}%)"
             )
             holds.append(hard.mean() > easy.mean())
         claims.append(

@@ -7,7 +7,7 @@ import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.paper.runs import GridRegret
-from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, paper_data
+from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, RANDOM, SETTINGS, THOMPSON, paper_data, paper_points
 from ppl_bandit.simulation.figures import draw_band, draw_by_arm
 
 if TYPE_CHECKING:
@@ -73,18 +73,25 @@ def draw_regret(runs: "xarray.Dataset", setting: str, path: Path) -> None:
 def draw_grid(grids: dict[str, GridRegret], data: str, title: str, num_runs: int, path: Path) -> None:
     """Draw relative regret against divergence, with the paper's points on top."""
     plt = figure_tools()
-    points = paper_data(data)["points"]
-    axis_name = "min_kl" if "min_kl" in points[0] else "kl"
+    divergence, theirs = paper_points(data)
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
-    for axis, policy, field in zip(axes, (THOMPSON, BAYES_UCB), ("vs_thompson", "vs_bayes_ucb"), strict=True):
+    for axis, policy in zip(axes, (THOMPSON, BAYES_UCB), strict=True):
         for (name, grid), (colour, _), marker in zip(grids.items(), styles(), "osv^", strict=False):
             axis.errorbar(
                 grid.divergence, grid.relative[policy], yerr=1.96 * grid.error[policy], fmt=marker,
                 markersize=4 if grid.divergence.size <= _MAX_LARGE_MARKERS else 2.5, color=colour, elinewidth=0.6, alpha=0.8,
                 zorder=1, label=f"ours, {name} ({grid.divergence.size} problems)",
             )  # fmt: skip
-        theirs = [p[axis_name] for p in points], [p[field] for p in points]
-        axis.scatter(*theirs, s=4, facecolor="none", edgecolor="black", linewidth=0.4, zorder=2, label="the paper")
+        axis.scatter(
+            divergence,
+            theirs[policy],
+            s=4,
+            facecolor="none",
+            edgecolor="black",
+            linewidth=0.4,
+            zorder=2,
+            label="the paper",
+        )
         axis.axhline(0.0, color="black", linewidth=0.7)
         axis.set(xscale="log", xlabel="Kullback-Leibler divergence", ylabel=f"regret relative to {policy}, less 1")
         axis.legend(fontsize=8)

@@ -1,16 +1,14 @@
-"""The parts of the evaluation: simulations that do not depend on each other, and the time left while they run."""
+"""The parts of the evaluation: simulations that do not depend on each other."""
 
-import functools
-import multiprocessing
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple
 
+from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.paper import claims, runs, settings
-from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
+from ppl_bandit.simulation.chunks import run_in_processes
 
-__all__ = ["CLAIMS", "FIGURE_PARTS", "GRIDS", "Part", "expected_seconds", "parts_of", "run_parts"]
+__all__ = ["CLAIMS", "FIGURE_PARTS", "GRIDS", "Part", "parts_of", "run_parts"]
 
 GRIDS = ("A = 2", "A = 3", "linear")
 CLAIMS = _TABLE_SIZE, _QUANTILE = "size of the table", "quantile of Bayes-UCB"  # claims with simulations of their own
@@ -23,20 +21,6 @@ FIGURE_PARTS: Mapping[str, tuple[str, ...]] = {  # figure -> settings, grids and
     "linear-kl": ("linear",),
     "claims": ("A = 3", "linear", _TABLE_SIZE, _QUANTILE),
 }
-# Seconds of one core at the quick sizes, from measured parts, most of them for compilation; the longest parts start first.
-_SECONDS = {
-    _QUANTILE: 75.0,
-    "linear-figure": 66.0,
-    "linear": 65.0,
-    "linear-caption": 60.0,
-    "bernoulli-three": 46.0,
-    "A = 3": 46.0,
-    "bernoulli": 46.0,
-    "bernoulli-close": 46.0,
-    _TABLE_SIZE: 45.0,
-    "A = 2": 40.0,
-}
-_SECONDS_BETWEEN_LINES = 15.0
 
 
 class Part(NamedTuple):
@@ -46,84 +30,64 @@ class Part(NamedTuple):
         name: key of its result.
         title: what it is, in words.
         run: simulates it; can be sent to another process.
-        seconds: expected time on one core at the quick sizes.
     """
 
     name: str
     title: str
     run: Callable[[], Any]
-    seconds: float
 
 
 def parts_of(
     figures: Sequence[str], sizes: settings.Sizes, *, seed: int, precision: str
 ) -> tuple[list[Part], list[str]]:
     """Return the parts that figures need, the longest first, and what these sizes leave out."""
-    names = dict.fromkeys(name for figure in figures for name in FIGURE_PARTS[figure])
-    options: dict[str, Any] = {"seed": seed, "precision": precision}
+    needed = {name for figure in figures for name in FIGURE_PARTS[figure]}
     parts, left_out = [], []
-    for name in sorted(names, key=lambda name: -_SECONDS[name]):
-        title, num_problems, function, *counts = _describe(name, sizes)
-        if 0 in (num_problems, *counts):
+    for name, (title, function, *counts) in _descriptions(sizes).items():
+        if name not in needed:
+            continue
+        if 0 in counts:
             left_out.append(title)
             continue
-        shown = ", ".join([f"{num_problems} problems"] * (num_problems is not None) + [f"{counts[-1]} realizations"])
-        run = functools.partial(function, *counts, **options)
-        parts.append(Part(name, f"{title}: {shown}", run, _SECONDS[name]))
+        is_some = len(counts) == 2 and counts[0] is not None
+        shown = f"{counts[0]} problems, " if is_some else ""
+        run = partial(function, *counts, seed=seed, precision=precision)
+        parts.append(Part(name, f"{title}: {shown}{counts[-1]} realizations", run))
     return parts, left_out
 
 
-def _describe(name: str, sizes: settings.Sizes) -> tuple[Any, ...]:
-    """Return the title, the number of problems (None for all, or one), a function and its arguments."""
-    if name == "linear":
-        return "linear Gaussian grid", sizes.num_linear, runs.linear_grid, sizes.num_linear, sizes.grid_runs
-    if name in GRIDS:
-        num_arms, num = (2, sizes.num_pairs) if name == "A = 2" else (3, sizes.num_triples)
-        return (
-            f"Bernoulli grid of {num_arms} arms",
-            num,
-            functools.partial(runs.bernoulli_grid, num_arms),
-            num,
-            sizes.grid_runs,
-        )
-    if name == _TABLE_SIZE:
-        return "claim about the size of the table", None, claims.claim_of_table_size, sizes.runs["bernoulli"]
-    if name == _QUANTILE:
-        return "claim about the quantile of Bayes-UCB", None, claims.claim_of_quantile, sizes.runs["linear-figure"]
-    title = settings.SETTINGS[name].title
-    return title, None, functools.partial(runs.run_setting, name), sizes.runs[name]
+def _descriptions(sizes: settings.Sizes) -> dict[str, tuple[Any, ...]]:
+    """Return {name: title, function, number of problems of a grid (None for all), number of realizations}."""
+
+    def of_setting(name: str) -> tuple[Any, ...]:
+        return settings.SETTINGS[name].title, partial(runs.run_setting, name), sizes.runs[name]
+
+    def of_grid(num_arms: int, num_problems: int | None) -> tuple[Any, ...]:
+        function = partial(runs.bernoulli_grid, num_arms)
+        return f"Bernoulli grid of {num_arms} arms", function, num_problems, sizes.grid_runs
+
+    quantile = "claim about the quantile of Bayes-UCB", claims.claim_of_quantile, sizes.runs["linear-figure"]
+    table_size = "claim about the size of the table", claims.claim_of_table_size, sizes.runs["bernoulli"]
+    linear = "linear Gaussian grid", runs.linear_grid, sizes.num_linear, sizes.grid_runs
+    return {  # the longest at the quick sizes first
+        _QUANTILE: quantile,
+        "linear-figure": of_setting("linear-figure"),
+        "linear": linear,
+        "linear-caption": of_setting("linear-caption"),
+        "bernoulli-three": of_setting("bernoulli-three"),
+        "A = 3": of_grid(3, sizes.num_triples),
+        "bernoulli": of_setting("bernoulli"),
+        "bernoulli-close": of_setting("bernoulli-close"),
+        _TABLE_SIZE: table_size,
+        "A = 2": of_grid(2, sizes.num_pairs),
+    }
 
 
-def expected_seconds(parts: Sequence[Part]) -> float:
-    """Return the expected time of parts at the quick sizes, on an idle machine."""
-    return sum(part.seconds for part in parts) / max(_num_processes(len(parts)), 1)
-
-
-def run_parts(parts: Sequence[Part], show: Callable[[str], None]) -> dict[str, Any]:
-    """Run the parts and return their results by name; show a line after each part, and every 15 seconds.
-
-    Tracing holds the interpreter lock and most of the time is tracing and compilation, so a CPU runs two processes. The time
-    left assumes that the remaining parts are as much slower or faster than expected as the finished ones.
-    """
-    began, total = time.monotonic(), sum(part.seconds for part in parts)
-    results: dict[str, Any] = {}
-    num = _num_processes(len(parts))
-    pool = ThreadPoolExecutor(1) if num < 2 else ProcessPoolExecutor(num, multiprocessing.get_context("spawn"))
-    try:
-        futures = {pool.submit(part.run): part for part in parts}
-        waiting = set(futures)
-        while waiting:
-            done, waiting = wait(waiting, timeout=_SECONDS_BETWEEN_LINES, return_when=FIRST_COMPLETED)
-            for future in done:
-                results[futures[future].name] = future.result()
-                show(f"  done: {futures[future].title}")
-            spent, undone = time.monotonic() - began, sum(futures[future].seconds for future in waiting)
-            left = spent * undone / (total - undone) if results else max(expected_seconds(parts) - spent, 0.0)
-            show(f"  {len(results)} of {len(parts)} parts in {spent:.0f} s; about {left:.0f} s left")
-    finally:
-        pool.shutdown(cancel_futures=True)
+def run_parts(parts: Sequence[Part]) -> dict[str, Any]:
+    """Run the parts, and return their results by name."""
+    advance = progress_reporter("reproduce", len(parts), "parts")
+    results = {}
+    for part, result in zip(parts, run_in_processes([part.run for part in parts]), strict=True):
+        results[part.name] = result
+        advance(1)
     return results
-
-
-def _num_processes(num_parts: int) -> int:
-    return min(2, num_cores(), num_parts) if is_on_cpu() else 1

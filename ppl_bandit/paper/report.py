@@ -10,6 +10,7 @@ from ppl_bandit.paper import settings
 from ppl_bandit.paper.claims import Claim
 from ppl_bandit.paper.runs import GridRegret, ReproducedRegret
 from ppl_bandit.paper.settings import BAYES_UCB, RANDOM, THOMPSON
+from ppl_bandit.simulation.scores import score_selectors
 
 if TYPE_CHECKING:
     import xarray
@@ -46,11 +47,9 @@ def write_report(
     if runs:
         rows = []
         for name, dataset in runs.items():
-            for policy in dataset.selector.values:
-                final = np.asarray(dataset.final_regret.sel(selector=policy), float)
-                stuck = float(dataset.is_stuck.sel(selector=policy).mean())
-                tail = f"{np.median(final):.2f}", f"{np.quantile(final, 0.99):.2f}", f"{100 * stuck:.2f}%"
-                rows.append([settings.SETTINGS[name].title, policy, *tail])
+            for score in score_selectors(dataset):
+                tail = f"{score.median:.2f}", f"{score.high:.2f}", f"{100 * score.stuck:.2f}%"
+                rows.append([settings.SETTINGS[name].title, score.selector, *tail])
         header = ["setting", "policy", "median", "99th percentile", "stuck"]
         lines += ["", "Tails of the regret distributions:", "", markdown_table(header, rows)]
     for name, grid in grids.items():
@@ -64,15 +63,15 @@ def write_report(
 def _compare_grid(name: str, grid: GridRegret) -> list[str]:
     """Return a table of a grid's mean relative regret and the paper's, for problems with a divergence above .25."""
     is_easy = grid.divergence > 0.25
-    data = settings.paper_data("linear_gaussian_kl" if name == "linear" else "bernoulli_kl")["points"]
+    divergence, theirs = settings.paper_points("linear_gaussian_kl" if name == "linear" else "bernoulli_kl")
     title = "linear Gaussian grid" if name == "linear" else f"Bernoulli grid, {name}"
     lines = [f"{title} ({grid.divergence.size} problems), mean relative regret where the divergence exceeds .25:", ""]
     rows = []
-    for policy, field in ((THOMPSON, "vs_thompson"), (BAYES_UCB, "vs_bayes_ucb")):
-        theirs = np.mean([p[field] for p in data if p.get("min_kl", p.get("kl")) > 0.25])
+    for policy in (THOMPSON, BAYES_UCB):
+        their_mean = theirs[policy][divergence > 0.25].mean()
         ours = grid.relative[policy][is_easy]
         error = np.sqrt(np.sum(grid.error[policy][is_easy] ** 2)) / max(is_easy.sum(), 1)
-        rows.append([policy, f"{100 * theirs:+.1f}%", f"{100 * ours.mean():+.1f}% +- {100 * error:.1f}%"])
+        rows.append([policy, f"{100 * their_mean:+.1f}%", f"{100 * ours.mean():+.1f}% +- {100 * error:.1f}%"])
     lines.append(markdown_table(("against", "the paper's points", "ours"), rows))
     if name != "A = 2":
         return lines

@@ -20,7 +20,6 @@ from ppl_bandit.paper.settings import (
     SETTINGS,
     THOMPSON,
     PublishedRegret,
-    Setting,
     bernoulli_program,
     linear_program,
     uniform_context,
@@ -29,7 +28,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.chunks import run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.scores import standard_error
+from ppl_bandit.simulation.scores import score_selectors
 from ppl_bandit.simulation.simulate import simulate
 from ppl_bandit.types import Engine, Key, Selector
 
@@ -41,7 +40,6 @@ __all__ = [
     "ReproducedRegret",
     "bernoulli_grid",
     "linear_grid",
-    "mean_and_error",
     "run_setting",
     "simulate_setting",
     "verdicts",
@@ -119,13 +117,17 @@ def verdicts(runs: Mapping[str, "xarray.Dataset"]) -> list[ReproducedRegret]:
     includes stuck runs, even if none occurred: one in 1,200, which loses the gap at half of the steps.
     """
     found = []
+    scores = {name: {score.selector: score for score in score_selectors(runs[name])} for name in runs}
     for number in PUBLISHED_REGRETS:
         if number.setting not in runs:
             continue
-        final = runs[number.setting].final_regret.sel(selector=number.policy)
-        mean, error = mean_and_error(final)
+        ours = scores[number.setting][number.policy]
+        mean, error = ours.mean, ours.error
         if number.policy in (LOWEST, RANDOM):
-            error = max(error, _stuck_error(SETTINGS[number.setting], final.size))
+            setting = SETTINGS[number.setting]
+            means = np.sort(setting.rates or [sum(row) / 2 for row in setting.weights])
+            loss = 0.5 * (means[-1] - means[-2]) * setting.num_steps
+            error = max(error, float(np.sqrt(_STUCK / runs[number.setting].sizes["realization"]) * loss))
         distance = abs(mean - number.value)
         agrees = distance < 3.0 * np.hypot(error, number.error)
         verdict = "reproduces" if agrees else _EXPLAINED.get((number.setting, number.source), "differs")
@@ -136,18 +138,6 @@ def verdicts(runs: Mapping[str, "xarray.Dataset"]) -> list[ReproducedRegret]:
 _EXPLAINED = {
     ("linear-caption", "figure"): "does not reproduce: the figure is not the setting of its caption, see the row below",
 }
-
-
-def mean_and_error(regrets: Any) -> tuple[float, float]:
-    """Return the mean of the realizations' regrets, and its standard error."""
-    values = np.asarray(regrets, float)
-    return float(values.mean()), standard_error(values)
-
-
-def _stuck_error(setting: Setting, num_runs: int) -> float:
-    means = np.sort(setting.rates or [sum(row) / 2 for row in setting.weights])
-    loss = 0.5 * (means[-1] - means[-2]) * setting.num_steps
-    return float(np.sqrt(_STUCK / num_runs) * loss)
 
 
 def bernoulli_grid(
@@ -244,9 +234,9 @@ def _final_regrets(
         return jnp.sum(run.regret)
 
     num_problems = next(iter(truths.values())).shape[0]
-    function = trace_chunk(play, key, num_problems * num_runs).compile()
-    parts = [part[:num_rows] for part, num_rows in run_chunks(function, key, num_problems * num_runs)]
-    return np.concatenate(parts).astype(float).reshape(num_problems, num_runs)
+    function = trace_chunk(play, key, num_problems * num_runs)()
+    regret = np.concatenate(list(run_chunks(function, key, num_problems * num_runs)))
+    return regret.astype(float).reshape(num_problems, num_runs)
 
 
 def _spread(divergence: np.ndarray, num: int | None) -> np.ndarray:

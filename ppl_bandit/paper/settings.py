@@ -35,6 +35,7 @@ __all__ = [
     "bernoulli_program",
     "linear_program",
     "paper_data",
+    "paper_points",
     "uniform_context",
 ]
 
@@ -141,6 +142,18 @@ PUBLISHED_REGRETS = (
 def paper_data(name: str) -> Any:
     """Return the data of a figure of the paper: regret_curves, bernoulli_kl or linear_gaussian_kl."""
     return json.loads((resources.files("ppl_bandit.paper") / "data" / f"paper_{name}.json").read_text())
+
+
+def paper_points(name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the points of a grid's figure, bernoulli_kl or linear_gaussian_kl.
+
+    Returns:
+        Divergences, and {policy: regret of double sampling over that policy's, less 1}.
+    """
+    points = paper_data(name)["points"]
+    divergence = np.array([point.get("min_kl", point.get("kl")) for point in points])
+    fields = {THOMPSON: "vs_thompson", BAYES_UCB: "vs_bayes_ucb"}
+    return divergence, {policy: np.array([point[field] for point in points]) for policy, field in fields.items()}
 
 
 def bernoulli_program(num_arms: int) -> Callable[[Array], None]:

@@ -74,8 +74,7 @@ class CandidateSimulator:
         new = {name: rule for name, rule in candidates.items() if name not in self._compiled}
         groups = group_selectors(new)
         # NumPyro keeps its handlers in one global stack, so tracing stays in this thread.
-        traced = [self._trace(group) for group in groups]
-        for group, function in zip(groups, run_jobs([chunk.compile for chunk in traced]), strict=True):
+        for group, function in zip(groups, run_jobs([self._trace(group) for group in groups]), strict=True):
             self._compiled |= {name: (function, numbers) for name, numbers in group.numbers.items()}
 
     def simulate(
@@ -107,7 +106,7 @@ class CandidateSimulator:
         keys = jax.vmap(partial(jr.fold_in, jr.key(self._seed)))(jnp.arange(num_worlds))
         return np.asarray(jax.vmap(lambda key: self._environment.which_scale(world_key(key)))(keys))
 
-    def _trace(self, group: SelectorGroup) -> Any:
+    def _trace(self, group: SelectorGroup) -> Callable[[], ChunkFunction]:
         model, engine, environment = self._model, self._engine, self._environment
 
         def play(key: Key, number: Array, numbers: Float[Array, " 2"]) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:

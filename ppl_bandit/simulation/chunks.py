@@ -5,16 +5,18 @@ size, the number of threads or the devices.
 """
 
 import math
+import multiprocessing
+import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from ppl_bandit.runtime.compile_ahead import lower
 from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores, working_memory
@@ -22,7 +24,7 @@ from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
 from ppl_bandit.runtime.xla_options import simulation_options
 from ppl_bandit.types import Key
 
-__all__ = ["ChunkFunction", "TracedChunk", "num_workers", "run_chunks", "run_jobs", "trace_chunk"]
+__all__ = ["ChunkFunction", "num_workers", "run_chunks", "run_in_processes", "run_jobs", "trace_chunk"]
 
 _CACHE_BYTES = 1 << 20  # of the largest array of a chunk on a CPU; larger chunks take as long per realization
 _MIN_CPU_CHUNK = 4
@@ -43,39 +45,23 @@ class ChunkFunction(NamedTuple):
     size: int
 
 
-class TracedChunk(NamedTuple):
-    """A chunk function before compilation. Tracing must stay in one thread, compilation need not.
-
-    Attributes:
-        traced: the traced function.
-        size: number of realizations.
-    """
-
-    traced: Any
-    size: int
-
-    def compile(self) -> ChunkFunction:
-        """Compile the function."""
-        return ChunkFunction(lower(self.traced).compile(), self.size)
-
-
 def trace_chunk(
     play: Callable[..., Any],
     key: Key,
     num_realizations: int,
-    reduce: Callable[[Any, Bool[Array, " R"]], Any] | None = None,
     *,
     arguments: tuple[Any, ...] = (),
     size: int | None = None,
     memory: int | None = None,
     mesh: Mesh | None = None,
     is_sequential: bool = False,
-) -> TracedChunk:
-    """Trace a function that simulates a chunk of realizations.
+) -> Callable[[], ChunkFunction]:
+    """Trace a function that simulates a chunk of realizations; return a function without arguments that compiles it.
+
+    Tracing must stay in one thread, compilation need not.
 
     Args:
         play: (key, number, *arguments) -> results of one realization. It derives its own key from the first two.
-        reduce: (results of a chunk, whether each row is one of `num_realizations`) -> what is kept; None keeps everything.
         arguments: example values of further arguments of `play`.
         size: number of realizations; None takes as many as fit the memory and, on a CPU, the cache.
         memory: bytes that all chunks that run at once may use; None takes `working_memory`.
@@ -94,15 +80,14 @@ def trace_chunk(
         position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
         numbers = start + size * position + jnp.arange(size)
         each = lambda number: play(key, number, *arguments)  # noqa: E731
-        results = jax.lax.map(each, numbers) if is_sequential else jax.vmap(each)(numbers)
-        return results if reduce is None else reduce(results, numbers < num_realizations)
+        return jax.lax.map(each, numbers) if is_sequential else jax.vmap(each)(numbers)
 
     if mesh is not None:
         each, same = PartitionSpec(mesh.axis_names[0]), PartitionSpec()
         in_specs = (same,) * (2 + len(arguments))
         run = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=each, check_vma=False)
-    jitted = jax.jit(run, compiler_options=simulation_options(mesh))
-    return TracedChunk(jitted.trace(key, jnp.asarray(0), *arguments), num_devices * size)
+    traced = jax.jit(run, compiler_options=simulation_options(mesh)).trace(key, jnp.asarray(0), *arguments)
+    return lambda: ChunkFunction(lower(traced).compile(), num_devices * size)
 
 
 def run_chunks(
@@ -113,8 +98,8 @@ def run_chunks(
     *,
     first: int = 0,
     arguments: tuple[Any, ...] = (),
-) -> Iterator[tuple[Any, int]]:
-    """Run all chunks; yield the results of each, as NumPy arrays, and how many of its rows are realizations.
+) -> Iterator[Any]:
+    """Run all chunks; yield the results of each as NumPy arrays.
 
     Args:
         first: number of the first realization.
@@ -122,8 +107,12 @@ def run_chunks(
     """
     end = first + num_realizations
 
-    def job(start: int) -> Callable[[], tuple[Any, int]]:
-        return lambda: (_fetch(function.run(key, jnp.asarray(start), *arguments)), min(function.size, end - start))
+    def job(start: int) -> Callable[[], Any]:
+        def run() -> Any:
+            found = _fetch(function.run(key, jnp.asarray(start), *arguments))
+            return jax.tree.map(lambda leaf: leaf[: end - start], found)  # the last chunk runs a few too many
+
+        return run
 
     yield from run_jobs((job(start) for start in range(first, end, function.size)), mesh)
 
@@ -152,6 +141,19 @@ def run_jobs(jobs: Iterable[Callable[[], _T]], mesh: Mesh | None = None) -> Iter
             waiting.popleft()
     finally:
         pool.shutdown(wait=not waiting, cancel_futures=True)
+
+
+def run_in_processes(jobs: Sequence[Callable[[], _T]]) -> Iterator[_T]:
+    """Call functions that can be pickled, on a CPU in two processes, and yield their results in order.
+
+    Tracing holds the interpreter lock, so jobs that mostly trace and compile do not gain from threads.
+    """
+    num_processes = min(2, num_workers(), len(jobs))
+    if num_processes < 2:
+        yield from map(operator.call, jobs)
+        return
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(operator.call, jobs)
 
 
 def num_workers(mesh: Mesh | None = None) -> int:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool
 
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
@@ -23,48 +22,35 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LAST_QUARTER",
-    "ChunkSums",
+    "ChunkSummary",
     "combine_selectors",
     "compact",
     "is_stuck",
     "provenance",
     "step_dataset",
-    "sum_chunk",
+    "summarise_chunk",
     "summary_dataset",
-    "without_padding",
 ]
 
 _NUM_CHECKPOINTS = 50
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-_OF_EACH_RUN = ("checkpoints", "is_stuck", "is_trusted")  # fields of `ChunkSums` with a row per realization
 LAST_QUARTER = 4  # a run is stuck if every step of the last T / 4 has regret
 
 
-class ChunkSums(NamedTuple):
-    """Sums over the realizations of a chunk, with a leading axis of 1, and a few values of each realization.
+class ChunkSummary(NamedTuple):
+    """What a summary keeps of a chunk of realizations.
 
     Attributes:
         num_runs: number of realizations.
-        regret, squares: sums of the cumulative regret and of its square.
-        arms, probs: how often each arm was played, and the sum of p-hat.
-        candidates, optimal: sums of N, and of whether the play had no regret.
-        checkpoints: (R, C), cumulative regret at the checkpoints, the last of which is the last step.
-        is_stuck, is_trusted: (R,), whether the last quarter of the steps all had regret; whether all updates were trusted.
-        one_probs, one_candidates: p-hat and N of the chunk's first realization.
+        sums: sums over the realizations, by the name of the mean that they give.
+        runs: values of each realization, (R,) or (R, C) for the cumulative regret at C checkpoints.
+        first: p-hat and N of the first realization.
     """
 
-    num_runs: Array
-    regret: Array
-    squares: Array
-    arms: Array
-    probs: Array
-    candidates: Array
-    optimal: Array
-    checkpoints: Array
-    is_stuck: Array
-    is_trusted: Array
-    one_probs: Array
-    one_candidates: Array
+    num_runs: int
+    sums: dict[str, Any]
+    runs: dict[str, Any]
+    first: dict[str, Any]
 
 
 def compact(run: Rollout) -> Rollout:
@@ -85,42 +71,32 @@ def checkpoints(num_steps: int) -> np.ndarray:
     return np.unique(np.round(np.linspace(1, num_steps, min(_NUM_CHECKPOINTS, num_steps))).astype(int))
 
 
-def sum_chunk(runs: Rollout, is_real: Bool[Array, " R"]) -> ChunkSums:
-    """Sum over a chunk of realizations, without padding."""
-    weight = is_real.astype(float)
-
-    def total(values: Array) -> Array:
-        return jnp.tensordot(weight, values.astype(float), axes=1)[None]
-
-    cumulative = jnp.cumsum(runs.regret.astype(float), axis=1)
-    num_arms, num_steps = runs.best_arm_probs.shape[-1], runs.arm.shape[1]
-    return ChunkSums(
-        jnp.sum(is_real)[None],
-        total(cumulative),
-        total(cumulative**2),
-        total(jax.nn.one_hot(runs.arm, num_arms)),
-        total(runs.best_arm_probs),
-        total(runs.num_candidates),
-        total(runs.regret <= 0),
-        cumulative[:, checkpoints(num_steps) - 1].astype(jnp.float32),
-        is_stuck(runs.regret),
-        jnp.all(runs.is_trusted, axis=1),
-        runs.best_arm_probs[:1],
-        runs.num_candidates[:1],
-    )
+def summarise_chunk(runs: Rollout) -> ChunkSummary:
+    """Sum over a chunk of realizations."""
+    cumulative = np.cumsum(runs.regret, axis=1, dtype=float)
+    is_played = runs.arm[..., None] == np.arange(runs.best_arm_probs.shape[-1])
+    summed: dict[str, Any] = {
+        "cumulative_regret_mean": cumulative,
+        "cumulative_regret_squares": cumulative**2,
+        "play_share": is_played,
+        "best_arm_probs_mean": runs.best_arm_probs,
+        "num_candidates_mean": runs.num_candidates,
+        "optimal_share": runs.regret <= 0,
+    }
+    own = {
+        "checkpoints": cumulative[:, checkpoints(cumulative.shape[1]) - 1].astype(np.float32),
+        "is_stuck": is_stuck(runs.regret),
+        "is_trusted": np.all(runs.is_trusted, axis=1),
+    }
+    sums = {name: values.sum(axis=0, dtype=float) for name, values in summed.items()}
+    first = {"one_best_arm_probs": runs.best_arm_probs[0], "one_num_candidates": runs.num_candidates[0]}
+    return ChunkSummary(len(cumulative), sums, own, first)
 
 
 def is_stuck(regret: Any) -> Any:
     """Return, for each realization (R, T), whether every step of its last quarter had regret."""
     last = regret[:, -max(1, regret.shape[1] // LAST_QUARTER) :]
     return (last > 0).all(axis=1)
-
-
-def without_padding(part: Any, num_done: int, summary: bool) -> Any:
-    """Drop the rows of a chunk that are padding."""
-    if not summary:
-        return jax.tree.map(lambda leaf: leaf[:num_done], part)
-    return part._replace(**{name: getattr(part, name)[:num_done] for name in _OF_EACH_RUN})
 
 
 def step_dataset(parts: list[Rollout]) -> "xarray.Dataset":
@@ -143,38 +119,26 @@ def step_dataset(parts: list[Rollout]) -> "xarray.Dataset":
     )
 
 
-def summary_dataset(parts: list[ChunkSums]) -> "xarray.Dataset":
+def summary_dataset(parts: list[ChunkSummary]) -> "xarray.Dataset":
     """Combine chunks into a dataset of statistics over the realizations."""
     import xarray
 
-    one = parts[0].one_probs[0], parts[0].one_candidates[0]
-    own = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_EACH_RUN}
-    sums = {
-        name: sum(np.asarray(getattr(part, name)).sum(axis=0) for part in parts)
-        for name in ChunkSums._fields
-        if name not in _OF_EACH_RUN and not name.startswith("one_")
-    }
-    count = int(sums["num_runs"])
-    mean = {name: value / count for name, value in sums.items()}
-    spread = np.sqrt(np.maximum(mean["squares"] - mean["regret"] ** 2, 0.0) * count / max(count - 1, 1))
-    num_steps = mean["regret"].size
+    count = sum(part.num_runs for part in parts)
+    mean = {name: sum(part.sums[name] for part in parts) / count for name in parts[0].sums}
+    own = {name: np.concatenate([part.runs[name] for part in parts]) for name in parts[0].runs}
+    variance = np.maximum(mean.pop("cumulative_regret_squares") - mean["cumulative_regret_mean"] ** 2, 0.0)
+    at_checkpoints = own.pop("checkpoints")
+    num_steps = variance.size
     return xarray.Dataset(
-        {
-            "cumulative_regret_mean": ("step", mean["regret"]),
-            "cumulative_regret_sd": ("step", spread),
+        {name: (("step", "arm")[: values.ndim], values) for name, values in (mean | parts[0].first).items()}
+        | {name: ("realization", values) for name, values in own.items()}
+        | {
+            "cumulative_regret_sd": ("step", np.sqrt(variance * count / max(count - 1, 1))),
             "cumulative_regret_quantiles": (
                 ("quantile", "checkpoint"),
-                np.quantile(own["checkpoints"], _QUANTILES, axis=0),
+                np.quantile(at_checkpoints, _QUANTILES, axis=0),
             ),
-            "play_share": (("step", "arm"), mean["arms"]),
-            "best_arm_probs_mean": (("step", "arm"), mean["probs"]),
-            "num_candidates_mean": ("step", mean["candidates"]),
-            "optimal_share": ("step", mean["optimal"]),
-            "one_best_arm_probs": (("step", "arm"), one[0]),
-            "one_num_candidates": ("step", one[1]),
-            "final_regret": ("realization", own["checkpoints"][:, -1]),
-            "is_stuck": ("realization", own["is_stuck"]),
-            "is_trusted": ("realization", own["is_trusted"]),
+            "final_regret": ("realization", at_checkpoints[:, -1]),
             "num_runs": ((), count),
         },
         coords={

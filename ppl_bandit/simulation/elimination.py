@@ -38,12 +38,6 @@ class CandidateRegret(NamedTuple):
     regret: np.ndarray
     is_stuck: np.ndarray
 
-    def extended(self, regret: np.ndarray, is_stuck: np.ndarray) -> "CandidateRegret":
-        """Return the candidate with further worlds."""
-        return self._replace(
-            regret=np.concatenate([self.regret, regret]), is_stuck=np.concatenate([self.is_stuck, is_stuck])
-        )
-
 
 class CandidateScore(NamedTuple):
     """Statistics of a candidate's cumulative expected regret over the horizon.

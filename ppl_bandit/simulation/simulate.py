@@ -115,22 +115,20 @@ def simulate(
 
                 if progress:
                     sys.stderr.write(f"{name}: compiling ({order} of {len(named)} selectors)\n")
-                traced = trace_chunk(
+                compile_chunk = trace_chunk(
                     play,
                     key,
                     num_realizations,
-                    datasets.sum_chunk if summary else None,
                     size=1 if is_sequential else None,
                     memory=memory,
                     mesh=mesh,
                     is_sequential=is_sequential,
                 )
-                function = traced.compile()
                 advance = progress_reporter(name, num_realizations, "realizations", " for this selector")
-                for part, num_done in run_chunks(function, key, num_realizations, mesh):
-                    parts[name].append(datasets.without_padding(part, num_done, summary))
+                for part in run_chunks(compile_chunk(), key, num_realizations, mesh):
+                    parts[name].append(datasets.summarise_chunk(part) if summary else part)
                     if progress:
-                        advance(num_done)
+                        advance(len(part.arm))
         except KeyboardInterrupt:
             if not any(parts.values()):
                 raise

@@ -130,8 +130,8 @@ def eliminate(
     remaining, num_done, size = list(named), 0, min(max(_FIRST_ROUND, simulator.chunk_size), num_worlds)
     while True:
         for name, found in simulator.simulate({name: named[name] for name in remaining}, num_done, size).items():
-            is_new = name not in regrets
-            regrets[name] = CandidateRegret(name, named[name], *found) if is_new else regrets[name].extended(*found)
+            before = regrets[name][2:] if name in regrets else (found[0][:0], found[1][:0])
+            regrets[name] = CandidateRegret(name, named[name], *map(np.concatenate, zip(before, found, strict=True)))
         num_done = size
         compared = {name: regrets[name] for name in remaining}
         if scale_of is not None:

@@ -21,6 +21,7 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.performance import declares_superiority
 from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
+from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
 __all__ = ["calibrate"]
@@ -90,32 +91,29 @@ def calibrate(
     )
     advance = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials") if progress else None
 
+    def run(world: Environment, threshold: float, num: int, seed: int, first: int = 0) -> TrialRecord:
+        limits = _thresholds(design, threshold, symmetric)
+        return simulator.run(world, num, seed, first=first, thresholds=limits, advance=advance)
+
+    def measure(world: Environment, threshold: float, num: int, seed: int, first: int = 0) -> float:
+        found = run(world, threshold, num, seed, first)
+        return float(np.mean(declares_superiority(found, simulator.setting.control)))
+
     def find(world: Environment) -> float:
         if design.control is None and not symmetric:
-            return _quantile_of_peaks(simulator, design, world, type_i_error, num_trials, seed, advance)
-
-        def measure(threshold: float, first: int, num: int) -> float:
-            limits = _thresholds(design, threshold, symmetric)
-            return _type_i_error(simulator, world, limits, num, seed, advance, first)
-
-        return _search(measure, float(np.mean(rule.threshold)), type_i_error, num_trials)
+            peak = np.asarray(run(world, _NEVER, num_trials, seed).peak)[:, design.rules.index(rule)]
+            return _quantile_of_peaks(peak, type_i_error)
+        start = float(np.mean(rule.threshold))
+        return _search(lambda at, first, num: measure(world, at, num, seed, first), start, type_i_error, num_trials)
 
     found = {name: find(world) for name, world in worlds.items()}
     worst = max(found, key=lambda name: found[name])
     threshold = found[worst]
-    limits = _thresholds(design, threshold, symmetric)
-    fresh = {
-        name: _type_i_error(simulator, world, limits, num_trials, seed + 1, advance) for name, world in worlds.items()
-    }
+    fresh = {name: measure(world, threshold, num_trials, seed + 1) for name, world in worlds.items()}
     error = fresh[worst]
-    rules = [
-        own.with_threshold(threshold)
-        if own.name == "superiority"
-        else own.with_threshold(1.0 - threshold)
-        if symmetric and own.name == "inferiority"
-        else own
-        for own in design.rules
-    ]
+    calibrated = design.with_threshold("superiority", threshold)
+    if symmetric:
+        calibrated = calibrated.with_threshold("inferiority", 1.0 - threshold)
     calibration = {
         "rule": "superiority",
         "threshold": threshold,
@@ -127,7 +125,7 @@ def calibrate(
         "num_trials": num_trials,
         "seed": seed,
     }
-    return dataclasses.replace(design, stopping=rules, calibration=calibration)
+    return dataclasses.replace(calibrated, calibration=calibration)
 
 
 def _nulls(model: RewardModel, null: Any) -> dict[str, Environment]:
@@ -166,35 +164,11 @@ def _thresholds(design: Design, threshold: float, symmetric: bool) -> np.ndarray
     return limits
 
 
-def _type_i_error(
-    simulator: TrialSimulator,
-    world: Environment,
-    limits: np.ndarray,
-    num_trials: int,
-    seed: int,
-    advance: Callable[[int], None] | None,
-    first: int = 0,
-) -> float:
-    found = simulator.run(world, num_trials, seed, first=first, thresholds=limits, advance=advance)
-    return float(np.mean(declares_superiority(found, simulator.setting.control)))
-
-
-def _quantile_of_peaks(
-    simulator: TrialSimulator,
-    design: Design,
-    world: Environment,
-    target: float,
-    num_trials: int,
-    seed: int,
-    advance: Callable[[int], None] | None,
-) -> float:
-    """Return the threshold from one simulation without the rule: a quantile of the largest probability of each trial."""
-    index = [rule.name for rule in design.rules].index("superiority")
-    limits = _thresholds(design, _NEVER, False)
-    found = simulator.run(world, num_trials, seed, thresholds=limits, advance=advance)
-    peaks = np.sort(found.peak[:, index])
-    allowed = int(target * num_trials)  # trials that may stop
-    threshold = 0.5 * (peaks[-allowed - 1] + peaks[-allowed]) if 0 < allowed < num_trials else float(peaks[-1])
+def _quantile_of_peaks(peak: np.ndarray, target: float) -> float:
+    """Return the threshold from the largest probability of each trial without the rule: a quantile of them."""
+    peaks = np.sort(peak)
+    allowed = int(target * peaks.size)  # trials that may stop
+    threshold = 0.5 * (peaks[-allowed - 1] + peaks[-allowed]) if 0 < allowed < peaks.size else float(peaks[-1])
     if not 0.5 <= threshold < 1.0:
         raise ValueError(
             f"no threshold has a type I error of {target:g}: the threshold would be {threshold:.6g}; allow more looks, or drop "

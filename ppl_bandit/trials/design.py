@@ -201,52 +201,45 @@ class Design:
         if self.control is None:
             return None
         names = list(arms)
-        if isinstance(self.control, str) or self.control in names:
-            if self.control not in names:
-                raise ValueError(f"control is {self.control!r}, which is no arm; the arms are {names}")
+        if self.control in names:
             return names.index(self.control)
-        if not 0 <= self.control < len(names):
-            raise ValueError(f"control is {self.control!r}, which is no arm; the arms are {names}")
-        return int(self.control)
+        if isinstance(self.control, int) and 0 <= self.control < len(names):
+            return self.control
+        raise ValueError(f"control is {self.control!r}, which is no arm; the arms are {names}")
 
     def describe(self) -> str:
-        """Return the design in words, for a protocol."""
-        return describe_design(self)
+        """Return the design in words, for a protocol: looks and allocation, and one line per stopping rule."""
+        looks = self.looks
+        steps = np.diff(looks)
+        if len(looks) > 3 and np.all(steps == steps[0]):
+            when = f"{looks[0]}, {looks[1]}, ..., {looks[-1]} decisions ({len(looks)} looks, every {steps[0]})"
+        else:
+            when = f"{', '.join(map(str, looks))} decisions"
+        lines = [f"Looks: at {when}."]
+        if self.max_rows is not None:
+            lines.append(f"The last look takes place after {self.max_rows} decisions, when all outcomes are known.")
+        if isinstance(self.lag, tuple):
+            mean = sum(delay * prob for delay, prob in enumerate(self.lag))
+            lines.append(f"Outcomes arrive late, after {mean:.3g} further decisions on average.")
+        elif self.lag:
+            lines.append(f"At a look, the outcomes of the last {self.lag} decisions are not known.")
+        if self.burn_in:
+            num_equal = self.burn_in if self.allocation == "each" else self.looks[0]
+            lines.append(f"The first {num_equal} decisions are shared equally among all arms.")
+        lines.append(_allocation_words(self))
+        lines.append(
+            "Control: none; all arms are compared with each other."
+            if self.control is None
+            else f"Control: {self.control}."
+        )
+        rules = [rule.describe() for rule in self.rules]
+        lines += rules or ["No stopping rule: the experiment runs to the last look."]
+        if self.calibration is not None:
+            lines.append(_calibration_words(self.calibration))
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.describe()
-
-
-def describe_design(design: Design) -> str:
-    """Return a design in words: a paragraph on looks and allocation, and one line per stopping rule."""
-    looks = design.looks
-    steps = np.diff(looks)
-    if len(looks) > 3 and np.all(steps == steps[0]):
-        when = f"{looks[0]}, {looks[1]}, ..., {looks[-1]} decisions ({len(looks)} looks, every {steps[0]})"
-    else:
-        when = f"{', '.join(map(str, looks))} decisions"
-    lines = [f"Looks: at {when}."]
-    if design.max_rows is not None:
-        lines.append(f"The last look takes place after {design.max_rows} decisions, when all outcomes are known.")
-    if isinstance(design.lag, tuple):
-        mean = sum(delay * prob for delay, prob in enumerate(design.lag))
-        lines.append(f"Outcomes arrive late, after {mean:.3g} further decisions on average.")
-    elif design.lag:
-        lines.append(f"At a look, the outcomes of the last {design.lag} decisions are not known.")
-    if design.burn_in:
-        num_equal = design.burn_in if design.allocation == "each" else design.looks[0]
-        lines.append(f"The first {num_equal} decisions are shared equally among all arms.")
-    lines.append(_allocation_words(design))
-    lines.append(
-        "Control: none; all arms are compared with each other."
-        if design.control is None
-        else f"Control: {design.control}."
-    )
-    rules = [rule.describe() for rule in design.rules]
-    lines += rules or ["No stopping rule: the experiment runs to the last look."]
-    if design.calibration is not None:
-        lines.append(_calibration_words(design.calibration))
-    return "\n".join(lines)
 
 
 def _calibration_words(found: Mapping[str, Any]) -> str:

@@ -107,7 +107,8 @@ def check_look(
     arm = leader if design.control is None else jnp.where(jnp.sum(active) == 1, jnp.argmax(active), leader)
     for rule in design.rules:
         if rule.name in _OTHER_RULES:
-            value, is_met, own_arm, name = _OTHER_RULES[rule.name](rule, posterior, active, leader, at[rule.name])
+            value, is_met, own_arm = _OTHER_RULES[rule.name](rule, posterior, active, leader, at[rule.name])
+            name: Any = ending_code(rule.name)
         elif rule.name == "predictive_success":
             if predict is None:
                 raise ValueError(
@@ -228,21 +229,21 @@ def _check_expected_loss(
     rule: StoppingRule, posterior: ArmPosterior, active: Array, leader: Array, limit: Array
 ) -> Any:
     losses = jnp.where(active, posterior.expected_losses(active), jnp.inf)
-    return jnp.min(losses), jnp.min(losses) <= limit, jnp.argmin(losses), ending_code(rule.name)
+    return jnp.min(losses), jnp.min(losses) <= limit, jnp.argmin(losses)
 
 
 def _check_value_remaining(
     rule: StoppingRule, posterior: ArmPosterior, active: Array, leader: Array, limit: Array
 ) -> Any:
     value = posterior.near_best_prob(limit, active, leader)
-    return value, value >= rule.settings["quantile"], leader, ending_code(rule.name)
+    return value, value >= rule.settings["quantile"], leader
 
 
 def _check_precision(rule: StoppingRule, posterior: ArmPosterior, active: Array, leader: Array, limit: Array) -> Any:
     outside = 0.5 * (1.0 - rule.settings["level"])
     widths = posterior.quantile(1.0 - outside) - posterior.quantile(outside)
     widest = jnp.max(jnp.where(active, widths, 0.0))
-    return widest, widest <= limit, leader, ending_code(rule.name)
+    return widest, widest <= limit, leader
 
 
 _OTHER_RULES = {

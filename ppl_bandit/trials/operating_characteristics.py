@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = ["OperatingCharacteristics", "operating_characteristics"]
 _RULE_FIELDS = ("evidence", "peak")  # of a trial, one entry per rule; the others have one per arm
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class OperatingCharacteristics:
     """How a design ends in each scenario.
 
@@ -38,19 +40,14 @@ class OperatingCharacteristics:
         arms: names of the arms, or their numbers.
     """
 
-    def __init__(
-        self,
-        design: Design,
-        records: Mapping[str, TrialRecord],
-        control: int,
-        bounds: tuple[float, float] | None,
-        seconds: float,
-        method: str,
-        seed: int,
-        arms: list[Any],
-    ):
-        self.design, self.seconds, self.method, self.arms = design, seconds, method, arms
-        self._records, self._control, self._bounds, self._seed = dict(records), control, bounds, seed
+    design: Design
+    _records: dict[str, TrialRecord]
+    _control: int
+    _bounds: tuple[float, float] | None
+    seconds: float
+    method: str
+    _seed: int
+    arms: list[Any]
 
     @property
     def dataset(self) -> "xarray.Dataset":

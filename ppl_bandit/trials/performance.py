@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.evaluation.confidence_sequences import beta_binomial_log_mixture, normal_mixture_parameter
+from ppl_bandit.evaluation.confidence_sequences import excludes_mean
 from ppl_bandit.evaluation.sequences import OPTIMAL_PLAYS
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
@@ -104,11 +104,9 @@ def sequence_covers(found: TrialRecord, bounds: tuple[float, float]) -> np.ndarr
     trials = np.asarray(found.outcomes)
     successes = (np.asarray(found.sums) - low * trials) / width
     truth = np.clip((np.asarray(found.truth) - low) / width, 1e-12, 1.0 - 1e-12)
-    variance = truth * (1.0 - truth)
-    rho = normal_mixture_parameter(OPTIMAL_PLAYS, _ALPHA) * variance
     with np.errstate(divide="ignore", invalid="ignore"):
-        mixture = beta_binomial_log_mixture(successes - truth * trials, variance * trials, rho, truth, 1.0 - truth)
-    return (mixture <= math.log(1.0 / _ALPHA)) | (trials == 0)
+        is_excluded = excludes_mean(truth, successes, trials, _ALPHA, OPTIMAL_PLAYS)
+    return ~is_excluded | (trials == 0)
 
 
 def calibration_frame(found: TrialRecord, design: Design, control: int) -> "pandas.DataFrame":

@@ -55,7 +55,19 @@ class StoppingRule:
 
     def describe(self) -> str:
         """Return the rule as a sentence of a protocol."""
-        return _describe(self)
+        at, own = _words(self.threshold), self.settings
+        by_look = " at the respective look" if isinstance(self.threshold, tuple) else ""
+        if self.name in _DESCRIPTIONS:
+            return _DESCRIPTIONS[self.name].format(at=at, by_look=by_look, **own)
+        ends = []
+        if self.threshold != np.inf:
+            ends.append(f"at least {at}{by_look} (stop for predicted success)")
+        if own["below"] is not None:
+            ends.append(f"at most {own['below']:g} (stop for futility)")
+        return (
+            f"Predictive probability of success: the probability that superiority at {own['success']:g} holds at {own['at']} "
+            f"decisions is {' or '.join(ends)}."
+        )
 
     def __str__(self) -> str:
         """Return the call of the factory, such as `equivalence(0.9, delta=0.05)`."""
@@ -97,7 +109,7 @@ def equivalence(p: float | Sequence[float], delta: float, *, only_first: bool = 
         delta: a difference of expected rewards that does not matter, in the unit of the reward: .05 is five percentage points.
         only_first: with a control, whether arms are compared with the first control only.
     """
-    settings = {"delta": _positive(delta, "equivalence", "delta"), "only_first": bool(only_first)}
+    settings = {"delta": _positive(delta, "equivalence", "delta", is_single=True), "only_first": bool(only_first)}
     return StoppingRule("equivalence", _probability(p, "equivalence", "p"), settings)
 
 
@@ -112,7 +124,7 @@ def futility(p: float | Sequence[float], delta: float, *, only_first: bool = Fal
         only_first: whether arms are compared with the first control only.
     """
     if delta != 0:
-        _positive(delta, "futility", "delta")
+        _positive(delta, "futility", "delta", is_single=True)
     settings = {"delta": float(delta), "only_first": bool(only_first)}
     return StoppingRule("futility", _probability(p, "futility", "p"), settings)
 
@@ -123,7 +135,7 @@ def expected_loss(below: float | Sequence[float]) -> StoppingRule:
     Args:
         below: in the unit of the reward, or one per look.
     """
-    return StoppingRule("expected_loss", _threshold(below, "expected_loss", "below"), {})
+    return StoppingRule("expected_loss", _positive(below, "expected_loss", "below"), {})
 
 
 def value_remaining(below: float | Sequence[float] = 0.01, quantile: float = 0.95) -> StoppingRule:
@@ -133,8 +145,8 @@ def value_remaining(below: float | Sequence[float] = 0.01, quantile: float = 0.9
         below: a share of the leader's expected reward, .01 for one percent, or one per look.
         quantile: its order, strictly inside (0, 1).
     """
-    order = _one_probability(quantile, "value_remaining", "quantile")
-    return StoppingRule("value_remaining", _threshold(below, "value_remaining", "below"), {"quantile": order})
+    order = _probability(quantile, "value_remaining", "quantile", is_single=True)
+    return StoppingRule("value_remaining", _positive(below, "value_remaining", "below"), {"quantile": order})
 
 
 def precision(width: float | Sequence[float], *, level: float = 0.95) -> StoppingRule:
@@ -144,8 +156,8 @@ def precision(width: float | Sequence[float], *, level: float = 0.95) -> Stoppin
         width: in the unit of the reward, or one per look.
         level: probability of an interval.
     """
-    order = _one_probability(level, "precision", "level")
-    return StoppingRule("precision", _threshold(width, "precision", "width"), {"level": order})
+    order = _probability(level, "precision", "level", is_single=True)
+    return StoppingRule("precision", _positive(width, "precision", "width"), {"level": order})
 
 
 def predictive_success(
@@ -168,8 +180,8 @@ def predictive_success(
         raise ValueError(f"predictive_success: at must be a number of decisions, got {at!r}")
     settings = {
         "at": int(at),
-        "success": _one_probability(success, "predictive_success", "success"),
-        "below": None if below is None else _one_probability(below, "predictive_success", "below"),
+        "success": _probability(success, "predictive_success", "success", is_single=True),
+        "below": None if below is None else _probability(below, "predictive_success", "below", is_single=True),
     }
     # A probability is never above 1: this threshold is never reached.
     threshold = np.inf if p is None else _probability(p, "predictive_success", "p")
@@ -193,10 +205,22 @@ _FACTORIES: dict[str, Callable[..., StoppingRule]] = {
 }
 
 
-def _one_probability(value: Any, rule: str, argument: str) -> float:
-    if np.ndim(value):
+def _probability(value: Any, rule: str, argument: str, *, is_single: bool = False) -> Any:
+    numbers = _numbers(value, rule, argument)
+    if is_single and numbers.ndim:
         raise ValueError(f"{rule}: {argument} must be one probability for all looks, got {value!r}")
-    return float(_probability(value, rule, argument))
+    if not np.all((numbers > 0.0) & (numbers < 1.0)):
+        hint = f"; {value} percent is {value / 100}" if numbers.ndim == 0 and 1.0 < numbers <= 100.0 else ""
+        raise ValueError(f"{rule}: {argument} must be a probability strictly inside (0, 1), got {value!r}{hint}")
+    return numbers.tolist() if numbers.ndim == 0 else tuple(numbers.tolist())
+
+
+def _positive(value: Any, rule: str, argument: str, *, is_single: bool = False) -> Any:
+    numbers = _numbers(value, rule, argument)
+    if (is_single and numbers.ndim) or not np.all((numbers > 0.0) & (numbers < np.inf)):
+        what = "one positive difference of expected rewards" if is_single else "positive"
+        raise ValueError(f"{rule}: {argument} must be {what}, in the unit of the reward, got {value!r}")
+    return numbers.tolist() if numbers.ndim == 0 else tuple(numbers.tolist())
 
 
 def _numbers(value: Any, rule: str, argument: str) -> np.ndarray:
@@ -207,34 +231,6 @@ def _numbers(value: Any, rule: str, argument: str) -> np.ndarray:
     if isinstance(value, bool | str) or numbers.ndim > 1 or numbers.size == 0 or np.any(np.isnan(numbers)):
         raise ValueError(f"{rule}: {argument} must be a number, or one per look, got {value!r}")
     return numbers
-
-
-def _probability(value: Any, rule: str, argument: str) -> Any:
-    numbers = _numbers(value, rule, argument)
-    if not np.all((numbers > 0.0) & (numbers < 1.0)):
-        hint = f"; {value} percent is {value / 100}" if numbers.ndim == 0 and 1.0 < numbers <= 100.0 else ""
-        raise ValueError(f"{rule}: {argument} must be a probability strictly inside (0, 1), got {value!r}{hint}")
-    return _plain(numbers)
-
-
-def _threshold(value: Any, rule: str, argument: str) -> Any:
-    numbers = _numbers(value, rule, argument)
-    if not np.all((numbers > 0.0) & (numbers < np.inf)):
-        raise ValueError(f"{rule}: {argument} must be positive, in the unit of the reward, got {value!r}")
-    return _plain(numbers)
-
-
-def _positive(value: Any, rule: str, argument: str) -> float:
-    numbers = _numbers(value, rule, argument)
-    if numbers.ndim or not 0.0 < numbers < np.inf:
-        raise ValueError(
-            f"{rule}: {argument} must be one positive difference of expected rewards, in the unit of the reward, got {value!r}"
-        )
-    return float(numbers)
-
-
-def _plain(numbers: np.ndarray) -> float | tuple[float, ...]:
-    return float(numbers) if numbers.ndim == 0 else tuple(numbers.tolist())
 
 
 def _words(threshold: float | tuple[float, ...]) -> str:
@@ -255,19 +251,3 @@ _DESCRIPTIONS = {
     "expected reward{by_look}.",
     "precision": "Precision: the {level:.0%} credible intervals of all arms are at most {at} wide{by_look}.",
 }
-
-
-def _describe(rule: StoppingRule) -> str:
-    at, own = _words(rule.threshold), rule.settings
-    by_look = " at the respective look" if isinstance(rule.threshold, tuple) else ""
-    if rule.name in _DESCRIPTIONS:
-        return _DESCRIPTIONS[rule.name].format(at=at, by_look=by_look, **own)
-    ends = []
-    if rule.threshold != np.inf:
-        ends.append(f"at least {at}{by_look} (stop for predicted success)")
-    if own["below"] is not None:
-        ends.append(f"at most {own['below']:g} (stop for futility)")
-    return (
-        f"Predictive probability of success: the probability that superiority at {own['success']:g} holds at {own['at']} "
-        f"decisions is {' or '.join(ends)}."
-    )

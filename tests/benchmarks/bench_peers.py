@@ -7,9 +7,8 @@ import argparse
 
 import numpy as np
 
-from ppl_bandit.commands.bench.measure import measure_live
+from ppl_bandit.commands.bench.measure import live_table, measure_live
 from ppl_bandit.commands.bench.players import CASES, Player, case_players
-from ppl_bandit.commands.bench.report import live_table
 
 
 def peers(case):

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from ppl_bandit import Environment, RewardModel, engines, selectors, simulate
-from ppl_bandit.evaluation.confidence_sequences import beta_binomial_log_mixture, normal_mixture_parameter
+from ppl_bandit.evaluation.confidence_sequences import excludes_mean
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.rejection import accept_function, accepted_rows
@@ -95,10 +95,7 @@ def selector_chunk(name, seed, num_runs):
 def is_ever_wrong(is_played, rewards, rate, alpha=0.05):
     """Return, for each run, whether the interval excluded the rate after any play: its mixture exceeds 1 / alpha there."""
     trials, sums = np.cumsum(is_played, axis=1), np.cumsum(np.where(is_played, rewards, 0.0), axis=1)
-    variance = rate * (1 - rate)
-    rho = normal_mixture_parameter(OPTIMAL_PLAYS, alpha) * variance
-    log_mixture = beta_binomial_log_mixture(sums - rate * trials, variance * trials, rho, rate, 1 - rate)
-    return (log_mixture > math.log(1 / alpha)).any(axis=1)
+    return excludes_mean(rate, sums, trials, alpha, OPTIMAL_PLAYS).any(axis=1)
 
 
 def any_selector_part(map_chunks, num_runs, chunk=250):

@@ -11,6 +11,7 @@ from ppl_bandit.paper import parts as paper_parts, runs as paper, settings as pa
 from ppl_bandit.paper.claims import claims_of_grids
 from ppl_bandit.paper.runs import GridRegret
 from ppl_bandit.paper.settings import BAYES_UCB, LOWEST, PUBLISHED_REGRETS, SETTINGS, THOMPSON, paper_data
+from ppl_bandit.simulation import chunks
 
 
 def test_the_papers_figures_are_in_the_package():
@@ -44,27 +45,9 @@ def test_parts_start_with_the_longest_and_those_without_realizations_are_left_ou
     assert len(full) == 5 and nothing == []
 
 
-def test_the_time_left_follows_from_the_parts_that_are_done(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(paper_parts, "num_cores", lambda: 1)
-    monkeypatch.setattr(paper_parts.time, "monotonic", lambda: now[0])
-
-    def finish(seconds):
-        now[0] += seconds
-        return seconds
-
-    parts = [paper_parts.Part(f"p{i}", f"part {i}", lambda: finish(20.0), 10.0) for i in range(3)]
-    assert paper_parts.expected_seconds(parts) == 30.0
-    lines = []
-    results = paper_parts.run_parts(parts, lines.append)
-    assert results == {"p0": 20.0, "p1": 20.0, "p2": 20.0}
-    assert sorted(line for line in lines if "done" in line) == [f"  done: part {i}" for i in range(3)]
-    assert lines[-1] == "  3 of 3 parts in 60 s; about 0 s left"
-
-
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(paper_parts, "num_cores", lambda: 1)  # one process, which sees the other changes
+    monkeypatch.setattr(chunks, "num_cores", lambda: 1)  # one process, which sees the other changes
     short = {name: setting._replace(num_steps=40) for name, setting in SETTINGS.items()}
     monkeypatch.setattr(paper, "SETTINGS", short)
     monkeypatch.setattr(paper_settings, "SETTINGS", short)

@@ -9,8 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Environment, RewardModel, engines
-from ppl_bandit.trials.simulated.learners import learner_of
-from ppl_bandit.trials.simulated.outcome_sums import sums_of_outcomes
+from ppl_bandit.trials.simulated.learners import learner_of, sums_of_outcomes
 from ppl_bandit.types import Interaction
 
 COUNTS = np.array([3.0, 0.0, 5.0])

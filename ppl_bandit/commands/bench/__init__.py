@@ -3,8 +3,7 @@
 import argparse
 
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.bench.measure import run_bench
-from ppl_bandit.commands.bench.report import markdown
+from ppl_bandit.commands.bench.measure import markdown, run_bench
 
 __all__ = ["execute"]
 
@@ -14,4 +13,4 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     cases, parts = arguments.cases.split(","), arguments.parts.split(",")
     found = run_bench(cases, parts, arguments.steps, arguments.samples, arguments.out, progress)
     show(f"{markdown(found)}\n\nwrote bench.json, bench.md and bench.png to {arguments.out}")
-    return found._asdict(), 0
+    return found, 0

@@ -20,10 +20,11 @@ import numpy as np
 
 from ppl_bandit.commands.arguments.names import check_names
 from ppl_bandit.commands.bench.players import CASES, Case, Player, case_players, case_program
-from ppl_bandit.commands.bench.report import BenchResult, draw_live, markdown
+from ppl_bandit.display.figure_style import figure_tools, save_figure
 from ppl_bandit.display.html_pages import installed_versions
+from ppl_bandit.display.text_tables import markdown_table
 
-__all__ = ["measure_live", "run_bench"]
+__all__ = ["live_table", "markdown", "measure_live", "run_bench"]
 
 _TURN = 20  # consecutive steps of one implementation
 _GROWTH_STEPS = 4300  # rows: more than the initial capacity of 4,096
@@ -38,7 +39,7 @@ def run_bench(
     num_samples: int,
     out: Path,
     progress: Callable[[str], None],
-) -> BenchResult:
+) -> dict[str, Any]:
     """Measure, and write `bench.json`, `bench.md` and `bench.png` to a folder.
 
     Args:
@@ -46,6 +47,11 @@ def run_bench(
         parts: some of "live", "batches", "growth" and "start".
         num_steps: live steps of each implementation.
         num_samples: M.
+
+    Returns:
+        facts: date, machine, versions, settings. live: {case: [row of an implementation]}, in microseconds. batches: decisions
+        or rows a second. growth: of an engine whose data exceed their initial capacity. start: {case: {"cold" or "cached":
+        seconds since the process began}}. memory: the largest of this process, in megabytes.
     """
     check_names(cases, CASES, "--cases")
     check_names(parts, ("live", "batches", "growth", "start"), "--parts")
@@ -63,12 +69,14 @@ def run_bench(
     for name in cases if "start" in parts else ():
         progress(f"{name}: from the start of a process to its first decision and update, cold and cached")
         start[name] = _starts(name)
-    found = BenchResult(_facts(num_steps, num_samples), live, batches, growth, start, _memory())
+    facts = _facts(num_steps, num_samples)
+    measured = {"live": live, "batches": batches, "growth": growth, "start": start}
+    found = {"facts": facts, **measured, "memory": _memory()}
     out.mkdir(parents=True, exist_ok=True)
-    (out / "bench.json").write_text(json.dumps(found._asdict(), indent=2) + "\n")
+    (out / "bench.json").write_text(json.dumps(found, indent=2) + "\n")
     (out / "bench.md").write_text(markdown(found) + "\n")
     if live:
-        draw_live(found, out / "bench.png")
+        _draw_live(found, out / "bench.png")
     return found
 
 
@@ -237,3 +245,60 @@ def _memory() -> float:
         return float("nan")
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(largest / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Return the results of `run_bench` as Markdown."""
+    facts = found["facts"]
+    lines = [
+        f"{facts['date']}; {facts['machine']}; Python {facts['python']}; "
+        + ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    ]
+    for name, rows in found["live"].items():
+        lines += live_table(name, rows, facts["num_steps"], facts["num_samples"])
+    if found["batches"]:
+        lines += ["", "**batches**, linear", ""]
+        lines += [f"- {name}: {number:,.0f}" for name, number in found["batches"].items()]
+    if found["growth"]:
+        lines += ["", "**growth**, logistic", ""]
+        lines += [f"- {name}: {number:g}" for name, number in found["growth"].items()]
+    if found["start"]:
+        lines += ["", "**from the start of the process**, seconds", ""]
+        cells = [
+            [f"{name}, {state}", *(f"{mark:.2f}" for mark in marks.values())]
+            for name, states in found["start"].items()
+            for state, marks in states.items()
+        ]
+        lines.append(markdown_table(["", "imported", "built", "first decision", "first update"], cells))
+    return "\n".join([*lines, "", f"largest memory of this process: {found['memory']:,.0f} MB"])
+
+
+def live_table(name: str, rows: list[dict[str, Any]], num_steps: int, num_samples: int) -> list[str]:
+    """Return the lines of the table of one case."""
+    title = f"**{name}**, {num_steps} live steps (select + update), M = {num_samples}"
+    header = ("", "median, us", "99th percentile", "worst", "relative", "method")
+    cells = [
+        [row["name"], *(f"{row[key]:,.0f}" for key in ("median_us", "p99_us", "worst_us"))]
+        + [f"{row['relative_to_ppl_bandit']:.2f}", row["note"]]
+        for row in rows
+    ]
+    return ["", title, "", markdown_table(header, cells)]
+
+
+def _draw_live(found: dict[str, Any], path: Path) -> None:
+    """Draw the median time of a live step of every implementation, one panel per case."""
+    facts, live = found["facts"], found["live"]
+    figure, axes = figure_tools().subplots(
+        1, len(live), figsize=(5.0 * len(live), 3.6), squeeze=False, layout="constrained"
+    )
+    for axis, (name, rows) in zip(axes[0], live.items(), strict=True):
+        names, middle = [row["name"] for row in rows][::-1], [row["median_us"] for row in rows][::-1]
+        colours = ["#0072B2" if label.startswith("ppl_bandit") else "#777777" for label in names]
+        axis.scatter(middle, names, c=colours, s=45, zorder=3)  # not bars: a logarithmic axis has no zero to start from
+        for label, value in zip(names, middle, strict=True):
+            axis.annotate(f"{value:,.0f}", (value, label), (7, -3), textcoords="offset points", fontsize=8)
+        axis.set(xscale="log", xlabel="median, microseconds (logarithmic)", title=name)
+        axis.margins(x=0.25, y=0.1)
+        axis.grid(axis="x", color="0.92")
+    caption = f"{facts['date']}, {facts['machine']}, {facts['num_steps']} steps each, M = {facts['num_samples']}"
+    save_figure(figure, "One live step: select and update", caption, path)

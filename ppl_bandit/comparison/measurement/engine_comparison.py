@@ -107,17 +107,20 @@ def compare(
         decide = make_decide(reward_model, selector, contexts)
         key_reference, key_engines = jr.split(jr.key(seed))
         setup = ComparisonSetup(reward_model, data, parts, decide, num_samples, num_runs)
-        references, refused, exact = find_references(setup, key_reference, reference, say)
-        runners = _build(setup, factories, refused, exact)
-        say(f"compiling and running {len(runners)} engines; Ctrl-C keeps the finished ones")
+        references, exact, refusal = find_references(setup, key_reference, reference, say)
+        own_factory = exact_factory(reward_model)
+        refused = {_name_of(own_factory): refusal} if refusal else {}
+        say(f"compiling and running {len(factories)} engines; Ctrl-C keeps the finished ones")
         results: dict[str, EngineResult] = {}
         streams: dict[str, list[EngineRun]] = {}
-        for number, label in enumerate(factories):
+        for number, (label, factory) in enumerate(factories.items()):
             try:
                 if label in refused:
                     raise NotConjugate(refused[label])
+                runner = exact if factory is own_factory else None
+                runner = runner or compile_engine(factory, reward_model, setup.all_rows, num_samples)
                 key = jr.fold_in(key_engines, number)
-                results[label], streams[label] = _run_and_measure(setup, key, runners[label], references[-1])
+                results[label], streams[label] = _run_and_measure(setup, key, runner, references[-1])
             except NotConjugate as refusal:
                 refused[label] = str(refusal)
                 say(f"{label}: not run: {refusal}")
@@ -212,32 +215,6 @@ def _some_contexts(data: Interaction) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), data.context)
 
 
-def _build(
-    setup: ComparisonSetup,
-    factories: Mapping[str, EngineFactory],
-    refused: dict[str, str],
-    exact: CompiledEngine | None,
-) -> dict[str, CompiledEngine]:
-    """Build all engines before the first one runs: each compiles in the background while the next is traced.
-
-    Args:
-        refused: reasons why engines cannot be built; this function adds to them.
-        exact: the exact engine, if it is built already.
-    """
-    runners = {}
-    for label, factory in factories.items():
-        if label in refused:
-            continue
-        try:
-            if exact is not None and factory is exact_factory(setup.model):
-                runners[label] = exact
-            else:
-                runners[label] = compile_engine(factory, setup.model, setup.all_rows, setup.num_samples)
-        except NotConjugate as refusal:
-            refused[label] = str(refusal)
-    return runners
-
-
 def _run_and_measure(
     setup: ComparisonSetup, key: Key, runner: CompiledEngine, reference: Reference
 ) -> tuple[EngineResult, list[EngineRun]]:
@@ -264,7 +241,7 @@ def _run_and_measure(
         np.minimum(ess, setup.num_samples),
         r_hat(draws),
         info,
-        runner.seconds_until_ready() + runs[0].seconds,
+        runner.seconds + runs[0].seconds,
         estimate(np.array([at.seconds for at in runs[1:]])),
     ), stream
 

@@ -77,36 +77,27 @@ class EngineRun(NamedTuple):
 
 
 class CompiledEngine(NamedTuple):
-    """An engine whose functions are compiled, in the background, for one number of rows and of draws.
+    """An engine whose functions are compiled for one number of rows and of draws.
 
     Attributes:
         engine: the engine itself.
-        seconds_to_build: duration of its construction; for the exact engine, of the proof.
+        seconds: duration of its construction (for the exact engine, of the proof), tracing and compilation.
         start: key -> state, with capacity for all rows.
         learn: (key, state, rows) -> (state, info).
         draw: (key, state) -> draws.
-        compiled: the functions behind these three.
     """
 
     engine: Engine
-    seconds_to_build: float
+    seconds: float
     start: Callable[[Key], Any]
     learn: Callable[[Key, Any, Interaction], tuple[Any, Any]]
     draw: Callable[[Key, Any], Draws]
-    compiled: tuple[CompiledAhead, ...]
-
-    def seconds_until_ready(self) -> float:
-        """Wait for the compilation, and return the duration of construction, tracing and compilation."""
-        for function in self.compiled:
-            function.wait()
-        return self.seconds_to_build + sum(function.seconds for function in self.compiled)
 
 
 def compile_engine(factory: EngineFactory, model: RewardModel, rows: Interaction, num_samples: int) -> CompiledEngine:
-    """Build an engine, and compile its functions in the background with the options of the live bandit."""
+    """Build an engine, and compile its functions with the options of the live bandit."""
     begin = time.perf_counter()
     engine = factory(model)
-    seconds = time.perf_counter() - begin
     reserve = engine.capabilities.reserve
     init = CompiledAhead(engine.init)
     learn = CompiledAhead(engine.update, small_options if reserve is None else large_options)
@@ -120,7 +111,9 @@ def compile_engine(factory: EngineFactory, model: RewardModel, rows: Interaction
     state = start(key)
     learn.prepare(key, state, rows)
     draw.prepare(key, state)
-    return CompiledEngine(engine, seconds, start, learn, draw, (init, learn, draw))
+    learn.wait()
+    draw.wait()
+    return CompiledEngine(engine, time.perf_counter() - begin, start, learn, draw)
 
 
 def run_engine(compiled: CompiledEngine, key: Key, parts: Sequence[Interaction], decide: Decide) -> list[EngineRun]:
@@ -128,7 +121,6 @@ def run_engine(compiled: CompiledEngine, key: Key, parts: Sequence[Interaction],
     key_start, key_parts = jr.split(key)
     found: list[EngineRun] = []
     num_seen = 0
-    compiled.seconds_until_ready()
     begin = time.perf_counter()
     state = compiled.start(key_start)
     for rows, key_part in zip(parts, jr.split(key_parts, len(parts)), strict=True):

@@ -103,9 +103,8 @@ def latent_floor(target: ReferenceLatents) -> tuple[Estimate, Estimate]:
 
 def estimate(values: np.ndarray) -> Estimate:
     """Return the mean over the leading axis of independent runs, and its standard error."""
-    number = len(values)
-    error = values.std(axis=0, ddof=1) / np.sqrt(number) if number > 1 else np.full(values.shape[1:], np.nan)
-    return Estimate(values.mean(axis=0), error)
+    mean, sd = mean_with_sd(values)
+    return Estimate(mean, sd / np.sqrt(len(values)))
 
 
 def mean_with_sd(values: np.ndarray) -> Estimate:

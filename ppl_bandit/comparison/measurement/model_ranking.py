@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +10,13 @@ import numpy as np
 
 from ppl_bandit import engines as library
 from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence
-from ppl_bandit.comparison.measurement.engine_runs import CompiledEngine, compile_engine
-from ppl_bandit.comparison.measurement.results import ModelScore, Ranking
+from ppl_bandit.comparison.measurement.engine_runs import compile_engine
+from ppl_bandit.comparison.measurement.results import ModelScore, Ranking, arviz_object
 from ppl_bandit.comparison.output.tables import ranking_text
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
-from ppl_bandit.live.show import arviz_export
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.simulation.scores import standard_error
 from ppl_bandit.types import Interaction, NotConjugate
 
 __all__ = ["rank_models"]
@@ -57,17 +55,19 @@ def rank_models(
             given[name] = check_data(model, own, Arms(model.num_arms, None))
     _check_same(given, models)
     why_no_loo = _why_no_loo(models)
-    evidences: dict[str, tuple[float, float, str]] = {}
-    pointwise: dict[str, np.ndarray | None] = {}
-    bad: dict[str, int] = {}
-    explanations: dict[str, str] = {}
+    scores: list[ModelScore] = []
+    pointwise: dict[str, np.ndarray] = {}
     for name, model in models.items():
         with jax.enable_x64(True):
-            evidences[name], draws, explanations[name] = _evidence(model, given[name], num_samples, num_runs, seed)
-        pointwise[name], bad[name] = (None, 0) if why_no_loo else _leave_one_out(model, given[name], draws, num_runs)
-        value, error, way = evidences[name]
-        say(f"{name}: log evidence {value:.3f}{'' if way == 'exact' else f' +- {error:.3f}'} ({way})")
-    scores = _scores(evidences, pointwise, bad, explanations)
+            evidence, error, way, draws, explanation = _evidence(model, given[name], num_samples, num_runs, seed)
+        later = float("nan")
+        score = ModelScore(name, evidence, error, way, later, later, later, later, later, 0, explanation)
+        if not why_no_loo:
+            pointwise[name], num_bad = _leave_one_out(model, given[name], draws, num_runs)
+            score = score._replace(num_bad_rows=num_bad)
+        scores.append(score)
+        say(f"{name}: log evidence {evidence:.3f}{'' if way == 'exact' else f' +- {error:.3f}'} ({way})")
+    scores = _compared(scores, pointwise)
     ranking = Ranking(scores, len(next(iter(given.values())).arm), seed, why_no_loo=why_no_loo)
     return ranking._replace(text=ranking_text(ranking))
 
@@ -85,57 +85,39 @@ def _check_same(given: Mapping[str, Interaction], models: Mapping[str, RewardMod
     for name, rows in rest:
         outcomes = models[first_name].outcomes, models[name].outcomes
         same_kind = set(outcomes[0]) == set(outcomes[1])
-        if not same_kind or not jax.tree.all(jax.tree.map(np.array_equal, _observed(first), _observed(rows))):
+        observed = (first.arm, first.reward), (rows.arm, rows.reward)
+        if not same_kind or not jax.tree.all(jax.tree.map(np.array_equal, *observed)):
             raise ValueError(
                 f"{name} and {first_name} must predict the same arms and outcomes, got the outcomes {list(outcomes[1])} and "
                 f"{list(outcomes[0])}; log evidence of different data cannot be compared"
             )
 
 
-def _observed(rows: Interaction) -> Any:
-    return rows.arm, rows.reward
-
-
 def _evidence(
     model: RewardModel, data: Interaction, num_samples: int, num_runs: int, seed: int
-) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
-    """Return (log evidence, standard error, way), the posterior draws of all runs, and the engine's explanation."""
+) -> tuple[float, float, str, dict[str, np.ndarray], str]:
+    """Return log evidence, standard error and way, the posterior draws of all runs, and the engine's explanation."""
     keys = jr.split(jr.key(seed), num_runs)
     rows = jax.tree.map(jnp.asarray, data)._replace(mask=jnp.ones(len(data.arm), bool))
     per_run = -(-num_samples // num_runs)
-    if model.moving_sites:
-        return _filtered_evidence(model, rows, keys, per_run)
+    moves = bool(model.moving_sites)
+    first, other = (library.choose, library.particle_filter) if moves else (library.conjugate, library.reweight)
     try:
-        runner = compile_engine(library.conjugate, model, rows, per_run)
+        runner = compile_engine(first, model, rows, per_run)
+    except NotConjugate:
+        runner = compile_engine(other, model, rows, per_run)
+    if runner.engine.explanation.is_exact:
         prior = runner.start(keys[0])
         posterior, info = runner.learn(keys[0], prior, rows)
-        if not bool(info.is_trusted):
-            raise NotConjugate("a row is not conjugate")
-    except NotConjugate:
-        return _estimated_evidence(compile_engine(library.reweight, model, rows, per_run), rows, keys)
-    drawn = [jax.device_get(runner.draw(key, posterior)) for key in keys]
-    points = [{name: values[0] for name, values in draws.items()} for draws in drawn]
-    found = exact_log_evidence(model, runner.engine, prior, posterior, rows, points)
-    return (float(np.median(found)), 0.0, "exact"), _concatenate(drawn), str(runner.engine.explanation)
-
-
-def _filtered_evidence(
-    model: RewardModel, rows: Interaction, keys: Any, per_run: int
-) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
-    """Return the evidence of a program whose latents move: the product of the predictive densities of a filter."""
-    runner = compile_engine(library.choose, model, rows, per_run)
-    if runner.engine.explanation.is_exact:
-        state, info = runner.learn(keys[0], runner.start(keys[0]), rows)
         if bool(info.is_trusted):
-            drawn = [jax.device_get(runner.draw(key, state)) for key in keys]
-            return (float(state.log_evidence), 0.0, "exact"), _concatenate(drawn), str(runner.engine.explanation)
-        runner = compile_engine(library.particle_filter, model, rows, per_run)
-    return _estimated_evidence(runner, rows, keys)
-
-
-def _estimated_evidence(
-    runner: CompiledEngine, rows: Interaction, keys: Any
-) -> tuple[tuple[float, float, str], dict[str, np.ndarray], str]:
+            drawn = [jax.device_get(runner.draw(key, posterior)) for key in keys]
+            if moves:  # the product of the predictive densities of the filter
+                value = float(posterior.log_evidence)
+            else:
+                points = [{name: values[0] for name, values in draws.items()} for draws in drawn]
+                value = float(np.median(exact_log_evidence(model, runner.engine, prior, posterior, rows, points)))
+            return value, 0.0, "exact", _concatenate(drawn), str(runner.engine.explanation)
+        runner = compile_engine(other, model, rows, per_run)
     drawn, values, errors = [], [], []
     for key in keys:
         key_start, key_learn, key_draw = jr.split(key, 3)
@@ -144,13 +126,12 @@ def _estimated_evidence(
         measured = info if hasattr(info, "log_evidence") else state
         values.append(float(measured.log_evidence))
         errors.append(float(measured.log_evidence_error))
-    number = len(values)
     # The estimate of the evidence is unbiased, its log is not. Take the larger of two errors: a few runs can agree by chance,
     # and the engine's error assumes independent draws.
-    value = float(np.logaddexp.reduce(values) - np.log(number))
-    error = max(float(np.std(values, ddof=1)), float(np.mean(errors))) / np.sqrt(number)
+    value = float(np.logaddexp.reduce(values) - np.log(num_runs))
+    error = max(float(np.std(values, ddof=1)), float(np.mean(errors))) / np.sqrt(num_runs)
     explanation = runner.engine.explanation
-    return (value, error, explanation.engine), _concatenate(drawn), str(explanation)
+    return value, error, explanation.engine, _concatenate(drawn), str(explanation)
 
 
 def _concatenate(drawn: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -163,42 +144,30 @@ def _leave_one_out(
     """Return the log density of each row given the others, and the number of rows for which it is unreliable."""
     import arviz as az
 
-    rewards = data.reward if isinstance(data.reward, Mapping) else {model.outcomes[0]: data.reward}
-    with jax.enable_x64(True):
-        prior = jax.device_get(quick_jit(lambda: model.sample_prior(jr.key(0), 4))())
-    rows: Any = data.arm, dict(rewards), data.context
-    tree = arviz_export.export(model, list(range(model.num_arms)), draws, prior, rows, num_chains)
+    tree = arviz_object(model, list(range(model.num_arms)), draws, data, num_chains, seed=0, num_prior_draws=4)
     found = az.loo(tree, pointwise=True)
     values = found.elpd_i if hasattr(found, "elpd_i") else found.loo_i
     return np.ravel(np.asarray(values)), int(np.sum(np.asarray(found.pareto_k) > 0.7))
 
 
-def _scores(
-    evidences: Mapping[str, tuple[float, float, str]],
-    pointwise: Mapping[str, Any],
-    bad: Mapping[str, int],
-    explanations: Mapping[str, str],
-) -> list[ModelScore]:
-    values = np.array([evidence[0] for evidence in evidences.values()])
+def _compared(scores: list[ModelScore], pointwise: Mapping[str, np.ndarray]) -> list[ModelScore]:
+    """Return the scores in order of log evidence, with the probabilities of the programs and what LOO says of them.
+
+    Args:
+        pointwise: {name: log density of each row given the others}; empty without LOO.
+    """
+    values = np.array([score.log_evidence for score in scores])
     probs = np.exp(values - np.logaddexp.reduce(values))
-    totals = {name: rows.sum() for name, rows in pointwise.items() if rows is not None}
-    best = max(totals, key=totals.__getitem__) if totals else None
-    scores = []
-    for (name, (value, error, way)), prob in zip(evidences.items(), probs, strict=True):
-        rows = pointwise[name]
-        if rows is None or best is None:
-            elpd = elpd_error = gap = gap_error = float("nan")
-        else:
+    scores = [score._replace(probability=float(prob)) for score, prob in zip(scores, probs, strict=True)]
+    if pointwise:
+        best = max(pointwise, key=lambda name: pointwise[name].sum())
+        for index, score in enumerate(scores):
+            rows = pointwise[score.name]
             behind = rows - pointwise[best]
-            elpd, elpd_error = float(rows.sum()), _standard_error(rows)
-            gap, gap_error = float(behind.sum()), _standard_error(behind)
-        scores.append(
-            ModelScore(
-                name, value, error, way, float(prob), elpd, elpd_error, gap, gap_error, bad[name], explanations[name]
+            scores[index] = score._replace(
+                elpd=float(rows.sum()),
+                elpd_error=rows.size * standard_error(rows),
+                elpd_difference=float(behind.sum()),
+                elpd_difference_error=rows.size * standard_error(behind),
             )
-        )
     return sorted(scores, key=lambda score: -score.log_evidence)
-
-
-def _standard_error(rows: np.ndarray) -> float:
-    return float(np.sqrt(rows.size * rows.var(ddof=1))) if rows.size > 1 else float("nan")

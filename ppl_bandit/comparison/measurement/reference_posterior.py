@@ -29,7 +29,7 @@ from ppl_bandit.comparison.measurement.errors import (
 )
 from ppl_bandit.comparison.measurement.results import Reference, SamplingNoise
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Engine, Key, NotConjugate
+from ppl_bandit.types import Draws, Engine, Key, NotConjugate
 
 __all__ = ["exact_factory", "find_references"]
 
@@ -45,48 +45,38 @@ def exact_factory(model: RewardModel) -> EngineFactory:
 
 def find_references(
     setup: ComparisonSetup, key: Key, factory: EngineFactory | None, say: Callable[[str], None]
-) -> tuple[list[Reference], dict[str, str], CompiledEngine | None]:
-    """Return the reference after every part, the reason if the exact engine was refused, and that engine otherwise."""
+) -> tuple[list[Reference], CompiledEngine | None, str]:
+    """Return the reference after every part, and the exact engine if it is that, else the reason if it was refused."""
     key_run, key_samples = jr.split(key)
-    refused: dict[str, str] = {}
-    exact = exact_factory(setup.model)
+    exact, runner, refusal = exact_factory(setup.model), None, ""
     if factory is None or factory is exact:
         try:
             runner = compile_engine(exact, setup.model, setup.all_rows, setup.num_samples)
             runs = run_engine(runner, key_run, setup.parts, setup.decide)
             check_certified(runs[-1])
-        except NotConjugate as refusal:
+        except NotConjugate as refused:
             if factory is not None:
                 raise
-            refused["kalman" if setup.model.moving_sites else "exact"] = str(refusal)
-        else:
-            keys = jr.split(key_samples, _NUM_REFERENCE_SAMPLES)
-            samples = [[jax.device_get(runner.draw(key, at.state)) for key in keys] for at in runs]
-            say("reference: the exact posterior")
-            return (
-                [
-                    _make_reference(setup, key_samples, number, runner, at, drawn)
-                    for number, (at, drawn) in enumerate(zip(runs, samples, strict=True))
-                ],
-                refused,
-                runner,
-            )
-    many = max(2 * setup.num_samples, min(_NUM_REFERENCE_SAMPLES * setup.num_samples, _MAX_LONG_DRAWS))
-    many -= many % setup.num_samples
-    runner = compile_engine(
-        _long_run(setup.model, many) if factory is None else factory, setup.model, setup.all_rows, many
-    )
-    say(f"reference: compiling and running {runner.engine.explanation.engine}, {many:,} draws ...")
-    runs = run_engine(runner, key_run, setup.parts, setup.decide)
-    references = []
-    for number, at in enumerate(runs):
-        order = (
-            np.random.default_rng(0).permutation(many).reshape(-1, setup.num_samples)
-        )  # every sample mixes all chains
-        drawn = [{name: values[index] for name, values in at.draws.items()} for index in order]
-        references.append(_make_reference(setup, key_samples, number, runner, at, drawn))
+            runner, refusal = None, str(refused)
+    used = runner
+    if used is not None:
+        keys = jr.split(key_samples, _NUM_REFERENCE_SAMPLES)
+        samples = [[jax.device_get(used.draw(key, at.state)) for key in keys] for at in runs]
+    else:
+        many = max(2 * setup.num_samples, min(_NUM_REFERENCE_SAMPLES * setup.num_samples, _MAX_LONG_DRAWS))
+        many -= many % setup.num_samples
+        used = compile_engine(factory or _long_run(setup.model, many), setup.model, setup.all_rows, many)
+        say(f"reference: running {used.engine.explanation.engine}, {many:,} draws ...")
+        runs = run_engine(used, key_run, setup.parts, setup.decide)
+        # Every sample mixes all chains.
+        order = np.random.default_rng(0).permutation(many).reshape(-1, setup.num_samples)
+        samples = [[{name: values[own] for name, values in at.draws.items()} for own in order] for at in runs]
+    references = [
+        _make_reference(setup, key_samples, number, used, at, drawn)
+        for number, (at, drawn) in enumerate(zip(runs, samples, strict=True))
+    ]
     say(f"reference: {references[-1].description}")
-    return references, refused, None
+    return references, runner, refusal
 
 
 def _long_run(model: RewardModel, num_draws: int) -> EngineFactory:
@@ -109,7 +99,7 @@ def _make_reference(
     number: int,
     runner: CompiledEngine,
     at: EngineRun,
-    drawn: list[dict[str, np.ndarray]],
+    drawn: list[Draws],
 ) -> Reference:
     """Return the reference after part `number`, from samples of it and, if it is exact, from its closed form."""
     samples = np.stack([flatten_latents(setup.model, draws) for draws in drawn])

@@ -13,7 +13,7 @@ from ppl_bandit.comparison.measurement.engine_runs import EngineRun
 from ppl_bandit.comparison.measurement.errors import Estimate, LatentErrors, ReferenceLatents
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime.compile_ahead import quick_jit
+from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Explanation, Interaction
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Reference",
     "ModelScore",
     "StreamPoint",
+    "arviz_object",
     "element_labels",
 ]
 
@@ -184,19 +185,11 @@ class Comparison:
 
     def to_arviz(self, engine: str) -> Any:
         """Return the draws of an engine, with its runs as chains, as an ArviZ object; see `Bandit.to_arviz`."""
-        from ppl_bandit.live.show import arviz_export
-
         if engine not in self.engines:
             raise ValueError(f"engine={engine!r} was not run; the engines of this comparison are {list(self.engines)}")
         runs = self.engines[engine].runs
         posterior = {name: np.concatenate([run.draws[name] for run in runs]) for name in self.model.latent_shapes}
-        with jax.enable_x64(True):
-            draw = quick_jit(lambda: self.model.sample_prior(jr.key(self.seed), self.num_samples))
-            prior = jax.device_get(draw())
-        rewards = self.data.reward if isinstance(self.data.reward, Mapping) else None
-        given = dict(rewards) if rewards is not None else {self.model.outcomes[0]: self.data.reward}
-        rows: Any = self.data.arm, given, self.data.context
-        return arviz_export.export(self.model, self.arms, posterior, prior, rows, num_chains=len(runs))
+        return arviz_object(self.model, self.arms, posterior, self.data, len(runs), self.seed, self.num_samples)
 
 
 class ModelScore(NamedTuple):
@@ -245,6 +238,25 @@ class Ranking(NamedTuple):
 
     def __str__(self) -> str:
         return self.text
+
+
+def arviz_object(
+    model: RewardModel,
+    arms: list[Any],
+    draws: Mapping[str, np.ndarray],
+    data: Interaction,
+    num_chains: int,
+    seed: int,
+    num_prior_draws: int,
+) -> Any:
+    """Return posterior draws, in chains, prior draws and rows as an ArviZ object."""
+    from ppl_bandit.live.show import arviz_export
+
+    with jax.enable_x64(True):
+        prior = run_once(lambda: model.sample_prior(jr.key(seed), num_prior_draws))
+    reward = data.reward if isinstance(data.reward, Mapping) else {model.outcomes[0]: data.reward}
+    rows: Any = data.arm, dict(reward), data.context
+    return arviz_export.export(model, arms, draws, prior, rows, num_chains)
 
 
 def element_labels(model: RewardModel, arms: Sequence[Any]) -> list[str]:

@@ -2,20 +2,29 @@
 
 from typing import Any
 
-import numpy as np
-
-from ppl_bandit.comparison.measurement.errors import QUANTILES, Estimate, largest_error
-from ppl_bandit.comparison.measurement.results import Comparison, Ranking, StreamPoint
+from ppl_bandit.comparison.measurement.errors import QUANTILES, largest_error
+from ppl_bandit.comparison.measurement.results import Comparison, EngineResult, Ranking, StreamPoint
 from ppl_bandit.comparison.output.conclusions import answer
+from ppl_bandit.display.plain_values import to_plain
 
 __all__ = ["comparison_records", "ranking_records"]
+
+_OF_REFERENCE = (
+    "name",
+    "is_exact",
+    "is_trusted",
+    "description",
+    "best_arm_probs",
+    "num_candidates",
+    "propensities",
+)
 
 
 def comparison_records(result: Comparison) -> dict[str, Any]:
     """Return everything that a comparison measured; values that are not finite become None."""
-    reference = result.reference
-    floor = reference.floor
-    return {
+    reference, floor = result.reference, result.reference.floor
+    distances = {"best_arm_probs_distance": floor.best_arm_probs, "other_arm_prob": floor.other_arm_prob}
+    records = {
         "program": result.name,
         "num_rows": len(result.data.arm),
         "arms": [str(arm) for arm in result.arms],
@@ -24,92 +33,66 @@ def comparison_records(result: Comparison) -> dict[str, Any]:
         "answer": answer(result),
         "selector": result.selector,
         "has_compilation_cache": result.is_cached,
-        "reference": {
-            "name": reference.name,
-            "is_exact": reference.is_exact,
-            "is_trusted": reference.is_trusted,
-            "description": reference.description,
-            "best_arm_probs": _plain(reference.best_arm_probs),
-            "num_candidates": _plain(reference.num_candidates),
-            "propensities": _plain(reference.propensities),
-            "floor": {
-                "best_arm_probs_distance": _pair(floor.best_arm_probs),
-                "other_arm_prob": _pair(floor.other_arm_prob),
-            },
-        },
+        "reference": {name: getattr(reference, name) for name in _OF_REFERENCE} | {"floor": distances},
         "refused": result.refused,
         "is_complete": result.is_complete,
-        "engines": {label: _engine_record(result, label) for label in result.engines},
-        "stream": [_stream_record(result, point) for point in result.stream],
+        "engines": {label: _engine_record(result, engine) for label, engine in result.engines.items()},
+        "stream": [_stream_record(point) for point in result.stream],
     }
+    return to_plain(records)
 
 
 def ranking_records(ranking: Ranking) -> dict[str, Any]:
     """Return the scores of a ranking; values that are not finite become None."""
-    scores = [
-        {name: _plain(value) if isinstance(value, float) else value for name, value in score._asdict().items()}
-        for score in ranking.scores
-    ]
-    return {"num_rows": ranking.num_rows, "seed": ranking.seed, "ranking": scores}
+    return to_plain({"num_rows": ranking.num_rows, "seed": ranking.seed, "ranking": ranking.scores})
 
 
-def _engine_record(result: Comparison, label: str) -> dict[str, Any]:
-    engine, reference = result.engines[label], result.reference
+def _engine_record(result: Comparison, engine: EngineResult) -> dict[str, Any]:
+    errors, floor = engine.latents, result.reference.floor
+    measured = {
+        "mean_error": errors.mean,
+        "sd_error": errors.sd,
+        "wasserstein": errors.wasserstein,
+        "wasserstein_floor": floor.wasserstein,
+        "kolmogorov": errors.kolmogorov,
+        "kolmogorov_floor": floor.kolmogorov,
+    }
     return {
         "seconds_cold": engine.seconds_cold,
-        "seconds_warm": _pair(engine.seconds_warm),
-        "info": {name: _plain(value) for name, value in engine.info.items()},
-        "decisions": {name: _pair(value) for name, value in engine.decisions._asdict().items()},
+        "seconds_warm": engine.seconds_warm,
+        "info": engine.info,
+        "decisions": engine.decisions,
         "latents": [
             {
                 "latent": name,
-                "mean_error": _pair(engine.latents.mean, k),
-                "sd_error": _pair(engine.latents.sd, k),
-                "quantile_errors": {
-                    f"{q:g}": _plain(engine.latents.quantiles.value[i, k]) for i, q in enumerate(QUANTILES)
-                },
-                "wasserstein": _pair(engine.latents.wasserstein, k),
-                "wasserstein_floor": _pair(reference.floor.wasserstein, k),
-                "kolmogorov": _pair(engine.latents.kolmogorov, k),
-                "kolmogorov_floor": _pair(reference.floor.kolmogorov, k),
-                "ess": _plain(engine.ess[k]),
-                "r_hat": _plain(engine.r_hat[k]),
+                **{what: {"value": value[k], "error": error[k]} for what, (value, error) in measured.items()},
+                "quantile_errors": {f"{q:g}": errors.quantiles.value[i, k] for i, q in enumerate(QUANTILES)},
+                "ess": engine.ess[k],
+                "r_hat": engine.r_hat[k],
             }
             for k, name in enumerate(result.labels)
         ],
     }
 
 
-def _stream_record(result: Comparison, point: StreamPoint) -> dict[str, Any]:
+def _stream_record(point: StreamPoint) -> dict[str, Any]:
     floor = point.reference.floor
     return {
         "num_rows": point.num_rows,
         "floor": {
-            "wasserstein": _plain(largest_error(floor.wasserstein.value)),
-            "best_arm_probs_distance": _plain(floor.best_arm_probs.value),
-            "other_arm_prob": _plain(floor.other_arm_prob.value),
+            "wasserstein": largest_error(floor.wasserstein.value),
+            "best_arm_probs_distance": floor.best_arm_probs.value,
+            "other_arm_prob": floor.other_arm_prob.value,
         },
         "engines": {
             label: {
-                "mean_error": _plain(largest_error(latents.mean.value)),
-                "sd_error": _plain(largest_error(latents.sd.value)),
-                "wasserstein": _plain(largest_error(latents.wasserstein.value)),
-                "best_arm_probs_distance": _plain(decisions.best_arm_probs_distance.value),
-                "num_candidates": _plain(decisions.num_candidates.value),
-                "other_arm_prob": _plain(decisions.other_arm_prob.value),
+                "mean_error": largest_error(latents.mean.value),
+                "sd_error": largest_error(latents.sd.value),
+                "wasserstein": largest_error(latents.wasserstein.value),
+                "best_arm_probs_distance": decisions.best_arm_probs_distance.value,
+                "num_candidates": decisions.num_candidates.value,
+                "other_arm_prob": decisions.other_arm_prob.value,
             }
             for label, (latents, decisions) in point.engines.items()
         },
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return floats and lists of floats, None where a value is not finite."""
-    if np.ndim(value):
-        return [_plain(entry) for entry in np.asarray(value)]
-    return float(value) if np.isfinite(value) else None
-
-
-def _pair(value: Estimate, index: int | None = None) -> dict[str, Any]:
-    pick = (lambda part: part) if index is None else (lambda part: part[..., index])
-    return {"value": _plain(pick(value.value)), "error": _plain(pick(value.error))}

@@ -66,8 +66,12 @@ class TrialSimulator:
         self.arms = Arms(model.num_arms, arms).names
         control = design.control_index(self.arms)
         check_limits(design, model.num_arms, control)
-        check_units(design, lambda: _prior_table(model))
+
+        def draw_prior() -> Array:
+            return model.expected_rewards(model.sample_prior(jr.key(0), NUM_PRIOR_DRAWS), model.context)
+
         with jax.enable_x64(True):
+            check_units(design, lambda: run_once(draw_prior))
             built = engine if isinstance(engine, Engine) else (engine or engines.choose)(model)
             learner = learner_of(model, built, design.last_rows)
         self.setting = Setting(
@@ -101,11 +105,11 @@ class TrialSimulator:
             key, arguments = jr.key(seed), (limits,) if truth is None else (limits, truth)
             function = self._function(environment, key, num_trials, arguments)
             parts = []
-            for part, num_done in run_chunks(function, key, num_trials, first=first, arguments=arguments):
+            for part in run_chunks(function, key, num_trials, first=first, arguments=arguments):
                 parts.append(part)
                 if advance is not None:
-                    advance(num_done)
-        return jax.tree.map(lambda *own: np.concatenate(own)[:num_trials], *parts)
+                    advance(part.look.size)
+        return jax.tree.map(lambda *own: np.concatenate(own), *parts)
 
     def _function(self, environment: Environment, key: Key, num_trials: int, arguments: tuple) -> ChunkFunction:
         setting, engine = self.setting, self.setting.engine
@@ -119,8 +123,10 @@ class TrialSimulator:
                 world = environment if truth is None else environment.at(truth)
                 return run_trial(jr.fold_in(key, number), setting, world, limits)
 
-            traced = trace_chunk(play, key, num_trials, arguments=arguments, size=size, is_sequential=is_sequential)
-            self._compiled[cached] = traced.compile()
+            compile_chunk = trace_chunk(
+                play, key, num_trials, arguments=arguments, size=size, is_sequential=is_sequential
+            )
+            self._compiled[cached] = compile_chunk()
         return self._compiled[cached]
 
 
@@ -184,11 +190,3 @@ def check_units(design: Design, draw_table: Callable[[], np.ndarray]) -> None:
                 f"{name}: {argument} is {value:g}, but arms differ by at most {largest:.3g} in {len(table)} draws from the "
                 "prior: give it in the unit of the expected reward (0.05 for five percentage points of a rate)"
             )
-
-
-def _prior_table(model: RewardModel) -> np.ndarray:
-    def draw() -> Array:
-        return model.expected_rewards(model.sample_prior(jr.key(0), NUM_PRIOR_DRAWS), model.context)
-
-    with jax.enable_x64(True):
-        return np.asarray(run_once(draw))

@@ -98,18 +98,17 @@ def run_trial(
     run = _run_blocks if _has_blocks(design) else _run_rows
     end, counts_by_look = run(key_run, setting, world, thresholds, start)
     # Outcomes of all decisions arrive in the end, and are part of the reported estimates.
-    waiting = _waiting(end)
     most = design.last_rows if design.lag else 1
-    learned = setting.learner.learn(jr.fold_in(key_end, 0), end.state, world, waiting, most)
-    posterior = setting.posterior(jr.fold_in(key_end, 1), learned.state)
+    end = _learn(jr.fold_in(key_end, 0), setting, world, end, _waiting(end), most)
+    posterior = setting.posterior(jr.fold_in(key_end, 1), end.state)
     return TrialRecord(
         end.verdict.ending,
         end.look,
         end.verdict.arm,
         end.verdict.active,
         end.counts,
-        end.outcomes + waiting,
-        end.sums + learned.sums,
+        end.outcomes,
+        end.sums,
         posterior.mean(),
         posterior.quantile(0.025),
         posterior.quantile(0.975),
@@ -118,7 +117,7 @@ def run_trial(
         end.peak,
         end.verdict.best_arm_probs,
         counts_by_look.reshape(-1, num_arms),
-        end.is_trusted & learned.is_trusted,
+        end.is_trusted,
     )
 
 
@@ -166,6 +165,19 @@ def _unless_over(progress: _Progress, after: _Progress) -> _Progress:
     """Return the state after a step; a trial that has ended stays as it is."""
     is_over = progress.verdict.ending != CONTINUE
     return jax.tree.map(lambda old, new: jnp.where(is_over, old, new), progress, after)
+
+
+def _learn(
+    key: Key, setting: Setting, world: Environment, progress: _Progress, known: Float[Array, " A"], most: int
+) -> _Progress:
+    """Learn outcomes of `known` plays of each arm, `most` in all."""
+    learned = setting.learner.learn(key, progress.state, world, known, most)
+    return progress._replace(
+        state=learned.state,
+        outcomes=progress.outcomes + known,
+        sums=progress.sums + learned.sums,
+        is_trusted=progress.is_trusted & learned.is_trusted,
+    )
 
 
 def _is_fixed(design: Design) -> bool:
@@ -233,7 +245,7 @@ def _look(
 def _run_blocks(
     key: Key, setting: Setting, world: Environment, thresholds: Array, start: _Progress
 ) -> tuple[_Progress, Array]:
-    design, learner = setting.design, setting.learner
+    design = setting.design
     key_arrivals, key_looks = jr.split(key)
     arrivals = arrival_counts(key_arrivals, design)  # (K, W + 1)
     most = _most_rows(design)
@@ -244,16 +256,10 @@ def _run_blocks(
         keys = jr.split(key_plays, arriving.size)
         plays = jax.vmap(lambda key, num: multinomial(key, num, progress.probs))(keys, arriving)  # (W + 1, A)
         pending = progress.pending + plays[:-1]
-        known = pending[0]
-        learned = learner.learn(key_learn, progress.state, world, known, most)
-        after = progress._replace(
-            state=learned.state,
+        after = _learn(key_learn, setting, world, progress, pending[0], most)._replace(
             counts=progress.counts + jnp.sum(plays, axis=0),
-            outcomes=progress.outcomes + known,
-            sums=progress.sums + learned.sums,
             pending=jnp.concatenate([pending[1:], jnp.zeros_like(pending[:1])]),
             late=progress.late + plays[-1],
-            is_trusted=progress.is_trusted & learned.is_trusted,
         )
         after = _look(key_look, setting, thresholds, after, look, num_rows)
         kept = _unless_over(progress, after)
@@ -274,7 +280,7 @@ def _run_rows(
     key: Key, setting: Setting, world: Environment, thresholds: Array, start: _Progress
 ) -> tuple[_Progress, Array]:
     """Decide row by row; outcomes arrive after a number of further decisions."""
-    design, model, learner = setting.design, setting.model, setting.learner
+    design, model = setting.design, setting.model
     key_delays, key_rows = jr.split(key)
     decide = setting.decision_function()
     num_rows = design.last_rows
@@ -290,25 +296,6 @@ def _run_rows(
     is_look = jnp.asarray(np.isin(np.arange(1, num_rows + 1), looks))
     start = start._replace(pending=jnp.zeros((depth, model.num_arms), start.counts.dtype))
 
-    def learn(key: Key, progress: _Progress, known: Array, most: int) -> _Progress:
-        learned = learner.learn(key, progress.state, world, known, most)
-        return progress._replace(
-            state=learned.state,
-            outcomes=progress.outcomes + known,
-            sums=progress.sums + learned.sums,
-            is_trusted=progress.is_trusted & learned.is_trusted,
-        )
-
-    def check(key: Key, progress: _Progress, number: Array, look: Array) -> _Progress:
-        return _look(key, setting, thresholds, progress, look, number)
-
-    def finish(key: Key, progress: _Progress, number: Array, look: Array) -> _Progress:
-        """Check the last look when all outcomes are known."""
-        key_learn, key_look = jr.split(key)
-        everything = learn(key_learn, progress, jnp.sum(progress.pending, axis=0), depth)
-        everything = everything._replace(pending=jnp.zeros_like(progress.pending))
-        return check(key_look, everything, number, look)
-
     def row(progress: _Progress, given: Any) -> tuple[_Progress, Array]:
         number, delay, arrives, look, is_looked_at = given
         key_draw, key_select, key_equal, key_learn, key_look = jr.split(jr.fold_in(key_rows, number), 5)
@@ -317,11 +304,13 @@ def _run_rows(
         arm = jnp.where(number <= design.burn_in, equal, chosen.arm)
         play = jax.nn.one_hot(arm, model.num_arms, dtype=progress.counts.dtype)
         pending = progress.pending.at[delay].add(jnp.where(arrives, play, 0.0))
-        after = learn(key_learn, progress, pending[0], most)._replace(
+        after = _learn(key_learn, setting, world, progress, pending[0], most)._replace(
             counts=progress.counts + play, pending=jnp.concatenate([pending[1:], jnp.zeros_like(pending[:1])])
         )
         # The predicate is the same for all trials, so that it stays a branch under `vmap`.
-        after = jax.lax.cond(is_looked_at, check, lambda key, own, number, look: own, key_look, after, number, look)
+        after = jax.lax.cond(
+            is_looked_at, lambda own: _look(key_look, setting, thresholds, own, look, number), lambda own: own, after
+        )
         kept = _unless_over(progress, after)
         return kept, kept.counts
 
@@ -330,6 +319,9 @@ def _run_rows(
         is_look = is_look.at[-1].set(bool(looks.size > 1 and looks[-2] == num_rows))
     end, counts = jax.lax.scan(row, start, (numbers, delays, is_known, look_of, is_look))
     if design.max_rows is not None:
-        last = finish(jr.fold_in(key_rows, 0), end, jnp.asarray(num_rows), jnp.asarray(looks.size - 1))
+        key_learn, key_look = jr.split(jr.fold_in(key_rows, 0))
+        last = _learn(key_learn, setting, world, end, jnp.sum(end.pending, axis=0), depth)
+        last = last._replace(pending=jnp.zeros_like(end.pending))
+        last = _look(key_look, setting, thresholds, last, jnp.asarray(looks.size - 1), jnp.asarray(num_rows))
         end = _unless_over(end, last)
     return end, counts[looks - 1]
