@@ -74,20 +74,15 @@ def pick_arm(uniform: Float[Array, ""], probs: Float[Array, " A"]) -> Int[Array,
         uniform: in [0, 1).
         probs: nonnegative, at least one positive; need not sum to exactly 1.
     """
-    cumulative = jnp.cumsum(probs)
-    # A parallel cumulative sum may rise by a rounding error at an arm of probability 0: hence the two guards.
-    total = jnp.max(jnp.where(probs > 0, cumulative, 0.0))
-    return _first((probs > 0) & (cumulative > uniform * total))
+    index, cumulative = jnp.arange(probs.size), jnp.cumsum(probs)
+    # A parallel cumulative sum may rise by a rounding error at an arm of probability 0. If no other arm is left beyond the
+    # number, the last one of positive probability is drawn.
+    order = jnp.where(cumulative > uniform * cumulative[-1], index, 2 * probs.size - index)
+    first = jnp.min(jnp.where(probs > 0, order, 2 * probs.size))
+    return jnp.where(first < probs.size, first, 2 * probs.size - first)
 
 
 def find_leader(probs: Float[Array, " A"]) -> Int[Array, ""]:
     """Return the arm with the largest probability, the lowest index of several."""
-    return _first(probs == jnp.max(probs))
-
-
-def _first(is_member: Bool[Array, " A"]) -> Int[Array, ""]:
-    """Return the lowest index that is marked; at least one is.
-
-    A minimum: on CPU, XLA allocates memory in every call for each of the ten operations by which `argmax` compares two entries.
-    """
-    return jnp.min(jnp.where(is_member, jnp.arange(is_member.size), is_member.size - 1))
+    # A minimum: on CPU, XLA allocates memory in every call for each of the ten operations with which `argmax` compares.
+    return jnp.min(jnp.where(probs == jnp.max(probs), jnp.arange(probs.size), probs.size - 1))
