@@ -40,9 +40,8 @@ def mode_probs_of_three(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lo
         is_second, is_third = is_second & ~is_first, is_third & ~is_first & ~is_second
     else:
         chances = chances / sum(is_mode.astype(probs.dtype) for is_mode in (is_first, is_second, is_third))
-    is_mode = jnp.stack([is_first, is_second, is_third][: probs.size])
-    won = jnp.sum(jnp.where(is_mode, chances, 0.0), axis=(1, 2))
-    return won / jnp.sum(won)
+    won = [jnp.sum(jnp.where(wins, chances, 0.0)) for wins in (is_first, is_second, is_third)[: probs.size]]
+    return jnp.stack(won) / sum(won)
 
 
 def mode_probs_of_few(
