@@ -13,14 +13,15 @@ import numpy as np
 
 from ppl_bandit.journal.events import DECIDED, Event, new_ids
 from ppl_bandit.journal.projection import Projection
-from ppl_bandit.posterior.deciding import Chosen, decide_many, decide_once
+from ppl_bandit.posterior.deciding import decide_many, decide_once
+from ppl_bandit.types import Selection
 
 __all__ = ["choose_arms", "decision_events"]
 
 
 def choose_arms(
     projection: Projection, lane: str, numbers: Sequence[int], contexts: Any, allowed: np.ndarray, *, is_batch: bool
-) -> Chosen:
+) -> list[Selection]:
     """Choose the arms of some decisions; the result depends on the arguments alone.
 
     Args:
@@ -36,25 +37,33 @@ def choose_arms(
     if is_batch:
         chosen = decide_many(task, learner, np.array(numbers), contexts, allowed)
     else:
-        chosen = decide_once(task, learner, numbers[0], contexts, allowed)
+        chosen = [decide_once(task, learner, numbers[0], contexts, allowed)]
     return chosen if allocation is None else _randomize(chosen, allocation, allowed, task.seed, numbers)
 
 
 def _randomize(
-    chosen: Chosen, allocation: Sequence[float], allowed: np.ndarray, seed: int, numbers: Sequence[int]
-) -> Chosen:
+    chosen: list[Selection], allocation: Sequence[float], allowed: np.ndarray, seed: int, numbers: Sequence[int]
+) -> list[Selection]:
     """Return decisions whose arms are drawn with given probabilities; P(best) stays as the posterior has it."""
     probs = np.where(allowed, allocation, 0.0)
     probs = np.where(allowed, 1.0, 0.0) if probs.sum() == 0.0 else probs
     probs /= probs.sum()
+    probs.flags.writeable = False
     uniforms = [np.random.default_rng((seed, number)).random() for number in numbers]
-    arms = np.searchsorted(np.cumsum(probs)[:-1], uniforms, side="right")
-    propensities = np.broadcast_to(probs, chosen.propensities.shape)
-    return chosen._replace(arms=arms.tolist(), num_candidates=[0] * len(arms), propensities=propensities)
+    arms = np.searchsorted(np.cumsum(probs)[:-1], uniforms, side="right").tolist()
+    fields: Any = [(arm, selection.best_arm_probs, 0, probs) for arm, selection in zip(arms, chosen, strict=True)]
+    return list(map(Selection._make, fields))
 
 
 def decision_events(
-    projection: Projection, chosen: Chosen, first: int, lane: str, allowed: np.ndarray, contexts: Any, *, is_batch: bool
+    projection: Projection,
+    chosen: list[Selection],
+    first: int,
+    lane: str,
+    allowed: np.ndarray,
+    contexts: Any,
+    *,
+    is_batch: bool,
 ) -> list[Event]:
     """Return the events of decisions that are numbered from `first`; other arguments as in `choose_arms`."""
     position, names, now = projection.position, projection.task.arms.names, time.time()
@@ -64,17 +73,16 @@ def decision_events(
     mask = allowed.tolist()
     recorded_mask = None if all(mask) else mask
     by_row: Iterable[Any] = zip(*leaves, strict=True) if is_batch and leaves else itertools.repeat(leaves or ())
-    batch, *ids = new_ids(1 + len(chosen.arms))
+    batch, *ids = new_ids(1 + len(chosen))
     events = []
-    # Iterating over columns is much faster than indexing each row when a batch has thousands of decisions.
-    columns = zip(ids, *chosen, by_row, strict=False)
-    for row, (decision, arm, best_arm_probs, num_candidates, propensities, context) in enumerate(columns):
+    for row, (decision, selection, context) in enumerate(zip(ids, chosen, by_row, strict=False)):
+        arm: Any = selection.arm
         body = {
             "absorbed": position,
             "name": names[arm],
-            "best_arm_probs": best_arm_probs,
-            "num_candidates": num_candidates,
-            "propensities": propensities,
+            "best_arm_probs": selection.best_arm_probs,
+            "num_candidates": selection.num_candidates,
+            "propensities": selection.propensities,
             "allowed": recorded_mask,
             "context": None if leaves is None else list(context),
         }

@@ -128,7 +128,7 @@ class Experiment:
                 mask = self._playable(projection, remaining)
                 chosen = choose_arms(projection, lane, [number], context, mask, is_batch=False)
                 events += decision_events(projection, chosen, number, lane, mask, context, is_batch=False)
-                remaining[chosen.arms[0]] = False
+                remaining[chosen[0].arm] = False
             slate = events[0].batch
             return [event._replace(batch=slate, body=event.body | {"place": p}) for p, event in enumerate(events)]
 
@@ -146,7 +146,7 @@ class Experiment:
         remaining[list(chosen)] = False
         number = self._next_number + len(chosen)
         mask = self._playable(projection, remaining)
-        return choose_arms(projection, self._lane, [number], context, mask, is_batch=False).propensities[0]
+        return np.asarray(choose_arms(projection, self._lane, [number], context, mask, is_batch=False)[0].propensities)
 
     def _record(
         self, projection: Projection, num: int, make: Callable[[Projection, str, range], list[Event]]

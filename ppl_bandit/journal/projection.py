@@ -246,8 +246,10 @@ def reward_changes(
 
 def edited_history(history: History, edits: Mapping[int, RowEdit | None], completed: Completed) -> History:
     """Return a history with changed rows."""
+    if not edits and not completed:
+        return history
     changes = {**edits, **{position: edit for position, (edit, _) in completed.items()}}
-    return history.edited(changes, len(completed)) if changes else history
+    return history.edited(changes, len(completed))
 
 
 def extend_history(history: History, rows: Sequence[tuple[int, Rows]], recorded: Sequence[Event]) -> History:

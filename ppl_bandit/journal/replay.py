@@ -13,9 +13,9 @@ from ppl_bandit.journal.events import DECIDED, LOOKED, Event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.stores.store import ReadingEvent, Store, read_batches
-from ppl_bandit.posterior.deciding import Chosen
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
+from ppl_bandit.types import Selection
 
 __all__ = ["ReplayResult", "replay"]
 
@@ -128,21 +128,21 @@ def _first_difference(projection: Projection, batch: Sequence[Event]) -> tuple[i
     if is_batch and context is not None:
         context = jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)
     chosen = choose_arms(projection, batch[0].lane, numbers, context, mask, is_batch=is_batch)
-    for row, event in enumerate(batch):
-        difference = _difference(names, event, chosen, row)
+    for event, selection in zip(batch, chosen, strict=True):
+        difference = _difference(names, event, selection)
         if difference:
             return event.position, difference
     return None
 
 
-def _difference(names: Sequence[object], event: Event, chosen: Chosen, row: int) -> str:
-    body, arm, num_candidates = event.body, chosen.arms[row], chosen.num_candidates[row]
+def _difference(names: Sequence[object], event: Event, selection: Selection) -> str:
+    body, arm, num_candidates = event.body, int(selection.arm), selection.num_candidates
     if arm != event.arm:
         return f"the recorded arm is {body['name']!r}, the replayed arm is {names[arm]!r}"
     if num_candidates != body["num_candidates"]:
         return f"the recorded number of candidates is {body['num_candidates']}, the replayed one is {num_candidates}"
-    for name, values in (("best_arm_probs", chosen.best_arm_probs[row]), ("propensities", chosen.propensities[row])):
-        gap = float(np.max(np.abs(values - np.asarray(body[name]))))
+    for name in ("best_arm_probs", "propensities"):
+        gap = float(np.max(np.abs(getattr(selection, name) - np.asarray(body[name]))))
         if gap > _TOLERANCE:
             return f"recorded and replayed {name} differ by {gap:.2g}"
     return ""

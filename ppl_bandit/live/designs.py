@@ -57,7 +57,7 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
     allowed, probs = np.ones(num_arms, bool), np.full(num_arms, 1.0 / num_arms)
     if design.burn_in == 0:
         if design.selector.name != "fixed" or design.selector.settings["probs"] is not None:
-            probs = decide_once(task, prior, 0, task.model.context, allowed).propensities[0]
+            probs = np.asarray(decide_once(task, prior, 0, task.model.context, allowed).propensities)
         with jax.enable_x64(True):
             probs = np.asarray(allocation_probs(design, jnp.asarray(probs), jnp.asarray(allowed), control))
     return DesignRecord(design_settings(design), tuple(probs.tolist()))

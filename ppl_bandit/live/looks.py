@@ -147,7 +147,7 @@ def _check(projection: Projection, design: Design, index: int, pending: list[int
     if design.allocation == "each" or found.ending != CONTINUE:
         return found, None
     # The selector's probabilities at this posterior, from the function that makes decisions; its number is that of the look.
-    probs = decide_once(task, learner, index, task.model.context, np.asarray(found.active)).propensities[0]
+    probs = decide_once(task, learner, index, task.model.context, np.asarray(found.active)).propensities
     with jax.enable_x64(True):
         return found, allocation_probs(design, jnp.asarray(probs), found.active, int(found.control)).tolist()
 

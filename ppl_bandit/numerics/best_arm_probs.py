@@ -165,12 +165,11 @@ def _grid(law: MarginalLaw, table: Any, allowed: Bool[Array, " A"], *, is_whole:
     is_rising = law.slope * law.power > 0
     first, last = jnp.where(is_rising, -law.low, law.high), jnp.where(is_rising, law.high, -law.low)
     ends = to_common_scale(law, jnp.stack([first, last], axis=1))
+    start, stop = jnp.max(jnp.where(allowed[:, None], ends, -jnp.inf), axis=0)
     if is_whole:
         start = jnp.min(jnp.where(allowed, ends[:, 0], jnp.inf))
-    else:  # below it, some arm is certainly larger
-        start = jnp.max(jnp.where(allowed, ends[:, 0], -jnp.inf))
+    else:  # below `start`, some arm is certainly larger
         first = jnp.clip(to_v(law, start[None, None])[0][:, 0], -law.low, law.high)
-    stop = jnp.max(jnp.where(allowed, ends[:, 1], -jnp.inf))
     # The nodes of arms are shifted against each other: equal arms would share theirs otherwise.
     shifts = np.arange(1, num_arms + 1) * _GOLDEN_RATIO % 1.0
     parts = jnp.asarray((np.arange(num) + shifts[:, None]) / num, law.centre.dtype)

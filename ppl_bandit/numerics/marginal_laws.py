@@ -11,7 +11,6 @@ Student-t with 2 degrees of freedom), they spread out in proportion. The density
 that the trapezoidal rule converges exponentially; running integrals are of sixth order.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -52,7 +51,6 @@ _CUTOFF = 23.0  # nats below the largest log density at which a distribution is 
 _INTERVAL_WEIGHTS = np.array([11.0, -93.0, 802.0, 802.0, -93.0, 11.0]) / 1440.0
 _NUM_NEWTON = 3
 _LARGEST_V = 30.0  # sinh(30) = 5e12
-_HIGHEST = jax.lax.Precision.HIGHEST  # the default precision of a matrix product is 10 bits on some devices
 
 
 class MarginalLaw(NamedTuple):
@@ -196,10 +194,8 @@ def quantile(law: MarginalLaw, order: Float[Array, ""]) -> Float[Array, " A"]:
     """Return the quantile of each arm's variable; at order 0 or 1, the end of the truncated range."""
     last = _NUM_QUANTILE_NODES - 2
     density, step = _density_of_v(law, _NUM_QUANTILE_NODES), (law.low + law.high) / (_NUM_QUANTILE_NODES - 1)
-    # With so many nodes running sums are faster than the matrix product of `tabulate`. The upper tail is summed from the upper
-    # end, so that small probabilities keep their digits there too.
-    padded = jnp.pad(density, ((0, 0), (2, 2)))
-    pieces = sum(weight * padded[:, first : first + last + 1] for first, weight in enumerate(_INTERVAL_WEIGHTS))
+    # The upper tail is summed from the upper end, so that small probabilities keep their digits there too.
+    pieces = _interval_integrals(density)
     below = jnp.pad(jnp.cumsum(pieces, axis=1), ((0, 0), (1, 0)))
     above = jnp.pad(jnp.cumsum(pieces[:, ::-1], axis=1)[:, ::-1], ((0, 0), (0, 1)))
     total = below[:, -1:]
@@ -242,11 +238,16 @@ def average_nodes(law: MarginalLaw) -> Float[Array, "G A"]:
 def tabulate(law: MarginalLaw, num_nodes: int) -> CdfTable:
     """Tabulate each arm's distribution at evenly spaced nodes of v."""
     density = _density_of_v(law, num_nodes)
-    # One matrix product returns the running integrals and the density itself, which XLA would compute twice otherwise.
-    sums = jnp.matmul(density, jnp.asarray(_running_weights(num_nodes), density.dtype), precision=_HIGHEST)
-    below, density = sums[:, :num_nodes], sums[:, num_nodes:]
+    below = jnp.pad(jnp.cumsum(_interval_integrals(density), axis=1), ((0, 0), (1, 0)))
     total = below[:, -1:]
     return CdfTable((law.low + law.high) / (num_nodes - 1), density / total, below / total)
+
+
+def _interval_integrals(density: Float[Array, "A G"]) -> Float[Array, "A G-1"]:
+    """Integrate a density that is 0 beyond the nodes over each interval between two of them, in steps."""
+    num_intervals = density.shape[1] - 1
+    padded = jnp.pad(density, ((0, 0), (2, 2)))
+    return sum(weight * padded[:, first : first + num_intervals] for first, weight in enumerate(_INTERVAL_WEIGHTS))
 
 
 def _density_of_v(law: MarginalLaw, num_nodes: int) -> Float[Array, "A G"]:
@@ -259,19 +260,6 @@ def _density_of_v(law: MarginalLaw, num_nodes: int) -> Float[Array, "A G"]:
 def _nodes(law: MarginalLaw, num_nodes: int) -> Float[Array, "A G"]:
     step = (law.low + law.high) / (num_nodes - 1)
     return step[:, None] * np.arange(num_nodes, dtype=step.dtype) - law.low[:, None]
-
-
-@functools.cache
-def _running_weights(num_nodes: int) -> np.ndarray:
-    """Return the matrix that maps densities at nodes to integrals, in steps, from the first node to each, and to themselves.
-
-    The density is 0 beyond the ends.
-    """
-    pieces = np.zeros((num_nodes + 4, num_nodes - 1))
-    for interval in range(num_nodes - 1):
-        pieces[interval : interval + 6, interval] = _INTERVAL_WEIGHTS
-    below = pieces[2:-2] @ np.triu(np.ones((num_nodes - 1, num_nodes)), 1)
-    return np.concatenate([below, np.eye(num_nodes)], axis=1)
 
 
 def log_density(law: MarginalLaw, z: Float[Array, "A G"]) -> Float[Array, "A G"]:
@@ -339,16 +327,17 @@ def cdf_and_density(
     law: MarginalLaw, table: CdfTable, values: Float[Array, "#A n"]
 ) -> tuple[Float[Array, "A n"], Float[Array, "A n"]]:
     """Interpolate each arm's cdf, and its derivative, at values on the common scale."""
-    num_arms, num_nodes = table.below.shape
+    num_nodes = table.below.shape[1]
     v, speed = to_v(law, values)
     per_step = 1.0 / table.step[:, None]
     position = jnp.clip((v + law.low[:, None]) * per_step, 0.0, num_nodes - 1.0)
     index = jnp.minimum(position.astype(jnp.int32), num_nodes - 2)
-    ends = [table.below[:, :-1], table.below[:, 1:], table.mass[:, :-1], table.mass[:, 1:]]
-    rows = jnp.stack(ends, axis=-1).reshape(-1, 4)
-    first_row = (num_nodes - 1) * np.arange(num_arms, dtype=np.int32)[:, None]
-    rows = rows.at[index + first_row].get(mode="promise_in_bounds")
-    below, mass = _hermite(position - index, *(rows[..., i] for i in range(4)))
+    ends = [
+        jnp.take_along_axis(values, at, axis=1, mode="promise_in_bounds")
+        for values in (table.below, table.mass)
+        for at in (index, index + 1)
+    ]
+    below, mass = _hermite(position - index, *ends)
     below = jnp.clip(below, 0.0, 1.0)
     is_inside = (v > -law.low[:, None]) & (v < law.high[:, None])
     density = jnp.where(is_inside, jnp.maximum(mass, 0.0) * speed * per_step, 0.0)

@@ -44,7 +44,7 @@ class UpdateResult(NamedTuple):
         is_possible: whether the program can produce all rewards.
         possible: {outcome: (N,)}, whether the program can produce each reward.
         info: the engine's evidence.
-        is_complete: whether `quick_update` was sufficient; True for `update`.
+        is_complete: whether `quick_update` was sufficient; None for `update`.
     """
 
     is_possible: Any
@@ -134,7 +134,7 @@ def compiled_functions(
     def update(seed: Array, stored: Any, numbers: Array, contexts: Any) -> tuple[Any, Packed]:
         num_seen, rows = _unpack_rows(model, numbers, contexts)
         state, info = engine.update(_key(seed, _UPDATE, num_seen), _unpacked(stored), rows)
-        return pack(state) if has_fixed_size else state, result(rows, info, jnp.asarray(True))
+        return pack(state) if has_fixed_size else state, result(rows, info, None)
 
     def quick_update(seed: Array, stored: Any, numbers: Array, contexts: Any) -> tuple[Any, Packed]:
         assert quick is not None
@@ -188,7 +188,7 @@ def pack_rows(
         num_rows: number of rows to count; the others are padding.
     """
     if arms.size == 1:  # building one list takes a fraction of the time of np.concatenate
-        return np.array([num_seen, num_rows, arms[0], *(rewards[name][0] for name in outcomes)], np.float64)
+        return np.array([num_seen, num_rows, arms[0], *[rewards[name][0] for name in outcomes]], np.float64)
     return np.concatenate([(num_seen, num_rows), arms, *(rewards[name] for name in outcomes)], dtype=np.float64)
 
 

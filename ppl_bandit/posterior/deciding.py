@@ -2,7 +2,7 @@
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,23 +11,15 @@ from ppl_bandit.posterior.learning import Learner, batch_sizes, pad_rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 from ppl_bandit.selectors.selector_contract import check_horizon
+from ppl_bandit.types import Selection
 
-__all__ = ["Chosen", "decide_many", "decide_once"]
+__all__ = ["decide_many", "decide_once"]
 
 _SIZES = (256, 16, 1)  # batch sizes; each is compiled once
 
 
-class Chosen(NamedTuple):
-    """Decisions in order: `Selection` by columns; its NumPy arrays are read-only."""
-
-    arms: list[int]
-    best_arm_probs: np.ndarray
-    num_candidates: list[int]
-    propensities: np.ndarray
-
-
-def decide_once(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Chosen:
-    """Return the decision with a number, counted from 0.
+def decide_once(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Selection:
+    """Return the decision with a number, counted from 0; its arrays are read-only.
 
     Raises:
         ValueError: if the expected rewards are not finite, or the decision lies beyond the selector's horizon.
@@ -36,10 +28,12 @@ def decide_once(task: Task, learner: Learner, number: int, context: Any, allowed
     with jax.enable_x64(True):
         row = learner.run.select(learner.seed, learner.stored, np.int64(number), context, _mask(allowed.tobytes()))
         # A copy: a store keeps parts of it for every decision, and a view would keep the device's buffers, 4 kB each.
-        return _chosen(np.array(row)[None])
+        return _selection(np.array(row))
 
 
-def decide_many(task: Task, learner: Learner, numbers: np.ndarray, contexts: Any, allowed: np.ndarray) -> Chosen:
+def decide_many(
+    task: Task, learner: Learner, numbers: np.ndarray, contexts: Any, allowed: np.ndarray
+) -> list[Selection]:
     """Return the decisions with several numbers; each has its own posterior draws.
 
     Args:
@@ -74,7 +68,7 @@ def decide_many(task: Task, learner: Learner, numbers: np.ndarray, contexts: Any
     else:
         with ThreadPoolExecutor(num_cores()) as pool:
             found = list(pool.map(rows, starts, sizes))
-    return _chosen(np.concatenate(found)[: numbers.size])
+    return list(map(_selection, np.concatenate(found)[: numbers.size]))
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,13 +77,15 @@ def _mask(allowed: bytes) -> jax.Array:
     return jax.device_put(np.frombuffer(allowed, bool))
 
 
-def _chosen(rows: np.ndarray) -> Chosen:
-    rows.flags.writeable = False
-    num_arms = (rows.shape[1] - 2) // 2  # columns as in `Selection`; lists, because NumPy is slow for one row
-    arms, num_candidates = list(map(int, rows[:, 0].tolist())), list(map(int, rows[:, 1 + num_arms].tolist()))
-    if min(arms) < 0:
+def _selection(row: np.ndarray) -> Selection:
+    """Undo `_selection_row` of `compiled_functions`."""
+    row.flags.writeable = False
+    numbers = row.tolist()  # indexing an array takes several times as long
+    num_arms = (len(numbers) - 2) // 2
+    if numbers[0] < 0:
         raise ValueError(
             "the expected rewards of this decision are not finite, so no arm can be chosen: the program's mean overflows or "
             "is undefined at this context or at draws from this posterior"
         )
-    return Chosen(arms, rows[:, 1 : 1 + num_arms], num_candidates, rows[:, 2 + num_arms :])
+    fields: Any = int(numbers[0]), row[1 : 1 + num_arms], int(numbers[1 + num_arms]), row[2 + num_arms :]
+    return Selection(*fields)

@@ -54,14 +54,15 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         NotCertified: for a row that is not conjugate, if the user chose the exact engine.
     """
     explanation = learner.engine.explanation
-    stored, info = fold(task, learner, history.num_learnt, rows)
+    num_seen = history.num_learnt
+    stored, info = fold(task, learner, num_seen, rows)
     if bool(info.is_trusted):
         after = learner._replace(stored=stored, doubts="", num_doubted=0)
         num_refreshes = int(getattr(info, "num_refreshes", 0))
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
             _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
-        return prepare_growth(task, after, history.num_learnt + rows.arms.size), info, []
+        return prepare_growth(task, after, num_seen + rows.arms.size), info, []
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
         raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")

@@ -15,7 +15,7 @@ from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.numerics.random_bits import uniform
-from ppl_bandit.selectors.winner_frequencies import find_leader, pick_arm, share_equally
+from ppl_bandit.selectors.winner_frequencies import find_leader, pick_arm
 from ppl_bandit.types import Key
 
 __all__ = ["FALSE_ALARMS", "GAUSSIAN", "draw_mode", "log_false_alarm", "num_candidates"]
@@ -113,7 +113,7 @@ def draw_mode(
     arms = jnp.arange(probs.size)
     leader = find_leader(probs)
     other_probs = jnp.where(arms == leader, 0.0, probs)
-    other_prob = jnp.minimum(jnp.sum(other_probs), 1.0)
+    other_prob = jnp.minimum(jnp.cumsum(other_probs)[-1], 1.0)  # `pick_arm` computes the same cumulative sum
     is_contested = other_prob > 0
     mean_run = -1.0 / jnp.log1p(-jnp.where(is_contested, other_prob, 0.5))
 
@@ -130,9 +130,10 @@ def draw_mode(
         return iteration + 1, num_drawn, counts + is_other
 
     start = (jnp.uint32(0), jnp.where(is_contested, 0, num), jnp.zeros(probs.size, num.dtype))
-    _, _, counts = jax.lax.while_loop(is_unfinished, draw_next_other, start)
-    counts = jnp.where(arms == leader, num - jnp.sum(counts), counts)
+    num_iterations, num_drawn, counts = jax.lax.while_loop(is_unfinished, draw_next_other, start)
+    num_others = num_iterations.astype(num.dtype) - (num_drawn > num)
+    counts = jnp.where(arms == leader, num - num_others, counts)
     if is_lowest_first:
         return jnp.argmax(counts)
     uniform_tie = uniform(key, (3,), probs.dtype)[2]  # the loop uses the first two of every iteration
-    return pick_arm(uniform_tie, share_equally(counts == jnp.max(counts), probs.dtype))
+    return pick_arm(uniform_tie, (counts == jnp.max(counts)).astype(probs.dtype))

@@ -19,7 +19,6 @@ from ppl_bandit.numerics.counts import stirling_error
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.runtime.jax_adapter import sequential_vmap
 from ppl_bandit.selectors.mode_counts import few_candidates, mode_probs_of_few, mode_probs_of_three
-from ppl_bandit.selectors.winner_frequencies import find_leader
 
 __all__ = ["mode_probs"]
 
@@ -74,9 +73,13 @@ def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first
     # Neglected tails, in nats: below 1e-13 in float64 and 1e-7 in float32, also after the sum over arms and the division by
     # P(Poisson(N) = N), which is at least 1 / 80 for N <= 1000.
     margin = -math.log(jnp.finfo(dtype).eps) + math.log(num_arms) + 3.0
-    is_settled = _log_upset(probs, total) < -margin
-    first, last = _levels(total * jnp.max(probs), total, num_arms, margin)
-    last = jnp.where(is_settled | is_single, 0, last)
+    largest = jnp.max(probs)
+    # Chernoff's bound of the log probability that an arm is drawn as often as the leader, times the number of arms.
+    gaps = jnp.sqrt(largest) - jnp.sqrt(probs)
+    log_upsets = total * jnp.log1p(-jnp.minimum(gaps**2, 1.0)) + math.log(num_arms)
+    is_contender = log_upsets >= -margin  # the leader is one
+    first, last = _levels(total * largest, total, num_arms, margin)
+    last = jnp.where((jnp.sum(is_contender) == 1) | is_single, 0, last)
     num_chunks = jnp.ceil(_spread(total, margin) / (2 * chunk_size)).astype(int)
     orders, *rule = _tie_rule(num_arms, is_lowest_first)
     nodes, weights = (jnp.asarray(numbers, dtype) for numbers in rule)
@@ -112,17 +115,9 @@ def _by_loops(probs: Float[Array, " A"], num: Int[Array, ""], *, is_lowest_first
 
     won = jax.lax.fori_loop(0, jnp.where(last > 0, num_chunks, 0), add_chunk, jnp.zeros_like(probs))
     won = jnp.maximum(won, 0.0)
-    settled = jnp.where(is_single, probs, (jnp.arange(num_arms) == find_leader(probs)).astype(dtype))
+    settled = jnp.where(is_single, probs, is_contender.astype(dtype))
     # The normaliser is K P(Poisson(N) = N) / 2; dividing by the sum instead also cancels rounding common to all arms.
     return jnp.where(last > 0, won / jnp.where(last > 0, jnp.sum(won), 1.0), settled)
-
-
-def _log_upset(probs: Float[Array, " A"], total: Float[Array, ""]) -> Float[Array, ""]:
-    """Bound the log probability that any arm is drawn as often as the leader: Chernoff's of the nearest arm, times all arms."""
-    leader = find_leader(probs)
-    gaps = jnp.sqrt(jnp.max(probs)) - jnp.sqrt(probs)
-    log_upset = total * jnp.log1p(-jnp.minimum(gaps**2, 1.0))
-    return jnp.max(jnp.where(jnp.arange(probs.size) == leader, -jnp.inf, log_upset)) + math.log(probs.size)
 
 
 def _levels(

@@ -83,11 +83,11 @@ def make_selector(
 
     @jax.jit
     def decide(key, table, shares, allowed, scores, step) -> Selection:
-        is_usable = jnp.any(allowed)
         # With scores, shares are only passed on: if they were checked, a simulation would have to compute them.
+        is_usable: Any = True
         for part in (table, shares if scores is None else None, scores):
-            if part is not None:
-                is_usable &= jnp.all(jnp.isfinite(part) | ~allowed)
+            if part is not None:  # -inf where no arm is allowed
+                is_usable &= jnp.isfinite(jnp.max(jnp.where(allowed, jnp.abs(part), -jnp.inf)))
         # Valid values in place of unusable ones keep loops finite; their result is discarded below.
         safe_allowed = allowed | ~is_usable
         safe_table = None if table is None else jnp.where(is_usable & allowed, table, 0.0)
@@ -96,8 +96,7 @@ def make_selector(
             assert safe_table is not None  # one of the two is given
             probs = winner_frequencies(safe_table, safe_allowed, is_lowest_first=is_lowest_first)
         else:
-            even = safe_allowed / jnp.sum(safe_allowed).astype(shares.dtype)
-            probs = jnp.where(is_usable, jnp.where(allowed, shares, 0.0), even)
+            probs = jnp.where(is_usable, jnp.where(allowed, shares, 0.0), 1.0 / shares.size)
         arm, num_candidates, propensities = rule(key, RuleInputs(safe_table, safe_allowed, probs, safe_scores, step))
         return Selection(
             arm=jnp.where(is_usable, arm, -1).astype(int),

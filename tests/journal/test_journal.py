@@ -148,8 +148,8 @@ def test_two_openings_of_one_experiment_follow_each_other(parts, tmp_path):
     fresh.catch_up()
     lanes = []
     for lane in ("", "here", "there"):
-        chosen = [choose_arms(fresh.projection, lane, [i], None, np.ones(3, bool), is_batch=False) for i in range(5)]
-        lanes.append([float(one.best_arm_probs[0, 0]) for one in chosen])
+        chosen = [choose_arms(fresh.projection, lane, [i], None, np.ones(3, bool), is_batch=False)[0] for i in range(5)]
+        lanes.append([float(one.best_arm_probs[0]) for one in chosen])
     assert lanes[0] != lanes[1] != lanes[2] != lanes[0]
     assert check_replay(first, "default").position is None
 

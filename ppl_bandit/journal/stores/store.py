@@ -9,6 +9,7 @@ from ppl_bandit.journal.events import Event
 __all__ = ["Conflict", "DamagedEvent", "DecisionNumberTaken", "JournalError", "Store", "read_batches", "ReadingEvent"]
 
 _PAGE = 10_000  # events read at once
+_CONTENT_ERRORS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
 
 
 class JournalError(RuntimeError):
@@ -38,7 +39,7 @@ class ReadingEvent(NamedTuple):
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         """Raise `DamagedEvent`, if there was such an error."""
-        if isinstance(error, LookupError | TypeError | ValueError | AttributeError | AssertionError):
+        if isinstance(error, _CONTENT_ERRORS):
             raise DamagedEvent(
                 f"the event at position {self.position} of the experiment {self.experiment!r} cannot be read "
                 f"({type(error).__name__}: {error}): it was edited or damaged; `ppl-bandit journal status` gives the first "
