@@ -68,6 +68,7 @@ def gaussian(arm, reward, drift):
     return stats.multivariate_normal.logpdf(reward, np.zeros(NUM_ROWS), own), mean, np.sqrt(variance)
 
 
+@pytest.mark.slow
 def test_the_reference_of_a_linear_gaussian_world_is_the_exact_law_of_the_next_step():
     reference = comparison().reference
     _, mean, sd = gaussian(rows().arm, rows().reward, DRIFT)

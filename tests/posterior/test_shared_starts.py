@@ -56,6 +56,7 @@ def test_bandits_with_other_seeds_and_names_of_arms_keep_their_own(first, count_
     assert "jit(select)" not in compiled
 
 
+@pytest.mark.slow
 def test_bandits_of_several_threads_share_a_start(first):
     with ThreadPoolExecutor(4) as pool:
         assert all(found == first for found in pool.map(lambda _: played(), range(4)))

@@ -117,6 +117,7 @@ def test_an_update_is_not_trusted_if_the_precision_is_too_low_for_a_tenth_of_the
     assert any("log density is not finite" in failure for failure in info.failed_checks())
 
 
+@pytest.mark.slow
 def test_a_term_of_higher_degree_is_not_hidden_by_an_exponential_that_underflows():
     def hidden(arm):
         length = numpyro.sample("length", dist.LogNormal(0.0, 0.5))

@@ -55,6 +55,7 @@ def filtered(rows):
     return mean, variance
 
 
+@pytest.mark.slow
 def test_seconds_since_1970_are_a_clock_and_a_late_reward_is_learnt_at_the_latest_time(tmp_path):
     bandit = build("kalman", journal=tmp_path / "j.db")
     times = START + np.array([0.0, 0.5, 30.0, 31.25])
