@@ -19,8 +19,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not i
     folder = tempfile.mkdtemp(prefix="ppl_bandit-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-    # Storing what compiles faster takes a fifth of the time of the tests.
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # Proofs are made again in every test: some change what they are made of. Tests of what is handed on switch it on.
 os.environ.setdefault("PPL_BANDIT_CACHE", "off")
