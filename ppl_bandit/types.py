@@ -12,12 +12,16 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxtyping import Array, Bool, Float, Int, Key as KeyArray
 
 __all__ = [
+    "AlreadyRewarded",
+    "BanditError",
     "BestArmMoments",
     "Capabilities",
     "Draws",
     "Engine",
+    "ExperimentStopped",
     "Explanation",
     "Interaction",
+    "InvalidContext",
     "InvalidProgram",
     "Key",
     "Marginals",
@@ -25,6 +29,8 @@ __all__ = [
     "Selection",
     "Selector",
     "Tail",
+    "UnknownArm",
+    "UnknownDecision",
 ]
 
 Key: TypeAlias = KeyArray[Array, ""]
@@ -248,11 +254,43 @@ class Engine(NamedTuple):
     capabilities: Capabilities = Capabilities()
 
 
-class InvalidProgram(ValueError):
+class BanditError(ValueError):
+    """What was passed cannot be used; the base of the errors that callers can tell apart."""
+
+
+class UnknownDecision(BanditError):
+    """No decision of this experiment has this id."""
+
+
+class AlreadyRewarded(BanditError):
+    """The decision has another reward already."""
+
+
+class UnknownArm(BanditError):
+    """No arm of this experiment has this name."""
+
+
+class InvalidContext(BanditError):
+    """A context does not fit the example context.
+
+    Attributes:
+        entry: path of the wrong entry, such as "['age']"; "" if the context as a whole is wrong.
+    """
+
+    def __init__(self, message: str, entry: str = ""):
+        super().__init__(message)
+        self.entry = entry
+
+
+class ExperimentStopped(BanditError):
+    """The experiment has stopped, or its design leaves too few decisions."""
+
+
+class InvalidProgram(BanditError):
     """The program is not a valid reward model; the message says what is wrong and what to write instead."""
 
 
-class NotConjugate(ValueError):
+class NotConjugate(BanditError):
     """The program is not conjugate, or the proof failed; `explanation` contains the evidence."""
 
     def __init__(self, message: str, explanation: Explanation | None = None):

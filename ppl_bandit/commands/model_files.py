@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import BanditError
 
 __all__ = ["ModelFile", "ModelFileError", "bundled_models", "load_model"]
 
@@ -46,7 +47,7 @@ class ModelFile(NamedTuple):
         return RewardModel(self.program, self.num_arms, self.context, self.outcomes)
 
 
-class ModelFileError(ValueError):
+class ModelFileError(BanditError):
     """A model file was not found or is invalid; the message names the file and the remedy."""
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.evaluation.evaluation import Evaluation, evaluate_decisions
+from ppl_bandit.evaluation.evaluation import Evaluation, evaluate_decisions, resolve_arguments
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, decisions_from_frame
 from ppl_bandit.evaluation.posterior_path import engine_of, follow_posterior
 from ppl_bandit.evaluation.recorded_decisions import decisions_from_journal
@@ -65,6 +65,8 @@ def evaluate(
     decisions = logged_decisions(log, model, name=name, outcome=outcome, arms=arms)
     if model is None:
         return evaluate_decisions(decisions, target, level=level, bounds=bounds, baseline=baseline)
+    no_probs = np.full((decisions.arm.size, len(decisions.names)), np.nan)
+    resolve_arguments(decisions, target, level, bounds, baseline, lambda selector: no_probs)  # before the slow work
     engine = engine_of(model)
     selectors: list[Selector | None] = [one for one in (target, baseline) if isinstance(one, Selector)]
     paths = {id(one): follow_posterior(model, engine, decisions, one) for one in selectors or [None]}

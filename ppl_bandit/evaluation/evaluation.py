@@ -17,7 +17,7 @@ from ppl_bandit.evaluation.targets import Component, contrast_words, resolve_tar
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Evaluation", "evaluate_decisions"]
+__all__ = ["Evaluation", "evaluate_decisions", "resolve_arguments"]
 
 MIN_EFFECTIVE_SAMPLE_SIZE = 30.0
 MAX_WEIGHT_DEVIATION = 4.0  # standard errors of the mean weight from 1
@@ -138,19 +138,7 @@ def evaluate_decisions(
         means: (T, A), the outcome model's mean reward of every arm before each decision; None takes running means.
         posterior: components -> the model's own interval.
     """
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie strictly inside (0, 1), got {level}; 0.95 gives 95% intervals")
-    if log.arm.size == 0:
-        raise ValueError("the log has no rewarded decision with a propensity: there is nothing to evaluate")
-    bounds = _checked_bounds(log, bounds)
-    components = resolve_target(log, target, probs_of)
-    if baseline is not None:
-        others = resolve_target(log, baseline, probs_of)
-        if len(components) + len(others) > 2:
-            raise ValueError(
-                "baseline was given with a pair of arms: give one arm or policy as target, one as baseline"
-            )
-        components += others
+    components, bounds = resolve_arguments(log, target, level, bounds, baseline, probs_of)
     means = estimators.running_means(log.arm, log.reward, len(log.names)) if means is None else means
     parts = [_prepare(log, component, means) for component in components]
     found = _estimates(log, parts, means)
@@ -175,6 +163,35 @@ def evaluate_decisions(
         found,
         level,
     )
+
+
+def resolve_arguments(
+    log: LoggedDecisions,
+    target: Any,
+    level: float,
+    bounds: tuple[float, float] | None,
+    baseline: Any,
+    probs_of: Callable[[Any], np.ndarray] | None,
+) -> tuple[list[Component], tuple[float, float] | None]:
+    """Return the components of what is evaluated, and the bounds of the reward; see `evaluate_decisions`.
+
+    Raises:
+        ValueError: for an argument that does not fit the log.
+    """
+    if isinstance(level, bool) or not isinstance(level, int | float) or not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie strictly inside (0, 1), got {level!r}; 0.95 gives 95% intervals")
+    if log.arm.size == 0:
+        raise ValueError("the log has no rewarded decision with a propensity: there is nothing to evaluate")
+    bounds = _checked_bounds(log, bounds)
+    components = resolve_target(log, target, probs_of)
+    if baseline is not None:
+        others = resolve_target(log, baseline, probs_of)
+        if len(components) + len(others) > 2:
+            raise ValueError(
+                "baseline was given with a pair of arms: give one arm or policy as target, one as baseline"
+            )
+        components += others
+    return components, bounds
 
 
 def _chosen(estimates: Mapping[str, Estimate]) -> str:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.types import Selector
+from ppl_bandit.types import Selector, UnknownArm
 
 __all__ = ["Component", "contrast_words", "resolve_target"]
 
@@ -64,7 +64,7 @@ def contrast_words(components: list[Component]) -> str:
 
 def _arm(log: LoggedDecisions, name: Any) -> Component:
     if name not in log.names:
-        raise ValueError(f"target names the arm {name!r}, expected one of {list(log.names)}")
+        raise UnknownArm(f"target names the arm {name!r}, expected one of {list(log.names)}")
     index = log.names.index(name)
     probs = np.zeros(len(log.names))
     probs[index] = 1.0
@@ -79,7 +79,7 @@ def _policy_words(target: Mapping[Any, float]) -> str:
 def _fixed(log: LoggedDecisions, target: Mapping[Any, float]) -> np.ndarray:
     unknown = [name for name in target if name not in log.names]
     if unknown:
-        raise ValueError(f"target names the arms {unknown}, expected some of {list(log.names)}")
+        raise UnknownArm(f"target names the arms {unknown}, expected some of {list(log.names)}")
     probs = np.array([float(target.get(name, 0.0)) for name in log.names])
     return _checked(probs[None], "target")[0]
 

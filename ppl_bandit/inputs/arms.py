@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit.inputs.numbers import check_count, check_text
+from ppl_bandit.types import UnknownArm
 
 __all__ = ["Arms"]
 
@@ -46,13 +47,13 @@ class Arms:
         return mask
 
     def index(self, arm: Any, argument: str = "arm") -> int:
-        """Return an arm's index."""
+        """Return an arm's index; raise `UnknownArm` if there is none of this name."""
         if isinstance(arm, np.generic):
             arm = arm.item()
         if isinstance(arm, bool) or not isinstance(arm, str | int) or arm not in self.names:
             shown = self.names if len(self) <= 12 else [*self.names[:5], "...", self.names[-1]]
             given = repr(arm) if len(repr(arm)) <= 80 else repr(arm)[:77] + "..."
-            raise ValueError(f"{argument}={given} is not an arm of this bandit; the arms are {shown}")
+            raise UnknownArm(f"{argument}={given} is not an arm of this bandit; the arms are {shown}")
         return self.names.index(arm)
 
     def indices(self, arms: Any, argument: str = "arms") -> np.ndarray:
@@ -71,7 +72,7 @@ class Arms:
             wrong = (values < 0) | (values >= len(self))
             if wrong.any():
                 row = int(np.flatnonzero(wrong)[0])
-                raise ValueError(
+                raise UnknownArm(
                     f"{argument}[{row}]={values[row]} is not an arm of this bandit; the arms are 0 to {len(self) - 1}"
                 )
             return values.astype(np.int64)

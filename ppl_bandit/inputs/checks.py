@@ -17,7 +17,7 @@ from ppl_bandit.program.model.probing import feasible_latents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.selectors.selector_contract import as_selector
-from ppl_bandit.types import Engine, Interaction, Selector
+from ppl_bandit.types import Engine, Interaction, InvalidContext, Selector
 
 __all__ = [
     "as_interaction",
@@ -51,13 +51,16 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
 
     Args:
         num_rows: length of the leading axis; None for one context without a leading axis.
+
+    Raises:
+        InvalidContext: names the entry that does not fit.
     """
     if model.context is None:
         if contexts is not None:
-            raise ValueError(f"{argument} was given, but the program takes arm alone: leave it out")
+            raise InvalidContext(f"{argument} was given, but the program takes arm alone: leave it out")
         return None
     if contexts is None:
-        raise ValueError(f"{argument} is missing: the program takes a context like {_shapes(model.context)}")
+        raise InvalidContext(f"{argument} is missing: the program takes a context like {_shapes(model.context)}")
     if num_rows is None and type(contexts) is np.ndarray and type(model.context) is np.ndarray:
         is_same = contexts.shape == model.context.shape and contexts.dtype == np.float64 == model.context.dtype
         if (
@@ -65,50 +68,79 @@ def check_contexts(model: RewardModel, contexts: Any, num_rows: int | None, argu
         ):  # the common case, several times as fast
             return contexts.copy()
     treedef: Any = jax.tree.structure(model.context)
-    expected = jax.tree.leaves(model.context)
+    expected = jax.tree_util.tree_leaves_with_path(model.context)
     try:
         leaves = treedef.flatten_up_to(contexts)  # accepts lists of numbers where the example has arrays
     except (ValueError, TypeError):
-        raise ValueError(
-            f"{argument} has the structure {_shapes(contexts)}, expected {_shapes(model.context)}"
+        wrong, entry = _wrong_entry(model.context, contexts)
+        raise InvalidContext(
+            f"{argument} {wrong}: it has the structure {_shapes(contexts)}, expected {_shapes(model.context)}", entry
         ) from None
     lead = () if num_rows is None else (num_rows,)
-    arrays = [check_leaf(leaf, example, lead, argument) for leaf, example in zip(leaves, expected, strict=True)]
+    arrays = [
+        check_leaf(leaf, example, lead, argument, jax.tree_util.keystr(path))
+        for leaf, (path, example) in zip(leaves, expected, strict=True)
+    ]
     checked = jax.tree.unflatten(treedef, arrays)
     if model.has_index_limits:
         rows = jax.tree.map(lambda leaf: leaf[None], checked) if num_rows is None else checked
         problem = model.outside_index(rows, argument)
         if problem is not None:
-            raise ValueError(problem)
+            raise InvalidContext(problem, problem.split(" = ")[0].removeprefix(argument))
     return checked
 
 
-def check_leaf(leaf: Any, example: Any, lead: tuple[int, ...], argument: str) -> np.ndarray:
+def check_leaf(leaf: Any, example: Any, lead: tuple[int, ...], argument: str, entry: str) -> np.ndarray:
     """Return one entry of a context as an array with the shape and kind of its example.
 
     Args:
         lead: shape of the leading axes.
+        entry: path of the entry, as `jax.tree_util.keystr` writes it.
+
+    Raises:
+        InvalidContext: names the entry.
     """
+    argument += entry
     shape = (*lead, *example.shape)
     try:
         array = np.asarray(leaf)
     except ValueError:
-        raise ValueError(f"{argument} holds {leaf!r}, expected an array of shape {shape}") from None
+        raise InvalidContext(f"{argument} holds {leaf!r}, expected an array of shape {shape}", entry) from None
     if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
-        raise ValueError(f"{argument} is a masked array with masked entries; remove those rows, or fill them in")
+        raise InvalidContext(
+            f"{argument} is a masked array with masked entries; remove those rows, or fill them in", entry
+        )
     if array.shape != shape:
         rows = f" ({lead[0]} rows)" if lead else ""
-        raise ValueError(f"{argument} has shape {array.shape}, expected {shape}{rows}")
+        raise InvalidContext(f"{argument} has shape {array.shape}, expected {shape}{rows}", entry)
     if array.dtype.kind not in _ACCEPTED_KINDS[example.dtype.kind]:
-        raise ValueError(
-            f"{argument} has dtype {array.dtype}, expected {example.dtype} as in the example context; convert it first"
+        raise InvalidContext(
+            f"{argument} has dtype {array.dtype}, expected {example.dtype} as in the example context; convert it first",
+            entry,
         )
     if array.dtype.kind == "f" and not np.all(np.isfinite(array)):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ValueError(f"{argument} holds {array[where]} at {where}: every entry must be finite")
+        raise InvalidContext(f"{argument} holds {array[where]} at {where}: every entry must be finite", entry)
     if array.dtype.kind in "iu":
-        as_numbers(array, argument)
+        try:
+            as_numbers(array, argument)
+        except ValueError as error:
+            raise InvalidContext(str(error), entry) from None
     return array.astype(_DTYPES[example.dtype.kind])  # a copy: the caller may change its own array later
+
+
+def _wrong_entry(example: Any, given: Any) -> tuple[str, str]:
+    """Return what is wrong with the structure of a context, in words, and the path of the wrong entry."""
+    expected, found = _paths(example), _paths(given)
+    missing = next((path for path in expected if not any(one.startswith(path) for one in found)), "")
+    if missing:
+        return f"has no entry {missing}", missing
+    unknown = next((path for path in found if not any(path.startswith(one) for one in expected)), "")
+    return (f"has the unknown entry {unknown}" if unknown else "does not fit the example context"), unknown
+
+
+def _paths(tree: Any) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def _shapes(tree: Any) -> str:

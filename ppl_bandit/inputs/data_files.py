@@ -15,12 +15,12 @@ from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import as_interaction, impossible_rows
 from ppl_bandit.inputs.columns import cell_number, column_values, context_columns, contexts_from_columns
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Interaction
+from ppl_bandit.types import BanditError, Interaction
 
 __all__ = ["DataFileError", "read_data", "write_data"]
 
 
-class DataFileError(ValueError):
+class DataFileError(BanditError):
     """A CSV file cannot be read; the message gives the row, the column, the fault and what to do."""
 
 

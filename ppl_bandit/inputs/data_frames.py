@@ -15,6 +15,7 @@ from ppl_bandit.inputs.columns import cell_number, context_columns, contexts_fro
 from ppl_bandit.inputs.late_entries import fill_late, late_numbers
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import InvalidContext
 
 __all__ = [
     "FrameRows",
@@ -76,24 +77,30 @@ def contexts_from(model: RewardModel, frame: Any, contexts: Any = None, late: Se
     """
     if model.context is None:
         if contexts is not None:
-            raise ValueError("contexts was given, but the program takes arm alone: leave it out")
+            raise InvalidContext("contexts was given, but the program takes arm alone: leave it out")
         return None
     names = list(context_columns(model))
     columns = {name: name for name in names}
     if isinstance(contexts, Mapping):
         unknown = set(contexts) - set(names)
         if unknown:
-            raise ValueError(f"contexts has the keys {sorted(map(str, unknown))}, expected some of {names}")
+            raise InvalidContext(f"contexts has the keys {sorted(map(str, unknown))}, expected some of {names}")
         columns |= contexts
     elif contexts is not None:
         columns = _listed_columns(model, names, contexts)
     examples = _late_examples(model, frame, columns, late)
-    check_columns(frame, [column for name, column in columns.items() if name not in examples])
+    try:
+        check_columns(frame, [column for name, column in columns.items() if name not in examples])
+    except ValueError as error:
+        raise InvalidContext(str(error)) from None
 
     def numbers(name: str, kind: str) -> np.ndarray:
         if name in examples:
             return np.full(len(frame), examples[name])
-        return _numbers(frame, columns[name], kind)
+        try:
+            return _numbers(frame, columns[name], kind)
+        except ValueError as error:
+            raise InvalidContext(str(error), name) from None
 
     return contexts_from_columns(model, len(frame), numbers)
 
@@ -149,7 +156,7 @@ def contexts_of_decisions(
         contexts = fill_late(model, late, contexts, is_batch=True, num_rows=num_decisions)
         num_rows = count_rows(model, contexts)
         if num_rows == 0 or num_decisions not in (None, num_rows):
-            raise ValueError("contexts must have a leading axis with one row per decision")
+            raise InvalidContext("contexts must have a leading axis with one row per decision")
     return check_contexts(model, contexts, num_rows, "contexts"), num_rows
 
 

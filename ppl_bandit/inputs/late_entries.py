@@ -12,6 +12,7 @@ import numpy as np
 
 from ppl_bandit.inputs.checks import check_leaf
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import InvalidContext
 
 __all__ = ["at_example_values", "check_late_names", "check_late_values", "fill_late", "late_note", "late_numbers"]
 
@@ -82,20 +83,20 @@ def check_late_values(
     if given is None:
         return {}, {}
     if not late:
-        raise ValueError(
+        raise InvalidContext(
             f"{argument} was given with a decision, which has its context already. An entry that is known only with the "
             "reward, such as the days of follow-up, must be declared: Bandit(..., context={'days': 30.0}, late=('days',)), "
             f"then update(decision, reward, context={{'days': 12.0}}). Otherwise leave {argument} out"
         )
     if not isinstance(given, Mapping) or not set(given) <= set(model.context):
-        raise ValueError(
+        raise InvalidContext(
             f"{argument} must be a dict with the late entries {list(late)}, got {given!r}; the entries of the context are "
             f"{list(model.context)}"
         )
     lead = () if num_rows is None else (num_rows,)
     keys = _array_keys(model)
     checked = {
-        name: check_leaf(value, np.asarray(model.context[name]), lead, f"{argument}[{name!r}]")
+        name: check_leaf(value, np.asarray(model.context[name]), lead, argument, f"[{name!r}]")
         for name, value in given.items()
         if name in keys
     }

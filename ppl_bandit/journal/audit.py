@@ -10,7 +10,8 @@ from ppl_bandit.journal.decision_record import PENDING_STATUS, REWARDED_STATUS, 
 from ppl_bandit.journal.events import DECIDED, IMPORTED, Event, group_by_decision
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import JournalError, ReadingEvent
+from ppl_bandit.journal.stores.store import ReadingEvent
+from ppl_bandit.types import UnknownDecision
 
 if TYPE_CHECKING:
     import pandas
@@ -72,12 +73,14 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
     """Return all that is recorded about one decision, as JSON values.
 
     Raises:
-        JournalError: if the experiment has no such decision.
+        UnknownDecision: if the experiment has no such decision.
     """
     header = read_header(store, name)
     events = store.find(name, [decision]).get(decision)
     if not events:
-        raise JournalError(f"the experiment {name!r} has no decision {decision!r}")
+        raise UnknownDecision(
+            f"the experiment {name!r} has no decision {decision!r}: check the id, or give the name of another experiment"
+        )
     decided = events[0]
     with ReadingEvent(name, decided.position):
         record = fold_decision(events)

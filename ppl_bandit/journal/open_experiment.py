@@ -1,7 +1,5 @@
 """Open an experiment: start its stream, or continue it if program and settings are the recorded ones."""
 
-import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +15,7 @@ from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
-__all__ = ["ExperimentHeader", "bind_num_arms", "open_experiment", "read_header", "takes_num_arms"]
+__all__ = ["ExperimentHeader", "open_experiment", "read_header"]
 
 
 class ExperimentHeader(NamedTuple):
@@ -165,23 +163,6 @@ def _continue(
     else:
         experiment.resume(header.last_refit, None)
     return experiment
-
-
-def takes_num_arms(program: Any) -> bool:
-    """Return whether a program takes the keyword `num_arms`, so that it works for any number of arms."""
-    try:
-        return "num_arms" in inspect.signature(program).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def bind_num_arms(program: Any, num_arms: int) -> Any:
-    """Return a program for a number of arms; one that does not take `num_arms` is returned unchanged."""
-    if not takes_num_arms(program):
-        return program
-    bound = functools.partial(program, num_arms=num_arms)
-    bound.__name__ = getattr(program, "__name__", "program")  # type: ignore[attr-defined]  # messages quote it
-    return bound
 
 
 def _identity_event(kind: str, task: Task, identity: Mapping[str, Any], differences: list[str] | None = None) -> Event:

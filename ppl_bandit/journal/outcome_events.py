@@ -32,6 +32,7 @@ from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.posterior.partial_rows import why_not_in_part
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.counted_outcomes import separable_outcomes
+from ppl_bandit.types import AlreadyRewarded, InvalidContext, UnknownDecision
 
 __all__ = ["MakeEvents", "Reported", "discard_events", "expiry_events", "import_events", "reward_events"]
 
@@ -90,7 +91,7 @@ def discard_events(experiment: Experiment, decisions: Sequence[str], is_correcti
         records, batch = _records(experiment, decisions), new_id()
         for id, record in records.items():
             if record.status == REWARDED_STATUS and not is_correction:
-                raise ValueError(
+                raise AlreadyRewarded(
                     f"decision {id!r} has the reward {_format(record.reward)}: pass correct=True to remove it"
                 )
         open_records = [record for record in records.values() if record.status != DISCARDED_STATUS]
@@ -130,7 +131,7 @@ def _records(experiment: Experiment, decisions: Sequence[str]) -> dict[str, Deci
         if id not in found:
             num_dropped = getattr(experiment.store, "num_dropped", 0)
             dropped = f", or is one of the {num_dropped} oldest that memory no longer holds (a journal keeps all)"
-            raise ValueError(
+            raise UnknownDecision(
                 f"decision {id!r} was not made by this bandit{dropped if num_dropped else ''}: pass one of its decisions, or "
                 "arm= and context= for a play that another system decided"
             )
@@ -149,7 +150,7 @@ def _reward_event(
     if record.status != DISCARDED_STATUS and is_repeated:
         return None
     if differs and not is_correction:
-        raise ValueError(
+        raise AlreadyRewarded(
             f"decision {id!r} already has the reward {_format(known)}, and {_format(values)} was given: pass correct=True to "
             "replace it"
         )
@@ -240,9 +241,10 @@ def _completed_context(
         is_known = not is_late or name in record.late
         if is_known and not is_same and not (is_late and is_correction):
             remedy = "pass correct=True to replace it" if is_late else f"late= does not have {name!r}; leave it out"
-            raise ValueError(
+            raise InvalidContext(
                 f"decision {record.decided.decision!r} has context[{name!r}]={np.asarray(before).tolist()}, and "
-                f"{value.tolist()} was given: {remedy}"
+                f"{value.tolist()} was given: {remedy}",
+                f"[{name!r}]",
             )
         leaves[numbers[name]] = value
         is_changed |= not (is_known and is_same)
@@ -253,9 +255,10 @@ def _refuse_missing_late(task: Task, known: frozenset[str]) -> None:
     missing = [name for name in task.late if name not in known]
     if missing:
         entries = ", ".join(f"{name!r}: ..." for name in missing)
-        raise ValueError(
+        raise InvalidContext(
             f"context is missing {', '.join(map(repr, missing))}, which late= says is known with the reward: pass it with the "
-            f"reward, as in update(decision, reward, context={{{entries}}})"
+            f"reward, as in update(decision, reward, context={{{entries}}})",
+            f"[{missing[0]!r}]",
         )
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ppl_bandit.inputs.arms import Arms
-from ppl_bandit.journal.open_experiment import takes_num_arms
 from ppl_bandit.journal.projection import Projection
+from ppl_bandit.program.keywords import takes
 
 __all__ = ["arms_with", "retired_with"]
 
@@ -29,7 +29,7 @@ def arms_with(projection: Projection, program: Callable, name: str | None) -> tu
         Arms(None, [*names, name])  # raises unless it is a new name
     if projection.task.design is not None:
         raise ValueError("the experiment has a design, whose arms are fixed: start a new experiment with the new arm")
-    if not takes_num_arms(program):
+    if not takes(program, "num_arms"):
         raise ValueError(
             "the program has a fixed number of arms: let it take num_arms, as in `def model(arm, *, num_arms): "
             'with numpyro.plate("arms", num_arms): ...`, and give each new arm its own latents'

@@ -23,7 +23,7 @@ from ppl_bandit.inputs.numbers import as_seconds, check_count, check_flag, check
 from ppl_bandit.journal.checkpoints import save_checkpoint
 from ppl_bandit.journal.events import Event
 from ppl_bandit.journal.journal import Journal
-from ppl_bandit.journal.open_experiment import bind_num_arms, open_experiment, takes_num_arms
+from ppl_bandit.journal.open_experiment import open_experiment
 from ppl_bandit.journal.outcome_events import MakeEvents, Reported, discard_events, expiry_events
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.memory import MemoryStore
@@ -38,6 +38,7 @@ from ppl_bandit.live.slates import check_size
 from ppl_bandit.live.views import ReadableBandit
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.task import Task
+from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.outcome_information import check_information_directed, outcome_information, silent_arms_note
 from ppl_bandit.trials.design import Design
@@ -126,7 +127,7 @@ class Bandit(ReadableBandit):
             self._program, self._reward_model = program.program, program
         else:
             self._program = program
-            self._reward_model = RewardModel(bind_num_arms(program, len(names)), len(names), context, outcomes)
+            self._reward_model = RewardModel(program, len(names), context, outcomes)
         self._late = check_late_names(self._reward_model, late)
         check_information_directed(self._reward_model, self._selector)
         self._context_structure: Any = jax.tree.structure(self._reward_model.context)
@@ -365,9 +366,9 @@ class Bandit(ReadableBandit):
         """Return the task and the prior for a list of arms."""
         model = self._reward_model
         if len(names) != model.num_arms:
-            if not takes_num_arms(self._program):
+            if not takes(self._program, "num_arms"):
                 raise ValueError(f"the experiment has {len(names)} arms, but the program has {model.num_arms}")
-            model = RewardModel(bind_num_arms(self._program, len(names)), len(names), model.context, model.outcomes)
+            model = RewardModel(self._program, len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
         task = task._replace(late=self._late, factory=self._factory)

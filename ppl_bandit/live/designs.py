@@ -15,7 +15,7 @@ from ppl_bandit.trials.looks import CONTINUE, ENDINGS
 from ppl_bandit.trials.recorded_design import design_settings
 from ppl_bandit.trials.simulated.learners import learner_of
 from ppl_bandit.trials.simulated.simulator import NUM_PRIOR_DRAWS, check_units
-from ppl_bandit.types import Selector
+from ppl_bandit.types import ExperimentStopped, Selector
 
 __all__ = ["design_record", "refuse_stopped", "settings_of_design"]
 
@@ -67,17 +67,17 @@ def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> 
     """Refuse decisions after the experiment has stopped, or beyond its last look.
 
     Raises:
-        ValueError: says what to do instead.
+        ExperimentStopped: says what to do instead.
     """
     look, names = projection.look, projection.task.arms.names
     if look is not None and look["ending"] != ENDINGS[CONTINUE]:
-        raise ValueError(
+        raise ExperimentStopped(
             f"the experiment stopped at look {look['look'] + 1} ({look['ending']}): play {names[look['arm']]!r} without the "
             "bandit, or start a new experiment with another name=; pending rewards may still be reported"
         )
     left = design.last_rows - int(projection.num_played.sum())
     if num_new > left:
-        raise ValueError(
+        raise ExperimentStopped(
             f"the design ends after {design.last_rows} decisions, of which {max(left, 0)} are left: "
             + ("call look()" if left <= 0 else f"ask for at most {left}")
         )

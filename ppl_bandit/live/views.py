@@ -34,7 +34,7 @@ from ppl_bandit.live.slates import place_propensities
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Interaction, Selector
+from ppl_bandit.types import Interaction, InvalidContext, Selector
 
 if TYPE_CHECKING:
     import pandas
@@ -209,17 +209,21 @@ class ReadableBandit:
             contexts: as in `summary`.
             more: numbers n of further decisions; None takes about as many as there are rewards, and ten times as many.
         """
+        if more is not None:
+            given = [more] if isinstance(more, int) else more
+            if isinstance(given, str) or not hasattr(given, "__iter__"):
+                raise ValueError(f"more must be numbers of further decisions, as in more=(100, 1000), got {more!r}")
+            more = [check_count(n, "more") for n in given]
         found, num_rewards = self._overview(contexts), self.num_rewards
         if more is None:
             size = 10 ** math.floor(math.log10(max(num_rewards, 10)))
             about = max(size * round(num_rewards / size), 10)
             more = (about, 10 * about)
-        numbers = sorted({check_count(n, "more") for n in more})
         pending = self.pending()
         oldest = f", the oldest since {pending.decided[0]:%Y-%m-%d %H:%M} UTC" if len(pending) else ""
         return make_report(
             found,
-            losses_after(self._experiment, found, numbers),
+            losses_after(self._experiment, found, sorted(set(more))),
             played=self._rows()[0],
             title=self._headline,
             evidence=evidence_text(self._name, self.explanation, found, self._learner.doubts),
@@ -265,7 +269,7 @@ class ReadableBandit:
                 contexts = fill_late(self.model, self._task.late, contexts, is_batch=True)
             num_rows = None if contexts is None else count_rows(self.model, contexts)
             if num_rows == 0 and self.model.context is not None:
-                raise ValueError(
+                raise InvalidContext(
                     "contexts must have a leading axis with one row per context; for a single context put every array in a list"
                 )
             chosen = check_contexts(self.model, contexts, num_rows, "contexts")

@@ -17,7 +17,7 @@ from ppl_bandit.posterior.learning import Learner, Rows, fold, prepare_growth, s
 from ppl_bandit.posterior.partial_rows import counted_rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.types import Engine, Interaction, NotConjugate
+from ppl_bandit.types import BanditError, Engine, Interaction, NotConjugate
 
 __all__ = ["LADDER", "NotCertified", "learn"]
 
@@ -36,7 +36,7 @@ _MAX_DOUBTED = 10  # times in a row that draws may be renewed and still lack evi
 _LOGGER = logging.getLogger("ppl_bandit")
 
 
-class NotCertified(ValueError):
+class NotCertified(BanditError):
     """A row that an exact engine cannot certify; the state of the bandit has not changed."""
 
 

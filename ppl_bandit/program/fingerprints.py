@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.sites import abstract_trace, is_latent
 from ppl_bandit.program.model.tracing import log_prob, run_program
-from ppl_bandit.program.moving.keywords import takes
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, all_equations
 from ppl_bandit.runtime.numpyro_adapter import components, patched_methods
 

@@ -254,7 +254,7 @@ def test_a_bad_batch_is_turned_away_whole(linear_parts, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (dict(context={"x": np.ones(3)}), r"context has shape \(3,\), expected \(2,\)"),
+        (dict(context={"x": np.ones(3)}), r"context\['x'\] has shape \(3,\), expected \(2,\)"),
         (dict(context=None), "context is missing"),
         (dict(context={"x": np.ones(2), "z": 1.0}), "has the structure"),
         (dict(context={"x": [1.0, np.nan]}), "holds nan|structure"),

@@ -16,11 +16,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program.cached_facts import fingerprint_or_none, program_entry, save_validation
 from ppl_bandit.program.jaxpr.index_limits import first_outside
+from ppl_bandit.program.keywords import bind_num_arms, has_clock
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, extreme_latents, vary_contexts
 from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import validate
-from ppl_bandit.program.moving.keywords import has_clock
 from ppl_bandit.runtime.disk_cache import CacheEntry
 from ppl_bandit.types import Draws, Interaction, InvalidProgram, Key
 
@@ -32,7 +32,8 @@ class RewardModel:
 
     Args:
         program: function of `arm`, an int array (N,), and, if it wants one, `context`, a pytree whose leaves have a
-            leading axis N. It has a sample site of shape (N,) for every outcome and never passes `obs=` to it.
+            leading axis N. It has a sample site of shape (N,) for every outcome and never passes `obs=` to it. If it takes
+            the keyword `num_arms`, it gets the number of arms.
         num_arms: number of arms A; the program sees arms 0, ..., A - 1.
         context: one example context, without the leading axis; None for a program of `arm` alone.
         outcomes: names of the sample sites that are observed. With several, or to maximise something other than the mean
@@ -53,6 +54,7 @@ class RewardModel:
     """
 
     def __init__(self, program: Callable, num_arms: int, context: Any = None, outcomes: tuple[str, ...] = ("reward",)):
+        program = bind_num_arms(program, num_arms)
         facts = validate(program, num_arms, context, outcomes)
         self.program = program
         self.num_arms = int(num_arms)

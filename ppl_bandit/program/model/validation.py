@@ -10,6 +10,7 @@ import numpy as np
 
 from ppl_bandit.program.cached_facts import load_validation
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit
+from ppl_bandit.program.keywords import check_keywords
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.numeric_checks import check_row_independence, choose_mean_method
 from ppl_bandit.program.model.sites import (
@@ -21,7 +22,6 @@ from ppl_bandit.program.model.sites import (
     is_latent,
 )
 from ppl_bandit.program.model.static_checks import check_dependence, support_depends_on_latents
-from ppl_bandit.program.moving.keywords import check_keywords
 from ppl_bandit.program.moving.validation import find_moving_sites
 from ppl_bandit.types import InvalidProgram
 

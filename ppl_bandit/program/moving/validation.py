@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.program.jaxpr.interpreter import dependencies
+from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, feasible_latents, feasible_rewards
 from ppl_bandit.program.model.sites import ProgramSpec, abstract_trace, is_latent
 from ppl_bandit.program.model.tracing import Trace, is_prior_term, log_prob, run_program
-from ppl_bandit.program.moving.keywords import takes
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.numpyro_adapter import class_name
 from ppl_bandit.types import InvalidProgram

@@ -1,12 +1,16 @@
-"""The keywords of a program whose latents move: `previous`, the latents one step before, and `elapsed`, the time since then."""
+"""The keywords of a program: `num_arms`, and, if its latents move, `previous` and `elapsed`.
 
+`previous` are the latents one step before, and `elapsed` is the time since then.
+"""
+
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppl_bandit.types import InvalidProgram
 
-__all__ = ["KEYWORDS", "check_keywords", "has_clock", "takes"]
+__all__ = ["KEYWORDS", "bind_num_arms", "check_keywords", "has_clock", "takes"]
 
 KEYWORDS = ("previous", "elapsed")
 
@@ -14,6 +18,15 @@ KEYWORDS = ("previous", "elapsed")
 def takes(program: Callable, keyword: str) -> bool:
     """Return whether a program takes a keyword."""
     return keyword in _parameters(program)
+
+
+def bind_num_arms(program: Callable, num_arms: Any) -> Callable:
+    """Return a program for a number of arms; one that does not take `num_arms` is returned unchanged."""
+    if not takes(program, "num_arms"):
+        return program
+    bound = functools.partial(program, num_arms=num_arms)
+    bound.__name__ = getattr(program, "__name__", "program")  # type: ignore[attr-defined]  # messages quote it
+    return bound
 
 
 def has_clock(program: Callable, context: Any) -> bool:
