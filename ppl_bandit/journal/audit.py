@@ -94,7 +94,7 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
             "propensities": decided.body["propensities"],
             "best_arm_probs": decided.body["best_arm_probs"],
             "num_candidates": decided.body["num_candidates"],
-            "allowed": decided.body["allowed"],
+            "allowed": decided.body.get("allowed"),
             "context": _context_values(header, record.context) or None,
             "number": decided.number,
             "lane": decided.lane,

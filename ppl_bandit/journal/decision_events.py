@@ -83,9 +83,11 @@ def decision_events(
             "best_arm_probs": selection.best_arm_probs,
             "num_candidates": selection.num_candidates,
             "propensities": selection.propensities,
-            "allowed": recorded_mask,
-            "context": None if leaves is None else list(context),
         }
+        if recorded_mask is not None:
+            body["allowed"] = recorded_mask
+        if leaves is not None:
+            body["context"] = list(context)
         if is_batch:
             body["row"] = row
         events.append(Event(0, DECIDED, decision, batch, first + row, lane, arm, False, now, body))

@@ -161,7 +161,9 @@ class Experiment:
                 first, last = self._next_number, self._next_number + num
                 self._next_number, lane = last, self._lane
             try:
-                return self.store.append(self.name, make(projection, lane, range(first, last)))
+                recorded = self.store.append(self.name, make(projection, lane, range(first, last)))
+                self._fold_own(recorded)
+                return recorded
             except (
                 DecisionNumberTaken
             ):  # another process decides at the same time: use a random number stream of our own
@@ -295,6 +297,15 @@ class Experiment:
                 self.projection = self._with_decisions(batch)
             else:
                 self.projection = self._folded(batch, is_learning)._replace(position=batch[-1].position)
+
+    def _fold_own(self, decisions: Sequence[Event]) -> None:
+        """Fold decisions that this process has recorded, unless events of others come first or another thread folds."""
+        if self.fold_lock.acquire(blocking=False):
+            try:
+                if decisions[0].position == self.projection.position + 1:
+                    self.fold(decisions)
+            finally:
+                self.fold_lock.release()
 
     def set_posterior(self, learner: Learner | None) -> None:
         """Set the posterior at the current position; None learns all rows of the history in one batch."""

@@ -174,7 +174,7 @@ def _reward_event(
     if task.late and not missing:
         _refuse_missing_late(task, late)
     body: dict[str, Any] = {"reward": dict(values) if missing else merged}
-    if not missing or reported.late:
+    if context is not None and (not missing or reported.late):
         body["context"] = context
     if task.late:
         body["late"] = sorted(late)
@@ -186,7 +186,7 @@ def _reward_event(
     if record.status == PENDING_STATUS and len(outcomes) > 1:
         body |= _learnt_in_part(projection, record, merged, missing, late, is_anew=kind == CORRECTED)
         if "counted" in body:
-            body |= {"reward": merged, "context": context}
+            body |= {"reward": merged} | ({} if context is None else {"context": context})
         elif missing:
             body.pop("of", None)  # nothing more to learn yet
     return new_event(kind, body, decision=id, batch=batch, arm=decided.arm, settles=not missing)

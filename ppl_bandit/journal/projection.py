@@ -276,7 +276,7 @@ def _rows_of_event(model: RewardModel, event: Event) -> Rows | None:
         return Rows(np.asarray(body["arms"], np.int64), rewards, context_from_leaves(model, body["contexts"]))
     if event.kind not in (REWARDED, CORRECTED) or not (event.settles or "counted" in body):
         return None
-    context = context_from_leaves(model, body["context"])
+    context = context_from_leaves(model, body.get("context"))
     contexts = None if context is None else jax.tree.map(lambda leaf: leaf[None], context)
     known = body["reward"] if event.settles else {name: body["reward"][name] for name in body["known"]}
     rewards = {name: np.array([known.get(name, np.nan)], np.float64) for name in model.outcomes}

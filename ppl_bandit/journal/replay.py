@@ -122,8 +122,9 @@ def _first_difference(projection: Projection, batch: Sequence[Event]) -> tuple[i
     if len(batch) > 1 and "place" in body:  # a slate: each place is a decision of its own
         found = (_first_difference(projection, [event]) for event in batch)
         return next((difference for difference in found if difference is not None), None)
-    mask = np.ones(len(names), bool) if body["allowed"] is None else np.asarray(body["allowed"])
-    contexts = [context_from_leaves(model, event.body["context"]) for event in batch]
+    allowed = body.get("allowed")
+    mask = np.ones(len(names), bool) if allowed is None else np.asarray(allowed)
+    contexts = [context_from_leaves(model, event.body.get("context")) for event in batch]
     numbers, is_batch, context = [int(event.number or 0) for event in batch], "row" in body, contexts[0]
     if is_batch and context is not None:
         context = jax.tree.map(lambda *leaves: np.stack(leaves), *contexts)

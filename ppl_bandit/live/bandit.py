@@ -36,7 +36,8 @@ from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_va
 from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.slates import check_size
 from ppl_bandit.live.views import ReadableBandit
-from ppl_bandit.posterior.learning import Learner, start
+from ppl_bandit.posterior.deciding import SIZES
+from ppl_bandit.posterior.learning import Learner, prepare_batches, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -142,8 +143,14 @@ class Bandit(ReadableBandit):
         if self._selector.is_deterministic:
             warnings.warn(evaluation_note(self._selector), stacklevel=2)
 
-    def warm_up(self) -> None:
-        """Wait until the first decision and the first update are compiled; the constructor starts both in the background."""
+    def warm_up(self, batches: bool = False) -> None:
+        """Wait until the first decision and the first update are compiled; the constructor starts both in the background.
+
+        Args:
+            batches: whether to compile `select_many` and `update_many` too, for batches of every size.
+        """
+        if check_flag(batches, "batches"):
+            prepare_batches(self._task, self._learner, SIZES[:-1])
         self._learner.run.wait()
 
     @overload
@@ -391,5 +398,5 @@ class Bandit(ReadableBandit):
         return recorded, info
 
     def _decision(self, projection: Projection, event: Event) -> Decision:
-        context = self._context_structure.unflatten(event.body["context"] or ())
+        context = self._context_structure.unflatten(event.body.get("context") or ())
         return decision_from_event(event, context, decision_notes(projection.task, projection.learner, context))

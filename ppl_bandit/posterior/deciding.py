@@ -13,9 +13,10 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
 from ppl_bandit.selectors.selector_contract import check_horizon
 from ppl_bandit.types import Selection
 
-__all__ = ["decide_many", "decide_once"]
+__all__ = ["SIZES", "decide_many", "decide_once"]
 
-_SIZES = (256, 16, 1)  # batch sizes; each is compiled once
+# Batch sizes; each is compiled once, for about 6 s. On one core 64 decisions take 0.8 ms, 16 take 0.5 ms, one takes 0.24 ms.
+SIZES = (64, 16, 1)
 
 
 def decide_once(task: Task, learner: Learner, number: int, context: Any, allowed: np.ndarray) -> Selection:
@@ -44,7 +45,7 @@ def decide_many(
     """
     check_horizon(int(numbers[-1]) + 1, task.selector.horizon)
     run, seed, stored = learner.run, learner.seed, learner.stored
-    sizes = batch_sizes(numbers.size, _SIZES)
+    sizes = batch_sizes(numbers.size, SIZES)
     starts = [end - size for end, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True)]
     with jax.enable_x64(True):
         mask = _mask(allowed.tobytes())

@@ -89,7 +89,7 @@ def test_a_state_may_change_its_shape(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "num_rows, expected", [(1, [1]), (3, [1, 1, 1]), (30, [32]), (33, [32, 1]), (2000, [1024, 1024])]
+    "num_rows, expected", [(1, [1]), (2, [32]), (3, [32]), (33, [32, 1]), (34, [32, 32]), (2000, [1024, 1024])]
 )
 def test_rows_are_split_into_few_sizes_with_little_padding(num_rows, expected):
     assert batch_sizes(num_rows, (1024, 32, 1)) == expected

@@ -136,7 +136,7 @@ class MemoryStore:
         if not event.settles:
             return
         first = events[0]
-        if "allowed" in first.body:
+        if "best_arm_probs" in first.body:
             small = {key: value for key, value in first.body.items() if key not in _LARGE_FIELDS}
             events = [Event._make((*first[:-1], small)), *events[1:]]
         target: Any = self._discarded if event.kind == DISCARDED else self._rewarded
