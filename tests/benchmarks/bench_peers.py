@@ -1,4 +1,4 @@
-"""Live steps of peer libraries beside `ppl-bandit bench`: python tests/benchmarks/bench_peers.py [--steps 400].
+"""Live steps of peer libraries beside those of bench_live.py: python tests/benchmarks/bench_peers.py [--steps 400].
 
 Needs `pip install ppl_bandit[bench]`: bayesianbandits, mabwiser, river.
 """
@@ -6,9 +6,8 @@ Needs `pip install ppl_bandit[bench]`: bayesianbandits, mabwiser, river.
 import argparse
 
 import numpy as np
-
-from ppl_bandit.commands.bench.measure import live_table, measure_live
-from ppl_bandit.commands.bench.players import CASES, Player, case_players
+from bench_live import live_table, measure_live
+from live_players import CASES, Player, case_players
 
 
 def peers(case):

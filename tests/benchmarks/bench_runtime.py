@@ -39,9 +39,9 @@ def without(trick):
 def work(trick, case_name):
     """Play one side: print the time of the first decision, then the median step of each turn that is asked for."""
     import numpy as np
+    from live_players import CASES, case_program
 
     from ppl_bandit import Bandit
-    from ppl_bandit.commands.bench.players import CASES, case_program
 
     if trick:
         without(trick)

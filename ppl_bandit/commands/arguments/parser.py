@@ -25,7 +25,6 @@ def make_parser() -> argparse.ArgumentParser:
         "run": (_run, "simulate selectors on a model: table, figures, data"),
         "tune": (_tune, "find the selector with the least regret in worlds drawn from the model's prior"),
         "reproduce": (_reproduce, "run the paper's evaluation: its figures, and a verdict on each number"),
-        "bench": (_bench, "measure live steps, batches and start-up, and compare with NumPy loops"),
         "compare": (_compare, "measure engines against the exact posterior, or rank several models"),
         "journal": (_journal, "inspect, replay, verify or export a recorded experiment"),
         "evaluate": (_evaluate, "say what may be concluded from a recorded experiment"),
@@ -104,15 +103,6 @@ def _reproduce(reproduce: argparse.ArgumentParser) -> None:
     )
     size.add_argument("--full", action="store_true", help="the paper's sizes, 5,000 realizations: use a GPU")
     _add_common(reproduce, out="ppl-bandit-paper")
-
-
-def _bench(bench: argparse.ArgumentParser) -> None:
-    bench.add_argument(
-        "--cases", default="bernoulli,linear,bernoulli-100", help="problems, comma-separated (%(default)s)"
-    )
-    bench.add_argument("--parts", default="live,batches,start", help="some of live,batches,growth,start (%(default)s)")
-    bench.add_argument("--steps", type=int, default=400, help="live steps of each implementation (%(default)s)")
-    _add_common(bench, out="ppl-bandit-bench", has_seed=False, has_samples=True)
 
 
 def _compare(compare: argparse.ArgumentParser) -> None:

@@ -1,13 +1,13 @@
-"""`ppl-bandit bench` measures implementations that learn the same posterior, and writes the results."""
+"""The benchmark of live steps measures implementations that learn the same posterior, and writes the results."""
 
 import json
 
 import numpy as np
 import pytest
+from bench_live import run_bench
+from live_players import CASES, case_players, case_program
 
 from ppl_bandit import Bandit
-from ppl_bandit.commands.bench.measure import run_bench
-from ppl_bandit.commands.bench.players import CASES, case_players, case_program
 
 
 @pytest.mark.slow

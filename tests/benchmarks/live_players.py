@@ -1,4 +1,4 @@
-"""Problems and implementations of `ppl-bandit bench`: this library, NumPy loops, and bayesianbandits if it is installed.
+"""Problems and implementations of bench_live.py: this library, NumPy loops, and bayesianbandits if it is installed.
 
 An implementation is a pair of functions, `select(context) -> arm` and `update(arm, reward, context)`. All learn the same
 posterior from the same prior, as far as their library offers it.
@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.paper.settings import bernoulli_program, linear_program
-
-__all__ = ["CASES", "Case", "Player", "case_program", "case_players"]
 
 
 class Case(NamedTuple):

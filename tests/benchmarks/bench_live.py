@@ -1,9 +1,11 @@
-"""Measure live steps, batches, growth and start-up of `ppl-bandit bench`.
+"""Live steps, batches, growth and start-up beside NumPy loops: python tests/benchmarks/bench_live.py [--parts live].
 
 Implementations take turns of a few steps, so that other load on the machine affects all of them. A time is that of one
-`select` and one `update`; construction and compilation are measured separately.
+`select` and one `update`; construction and compilation are measured separately. Writes `bench.json`, `bench.md` and
+`bench.png`.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -17,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from live_players import CASES, Case, Player, case_players, case_program
 
 from ppl_bandit.commands.arguments.names import check_names
-from ppl_bandit.commands.bench.players import CASES, Case, Player, case_players, case_program
 from ppl_bandit.display.figure_style import figure_tools, save_figure
 from ppl_bandit.display.html_pages import installed_versions
 from ppl_bandit.display.text_tables import markdown_table
-
-__all__ = ["live_table", "markdown", "measure_live", "run_bench"]
 
 _TURN = 20  # consecutive steps of one implementation
 _GROWTH_STEPS = 4300  # rows: more than the initial capacity of 4,096
@@ -194,7 +194,7 @@ import time, sys
 began = float(sys.argv[2])
 import numpy as np
 from ppl_bandit import Bandit
-from ppl_bandit.commands.bench.players import CASES, case_program
+from live_players import CASES, case_program
 case = CASES[sys.argv[1]]
 program, context = case_program(case)
 marks = [time.time()]
@@ -212,6 +212,7 @@ def _starts(name: str) -> dict[str, dict[str, float]]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
             "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": folder,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -302,3 +303,15 @@ def _draw_live(found: dict[str, Any], path: Path) -> None:
         axis.grid(axis="x", color="0.92")
     caption = f"{facts['date']}, {facts['machine']}, {facts['num_steps']} steps each, M = {facts['num_samples']}"
     save_figure(figure, "One live step: select and update", caption, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default=",".join(CASES), help="problems, comma-separated (%(default)s)")
+    parser.add_argument("--parts", default="live,batches,start", help="some of live,batches,growth,start (%(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help="live steps of each implementation (%(default)s)")
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=Path("ppl-bandit-bench"))
+    options = parser.parse_args()
+    cases, parts = options.cases.split(","), options.parts.split(",")
+    print(markdown(run_bench(cases, parts, options.steps, options.samples, options.out, print)))
