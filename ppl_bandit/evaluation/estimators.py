@@ -71,15 +71,17 @@ def effective_sample_size(weights: np.ndarray) -> float:
 def effective_events(weights: np.ndarray, rewards: np.ndarray) -> np.ndarray:
     """Return how many events the weighted mean of the first t rewards rests on, for every t.
 
-    With r = w (Y - mean), the smaller of (sum r^2)^3 / (sum r^3)^2 and 3 (sum r^2)^2 / sum r^4: n over the squared skewness, and
-    3 n over the kurtosis. For rare rewards of 1 among rewards of 0 both are about the number of ones; for n rewards without
-    skewness and without heavy tails they are n or more. Neither depends on the unit of the rewards, nor on where 0 lies. 0 where
-    all rewards are equal.
+    With r = w (Y - mean), the smaller of (sum r^2)^3 / (sum r^3)^2 and 3 (sum r^2)^2 / sum r^4: n over the squared skewness,
+    and 3 n over the kurtosis. For rare rewards of 1 among rewards of 0 both are about the number of ones; for n rewards without
+    skewness and without heavy tails they are n or more. Neither depends on the unit of the rewards, nor on where 0
+    lies. 0 where all rewards are equal.
     """
     if rewards.size == 0 or not (np.isfinite(weights).all() and weights.any()):
         return np.zeros(rewards.size)
     share = weights / weights.max()
-    from_mean = rewards - np.sum(share * rewards) / np.sum(share)  # rounding: moments about the mean so far follow from these
+    from_mean = rewards - np.sum(share * rewards) / np.sum(
+        share
+    )  # rounding: moments about the mean so far follow from these
     from_mean = from_mean / (np.max(np.abs(from_mean)) or 1.0)
     sums = {(k, j): np.cumsum(share**k * from_mean**j) for k in (1, 2, 3, 4) for j in range(k + 1)}
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -164,7 +166,7 @@ def stabilising_weights(variances: np.ndarray) -> np.ndarray:
 
 
 def running_means(arms: np.ndarray, rewards: np.ndarray, num_arms: int) -> np.ndarray:
-    """Return (T, A): the mean reward of each arm over the earlier rows; of all arms for an arm not seen yet, 0 in the first row."""
+    """Return (T, A): each arm's mean reward over the earlier rows; for an arm not seen yet that of all, 0 in the first row."""
     num_rows = arms.size
     sums, counts = np.zeros((num_rows + 1, num_arms)), np.zeros((num_rows + 1, num_arms))
     later = np.arange(1, num_rows + 1)

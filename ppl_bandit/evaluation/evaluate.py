@@ -104,8 +104,8 @@ def find_model(log: Any, model: RewardModel | None) -> RewardModel | None:
 
 
 _OTHER_QUANTITY = (
-    "the program maximises another quantity than the one that is evaluated here, so the outcome model is a running mean, and the "
-    "model has no interval of its own"
+    "the program maximises another quantity than the one that is evaluated here, so the outcome model is a running mean, and "
+    "the model has no interval of its own"
 )
 
 
@@ -118,13 +118,17 @@ def valued_decisions(
     arms: Sequence[Any] | None = None,
     value: Callable[..., Any] | None = None,
 ) -> tuple[LoggedDecisions, bool]:
-    """Return the decisions with what is evaluated as their rewards, and whether the model's expected reward is the mean of that."""
+    """Return decisions whose rewards are what is evaluated, and whether the model's expected reward is the mean of that."""
     is_recorded = not (is_frame(log) or isinstance(log, LoggedDecisions))
     first = outcome
     if outcome is None and is_recorded and (isinstance(log, Journal) or _is_bandit(log)):
         # Which one does not matter here: all are read.
-        first = (read_header(log.store, name).identity["outcomes"] if isinstance(log, Journal) else log.model.outcomes)[0]
-    found, is_maximised = with_value(logged_decisions(log, model, name=name, outcome=first, arms=arms), model, value, outcome)
+        first = (read_header(log.store, name).identity["outcomes"] if isinstance(log, Journal) else log.model.outcomes)[
+            0
+        ]
+    found, is_maximised = with_value(
+        logged_decisions(log, model, name=name, outcome=first, arms=arms), model, value, outcome
+    )
     if is_maximised is False:
         found = found._replace(cautions=(*found.cautions, _OTHER_QUANTITY))
     return found, is_maximised is not False

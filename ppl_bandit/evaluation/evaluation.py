@@ -237,7 +237,9 @@ def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) ->
         values, counts = np.unique(log.reward, return_counts=True)
         if np.isin(values, (0.0, 1.0)).all():
             return 0.0, 1.0
-        return (float(values[0]), float(values[1])) if values.size == 2 and counts.min() >= MIN_EFFECTIVE_EVENTS else None
+        return (
+            (float(values[0]), float(values[1])) if values.size == 2 and counts.min() >= MIN_EFFECTIVE_EVENTS else None
+        )
     low, high = map(float, bounds)
     if not low < high:
         raise ValueError(f"bounds must be (smallest, largest) possible reward, got {bounds}")
@@ -269,8 +271,8 @@ def _within(
 def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray, is_known: np.ndarray) -> _Prepared:
     every = log.propensities
     needed = component.probs > 0
-    has_overlap = np.ones(log.arm.size, bool) if every is None else ((every > 0) | ~needed).all(axis=1)
-    is_used = has_overlap & is_known
+    has_overlap: np.ndarray = np.ones(log.arm.size, bool) if every is None else ((every > 0) | ~needed).all(axis=1)
+    is_used: np.ndarray = np.logical_and(has_overlap, is_known)
     weights = estimators.importance_weights(component.probs, log.arm, log.propensity)[is_used]
     probs, arm, reward = component.probs[is_used], log.arm[is_used], log.reward[is_used]
     scores = estimators.doubly_robust_scores(probs, weights, means[is_used], arm, reward)
@@ -473,7 +475,7 @@ def _verdict(
     else:
         looked = "If you looked at the data before the end, give bounds= for a confidence sequence."
     support = (
-        f"The data support this: the effective sample size is {diagnostics['effective_sample_size']:.0f}, the smallest recorded "
-        f"probability {diagnostics['smallest_propensity']:.2g}."
+        f"The data support this: the effective sample size is {diagnostics['effective_sample_size']:.0f}, the smallest "
+        f"recorded probability {diagnostics['smallest_propensity']:.2g}."
     )
     return "\n".join([answer, *said, f"{looked}" if why_sequence else f"{support} {looked}"])

@@ -67,7 +67,9 @@ def propensity_doubts(propensity: np.ndarray, arm: np.ndarray, num_arms: int) ->
     inverse = 1.0 / propensity
     mean, error = float(inverse.mean()), float(inverse.std()) / math.sqrt(inverse.size)
     if mean - num_arms > _LARGEST_DEVIATION * max(error, _TOLERANCE):
-        return [f"the mean of 1 / propensity is {mean:.4g}, but must be at most {num_arms}, the number of arms: {remedy}"]
+        return [
+            f"the mean of 1 / propensity is {mean:.4g}, but must be at most {num_arms}, the number of arms: {remedy}"
+        ]
     pairs = Counter(zip(arm.tolist(), propensity.round(9).tolist(), strict=True))
     if len(pairs) == len({own for own, _ in pairs}) and min(pairs.values()) >= _FEWEST_EXPECTED:  # they never change
         total = sum(prob for _, prob in pairs)

@@ -80,8 +80,8 @@ def compare_programs(
         path = follow_posterior(model, engine, decisions, has_scores=True)
         assert path.log_scores is not None
         scores[label] = path.log_scores
-        means = path.means if is_maximised else None
-        found = [evaluate_decisions(decisions, arm, level=level, means=means) for arm in decisions.names]
+        expected = path.means if is_maximised else None
+        found = [evaluate_decisions(decisions, arm, level=level, means=expected) for arm in decisions.names]
         widths[label] = [one.interval[1] - one.interval[0] for one in found]
     difference = weighted_mean(np.subtract(*scores.values()))
     frame = pandas.DataFrame(widths, index=pandas.Index(decisions.names, name="arm"))

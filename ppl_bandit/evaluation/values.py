@@ -1,4 +1,4 @@
-"""What a decision earned: the outcome that is evaluated, or a function of the outcomes, and whether the program maximises it."""
+"""What a decision earned: an outcome, or a function of the outcomes; and whether that is what the program maximises."""
 
 import inspect
 import math
@@ -48,6 +48,7 @@ def with_value(
     if value is not None and outcome is not None:
         raise ValueError(f"value= and outcome={outcome!r} both say what to evaluate: give one of them")
     outcomes = {"reward" if model is None else model.outcomes[0]: log.reward} if log.outcomes is None else log.outcomes
+    log = log._replace(outcomes=dict(outcomes))  # the model learns these, whatever is evaluated
     if value is not None:
         if not callable(value):
             raise ValueError(f"value must be a function of the outcomes, got {value!r}; outcome= names one of them")
@@ -68,9 +69,9 @@ def with_value(
     is_maximised = _is_maximised(model, lambda given: given[name] if isinstance(given, Mapping) else given)
     if outcome is None and not is_maximised:
         raise ValueError(
-            f"the program maximises its own expected_reward, which is not the mean of {name!r}: say what a decision earned with "
-            "value=, a function of the outcome (and of arm and context), such as lambda outcome, arm: price[arm] * outcome; or "
-            f"evaluate the outcome itself with outcome={name!r}"
+            f"the program maximises its own expected_reward, which is not the mean of {name!r}: say what a decision earned "
+            "with value=, a function of the outcome (and of arm and context), such as lambda outcome, arm: price[arm] * outcome; "
+            f"or evaluate the outcome itself with outcome={name!r}"
         )
     return Value(log, is_maximised)
 
@@ -83,7 +84,9 @@ def _call(value: Callable[..., Any], outcomes: Mapping[str, np.ndarray], arm: np
         what = "an array" if len(outcomes) == 1 else f"{{outcome: array}} of {list(outcomes)}"
         raise ValueError(f"value= was called once with {what} of {arm.size} rows, and raised {error!r}") from error
     if found.shape != arm.shape:
-        raise ValueError(f"value= returned an array of shape {found.shape}, expected {arm.shape}: one number for each row")
+        raise ValueError(
+            f"value= returned an array of shape {found.shape}, expected {arm.shape}: one number for each row"
+        )
     wrong = np.flatnonzero(~np.isfinite(found))
     if wrong.size:
         raise ValueError(f"value= returned {found[wrong[0]]} for row {wrong[0]}, expected finite numbers")
@@ -117,7 +120,9 @@ def _is_maximised(model: RewardModel, value: Callable[..., Any]) -> bool:
             trace = model.trace(latents, rows, contexts, key=key)
             masks = {name: mask_of(trace[name]["fn"]) for name in model.outcomes}
             values = {name: trace[name]["value"] for name in model.outcomes}
-            return {name: own if masks[name] is None else jnp.where(masks[name], own, 0) for name, own in values.items()}
+            return {
+                name: own if masks[name] is None else jnp.where(masks[name], own, 0) for name, own in values.items()
+            }
 
         return jax.vmap(one)(keys, draws)
 
@@ -129,7 +134,9 @@ def _is_maximised(model: RewardModel, value: Callable[..., Any]) -> bool:
         for arm in range(model.num_arms):
             plays = play(jr.split(jr.fold_in(key_plays, arm), _NUM_DRAWS), draws, jnp.full(_NUM_PLAYS, arm))
             flat = {name: np.asarray(values, float).reshape(-1) for name, values in plays.items()}
-            earned = _call(value, flat, np.full(num, arm), jax.tree.map(np.asarray, each)).reshape(_NUM_DRAWS, _NUM_PLAYS)
+            earned = _call(value, flat, np.full(num, arm), jax.tree.map(np.asarray, each)).reshape(
+                _NUM_DRAWS, _NUM_PLAYS
+            )
             difference = earned.mean(axis=1) - expected[:, arm]
             above = np.where(expected[:, arm] > np.median(expected[:, arm]), 1.0, -1.0)
             rounding = 1e-6 * float(np.abs(expected[:, arm]).mean())

@@ -83,7 +83,9 @@ def test_the_asymptotic_margin_tends_to_the_published_formula():
         middle = 0.5 * (low + high)
         low, high = (middle, high) if middle - math.log1p(middle) < -2 * math.log(alpha) else (low, middle)
     square = low / optimal
-    expected = math.sqrt(2 * variance * (t * square + 1) / (t**2 * square) * math.log(math.sqrt(t * square + 1) / alpha))
+    expected = math.sqrt(
+        2 * variance * (t * square + 1) / (t**2 * square) * math.log(math.sqrt(t * square + 1) / alpha)
+    )
     found = sequences.asymptotic_margin(np.array([t]), np.array([variance]), alpha, optimal)[0]
     assert found == pytest.approx(expected, rel=1e-5)
 

@@ -119,8 +119,8 @@ def test_a_log_without_overlap_is_refused_with_the_reason_and_what_remains_valid
     log.loc[:, "propensity_low"] = 0.0
     log.loc[:, "propensity_high"] = 1.0
     log.loc[:, "arm"] = "high"
-    log.loc[0, ["arm", "propensity", "propensity_low", "propensity_high"]] = "low", 0.001, 0.001, 0.999
-    log.loc[1, ["arm", "propensity", "propensity_control", "propensity_high"]] = "control", 0.001, 0.001, 0.999
+    log.loc[1, ["arm", "propensity", "propensity_low", "propensity_high"]] = "low", 0.001, 0.001, 0.999
+    log.loc[2, ["arm", "propensity", "propensity_control", "propensity_high"]] = "control", 0.001, 0.001, 0.999
     found = evaluate(log, "low")
     assert found.is_refused and np.isnan(found.interval).all()
     assert "effective sample size" in found.verdict and "confidence sequence" in found.verdict

@@ -84,7 +84,9 @@ def test_a_change_of_unit_changes_the_unit_of_the_answer_and_nothing_else(kind):
             assert other.sequence_kind == plain.sequence_kind
             np.testing.assert_allclose(other.interval, unit * np.array(plain.interval) + moved, rtol=1e-6)
             np.testing.assert_allclose(other.estimate, unit * plain.estimate + moved, rtol=1e-6)
-            np.testing.assert_allclose(other.sequence.iloc[1:], unit * plain.sequence.iloc[1:] + moved, 1e-6, 1e-12 * unit)
+            np.testing.assert_allclose(
+                other.sequence.iloc[1:], unit * plain.sequence.iloc[1:] + moved, 1e-6, 1e-12 * unit
+            )
 
 
 @pytest.mark.parametrize("num_runs", [60, pytest.param(1000, marks=pytest.mark.slow)])
