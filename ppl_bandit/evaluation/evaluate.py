@@ -11,8 +11,7 @@ from ppl_bandit.evaluation.evaluation import Evaluation, evaluate_decisions, res
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, decisions_from_frame
 from ppl_bandit.evaluation.posterior_path import engine_of, follow_posterior
 from ppl_bandit.evaluation.recorded_decisions import decisions_from_journal
-from ppl_bandit.evaluation.targets import Component
-from ppl_bandit.evaluation.values import with_value
+from ppl_bandit.evaluation.targets import Component, with_value
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header

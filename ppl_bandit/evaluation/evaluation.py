@@ -271,8 +271,9 @@ def _within(
 def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray, is_known: np.ndarray) -> _Prepared:
     every = log.propensities
     needed = component.probs > 0
-    has_overlap: np.ndarray = np.ones(log.arm.size, bool) if every is None else ((every > 0) | ~needed).all(axis=1)
-    is_used: np.ndarray = np.logical_and(has_overlap, is_known)
+    lacks = np.zeros(component.probs.shape, bool) if every is None else (every <= 0) & needed
+    has_overlap = np.asarray(~lacks.any(axis=1))
+    is_used = np.asarray(has_overlap & is_known)
     weights = estimators.importance_weights(component.probs, log.arm, log.propensity)[is_used]
     probs, arm, reward = component.probs[is_used], log.arm[is_used], log.reward[is_used]
     scores = estimators.doubly_robust_scores(probs, weights, means[is_used], arm, reward)

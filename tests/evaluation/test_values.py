@@ -9,7 +9,7 @@ import pytest
 
 from ppl_bandit import RewardModel, evaluate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.values import with_value
+from ppl_bandit.evaluation.targets import with_value
 
 PRICE = np.array([10.0, 40.0])
 RATES = np.array([0.5, 0.3])
