@@ -3,8 +3,8 @@
 The mixture for bounded variables is that of Howard, Ramdas, McAuliffe and Sekhon (2021, "Time-uniform, nonparametric,
 nonasymptotic confidence sequences"): of a sum S_t of centred variables with intrinsic time V_t, it exceeds 1 / alpha at any t
 with probability at most alpha. The empirical-Bernstein sequence is that of Waudby-Smith and Ramdas (2024,
-"Estimating means of bounded random variables by betting"), the asymptotic one that of Waudby-Smith et al. (2024, "Time-
-uniform central limit theory").
+"Estimating means of bounded random variables by betting"), the asymptotic one the t statistic's, which for large samples is
+that of Waudby-Smith et al. (2024, "Time-uniform central limit theory").
 """
 
 import math
@@ -130,19 +130,27 @@ def empirical_bernstein_lower(scores: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def asymptotic_margin(times: np.ndarray, variance: np.ndarray, alpha: float, optimal_time: float) -> np.ndarray:
-    """Return half the width of the asymptotic confidence sequence of a mean.
+    """Return half the width of the asymptotic confidence sequence of a mean; infinite for the first few samples.
 
-    Coverage at all times from a first time on tends to 1 - alpha as that first time grows; it is no finite-sample guarantee.
+    The sequence excludes means at which the t statistic's Bayes factor, the normal prior of whose effect has variance r^2, has
+    reached 1 / alpha: ((1 + u) / (1 + u / A))^(n/2) = sqrt(A) / alpha with u = (mean - mu)^2 / variance and A = 1 + n r^2. For
+    Gaussian scores it holds at all times (Lai, 1976; Wang and Ramdas, 2024). For others the coverage at all times from a first
+    time on tends to 1 - alpha as that grows: for large n the margin is that of Waudby-Smith et al. (2024),
+
+        sqrt(2 variance (n r^2 + 1) / (n^2 r^2) log(sqrt(n r^2 + 1) / alpha)).
 
     Args:
-        times: sample sizes.
-        variance: of the scores, estimated at each of them.
+        times: sample sizes n.
+        variance: of the scores, sum (x - mean)^2 / n, at each of them.
         optimal_time: sample size at which the sequence is tightest.
     """
-    times, variance = np.asarray(times, float), np.maximum(np.asarray(variance, float), 1e-300)
+    times = np.asarray(times, float)
     square = (-special.lambertw(-(alpha**2) / math.e, k=-1).real - 1.0) / optimal_time
-    total = times * variance * square
-    return np.sqrt(2.0 * (total + 1.0) / (times**2 * square) * np.log(np.sqrt(total + 1.0) / alpha))
+    total = 1.0 + times * square
+    with np.errstate(divide="ignore", over="ignore"):
+        growth = np.exp(np.log(total / alpha**2) / times)
+        ratio = np.where(growth < total, (growth - 1.0) / np.maximum(1.0 - growth / total, 1e-300), math.inf)
+    return np.where(np.isinf(ratio), math.inf, np.sqrt(variance) * np.sqrt(np.where(np.isinf(ratio), 0.0, ratio)))
 
 
 def _first_inside(exceeds: Callable[[np.ndarray], np.ndarray], outer: np.ndarray, inner: np.ndarray) -> np.ndarray:

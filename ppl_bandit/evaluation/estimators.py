@@ -20,15 +20,13 @@ __all__ = [
     "Estimate",
     "direct_method",
     "doubly_robust_scores",
+    "effective_events",
     "effective_sample_size",
     "importance_weights",
     "inverse_propensity",
     "running_means",
     "self_normalised",
-    "shrunk_weights",
     "stabilising_weights",
-    "switched_weights",
-    "two_point_allocation",
     "weighted_contrast",
     "weighted_mean",
 ]
@@ -70,6 +68,32 @@ def effective_sample_size(weights: np.ndarray) -> float:
     return float(np.sum(weights)) ** 2 / squares if math.isfinite(squares) and squares > 0 else 0.0
 
 
+def effective_events(weights: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+    """Return how many events the weighted mean of the first t rewards rests on, for every t.
+
+    With r = w (Y - mean), the smaller of (sum r^2)^3 / (sum r^3)^2 and 3 (sum r^2)^2 / sum r^4: n over the squared skewness,
+    and 3 n over the kurtosis. For rare rewards of 1 among rewards of 0 both are about the number of ones; for n rewards without
+    skewness and without heavy tails they are n or more. Neither depends on the unit of the rewards, nor on where 0
+    lies. 0 where all rewards are equal.
+    """
+    if rewards.size == 0 or not (np.isfinite(weights).all() and weights.any()):
+        return np.zeros(rewards.size)
+    share = weights / weights.max()
+    from_mean = rewards - np.sum(share * rewards) / np.sum(
+        share
+    )  # rounding: moments about the mean so far follow from these
+    from_mean = from_mean / (np.max(np.abs(from_mean)) or 1.0)
+    sums = {(k, j): np.cumsum(share**k * from_mean**j) for k in (1, 2, 3, 4) for j in range(k + 1)}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where(sums[1, 0] > 0, sums[1, 1] / sums[1, 0], 0.0)
+        second, third, fourth = (
+            sum(math.comb(k, j) * (-mean) ** (k - j) * sums[k, j] for j in range(k + 1)) for k in (2, 3, 4)
+        )
+        found = np.minimum(second**3 / third**2, 3.0 * second**2 / fourth)
+    is_constant = (second <= 1e-12 * sums[2, 0]) | (np.ptp(rewards[weights > 0]) <= 1e-12 * np.max(np.abs(rewards)))
+    return np.where(is_constant, 0.0, found)
+
+
 def inverse_propensity(weights: np.ndarray, rewards: np.ndarray) -> Estimate:
     """Return the mean of the importance-weighted rewards (IPS)."""
     return weighted_mean(weights * rewards)
@@ -85,29 +109,19 @@ def self_normalised(weights: np.ndarray, rewards: np.ndarray) -> Estimate:
 
 
 def direct_method(target: np.ndarray, means: np.ndarray) -> Estimate:
-    """Return the mean of the outcome model under the target; its error ignores that the model may be wrong."""
-    return weighted_mean(np.sum(target * means, axis=1))
+    """Return the mean of the outcome model under the target: the model's own word, whose error the log does not tell."""
+    return Estimate(float(np.mean(np.sum(target * means, axis=1))), math.nan)
 
 
 def doubly_robust_scores(
     target: np.ndarray, weights: np.ndarray, means: np.ndarray, arms: np.ndarray, rewards: np.ndarray
 ) -> np.ndarray:
-    """Return the scores G_t; with importance weights changed by `switched_weights` or `shrunk_weights`, those variants.
+    """Return the scores G_t.
 
     Args:
         means: (T, A), m_t(a), each row known before its decision.
     """
     return np.sum(target * means, axis=1) + weights * (rewards - means[np.arange(arms.size), arms])
-
-
-def switched_weights(weights: np.ndarray, threshold: float) -> np.ndarray:
-    """Return weights with those above a threshold set to 0: there the outcome model stands alone (Switch-DR)."""
-    return np.where(weights <= threshold, weights, 0.0)
-
-
-def shrunk_weights(weights: np.ndarray, strength: float) -> np.ndarray:
-    """Return lambda w / (w^2 + lambda), the optimistic shrinkage of Su et al. (2020); an infinite strength changes nothing."""
-    return weights if math.isinf(strength) else strength * weights / (weights**2 + strength)
 
 
 def weighted_mean(scores: np.ndarray, allocation: np.ndarray | None = None) -> Estimate:
@@ -135,25 +149,6 @@ def weighted_contrast(
     return Estimate(value, float(np.sqrt(np.sum((parts[0] + parts[1]) ** 2))))
 
 
-def two_point_allocation(propensities: np.ndarray, decay: float = 0.0) -> np.ndarray:
-    """Return the two-point allocation weights for one arm.
-
-    h_t^2 / e_t = lambda_t (1 - sum_{s<t} h_s^2 / e_s): each row gets a share lambda_t of the variance that is left, between
-    what it would get if propensities stayed as they are and if they fell as t^-decay.
-
-    Args:
-        decay: a, the rate at which the floor of the propensities falls; 0 for a constant floor.
-    """
-    num_rows = propensities.size
-    t = np.arange(1, num_rows + 1)
-    stays = 1.0 / (1.0 + num_rows - t)
-    falls = (1.0 - decay) / ((1.0 - decay) + num_rows * (t / num_rows) ** decay - t)
-    rate = np.clip((1.0 - propensities) * falls + propensities * stays, 0.0, 1.0)
-    with np.errstate(divide="ignore"):
-        left = np.exp(np.concatenate([[0.0], np.cumsum(np.log1p(-rate[:-1]))]))
-    return np.sqrt(propensities * rate * left)
-
-
 def stabilising_weights(variances: np.ndarray) -> np.ndarray:
     """Return 1 / sqrt(v_t) for contextual targets, with v_t averaged over the contexts before t.
 
@@ -171,11 +166,12 @@ def stabilising_weights(variances: np.ndarray) -> np.ndarray:
 
 
 def running_means(arms: np.ndarray, rewards: np.ndarray, num_arms: int) -> np.ndarray:
-    """Return (T, A): the mean reward of each arm over the earlier rows; 0 for an arm not seen yet."""
+    """Return (T, A): each arm's mean reward over the earlier rows; for an arm not seen yet that of all, 0 in the first row."""
     num_rows = arms.size
     sums, counts = np.zeros((num_rows + 1, num_arms)), np.zeros((num_rows + 1, num_arms))
     later = np.arange(1, num_rows + 1)
     sums[later, arms] = rewards
     counts[later, arms] = 1.0
     sums, counts = np.cumsum(sums, axis=0)[:-1], np.cumsum(counts, axis=0)[:-1]
-    return np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+    pooled = sums.sum(axis=1) / np.maximum(counts.sum(axis=1), 1.0)
+    return np.where(counts > 0, sums / np.maximum(counts, 1.0), pooled[:, None])

@@ -1,6 +1,6 @@
 """Evaluate an arm, a difference or a policy on the decisions of an experiment."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,13 +11,14 @@ from ppl_bandit.evaluation.evaluation import Evaluation, evaluate_decisions, res
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions, decisions_from_frame
 from ppl_bandit.evaluation.posterior_path import engine_of, follow_posterior
 from ppl_bandit.evaluation.recorded_decisions import decisions_from_journal
-from ppl_bandit.evaluation.targets import Component
+from ppl_bandit.evaluation.targets import Component, with_value
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.journal.journal import Journal
+from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Selector
 
-__all__ = ["evaluate", "find_model", "logged_decisions"]
+__all__ = ["evaluate", "find_model", "logged_decisions", "valued_decisions"]
 
 _NUM_DRAWS = 2000
 _MOST_CONTEXTS = 200
@@ -34,6 +35,7 @@ def evaluate(
     name: str = "default",
     outcome: str | None = None,
     arms: Sequence[Any] | None = None,
+    value: Callable[..., Any] | None = None,
 ) -> Evaluation:
     """Say what may be concluded about a target from decisions that were made adaptively.
 
@@ -50,19 +52,22 @@ def evaluate(
         model: the reward model that predicts outcomes; None takes that of the bandit, and running means for other logs. A
             wrong model makes intervals wider, not wrong.
         level: of intervals and of the confidence sequence.
-        bounds: smallest and largest possible reward, for finite-sample confidence sequences; rewards that are all 0 or 1 are
-            taken for binary.
+        bounds: smallest and largest possible reward, for finite-sample confidence sequences; rewards that are all 0 or 1, and
+            rewards of two values that are both frequent, are taken for binary.
         baseline: an arm or policy to subtract.
         name: of the experiment in a journal.
-        outcome: the outcome to evaluate, for a program with several.
+        outcome: the outcome to evaluate. None takes the only one, if its mean is what the program maximises.
         arms: names of a DataFrame's arms, in the order of the model's arms; None sorts the names that occur.
+        value: what a decision earned, in place of one outcome: a function of the outcome, an array with an entry for each
+            decision, or of {outcome: array} of several; it may also take the arms, as in the program, and the contexts. Such as
+            `lambda sale, arm: price[arm] * sale`.
 
     Raises:
-        ValueError: for a log, target or bounds that cannot be used.
+        ValueError: for a log, target or bounds that cannot be used, or where it is not clear what a decision earned.
         JournalError: if the journal was edited.
     """
     model = find_model(log, model)
-    decisions = logged_decisions(log, model, name=name, outcome=outcome, arms=arms)
+    decisions, is_maximised = valued_decisions(log, model, name=name, outcome=outcome, arms=arms, value=value)
     if model is None:
         return evaluate_decisions(decisions, target, level=level, bounds=bounds, baseline=baseline)
     no_probs = np.full((decisions.arm.size, len(decisions.names)), np.nan)
@@ -84,8 +89,8 @@ def evaluate(
         level=level,
         bounds=bounds,
         baseline=baseline,
-        means=path.means,
-        posterior=None if model.moving_sites else posterior,
+        means=path.means if is_maximised else None,
+        posterior=posterior if is_maximised and not model.moving_sites else None,
         probs_of=probs_of,
     )
 
@@ -95,6 +100,37 @@ def find_model(log: Any, model: RewardModel | None) -> RewardModel | None:
     if model is not None and not isinstance(model, RewardModel):
         raise ValueError(f"model must be a RewardModel, got {model!r}: give RewardModel(program, num_arms)")
     return log.model if model is None and _is_bandit(log) else model
+
+
+_OTHER_QUANTITY = (
+    "the program maximises another quantity than the one that is evaluated here, so the outcome model is a running mean, and "
+    "the model has no interval of its own"
+)
+
+
+def valued_decisions(
+    log: Any,
+    model: RewardModel | None,
+    *,
+    name: str = "default",
+    outcome: str | None = None,
+    arms: Sequence[Any] | None = None,
+    value: Callable[..., Any] | None = None,
+) -> tuple[LoggedDecisions, bool]:
+    """Return decisions whose rewards are what is evaluated, and whether the model's expected reward is the mean of that."""
+    is_recorded = not (is_frame(log) or isinstance(log, LoggedDecisions))
+    first = outcome
+    if outcome is None and is_recorded and (isinstance(log, Journal) or _is_bandit(log)):
+        # Which one does not matter here: all are read.
+        first = (read_header(log.store, name).identity["outcomes"] if isinstance(log, Journal) else log.model.outcomes)[
+            0
+        ]
+    found, is_maximised = with_value(
+        logged_decisions(log, model, name=name, outcome=first, arms=arms), model, value, outcome
+    )
+    if is_maximised is False:
+        found = found._replace(cautions=(*found.cautions, _OTHER_QUANTITY))
+    return found, is_maximised is not False
 
 
 def logged_decisions(

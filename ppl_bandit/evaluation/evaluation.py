@@ -11,7 +11,7 @@ from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
-from ppl_bandit.evaluation.sequences import Sequence, confidence_sequence
+from ppl_bandit.evaluation.sequences import ScoredRows, Sequence, confidence_sequence
 from ppl_bandit.evaluation.targets import Component, contrast_words, resolve_target
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Evaluation", "evaluate_decisions", "resolve_arguments"]
 
 MIN_EFFECTIVE_SAMPLE_SIZE = 30.0
+MIN_EFFECTIVE_EVENTS = 20.0  # normal intervals cover .93 or more from here on: tests/evaluation/test_rare_rewards.py
 MAX_WEIGHT_DEVIATION = 4.0  # standard errors of the mean weight from 1
-_SWITCH = 10.0  # importance weight above which the outcome model stands alone
-_SHRINKAGE = 100.0
+_LARGEST_SHARE_UNSAID = 0.01  # of decisions that are left out, before the verdict says so
 _BLUE, _GREY = "#0072B2", "#999999"
 
 
@@ -30,16 +30,20 @@ class _Prepared(NamedTuple):
     """A component on the rows that can tell about it.
 
     Attributes:
-        is_used: (T,), rows in which the log could have played every arm that the component plays.
-        weights, scores: of those rows.
+        has_overlap: (T,), rows in which the log could have played every arm that the component plays.
+        is_used: (T,), these rows, but the first where nothing was known before it.
+        weights, scores: of the rows that are used.
         allocation: h_t of those rows; None where the probabilities of all arms were not recorded.
+        num_events: of those rows, the effective number of events so far.
     """
 
     component: Component
+    has_overlap: np.ndarray
     is_used: np.ndarray
     weights: np.ndarray
     scores: np.ndarray
     allocation: np.ndarray | None
+    num_events: np.ndarray
 
 
 class Evaluation(NamedTuple):
@@ -48,9 +52,9 @@ class Evaluation(NamedTuple):
     Attributes:
         label: what was estimated.
         estimate: of its mean reward, or of the difference.
-        standard_error: of the estimate.
-        interval: at the fixed sample size of the log, cut to the bounds of the rewards; holds under adaptive collection.
-            (nan, nan) where it is refused.
+        standard_error: of the estimate; nan where rewards are too rare for one.
+        interval: at the fixed sample size of the log, cut to the bounds of the rewards; holds under adaptive collection. Where
+            rewards are too rare for a normal interval, the last row of the sequence. (nan, nan) where it is refused.
         sequence: a DataFrame by number of decisions with columns estimate, lower, upper: holds at all of them at once.
         sequence_kind: which confidence sequence that is, and what it assumes.
         posterior: the model's own interval; None without a model, and if latents of the model move: what it knows at the end
@@ -60,6 +64,8 @@ class Evaluation(NamedTuple):
         verdict: the answer in words.
         estimates: every estimator's result.
         level: of all intervals.
+        cautions: what is wrong with the rows of the log, in words; also in the verdict.
+        is_normal: whether the interval, and those of `table()`, are normal ones.
     """
 
     label: str
@@ -74,12 +80,21 @@ class Evaluation(NamedTuple):
     verdict: str
     estimates: dict[str, Estimate]
     level: float
+    cautions: tuple[str, ...] = ()
+    is_normal: bool = True
 
     def table(self) -> "pandas.DataFrame":
-        """Return a DataFrame with one row per estimator and the columns estimate, standard_error, lower, upper."""
+        """Return a DataFrame with one row per estimator and the columns estimate, standard_error, lower, upper.
+
+        Without a normal interval the last three are nan.
+        """
         import pandas
 
-        rows = {name: (*found, *found.interval(self.level)) for name, found in self.estimates.items()}
+        nothing = math.nan, math.nan, math.nan
+        rows = {
+            name: (found.value, *((found.standard_error, *found.interval(self.level)) if self.is_normal else nothing))
+            for name, found in self.estimates.items()
+        }
         columns = ["estimate", "standard_error", "lower", "upper"]
         return pandas.DataFrame.from_dict(rows, orient="index", columns=columns)
 
@@ -93,7 +108,8 @@ class Evaluation(NamedTuple):
             colour = _BLUE if name == chosen else _GREY
             left.errorbar(row["estimate"], place, xerr=margin, fmt="o", color=colour, capsize=3)
         left.set_yticks(range(len(table)), list(table.index[::-1]))
-        left.set_title(f"estimators, {self.level:.0%} intervals" + ("" if chosen else " (refused)"))
+        title = f"estimators, {self.level:.0%} intervals" if self.is_normal else "estimators, without intervals"
+        left.set_title(title + (" (refused)" if self.is_refused else ""))
         right.plot(sequence.index, sequence["estimate"], color=_BLUE)
         right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
         right.set(xscale="log", xlabel="decisions")
@@ -116,7 +132,8 @@ class Evaluation(NamedTuple):
     def _repr_html_(self) -> str:
         notes = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.diagnostics.items())
         table = self.table().to_html(float_format=lambda value: f"{value:.4g}", border=0)
-        return f"<p><b>{html.escape(self.verdict)}</b></p>{table}<p><small>{html.escape(notes)}</small></p>"
+        verdict = html.escape(self.verdict).replace("\n", "<br>")
+        return f"<p><b>{verdict}</b></p>{table}<p><small>{html.escape(notes)}</small></p>"
 
 
 def evaluate_decisions(
@@ -139,18 +156,31 @@ def evaluate_decisions(
         posterior: components -> the model's own interval.
     """
     components, bounds = resolve_arguments(log, target, level, bounds, baseline, probs_of)
-    means = estimators.running_means(log.arm, log.reward, len(log.names)) if means is None else means
-    parts = [_prepare(log, component, means) for component in components]
+    _check_propensities(log)
+    is_known = np.ones(log.arm.size, bool)
+    if means is None:
+        means = estimators.running_means(log.arm, log.reward, len(log.names))
+        is_known[0] = False  # nothing was known before the first row
+    parts = [_prepare(log, component, means, is_known) for component in components]
     found = _estimates(log, parts, means)
     diagnostics = _diagnostics(log, parts)
+    sequence = confidence_sequence(log, components, [_scored(log, part) for part in parts], level, bounds)
+    rare = [part for part in parts if _events(part) < MIN_EFFECTIVE_EVENTS]
     reasons = _refusals(log, parts)
+    if bounds is None and not reasons:
+        reasons = [_too_rare(log, part) for part in rare]
     chosen = found[_chosen(found)]
-    is_refused = bool(reasons)
-    interval = (math.nan, math.nan) if is_refused else _within(chosen.interval(level), bounds, len(components))
-    sequence = confidence_sequence(log, components, _full_scores(log, parts, means), level, bounds)
-    label = contrast_words(components)
+    if reasons:
+        interval = math.nan, math.nan
+    elif rare:
+        estimate, *ends = (float(value) for value in sequence.frame.iloc[-1][["estimate", "lower", "upper"]])
+        chosen, interval = Estimate(estimate, math.nan), (ends[0], ends[1])
+    else:
+        interval = _within(chosen.interval(level), bounds, len(components))
+    cautions = _cautions(log)
+    why = "; ".join(_too_rare(log, part) for part in rare)
     return Evaluation(
-        label,
+        contrast_words(components),
         chosen.value,
         chosen.standard_error,
         interval,
@@ -158,10 +188,12 @@ def evaluate_decisions(
         sequence.kind,
         None if posterior is None else posterior(components),
         diagnostics,
-        is_refused,
-        _verdict(components, chosen, interval, sequence, diagnostics, reasons, level),
+        bool(reasons),
+        _verdict(components, chosen, interval, sequence, diagnostics, reasons, why, cautions, level),
         found,
         level,
+        tuple(cautions),
+        not (reasons or rare),
     )
 
 
@@ -200,8 +232,14 @@ def _chosen(estimates: Mapping[str, Estimate]) -> str:
 
 
 def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Return the bounds of the rewards; rewards of 0 and 1, and two values that are both frequent, are taken for all values."""
     if bounds is None:
-        return (0.0, 1.0) if np.isin(log.reward, (0.0, 1.0)).all() else None
+        values, counts = np.unique(log.reward, return_counts=True)
+        if np.isin(values, (0.0, 1.0)).all():
+            return 0.0, 1.0
+        return (
+            (float(values[0]), float(values[1])) if values.size == 2 and counts.min() >= MIN_EFFECTIVE_EVENTS else None
+        )
     low, high = map(float, bounds)
     if not low < high:
         raise ValueError(f"bounds must be (smallest, largest) possible reward, got {bounds}")
@@ -209,6 +247,15 @@ def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) ->
     if outside.size:
         raise ValueError(f"bounds are {bounds}, but row {outside[0]} has the reward {log.reward[outside[0]]:g}")
     return low, high
+
+
+def _check_propensities(log: LoggedDecisions) -> None:
+    wrong = np.flatnonzero(~((log.propensity > 0) & (log.propensity <= 1)))
+    if wrong.size:
+        raise ValueError(
+            f"row {wrong[0]} of the log played its arm with a recorded propensity of {log.propensity[wrong[0]]:g}: expected a "
+            "probability in (0, 1]; leave out rows whose propensity is not known"
+        )
 
 
 def _within(
@@ -221,11 +268,12 @@ def _within(
     return min(max(interval[0], low), high), min(max(interval[1], low), high)
 
 
-def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray) -> _Prepared:
+def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray, is_known: np.ndarray) -> _Prepared:
     every = log.propensities
-    is_used: Any = np.ones(log.arm.size, bool)
-    if every is not None:
-        is_used = ~((component.probs > 0) & ~(every > 0)).any(axis=1)
+    needed = component.probs > 0
+    lacks = np.zeros(component.probs.shape, bool) if every is None else (every <= 0) & needed
+    has_overlap = np.asarray(~lacks.any(axis=1))
+    is_used = np.asarray(has_overlap & is_known)
     weights = estimators.importance_weights(component.probs, log.arm, log.propensity)[is_used]
     probs, arm, reward = component.probs[is_used], log.arm[is_used], log.reward[is_used]
     scores = estimators.doubly_robust_scores(probs, weights, means[is_used], arm, reward)
@@ -235,17 +283,23 @@ def _prepare(log: LoggedDecisions, component: Component, means: np.ndarray) -> _
             variances = np.where(probs > 0, probs**2 / every[is_used], 0.0).sum(axis=1)
         # Without contexts v_t is known before A_t is drawn; with them it depends on the row's own context.
         allocation = variances**-0.5 if log.contexts is None else estimators.stabilising_weights(variances)
-    return _Prepared(component, is_used, weights, scores, allocation)
+    counted = weights if allocation is None else weights * allocation
+    events = estimators.effective_events(counted, reward)
+    return _Prepared(component, has_overlap, is_used, weights, scores, allocation, events)
 
 
-def _full_scores(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) -> list[np.ndarray]:
-    """Return scores of all rows; a row that cannot tell about a component has its outcome model's mean alone."""
-    found = []
-    for part in parts:
-        scores = np.sum(part.component.probs * means, axis=1)
-        scores[part.is_used] = part.scores
-        found.append(scores)
-    return found
+def _events(part: _Prepared) -> float:
+    return float(part.num_events[-1]) if part.num_events.size else 0.0
+
+
+def _scored(log: LoggedDecisions, part: _Prepared) -> ScoredRows:
+    """Return the scores of a component, and from which row on they carry an asymptotic sequence."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        sizes = np.cumsum(part.weights) ** 2 / np.cumsum(part.weights**2)
+    is_enough = (sizes >= MIN_EFFECTIVE_SAMPLE_SIZE) & (part.num_events >= MIN_EFFECTIVE_EVENTS)
+    if log.contexts is not None and not part.has_overlap.all():  # the rows that are used have other contexts
+        is_enough[:] = False
+    return ScoredRows(part.is_used, part.scores, is_enough)
 
 
 def _estimates(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) -> dict[str, Estimate]:
@@ -253,31 +307,17 @@ def _estimates(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) 
     if len(parts) == 2:
         return _contrasts(log, parts, means)
     part = parts[0]
-    arm, reward, own = log.arm[part.is_used], log.reward[part.is_used], means[part.is_used]
-    probs, weights = part.component.probs[part.is_used], part.weights
     if not part.is_used.any():
         return {"dr": Estimate(math.nan, math.nan)}
-    found: dict[str, Estimate] = {}
-    if part.component.arm is not None:
-        played = log.reward[log.arm == part.component.arm]
-        error = float(played.std(ddof=1)) / math.sqrt(played.size) if played.size > 1 else math.nan
-        found["naive"] = Estimate(float(played.mean()) if played.size else math.nan, error)
-    found["ips"] = estimators.inverse_propensity(weights, reward)
-    found["snips"] = estimators.self_normalised(weights, reward)
-    found["dm"] = estimators.direct_method(probs, own)
-    found["dr"] = estimators.weighted_mean(part.scores)
+    reward, own = log.reward[part.is_used], means[part.is_used]
+    found = {
+        "ips": estimators.inverse_propensity(part.weights, reward),
+        "snips": estimators.self_normalised(part.weights, reward),
+        "dm": estimators.direct_method(part.component.probs[part.is_used], own),
+        "dr": estimators.weighted_mean(part.scores),
+    }
     if part.allocation is not None:
         found["dr_stabilised"] = estimators.weighted_mean(part.scores, part.allocation)
-        found["dr_inverse_variance"] = estimators.weighted_mean(part.scores, part.allocation**2)
-        if part.component.arm is not None and log.contexts is None:
-            assert log.propensities is not None
-            two_point = estimators.two_point_allocation(log.propensities[part.is_used, part.component.arm], decay=0.5)
-            found["dr_two_point"] = estimators.weighted_mean(part.scores, two_point)
-    for name, changed in (
-        ("switch", estimators.switched_weights(weights, _SWITCH)),
-        ("shrinkage", estimators.shrunk_weights(weights, _SHRINKAGE)),
-    ):
-        found[name] = estimators.weighted_mean(estimators.doubly_robust_scores(probs, changed, own, arm, reward))
     return found
 
 
@@ -296,9 +336,10 @@ def _contrasts(log: LoggedDecisions, parts: list[_Prepared], means: np.ndarray) 
         return rows
 
     scores = all_rows(parts[0], parts[0].scores), all_rows(parts[1], parts[1].scores)
-    for name, power in (("dr", 0.0), ("dr_stabilised", 1.0), ("dr_inverse_variance", 2.0)):
+    for name in ("dr", "dr_stabilised"):
         if name in found:
-            weights = [all_rows(part, 1.0 if part.allocation is None else part.allocation**power) for part in parts]
+            plain = [1.0 if name == "dr" or part.allocation is None else part.allocation for part in parts]
+            weights = [all_rows(part, own) for part, own in zip(parts, plain, strict=True)]
             found[name] = estimators.weighted_contrast(scores, (weights[0], weights[1]))
     return found
 
@@ -314,10 +355,11 @@ def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, floa
     return {
         "num_decisions": float(num_decisions),
         "effective_sample_size": min(sizes),
+        "effective_events": min(_events(part) for part in parts),
         "mean_weight": float(worst.weights.mean()) if worst.weights.size else math.nan,
         "max_weight": float(worst.weights.max()) if worst.weights.size else math.nan,
         "smallest_propensity": float(smallest.min()) if smallest.size else 0.0,
-        "share_of_zero_propensities": float(1.0 - worst.is_used.mean()),
+        "share_of_zero_propensities": float(1.0 - worst.has_overlap.mean()),
         "share_of_unrewarded_decisions": log.num_unrewarded / num_decisions,
         "num_without_propensity": float(log.num_without_propensity),
     }
@@ -325,18 +367,15 @@ def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, floa
 
 def _refusals(log: LoggedDecisions, parts: list[_Prepared]) -> list[str]:
     """Return why the log cannot carry an interval; empty where it can."""
-    reasons = []
+    reasons = list(log.doubts)
     for part in parts:
         label, weights = part.component.label, part.weights
-        if log.contexts is not None and not part.is_used.all():
+        if log.contexts is not None and not part.has_overlap.all():
             reasons.append(
-                f"{label} plays arms that the log could not play in {1 - part.is_used.mean():.1%} of the contexts"
+                f"{label} plays arms that the log could not play in {1 - part.has_overlap.mean():.1%} of the contexts"
             )
         if not part.is_used.any() or not weights.any():
             reasons.append(f"no decision of the log tells about {label}: no overlap")
-            continue
-        if not np.isfinite(weights).all():
-            reasons.append(f"{label}: an arm was played although its recorded propensity is 0")
             continue
         size = estimators.effective_sample_size(weights)
         if size < MIN_EFFECTIVE_SAMPLE_SIZE:
@@ -351,6 +390,40 @@ def _refusals(log: LoggedDecisions, parts: list[_Prepared]) -> list[str]:
     return reasons
 
 
+def _too_rare(log: LoggedDecisions, part: _Prepared) -> str:
+    """Return that the rewards of a component rest on too few events, and how many decisions are likely to bring enough."""
+    label, found = part.component.label, _events(part)
+    own = log.reward[part.is_used][part.weights > 0]
+    if found == 0:
+        only = f": all {own.size} are {own[0]:.4g}" if own.size else ""
+        return f"the rewards of {label} do not differ{only}; a normal interval needs at least {MIN_EFFECTIVE_EVENTS:.0f} events"
+    more = log.arm.size * (MIN_EFFECTIVE_EVENTS / found - 1.0)
+    return (
+        f"the rewards of {label} are worth {found:.2g} events (of a rare reward: how often it came), and a normal interval "
+        f"needs {MIN_EFFECTIVE_EVENTS:.0f}: about {float(f'{more:.1g}'):,.0f} more decisions like these"
+    )
+
+
+def _cautions(log: LoggedDecisions) -> list[str]:
+    """Return what the rows of the log leave open, in words."""
+    found = list(log.cautions)
+    num_decisions = log.arm.size + log.num_unrewarded
+    share = log.num_unrewarded / num_decisions
+    if share > _LARGEST_SHARE_UNSAID:
+        found.append(
+            f"{share:.1%} of the decisions ({log.num_unrewarded} of {num_decisions}) have no reward. What is said here holds "
+            "only if whether a reward is missing does not depend on what it would have been"
+        )
+    num_plays = log.arm.size + log.num_without_propensity
+    share = log.num_without_propensity / num_plays
+    if share > _LARGEST_SHARE_UNSAID:
+        found.append(
+            f"{share:.1%} of the rewards ({log.num_without_propensity} of {num_plays}) have no propensity and are left out. "
+            "What is said here holds only for the others"
+        )
+    return found
+
+
 def _verdict(
     components: list[Component],
     chosen: Estimate,
@@ -358,9 +431,14 @@ def _verdict(
     sequence: Sequence,
     diagnostics: Mapping[str, float],
     reasons: list[str],
+    why_sequence: str,
+    cautions: list[str],
     level: float,
 ) -> str:
+    """Return the answer, then the cautions, then what it rests on; a line each."""
+    said = [f"Caution: {caution}." for caution in cautions]
     last = sequence.frame.iloc[-1]
+    is_bounded = math.isfinite(last["upper"] - last["lower"])
     anytime = f"{last['lower']:.4g} to {last['upper']:.4g}"
     if reasons:
         is_asymptotic = sequence.kind.startswith("asymptotic")
@@ -369,13 +447,17 @@ def _verdict(
             if is_asymptotic
             else "What remains valid is"
         )
-        return (
-            f"No interval: the log cannot carry a claim about {contrast_words(components)}. Reason: {'; '.join(reasons)}. "
-            f"{remains} the confidence sequence, {anytime} at {level:.0%} ({sequence.kind}). Remedy for the next "
-            "experiment: selectors.with_floor keeps every arm's probability above a floor."
+        rest = f"{remains} the confidence sequence, {anytime} at {level:.0%} ({sequence.kind})."
+        if not is_bounded:
+            rest = "Give bounds= for a confidence sequence that holds in small samples."
+        return "\n".join(
+            [
+                f"No interval for {contrast_words(components)}: {'; '.join(reasons)}.",
+                *said,
+                f"{rest} Remedy for the next experiment: selectors.with_floor keeps every arm's probability above a floor.",
+            ]
         )
     shown = f"{level:.0%} interval {interval[0]:.4g} to {interval[1]:.4g}"
-    size = f"effective sample size {diagnostics['effective_sample_size']:.0f}"
     if len(components) == 1:
         answer = f"The mean reward of {components[0].label} is {chosen.value:.4g} ({shown})."
     else:
@@ -387,5 +469,14 @@ def _verdict(
             answer = f"{second} beats {first} by {-chosen.value:.4g} ({turned})."
         else:
             answer = f"No difference is shown between {first} and {second}: {chosen.value:.4g} ({shown})."
-    looked = f"If you looked at the data before the end, use the confidence sequence: {anytime}."
-    return f"{answer} The log can carry this claim: {size}. {looked}"
+    if why_sequence:
+        looked = f"The interval is the confidence sequence ({sequence.kind}), because {why_sequence}."
+    elif is_bounded:
+        looked = f"If you looked at the data before the end, use the confidence sequence: {anytime}."
+    else:
+        looked = "If you looked at the data before the end, give bounds= for a confidence sequence."
+    support = (
+        f"The data support this: the effective sample size is {diagnostics['effective_sample_size']:.0f}, the smallest "
+        f"recorded probability {diagnostics['smallest_propensity']:.2g}."
+    )
+    return "\n".join([answer, *said, f"{looked}" if why_sequence else f"{support} {looked}"])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
 from ppl_bandit.inputs.data_frames import check_columns
 
 __all__ = ["LoggedDecisions", "decisions_from_frame"]
@@ -29,6 +30,8 @@ class LoggedDecisions(NamedTuple):
         num_without_propensity: rewards of plays that were decided elsewhere, which are left out.
         learnt_contexts: contexts with the entries that came with the rewards; None where there are no such entries. The model
             learns from them, but what it expects before a decision may not depend on them.
+        doubts: why no interval can be trusted, in words.
+        cautions: what a reader of the answer has to know, in words.
     """
 
     names: tuple[Any, ...]
@@ -41,6 +44,8 @@ class LoggedDecisions(NamedTuple):
     num_unrewarded: int = 0
     num_without_propensity: int = 0
     learnt_contexts: Any = None
+    doubts: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
 
 def decisions_from_frame(
@@ -57,9 +62,10 @@ def decisions_from_frame(
         num_arms: of a model; arms that are whole numbers below it are then its indices.
 
     Raises:
-        ValueError: for a missing column, an unknown arm, or a propensity outside [0, 1].
+        ValueError: for a missing column, an unknown arm, a propensity outside (0, 1], or a log with copies of its rows.
     """
     check_columns(frame, ["arm", "reward", "propensity"], "log")
+    check_repeated_rows({str(column): frame[column] for column in frame.columns})
     columns = [str(column) for column in frame.columns]
     played = np.asarray(frame["arm"])
     known = _arm_names(played, columns, num_arms) if names is None else tuple(names)
@@ -71,11 +77,18 @@ def decisions_from_frame(
     reward = np.asarray(frame["reward"], float)
     propensity = np.asarray(frame["propensity"], float)
     _check_probabilities(propensity, "propensity")
+    if (propensity == 0).any():
+        raise ValueError(
+            f"log: row {int(np.argmax(propensity == 0))} has the propensity 0, but its arm was played: give the probability "
+            "that it was played with, or leave the cell empty if it is not known"
+        )
     every = _all_propensities(frame, columns, known, arm, propensity)
     has_reward, has_propensity = ~np.isnan(reward), ~np.isnan(propensity)
     keep = has_reward & has_propensity
     if np.isinf(reward).any():
         raise ValueError(f"log: row {int(np.argmax(np.isinf(reward)))} has an infinite reward")
+
+    doubts = [] if every is not None else propensity_doubts(propensity[has_propensity], arm[has_propensity], len(known))
 
     def rows(leaf: Any) -> Any:
         return None if leaf is None else np.asarray(leaf)[keep]
@@ -92,6 +105,7 @@ def decisions_from_frame(
         None,
         int((~has_reward & has_propensity).sum()),
         int((~has_propensity).sum()),
+        doubts=tuple(doubts),
     )
 
 

@@ -6,12 +6,13 @@ learnt.
 """
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ppl_bandit.evaluation.estimators import Estimate, weighted_mean
-from ppl_bandit.evaluation.evaluate import logged_decisions
+from ppl_bandit.evaluation.evaluate import valued_decisions
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.posterior_path import engine_of, follow_posterior
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -57,6 +58,7 @@ def compare_programs(
     level: float = 0.95,
     name: str = "default",
     outcome: str | None = None,
+    value: Callable[..., Any] | None = None,
 ) -> ProgramComparison:
     """Compare two reward programs on a log by their predictions before each decision.
 
@@ -64,7 +66,7 @@ def compare_programs(
     move are predicted to each row.
 
     Args:
-        log, level, name, outcome: as in `evaluate`.
+        log, level, name, outcome, value: as in `evaluate`.
         models: {label: reward model}, two of them, with the arms, outcomes and contexts of the log.
     """
     import pandas
@@ -73,12 +75,13 @@ def compare_programs(
         raise ValueError(f"models must be two reward models by label, got {len(models)}")
     scores, widths = {}, {}
     for label, model in models.items():
-        decisions = logged_decisions(log, model, name=name, outcome=outcome)
+        decisions, is_maximised = valued_decisions(log, model, name=name, outcome=outcome, value=value)
         engine = engine_of(model)
         path = follow_posterior(model, engine, decisions, has_scores=True)
         assert path.log_scores is not None
         scores[label] = path.log_scores
-        found = [evaluate_decisions(decisions, arm, level=level, means=path.means) for arm in decisions.names]
+        expected = path.means if is_maximised else None
+        found = [evaluate_decisions(decisions, arm, level=level, means=expected) for arm in decisions.names]
         widths[label] = [one.interval[1] - one.interval[0] for one in found]
     difference = weighted_mean(np.subtract(*scores.values()))
     frame = pandas.DataFrame(widths, index=pandas.Index(decisions.names, name="arm"))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.inputs.late_entries import late_numbers
 from ppl_bandit.journal.decision_record import REWARDED_STATUS, fold_decision
@@ -121,7 +122,9 @@ def _from_events(
         if record.status == REWARDED_STATUS
     ]
     num_unrewarded = len(records) - len(plays)
-    plays += [play for event in imported for play in _imported_plays(event, model, late)]
+    others = [play for event in imported for play in _imported_plays(event, model, late)]
+    doubts = _check_imported(others, len(names)) if others else []
+    plays += others
     plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
     arm = np.array([play.arm for play in plays], np.int64)
     propensities = None
@@ -144,7 +147,19 @@ def _from_events(
         values,
         num_unrewarded,
         learnt_contexts=learnt,
+        doubts=tuple(doubts),
     )
+
+
+def _check_imported(plays: list[_Play], num_arms: int) -> list[str]:
+    """Refuse plays that were imported more than once; return why their propensities cannot be true."""
+    arm, propensity = np.array([play.arm for play in plays]), np.array([play.propensity for play in plays])
+    columns: dict[str, Any] = {"arm": arm, "propensity": propensity}
+    columns |= {f"outcome {name}": np.array([play.reward[name] for play in plays]) for name in plays[0].reward}
+    for number in range(len(plays[0].learnt_context or ())):
+        columns[f"context {number}"] = np.stack([np.asarray(play.learnt_context[number]) for play in plays])
+    check_repeated_rows(columns, "imported plays")
+    return propensity_doubts(propensity, arm, num_arms)
 
 
 def _stacked(model: RewardModel, contexts: Sequence[Sequence[Any]]) -> Any:

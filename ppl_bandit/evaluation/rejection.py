@@ -15,7 +15,7 @@ import numpy as np
 
 from ppl_bandit.engines.decide import decision_function
 from ppl_bandit.evaluation.estimators import weighted_mean
-from ppl_bandit.evaluation.evaluate import find_model, logged_decisions
+from ppl_bandit.evaluation.evaluate import find_model, valued_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.posterior_path import NUM_SAMPLES, engine_of, rows_as_interaction
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -59,6 +59,7 @@ def evaluate_by_rejection(
     model: RewardModel | None = None,
     name: str = "default",
     outcome: str | None = None,
+    value: Callable[..., Any] | None = None,
     seed: int = 0,
 ) -> RejectionResult:
     """Estimate what a selector would have earned if it had run, from the rows of a log that it accepts.
@@ -67,7 +68,7 @@ def evaluate_by_rejection(
     probability for which the arms of accepted rows have the selector's own law.
 
     Args:
-        log, model, name, outcome: as in `evaluate`.
+        log, model, name, outcome, value: as in `evaluate`.
         seed: of the acceptance; another seed gives another path from the same log.
 
     Raises:
@@ -84,7 +85,7 @@ def evaluate_by_rejection(
             "time than the selector's own decisions: use evaluate(log, selector), which keeps every row, or a program "
             "whose latents do not move"
         )
-    decisions = logged_decisions(log, model, name=name, outcome=outcome)
+    decisions, _ = valued_decisions(log, model, name=name, outcome=outcome, value=value)
     engine = engine_of(model)
     accept = accept_function(model, engine, selector)
     rewards = decisions.reward[accepted_rows(model, engine, accept, decisions, seed=seed)]

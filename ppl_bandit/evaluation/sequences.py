@@ -18,7 +18,7 @@ from ppl_bandit.evaluation.targets import Component
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["BETA_BINOMIAL", "OPTIMAL_PLAYS", "Sequence", "confidence_sequence"]
+__all__ = ["BETA_BINOMIAL", "OPTIMAL_PLAYS", "ScoredRows", "Sequence", "confidence_sequence"]
 
 BETA_BINOMIAL = "beta-binomial mixture per arm: needs rewards within bounds and constant arm means, no propensities"
 EMPIRICAL_BERNSTEIN = "empirical Bernstein: needs true propensities and rewards within bounds"
@@ -29,6 +29,20 @@ _MOST_TIMES = 1000
 # Where sequences are tightest. They hold because these numbers do not depend on the data, nor on when somebody looks.
 OPTIMAL_PLAYS = 100.0
 _OPTIMAL_DECISIONS = 1000.0
+
+
+class ScoredRows(NamedTuple):
+    """The doubly robust scores of one component.
+
+    Attributes:
+        is_used: (T,), the rows that have one.
+        scores: of those rows.
+        is_enough: of those rows: whether the rows so far carry an approximation by a normal law.
+    """
+
+    is_used: np.ndarray
+    scores: np.ndarray
+    is_enough: np.ndarray
 
 
 class Sequence(NamedTuple):
@@ -46,7 +60,7 @@ class Sequence(NamedTuple):
 def confidence_sequence(
     log: LoggedDecisions,
     components: list[Component],
-    scores: list[np.ndarray],
+    scores: list[ScoredRows],
     level: float,
     bounds: tuple[float, float] | None,
 ) -> Sequence:
@@ -55,7 +69,7 @@ def confidence_sequence(
     It holds at all decisions at once with probability `level`, so that it may be looked at after every decision.
 
     Args:
-        scores: the doubly robust scores of each component.
+        scores: of each component.
         bounds: smallest and largest possible reward; None if they are not known.
     """
     import pandas
@@ -100,10 +114,19 @@ def _policy_bounds(
     return low + width * mean, low + width * np.minimum(lower, 1.0), low + width * np.maximum(upper, 0.0)
 
 
-def _score_bounds(scores: np.ndarray, times: np.ndarray, alpha: float) -> Any:
-    sums, squares = np.cumsum(scores)[times - 1], np.cumsum(scores * scores)[times - 1]
-    mean = sums / times
-    variance = np.maximum(squares / times - mean * mean, 0.0)
-    margin = asymptotic_margin(times, variance, alpha, _OPTIMAL_DECISIONS)
-    margin = np.where(times < 2, math.inf, margin)
-    return mean, mean - margin, mean + margin
+def _score_bounds(own: ScoredRows, times: np.ndarray, alpha: float) -> Any:
+    """Return the asymptotic sequence: without bounds until there are enough rows."""
+    num = np.cumsum(own.is_used)[times - 1]
+    last = np.maximum(num - 1, 0)
+    if not own.scores.size:
+        return np.full(times.size, math.nan), np.full(times.size, -math.inf), np.full(times.size, math.inf)
+    centre = own.scores.mean()  # for the rounding of the squares
+    from_centre = own.scores - centre
+    sums, squares = np.cumsum(from_centre)[last], np.cumsum(from_centre * from_centre)[last]
+    mean = sums / np.maximum(num, 1)
+    margin = asymptotic_margin(
+        np.maximum(num, 1), np.maximum(squares / np.maximum(num, 1) - mean * mean, 0.0), alpha, _OPTIMAL_DECISIONS
+    )
+    margin = np.where((num > 1) & own.is_enough[last], margin, math.inf)
+    estimate = np.where(num > 0, centre + mean, math.nan)
+    return estimate, centre + mean - margin, centre + mean + margin

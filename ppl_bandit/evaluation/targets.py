@@ -1,18 +1,28 @@
-"""What is evaluated: an arm, a difference of two arms, a fixed policy, or a policy that depends on the context.
+"""What is evaluated: of whom (an arm, a difference of two, a policy, also one that depends on the context), and in which unit.
 
-Every target is one or two components, each with the probabilities that it plays the arms with in every logged decision.
+Every target is one or two components, each with the probabilities that it plays the arms with in every logged decision. What a
+decision earned is an outcome, or a function of the outcomes; the model has a word on it if that is what the program maximises.
 """
 
+import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Selector, UnknownArm
 
-__all__ = ["Component", "contrast_words", "resolve_target"]
+__all__ = ["Component", "Value", "contrast_words", "resolve_target", "with_value"]
+
+_NUM_DRAWS, _NUM_PLAYS = 400, 100  # latents from the prior, and plays of every arm given each
+_LARGEST_DEVIATION = 5.0  # standard errors
 
 
 class Component(NamedTuple):
@@ -102,3 +112,130 @@ def _checked(probs: np.ndarray, name: str) -> np.ndarray:
     if wrong.size:
         raise ValueError(f"{name} gives {probs[wrong[0]].tolist()}, expected probabilities that add up to 1")
     return probs / probs.sum(1, keepdims=True)
+
+
+class Value(NamedTuple):
+    """What is evaluated.
+
+    Attributes:
+        log: whose `reward` is that.
+        is_maximised: whether the program's expected reward is its mean; None without a program.
+    """
+
+    log: LoggedDecisions
+    is_maximised: bool | None
+
+
+def with_value(
+    log: LoggedDecisions, model: RewardModel | None, value: Callable[..., Any] | None, outcome: str | None
+) -> Value:
+    """Return a log whose rewards are what is evaluated.
+
+    Args:
+        value: a function of the outcomes, as an array (T,), or as {outcome: (T,)} of several; it may also take the arms,
+            (T,), and the contexts, with a leading axis. None takes `outcome`.
+        outcome: None takes the only one, if its mean is what the program maximises.
+
+    Raises:
+        ValueError: if it is not clear what to evaluate, or the function cannot be used.
+    """
+    if value is not None and outcome is not None:
+        raise ValueError(f"value= and outcome={outcome!r} both say what to evaluate: give one of them")
+    outcomes = {"reward" if model is None else model.outcomes[0]: log.reward} if log.outcomes is None else log.outcomes
+    log = log._replace(outcomes=dict(outcomes))  # the model learns these, whatever is evaluated
+    if value is not None:
+        if not callable(value):
+            raise ValueError(f"value must be a function of the outcomes, got {value!r}; outcome= names one of them")
+        contexts = log.contexts if log.learnt_contexts is None else log.learnt_contexts
+        reward = _call(value, outcomes, log.arm, contexts)
+        return Value(log._replace(reward=reward), None if model is None else _is_maximised(model, value))
+    if outcome is None and len(outcomes) > 1:
+        raise ValueError(
+            f"the experiment has the outcomes {list(outcomes)}: name the one to evaluate with outcome=, or give value=, a "
+            "function of {outcome: array}"
+        )
+    name = next(iter(outcomes)) if outcome is None else outcome
+    if name not in outcomes:
+        raise ValueError(f"outcome is {name!r}, expected one of {list(outcomes)}")
+    log = log._replace(reward=np.asarray(outcomes[name], float))
+    if model is None or model.is_reward_an_outcome:
+        return Value(log, None if model is None else True)
+    is_maximised = _is_maximised(model, lambda given: given[name] if isinstance(given, Mapping) else given)
+    if outcome is None and not is_maximised:
+        raise ValueError(
+            f"the program maximises its own expected_reward, which is not the mean of {name!r}: say what a decision earned "
+            "with value=, a function of the outcome (and of arm and context), such as lambda outcome, arm: price[arm] * "
+            f"outcome; or evaluate the outcome itself with outcome={name!r}"
+        )
+    return Value(log, is_maximised)
+
+
+def _call(value: Callable[..., Any], outcomes: Mapping[str, np.ndarray], arm: np.ndarray, contexts: Any) -> np.ndarray:
+    given = next(iter(outcomes.values())) if len(outcomes) == 1 else dict(outcomes)
+    try:
+        found = np.asarray(value(*(given, arm, contexts)[: _num_arguments(value)]), float)
+    except Exception as error:
+        what = "an array" if len(outcomes) == 1 else f"{{outcome: array}} of {list(outcomes)}"
+        raise ValueError(f"value= was called once with {what} of {arm.size} rows, and raised {error!r}") from error
+    if found.shape != arm.shape:
+        raise ValueError(
+            f"value= returned an array of shape {found.shape}, expected {arm.shape}: one number for each row"
+        )
+    wrong = np.flatnonzero(~np.isfinite(found))
+    if wrong.size:
+        raise ValueError(f"value= returned {found[wrong[0]]} for row {wrong[0]}, expected finite numbers")
+    return found
+
+
+def _num_arguments(value: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):  # a function without a signature
+        return 1
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return 3
+    needed = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    required = [one for one in needed if one.default is one.empty or one.name in ("arm", "context")]
+    return min(max(len(required), 1), 3)
+
+
+def _is_maximised(model: RewardModel, value: Callable[..., Any]) -> bool:
+    """Return whether the program's expected reward is the mean of a value, judged by simulation from the prior.
+
+    The difference of the two has mean 0 at every value of the latents, so its product with any function of the expected reward
+    has too; 1 and the side of the median are taken.
+    """
+    num = _NUM_DRAWS * _NUM_PLAYS
+    contexts = model.context_rows(_NUM_PLAYS)
+
+    @jax.jit
+    def play(keys: Any, draws: Any, rows: Any) -> dict[str, Any]:
+        def one(key: Any, latents: Any) -> dict[str, Any]:
+            trace = model.trace(latents, rows, contexts, key=key)
+            masks = {name: mask_of(trace[name]["fn"]) for name in model.outcomes}
+            values = {name: trace[name]["value"] for name in model.outcomes}
+            return {
+                name: own if masks[name] is None else jnp.where(masks[name], own, 0) for name, own in values.items()
+            }
+
+        return jax.vmap(one)(keys, draws)
+
+    with jax.enable_x64(True):
+        key_latents, key_plays = jr.split(jr.key(0))
+        draws = model.sample_prior(key_latents, _NUM_DRAWS)
+        expected = np.asarray(model.expected_rewards(draws, model.context))
+        each = model.context_rows(num)
+        for arm in range(model.num_arms):
+            plays = play(jr.split(jr.fold_in(key_plays, arm), _NUM_DRAWS), draws, jnp.full(_NUM_PLAYS, arm))
+            flat = {name: np.asarray(values, float).reshape(-1) for name, values in plays.items()}
+            earned = _call(value, flat, np.full(num, arm), jax.tree.map(np.asarray, each)).reshape(
+                _NUM_DRAWS, _NUM_PLAYS
+            )
+            difference = earned.mean(axis=1) - expected[:, arm]
+            above = np.where(expected[:, arm] > np.median(expected[:, arm]), 1.0, -1.0)
+            rounding = 1e-6 * float(np.abs(expected[:, arm]).mean())
+            for sign in (np.ones(_NUM_DRAWS), above):
+                error = float(np.std(sign * difference)) / math.sqrt(_NUM_DRAWS)
+                if abs(float(np.mean(sign * difference))) > _LARGEST_DEVIATION * error + rounding:
+                    return False
+    return True

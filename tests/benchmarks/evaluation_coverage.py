@@ -113,8 +113,7 @@ def intervals_of_arm(arm, scores, arms, rewards, propensities, truth, level, dec
     """Return {name: (covered, missed below, missed above)} of one arm."""
     own = propensities[:, arm]
     found = {"naive": covers(naive(rewards[arms == arm]), truth, level)}
-    two_point = estimators.two_point_allocation(own, decay)
-    for name, allocation in (("AIPW", None), ("constant", np.sqrt(own)), ("two-point", two_point)):
+    for name, allocation in (("AIPW", None), ("constant", np.sqrt(own))):
         found[name] = covers(estimators.weighted_mean(scores[arm], allocation), truth, level)
     return found
 
@@ -225,7 +224,7 @@ def main():
         if "uniform" in parts:
             print("three arms, uniform noise, no signal, floor t^-.7 / 3, T = 1,000, 90%, mean over arms")
             results = [row for chunk in pool.map(uniform_chunk, seeds) for row in chunk]
-            show_intervals(results, {"naive": ".832", "AIPW": ".876", "constant": ".884", "two-point": ".898"})
+            show_intervals(results, {"naive": ".832", "AIPW": ".876", "constant": ".884"})
         if "bernstein" in parts:
             print("stopping at the first exclusion of the truth")
             wrong = [value for chunk in pool.map(bernstein_chunk, seeds) for value in chunk]

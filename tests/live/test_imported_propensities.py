@@ -31,7 +31,9 @@ def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(kind, tmp_
         {"arm": [*ROWS.arm, decision.arm], "reward": [*ROWS.reward, 1], "propensity": [*ROWS.p, decision.propensity]}
     )
     source = Journal(tmp_path / "j.db") if kind == "journal" else bandit
-    assert evaluate(source, "a").estimate == pytest.approx(evaluate(frame, "a").estimate, rel=0.05)
+    model = bandit.model if kind == "file" else None  # which a bandit's own evaluation takes
+    # A frame's decision was learnt before its rows, the bandit's after: draws of the outcome model differ.
+    assert evaluate(source, "a").estimate == pytest.approx(evaluate(frame, "a", model=model).estimate, rel=0.05)
     assert bandit.posterior_parameters()["rate"]["concentration1"].sum() == 2 + 20 + 2
 
 

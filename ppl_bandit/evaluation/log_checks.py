@@ -1,0 +1,143 @@
+"""What the rows of a log tell against the log: repeated rows, and propensities that are not those of the decisions."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["check_repeated_rows", "propensity_doubts"]
+
+_ID_COLUMNS = ("decision", "decision_id", "request_id")
+_MOST_COPIES = 20
+_MOST_BY_CHANCE, _FEWEST_COPIES = 0.05, 5  # a posterior may come back to where it was, and the propensity with it
+_FEWEST_ROWS = 20  # different ones, before a coincidence is out of the question
+_LARGEST_DEVIATION = 4.0  # standard errors
+_FEWEST_EXPECTED = 10.0  # plays of the rarer arm, for the normal law of a deviation
+_RARER_PROBS = np.array([0.0, 0.02, 0.1, 0.2, 0.3, 0.4, 0.5])  # groups of rows whose deviations are added up
+_TOLERANCE = 1e-6
+
+
+def check_repeated_rows(columns: Mapping[str, Any], what: str = "log") -> None:
+    """Refuse a log that has decisions more than once: every copy would count as an observation of its own.
+
+    Rows are copies if an id occurs twice; if the whole log is several copies of one log, one after another, row by row or
+    in any order; or if whole rows are equal although one of their columns is a real number that hardly ever repeats.
+
+    Args:
+        columns: of the log, {name: (T, ...)}.
+
+    Raises:
+        ValueError: naming two equal rows, and what to do.
+    """
+    given = {name: _as_column(values) for name, values in columns.items()}
+    for name in _ID_COLUMNS:
+        if name in given:
+            row, first = _first_copy(_codes([given[name]]))
+            if row:
+                raise ValueError(
+                    f"{what}: rows {first} and {row} have the same {name!r}, {given[name][row]!r}: every decision may stand "
+                    "in one row only; drop the copies"
+                )
+    codes = _codes(list(given.values()))
+    num_rows, num_kinds = codes.size, int(codes.max(initial=-1)) + 1
+    remedy = "drop the copies; if they are decisions of their own, add a column 'decision' with the id of each"
+    copies = _num_copies(codes, num_kinds)
+    if copies > 1:
+        raise ValueError(f"{what}: its {num_rows} rows are {copies} copies of {num_rows // copies} rows: {remedy}")
+    row, first = _first_copy(codes)
+    kept = np.unique(codes, return_index=True)[1]
+    reals = [values[kept] for values in given.values() if values.dtype.kind == "f"]
+    num = num_rows - num_kinds
+    is_many = num > max(_MOST_BY_CHANCE * num_rows, _FEWEST_COPIES)
+    if is_many and num_kinds >= _FEWEST_ROWS and any(_is_hardly_repeated(values) for values in reals):
+        raise ValueError(f"{what}: {num} rows are copies of other rows, such as row {row} of row {first}: {remedy}")
+
+
+def propensity_doubts(propensity: np.ndarray, arm: np.ndarray, num_arms: int) -> list[str]:
+    """Return why recorded propensities of played arms are not those of the decisions, in words; empty if nothing shows it.
+
+    The mean of 1 / e_t(A_t) is the number of arms with a positive probability. With two arms the probability of the other one,
+    and so the variance of every term, is known too. Arms whose probability never changes have probabilities that add up to 1.
+    """
+    if propensity.size < 2:
+        return []
+    remedy = "the recorded propensities are not those of the decisions"
+    inverse = 1.0 / propensity
+    mean, error = float(inverse.mean()), float(inverse.std()) / math.sqrt(inverse.size)
+    if mean - num_arms > _LARGEST_DEVIATION * max(error, _TOLERANCE):
+        return [
+            f"the mean of 1 / propensity is {mean:.4g}, but must be at most {num_arms}, the number of arms: {remedy}"
+        ]
+    pairs = Counter(zip(arm.tolist(), propensity.round(9).tolist(), strict=True))
+    if len(pairs) == len({own for own, _ in pairs}) and min(pairs.values()) >= _FEWEST_EXPECTED:  # they never change
+        total = sum(prob for _, prob in pairs)
+        # An arm that was never played may have the rest, if that is small.
+        if total > 1.0 + _TOLERANCE * len(pairs) or propensity.size * math.log(max(total, 1e-300)) < math.log(1e-6):
+            return [f"the propensities of the {len(pairs)} arms add up to {total:.4g} and not to 1: {remedy}"]
+    if num_arms != 2:
+        return []
+    is_random = propensity < 1.0
+    probs = propensity[is_random]
+    rarer, variances = np.minimum(probs, 1.0 - probs), 1.0 / (probs * (1.0 - probs)) - 4.0
+    for low, high in zip(_RARER_PROBS[:-1], _RARER_PROBS[1:], strict=True):
+        own = (rarer > low) & (rarer <= high)  # the same group, whichever of the two arms is played
+        if rarer[own].sum() < _FEWEST_EXPECTED:
+            continue
+        deviation = float(np.sum(1.0 / probs[own] - 2.0))
+        if abs(deviation) > _LARGEST_DEVIATION * math.sqrt(float(variances[own].sum())) + _TOLERANCE * own.sum():
+            return [
+                f"with propensities of {low:g} to {high:g} for the rarer arm, the mean of 1 / propensity is "
+                f"{2.0 + deviation / own.sum():.3g} and not 2: {remedy}"
+            ]
+    return []
+
+
+def _as_column(values: Any) -> np.ndarray:
+    found = np.asarray(values)
+    if found.ndim > 1:  # one code for each row of an array
+        found = _codes([found.reshape(found.shape[0], -1)[:, i] for i in range(int(np.prod(found.shape[1:])))])
+    return np.array([repr(value) for value in found]) if found.dtype.kind == "O" else found
+
+
+def _codes(columns: list[np.ndarray]) -> np.ndarray:
+    """Return a whole number for each row, equal for equal rows."""
+    import pandas
+
+    codes = np.zeros(len(columns[0]) if columns else 0, np.int64)
+    for values in columns:
+        own, kinds = pandas.factorize(values, use_na_sentinel=False)
+        codes = pandas.factorize(codes * (len(kinds) + 1) + own)[0]
+    return codes
+
+
+def _first_copy(codes: np.ndarray) -> tuple[int, int]:
+    """Return the first row that is equal to an earlier one, and that one; (0, 0) if all differ."""
+    kinds, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    copies = np.flatnonzero(first[inverse] < np.arange(codes.size)) if kinds.size < codes.size else np.zeros(0, int)
+    return (int(copies[0]), int(first[inverse[copies[0]]])) if copies.size else (0, 0)
+
+
+def _num_copies(codes: np.ndarray, num_kinds: int) -> int:
+    """Return how many copies of one log the rows are: 1 if they are not copies."""
+    num_rows = codes.size
+    for copies in range(min(_MOST_COPIES, num_rows // _FEWEST_ROWS), 1, -1):
+        if num_rows % copies or num_kinds < 3:
+            continue
+        part = num_rows // copies
+        is_repeated = (codes[part:] == codes[:-part]).all() and not _has_period(codes[:part])
+        if is_repeated or (codes.reshape(part, copies) == codes[::copies, None]).all():
+            return copies
+    counts = np.bincount(codes) if num_rows else np.ones(1, int)
+    return int(np.gcd.reduce(counts)) if num_kinds >= _FEWEST_ROWS else 1
+
+
+def _has_period(codes: np.ndarray) -> bool:
+    """Return whether the rows repeat a few rows: a pattern that somebody wrote down, not a copy of a log."""
+    return any((codes[period:] == codes[:-period]).all() for period in range(1, min(_FEWEST_ROWS, codes.size)))
+
+
+def _is_hardly_repeated(values: np.ndarray) -> bool:
+    known = values[~np.isnan(values)]
+    return known.size >= _FEWEST_ROWS and (known % 1 != 0).any() and np.unique(known).size >= 0.95 * known.size

@@ -1,0 +1,111 @@
+"""Rows that are not there, or there twice, and propensities that are not those of the decisions: refused, or said at once."""
+
+import numpy as np
+import pandas
+import pytest
+from shared_models import bernoulli_bandit
+from simulated_logs import bernoulli_logs, log_of
+
+from ppl_bandit import evaluate
+from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
+
+
+def thompson_frame(num_rows=400, seed=0):
+    log = log_of(0, *bernoulli_logs(np.random.default_rng(seed), 1, num_rows, (0.3, 0.4), 0.1))
+    return pandas.DataFrame({"arm": log.arm, "reward": log.reward, "propensity": log.propensity})
+
+
+def uniform_frame(num_rows=400, seed=0):
+    rng = np.random.default_rng(seed)
+    arm = rng.integers(0, 2, num_rows)
+    return pandas.DataFrame({"arm": arm, "reward": (rng.random(num_rows) < 0.4) * 1.0, "propensity": 0.5})
+
+
+@pytest.mark.parametrize("make", [thompson_frame, uniform_frame])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda log: pandas.concat([log] * 4, ignore_index=True),
+        lambda log: log.loc[log.index.repeat(2)].reset_index(drop=True),
+    ],
+)
+def test_a_log_that_is_several_copies_of_one_is_refused(make, copy):
+    evaluate(make(), 0)
+    with pytest.raises(ValueError, match="copies of 400 rows: drop the copies"):
+        evaluate(copy(make()), 0)
+
+
+def test_single_rows_that_were_sent_twice_are_refused_where_they_can_be_told():
+    log = thompson_frame()
+    # Two of the 400 rows are equal by chance: the posterior came back to where it was.
+    twice = pandas.concat([log, log.iloc[50:90]]).sample(frac=1.0, random_state=0)
+    with pytest.raises(ValueError, match="42 rows are copies of other rows"):
+        evaluate(twice, 0)
+    shuffled = pandas.concat([log] * 3).sample(frac=1.0, random_state=0)
+    with pytest.raises(ValueError, match="3 copies of 400 rows"):
+        evaluate(shuffled, 0)
+    known = uniform_frame().assign(decision=np.arange(400))
+    with pytest.raises(ValueError, match="rows 7 and 400 have the same 'decision'"):
+        evaluate(pandas.concat([known, known.iloc[7:8]], ignore_index=True), 0)
+    # Equal rows of their own are told by their ids, and rows of a few kinds cannot be told from copies.
+    evaluate(uniform_frame(), 0)
+    evaluate(pandas.concat([uniform_frame()] * 2, ignore_index=True).assign(decision=np.arange(800)), 0)
+
+
+def test_imported_plays_that_came_twice_are_refused():
+    bandit, log = bernoulli_bandit(2), thompson_frame(100)
+    for _ in range(2):
+        bandit.update_many(log, propensity="propensity")
+    with pytest.raises(ValueError, match="imported plays: its 200 rows are 2 copies"):
+        bandit.evaluate(0)
+
+
+def test_patterns_that_somebody_wrote_down_are_no_copies():
+    check_repeated_rows({"arm": np.arange(60) % 2, "reward": np.arange(60) % 3})
+    check_repeated_rows({"arm": np.zeros(100), "reward": np.zeros(100)})
+    check_repeated_rows({"arm": np.zeros(0), "reward": np.zeros(0)})
+
+
+def test_missing_rewards_stand_in_the_first_lines_of_the_verdict():
+    log = uniform_frame(1000)
+    log.loc[(log.reward == 0) & (np.arange(1000) % 5 < 2), "reward"] = np.nan
+    found = evaluate(log, (1, 0))
+    share = log.reward.isna().mean()
+    assert f"Caution: {share:.1%} of the decisions" in found.verdict.splitlines()[1]
+    assert "does not depend on what it would have been" in found.cautions[0]
+
+
+def test_missing_propensities_stand_in_the_first_lines_of_the_verdict():
+    log = uniform_frame(1000)
+    log.loc[::4, "propensity"] = np.nan
+    found = evaluate(log, (1, 0))
+    assert "Caution: 25.0% of the rewards (250 of 1000) have no propensity" in found.verdict.splitlines()[1]
+
+
+@pytest.mark.parametrize("make", [thompson_frame, uniform_frame])
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_scaled_propensities_are_refused_with_what_they_would_mean(make, factor):
+    log = make(1000)
+    log["propensity"] = np.minimum(factor * log["propensity"], 1.0)
+    found = evaluate(log, (1, 0))
+    assert found.is_refused and "not those of the decisions" in found.verdict.splitlines()[0]
+
+
+def test_a_played_arm_with_propensity_zero_is_refused():
+    log = uniform_frame()
+    log.loc[3, "propensity"] = 0.0
+    with pytest.raises(ValueError, match="row 3 has the propensity 0, but its arm was played"):
+        evaluate(log, 1)
+
+
+def test_true_propensities_raise_no_doubts():
+    """At a threshold of 4 standard errors, 200 logs of each kind should raise none; one is allowed."""
+    for floor in (None, 0.02, 0.1):
+        data = bernoulli_logs(np.random.default_rng(4), 200, 500, (0.3, 0.35), floor)
+        logs = [log_of(run, *data) for run in range(200)]
+        assert sum(bool(propensity_doubts(log.propensity, log.arm, 2)) for log in logs) <= 1
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.ones(4), size=(200, 400))
+    for own in shares:
+        arm = (rng.random((400, 1)) > own.cumsum(axis=1)).sum(axis=1)
+        assert not propensity_doubts(own[np.arange(400), arm], arm, 4)
