@@ -212,7 +212,6 @@ class Capabilities(NamedTuple):
             jit. None if the size of the state does not depend on the number of rows.
         marginals: (state, context) -> `Marginals`, or None where an arm's expected reward has no closed-form law.
         infinite_means: (state, context) -> (A,), True for each arm whose expected reward has an infinite posterior mean.
-        with_wider_prior: (state, scale) -> the state that the same data give under a prior `scale` times as wide.
         quick_update: (key, state, interaction) -> (state, info, is_complete). A small program that equals `update` for one
             row unless particles must be renewed; is_complete is then False and the caller runs `update` instead.
         advance: (key, state, context) -> the state predicted to the time of a decision, for programs whose latents move.
@@ -227,7 +226,6 @@ class Capabilities(NamedTuple):
     reserve: Callable[[State, int], State] | None = None
     marginals: Callable[[State, Any], Marginals | None] | None = None
     infinite_means: Callable[[State, Any], Any] | None = None
-    with_wider_prior: Callable[[State, Any], State] | None = None
     quick_update: Callable[[Key, State, Interaction], tuple[State, Any, Any]] | None = None
     advance: Callable[[Key, State, Any], State] | None = None
     tabulate_rows: Callable[[Interaction], Callable[[State, Any, Any], State] | None] | None = None

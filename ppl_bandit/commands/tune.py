@@ -20,28 +20,25 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     names = arguments.selectors
     candidates = None if names is None else make_selectors(names.split(","), arguments.horizon)
     file = load_model(arguments.model)
-    doubt, out = arguments.doubt, arguments.out
-    doubted = "" if doubt == 1.0 else f" and from priors {doubt:g} times narrower and wider"
-    progress(
-        f"{file.name}: up to {arguments.num_worlds} worlds from the prior{doubted}, {arguments.horizon} decisions each"
-    )
+    out = arguments.out
+    progress(f"{file.name}: {arguments.num_worlds} worlds from the prior, {arguments.horizon} decisions each")
     tuned = tune(
         file.reward_model(),
         arguments.horizon,
         candidates,
         criterion=_criterion(arguments.criterion),
         contexts=file.contexts,
-        doubt=doubt,
         engine=make_engine,
         num_worlds=arguments.num_worlds,
-        tolerance=arguments.tolerance,
         num_samples=arguments.samples,
         seed=arguments.seed,
         say=progress,
     )
     code = f"from ppl_bandit import Bandit, selectors\nbandit = Bandit({_program(file)}, selector={tuned.code})"
-    notes = [f"{tuned.horizon} decisions; criterion {tuned.criterion}; doubt {doubt:g}; {tuned.seconds:.0f} s"]
-    if tuned.heaviest > _HEAVY_TAIL and tuned.standings[0].num_worlds >= _MIN_WORLDS_FOR_TAIL:
+    notes = [
+        f"{tuned.horizon} decisions; criterion {tuned.criterion}; {tuned.num_worlds} worlds; {tuned.seconds:.0f} s"
+    ]
+    if tuned.heaviest > _HEAVY_TAIL and tuned.num_worlds >= _MIN_WORLDS_FOR_TAIL:
         notes.append(
             f"one world has {100 * tuned.heaviest:.0f}% of all regret: the prior has heavy tails, so means and their "
             "standard errors are unreliable; use --criterion 0.9, or a prior with lighter tails"
@@ -52,7 +49,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     for note in notes[1:]:
         progress(note)
     show(f"{tuned}\n\n{code}\n\nwrote tune.md and tune.png to {out}")
-    return {"best": tuned.code, "standings": tuned.standings, "out": str(out)}, 0
+    return {"best": tuned.code, "num_worlds": tuned.num_worlds, "standings": tuned.standings, "out": str(out)}, 0
 
 
 def _criterion(text: str) -> str | float:

@@ -1,6 +1,6 @@
 """Simulate the candidates of `tune` on numbered worlds; candidates that share a program are compiled once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
 from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
-from ppl_bandit.simulation.rollouts import rollout, world_key
+from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.types import Engine, Key, Selection, Selector
 
 __all__ = ["CandidateSimulator", "SelectorGroup", "group_selectors"]
@@ -42,7 +42,7 @@ class CandidateSimulator:
     """Simulates candidates; world number n is the same for every candidate.
 
     Args:
-        num_worlds: largest number of worlds, an upper bound of the chunk size.
+        num_worlds: number of worlds, an upper bound of the chunk size.
         num_truths: posterior draws by which each history is judged, where `has_posterior_regret`; None is 32.
 
     Attributes:
@@ -78,33 +78,30 @@ class CandidateSimulator:
             self._compiled |= {name: (function, numbers) for name, numbers in group.numbers.items()}
 
     def simulate(
-        self, candidates: Mapping[str, Selector], begin: int, end: int
+        self, candidates: Iterable[str], num_worlds: int, say: Callable[[str], None] = lambda line: None
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Simulate worlds `begin` to `end` with each candidate.
+        """Simulate the worlds from 0 with each candidate.
+
+        Args:
+            say: called with a line whenever a candidate has played all worlds.
 
         Returns:
             {name: (cumulative regret, is_stuck)}, each (worlds, truths).
         """
-        key, starts = jr.key(self._seed), range(begin, end, self.chunk_size)
+        names, key, starts = list(candidates), jr.key(self._seed), range(0, num_worlds, self.chunk_size)
 
         def job(name: str, start: int) -> Callable[[], Any]:
             function, numbers = self._compiled[name]
             return lambda: jax.device_get(function.run(key, jnp.asarray(start), jnp.asarray(numbers)))
 
-        parts = list(run_jobs([job(name, start) for name in candidates for start in starts]))
+        parts = run_jobs(job(name, start) for name in names for start in starts)
         found = {}
-        for number, name in enumerate(candidates):
-            chunks = parts[number * len(starts) : (number + 1) * len(starts)]
-            regret, stuck = (np.concatenate(part)[: end - begin] for part in zip(*chunks, strict=True))
+        for number, name in enumerate(names, 1):
+            chunks = [next(parts) for _ in starts]
+            regret, stuck = (np.concatenate(part)[:num_worlds] for part in zip(*chunks, strict=True))
             found[name] = regret.astype(float), stuck
+            say(f"{number} of {len(names)} candidates have played: {name}")
         return found
-
-    def world_scales(self, num_worlds: int) -> np.ndarray | None:
-        """Return the index into `environment.scales` of each world; None if there is one scale."""
-        if len(self._environment.scales) == 1:
-            return None
-        keys = jax.vmap(partial(jr.fold_in, jr.key(self._seed)))(jnp.arange(num_worlds))
-        return np.asarray(jax.vmap(lambda key: self._environment.which_scale(world_key(key)))(keys))
 
     def _trace(self, group: SelectorGroup) -> Callable[[], ChunkFunction]:
         model, engine, environment = self._model, self._engine, self._environment
@@ -114,9 +111,6 @@ class CandidateSimulator:
             record, contexts, state = rollout(key, model, engine, group.make(numbers), environment, **self._settings)
             if self.num_truths == 1:
                 return jnp.sum(record.regret)[None], is_stuck(record.regret[None])
-            widen = engine.capabilities.with_wider_prior
-            if widen is not None and environment.scales != (1.0,):
-                state = widen(state, environment.scale(world_key(key)))  # the posterior under the world's own prior
             truths = engine.sample(jr.fold_in(key, 3), state, self.num_truths)  # the rollout uses 0 to 2
             return posterior_regret(model, truths, record.arm, contexts)
 

@@ -200,10 +200,7 @@ def _worlds(environment: Environment) -> str:
         return "truth, moving" if environment.reward_model.moving_sites else "truth"
     if environment.path is not None:
         return "path"
-    if environment.draws is not None:
-        return "draws"
-    widths = ", ".join(f"{scale:.3g}" for scale in environment.scales)
-    return "prior" if environment.scales == (1.0,) else f"prior, {widths} times as wide"
+    return "prior" if environment.draws is None else "draws"
 
 
 def _qualified(program: Any) -> str:

@@ -4,7 +4,7 @@ A world whose program takes `previous` moves: after every decision its latents t
 `context["time"]` is the number of the decision.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,9 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.model.wider_prior import prior_medians, widen_latents
 from ppl_bandit.runtime.jax_adapter import is_tracer
-from ppl_bandit.types import Draws, Engine, Key
+from ppl_bandit.types import Draws, Key
 
 __all__ = ["Environment"]
 
@@ -26,8 +25,6 @@ class Environment:
     Its program may differ from the bandit's reward model; it must have the same arms, outcomes and contexts.
 
     Attributes:
-        scales: factors by which worlds drawn from the prior are wider than it.
-        engine: exact engine whose conjugate families define a wider prior, if any.
         draws: truths to choose from, {latent site: (M, ...)}; None if the truth is given or comes from the prior.
         path: the truth of every step, {latent site: (T, ...)}; None if it is not given step by step.
 
@@ -66,53 +63,19 @@ class Environment:
         self.reward_model = reward_model
         self.truth = None if truth is None else dict(truth)
         self.changes = {int(step): dict(later) for step, later in changes.items()}
-        self.scales: tuple[float, ...] = (1.0,)
-        self.engine: Engine | None = None
         self.draws: Draws | None = None
         self.path: Draws | None = None
         self._contexts = contexts
-        self._middle: Draws = {}
 
     @classmethod
-    def from_prior(
-        cls,
-        reward_model: RewardModel,
-        contexts: Callable[[Key], Any] | None = None,
-        *,
-        scales: Sequence[float] = (1.0,),
-        engine: Engine | None = None,
-    ) -> "Environment":
+    def from_prior(cls, reward_model: RewardModel, contexts: Callable[[Key], Any] | None = None) -> "Environment":
         """Return an environment that draws a new truth from the program's prior for every realization.
 
-        Regret averaged over its realizations is Bayes regret. To simulate a bandit with a wrong prior, give `scales`, or give
-        the program of the worlds here and the bandit's program to `simulate`. Factors and observed constants of the program
-        are ignored (see `RewardModel.sample_prior`).
-
-        Args:
-            scales: factors by which the worlds are wider than the program's prior (`program.model.wider_prior`); with
-                several, each realization has one of them, at random.
-            engine: an exact engine of the program; wider priors then come from its conjugate families
-                (`ppl_bandit.engines.exact.families.wider_prior`), and posterior regret is available.
+        Regret averaged over its realizations is Bayes regret. To simulate a bandit with a wrong prior, give the program of the
+        worlds here and the bandit's program to `simulate`. Factors and observed constants of the program are ignored (see
+        `RewardModel.sample_prior`).
         """
-        for scale in scales:
-            if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0.0 < scale < np.inf:
-                raise ValueError(f"scales has {scale!r}, expected positive numbers: 3.0 is a prior three times as wide")
-        if not scales:
-            raise ValueError("scales is empty: give at least one, 1.0 for the prior as it is")
-        found = cls(reward_model, None, contexts)
-        found.scales = tuple(float(scale) for scale in scales)
-        if found.scales == (1.0,):
-            return found
-        if reward_model.moving_sites:
-            raise ValueError(
-                f"scales is {tuple(scales)}, but a wider prior of latents that move is not defined: leave scales (or doubt) at "
-                "1, or give the program of a wider world"
-            )
-        if engine is not None and engine.capabilities.with_wider_prior is not None and engine.explanation.is_exact:
-            found.engine = engine
-        else:
-            found._middle = prior_medians(reward_model)
-        return found
+        return cls(reward_model, None, contexts)
 
     @classmethod
     def from_draws(
@@ -176,21 +139,7 @@ class Environment:
         if self.draws is not None:
             index = jax.random.randint(key, (), 0, len(next(iter(self.draws.values()))))
             return {name: jnp.asarray(value)[index] for name, value in self.draws.items()}
-        if self.engine is not None and self.engine.capabilities.with_wider_prior is not None:
-            prior = self.engine.capabilities.with_wider_prior(self.engine.init(key), self.scale(key))
-            drawn = self.engine.sample(key, prior, 1)
-        else:
-            drawn = self.reward_model.sample_prior(key, 1)
-        latents = {name: value[0] for name, value in drawn.items()}
-        return widen_latents(self.reward_model, latents, self._middle, self.scale(key)) if self._middle else latents
-
-    def which_scale(self, key: Key) -> Int[Array, ""]:
-        """Return the index into `scales` of the world of a key."""
-        return jax.random.randint(jax.random.fold_in(key, 1), (), 0, len(self.scales))
-
-    def scale(self, key: Key) -> Float[Array, ""]:
-        """Return the factor by which the world of a key is wider than the prior."""
-        return jnp.asarray(self.scales, jnp.result_type(float))[self.which_scale(key)]
+        return {name: value[0] for name, value in self.reward_model.sample_prior(key, 1).items()}
 
     def draw_context(self, key: Key, step: int | Int[Array, ""] = 1) -> Any:
         """Draw the context of the decision at a step; None for a program without."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
-from ppl_bandit.simulation.elimination import Tuned
+from ppl_bandit.simulation.standings import Tuned
 
 if TYPE_CHECKING:
     import xarray
@@ -72,13 +72,10 @@ def draw_tuned(tuned: Tuned, out: Path, caption: str) -> None:
         colour = "#0072B2" if s.name == tuned.name else "#777777"
         axis.errorbar(s.mean, place, xerr=1.96 * s.error, fmt="o", color=colour, capsize=3, markersize=5)
         axis.plot([s.high, s.highest], [place, place], linestyle="none", marker="|", markersize=11, color=colour)
-    axis.set_yticks(places, [f"{s.name} ({s.num_worlds} worlds)" for s in standings])
-    is_doubted = len(tuned.scales) > 1
-    what = "regret relative to the best candidate of each scale\n" if is_doubted else "regret: "
-    axis.set(xscale="log", xlabel=f"{what}mean, 95% interval; bars: 95th and 99th percentile")
-    each = ", ".join(f"{scale:.2g}" for scale in tuned.scales)
-    worlds = f"worlds of {each} times the prior's scale" if is_doubted else "worlds from the prior"
-    save_figure(figure, f"Regret of {tuned.horizon} decisions in {worlds}", caption, out / "tune.png")
+    axis.set_yticks(places, [s.name for s in standings])
+    axis.set(xscale="log", xlabel="regret: mean, 95% interval; bars: 95th and 99th percentile")
+    title = f"Regret of {tuned.horizon} decisions in {tuned.num_worlds} worlds from the prior"
+    save_figure(figure, title, caption, out / "tune.png")
 
 
 def draw_band(axis: Any, found: "xarray.Dataset", name: str, colour: str, dash: Any) -> None:

@@ -4,10 +4,10 @@
     python tests/benchmarks/held_out.py --rules information-directed --out results       # adds a candidate
     python tests/benchmarks/held_out.py --report --out results
 
-Every candidate plays the worlds of an elimination, judged by posterior regret as in `tune`, and held-out worlds, judged by
+Every candidate plays worlds to choose from, judged by posterior regret as in `tune`, and held-out worlds, judged by
 their truths; at 1,000 decisions also worlds whose prior is three times as wide, and a third as wide, as the bandit's. All
 worlds and all candidates of a group are one batch of one compiled function: on a GPU ten thousand steps take as long for one
-world as for thousands. The library's elimination then uses these worlds in its rounds. Float32.
+world as for thousands. The library then chooses from parts of these worlds. Float32.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from ppl_bandit import Environment, RewardModel, engines
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.simulation.candidate_runs import group_selectors
 from ppl_bandit.simulation.datasets import is_stuck
-from ppl_bandit.simulation.elimination import choose_candidate
 from ppl_bandit.simulation.posterior_regret import posterior_regret
 from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.tune import candidates, eliminate
+from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate
+from ppl_bandit.simulation.tune import candidates
 
 PROGRAMS = ["bernoulli", "bernoulli_sure", "poisson", "gaussian", "linear_gaussian", "hurdle", "hierarchical_gaussian"]
 WIDER = {  # a world of the program's own prior, and a factor -> one of a prior that is as many times as wide
@@ -40,7 +40,7 @@ WIDER = {  # a world of the program's own prior, and a factor -> one of a prior 
     "hurdle": lambda world, by: world | {"order_value": by * world["order_value"]},
     "hierarchical_gaussian": lambda world, by: {name: by * value for name, value in world.items()},
 }
-RACE, NUM_TRUTHS, WRONG_AT = 512, 32, 1000  # worlds of an elimination, truths of a history, horizon with wrong priors
+RACE, NUM_TRUTHS, WRONG_AT = 1024, 32, 1000  # worlds to choose from, truths of a history, horizon with wrong priors
 
 
 def sure(arm):
@@ -67,28 +67,6 @@ def worlds_of(name, model):
     if name in WIDER and name not in AS_WIDE_AS_CAN_BE:
         found["wide"] = lambda key: WIDER[name](own(key), 3.0)
     return found
-
-
-class Played:
-    """Worlds that all candidates have played already, with the interface of `CandidateSimulator`.
-
-    Args:
-        found: {name: (regret, is_stuck), each (worlds, truths)}.
-    """
-
-    chunk_size = 16  # as on a CPU, so that the first round has 32 worlds
-
-    def __init__(self, found):
-        self._found = found
-
-    def compile(self, named):
-        pass
-
-    def world_scales(self, num_worlds):
-        return None  # worlds from the prior, at its own scale
-
-    def simulate(self, named, begin, end):
-        return {name: tuple(part[begin:end] for part in self._found[name]) for name in named}
 
 
 def setup(name, horizon):
@@ -185,7 +163,7 @@ def report(out):
     """Let the library choose, and print the regret of its choice and of all rules on the held-out worlds."""
     excess = {}
     for worlds in ("own", "narrow", "wide"):
-        heads = "program | decisions | chosen | race | worlds | regret | best other | behind"
+        heads = "program | decisions | chosen | worlds | regret | best other | behind"
         heads += " | best other in hindsight | behind" if worlds == "own" else ""
         heads += " | ahead by more than two standard errors"
         print(f"\n## worlds: {worlds}\n\n| {heads} |\n|" + " --- |" * (heads.count("|") + 1))
@@ -198,8 +176,8 @@ def report(out):
             rules = [key.split("/")[1] for key in data if key.startswith(f"{worlds}/") and key.endswith("truth")]
             truth = {rule: data[f"{worlds}/{rule}/truth"][:, 0].astype(float) for rule in rules}
             judged = {rule: data.get(f"{worlds}/{rule}/hindsight", truth[rule]).astype(float) for rule in rules}
-            best, num_race = choices[0]
-            cells = [name, horizon, best, num_race, truth[best].size]
+            best = choices[0]
+            cells = [name, horizon, best, truth[best].size]
             cells += [f"{truth[best].mean():.4g} +- {_error(truth[best]):.2g}"]
             for found in (truth, judged) if worlds == "own" else (truth,):
                 other = min((rule for rule in rules if rule != best), key=lambda rule, found=found: found[rule].mean())
@@ -210,7 +188,7 @@ def report(out):
             print("| " + " | ".join(str(cell) for cell in cells) + " |")
             least = min(value.mean() for value in judged.values())
             above = {rule: 100 * (judged[rule].mean() / least - 1) for rule in rules}
-            above["tune"] = np.mean([above[rule] for rule, _ in choices])
+            above["tune"] = np.mean([above[rule] for rule in choices])
             for rule, value in above.items():
                 excess.setdefault(rule, {}).setdefault(worlds, []).append(value)
     print("\n## regret above that of the best candidate of each case, %: mean (largest; cases)\n")
@@ -223,14 +201,16 @@ def report(out):
         print(f"| {rule} | " + " | ".join(cells) + " |")
 
 
-def chosen(data, named, horizon, num_races=4):
-    """Return the choices of the library's elimination, from four starting points, and the number of worlds of each."""
+def chosen(data, named, horizon, num_choices=4):
+    """Return the library's choices from as many parts of the worlds."""
+    parts = {rule: np.split(data[f"race/{rule}/hindsight"].astype(float), num_choices) for rule in named}
     choices = []
-    for first in range(0, RACE, RACE // num_races):
-        regret = {rule: np.roll(data[f"race/{rule}/hindsight"].astype(float), -first, axis=0) for rule in named}
-        play = Played({rule: (value, np.zeros(value.shape, bool)) for rule, value in regret.items()})
-        answer = choose_candidate(eliminate(play, named, "mean", RACE, 0.06, lambda line: None), "mean", horizon, 0.0)
-        choices.append((answer.name, answer.standings[0].num_worlds))
+    for number in range(num_choices):
+        regrets = {
+            rule: CandidateRegret(rule, named[rule], part[number], np.zeros(part[number].shape, bool))
+            for rule, part in parts.items()
+        }
+        choices.append(choose_candidate(regrets, "mean", horizon, 0.0).name)
     return choices
 
 

@@ -1,4 +1,4 @@
-"""Worlds from the prior, successive elimination, and tune."""
+"""Worlds from the prior, paired differences between selectors, and tune."""
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -11,14 +11,8 @@ from shared_models import bernoulli_engine, bernoulli_model, bernoulli_program
 from ppl_bandit import Bandit, Environment, RewardModel, engines, selectors, simulate, tune
 from ppl_bandit.engines.exact.conjugate import conjugate
 from ppl_bandit.simulation.candidate_runs import CandidateSimulator
-from ppl_bandit.simulation.elimination import (
-    CandidateRegret,
-    are_differences_known,
-    choose_candidate,
-    relative_to_best,
-    remaining_candidates,
-)
 from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
+from ppl_bandit.simulation.standings import CandidateRegret, choose_candidate
 from ppl_bandit.simulation.tune import candidates
 
 
@@ -67,14 +61,6 @@ def test_worlds_are_drawn_inside_any_support(prior):
     assert np.all(prior.support(world.truth["level"])) and np.unique(world.truth["level"]).size == 2
 
 
-@pytest.mark.parametrize(
-    ("scales", "message"), [((), "scales is empty"), ((1.0, 0.0), r"scales has 0\.0, expected pos")]
-)
-def test_scales_of_a_prior_are_positive(scales, message):
-    with pytest.raises(ValueError, match=message):
-        Environment.from_prior(bernoulli_model(2), scales=scales)
-
-
 def test_only_a_truth_that_is_given_can_change():
     with pytest.raises(ValueError, match="changes was given without a truth"):
         Environment(bernoulli_model(2), None, changes={5: {"rate": jnp.array([0.1, 0.2])}})
@@ -85,7 +71,7 @@ def regret_of(name, regret, selector=None):
     return CandidateRegret(name, selector or selectors.thompson(), regret, np.zeros(regret.shape, bool))
 
 
-def test_candidates_that_are_clearly_behind_on_the_same_worlds_are_eliminated():
+def test_differences_are_paired_over_the_same_worlds():
     rng = np.random.default_rng(0)
     hardness = rng.exponential(50.0, 200)  # common to all candidates
     regrets = [
@@ -93,8 +79,8 @@ def test_candidates_that_are_clearly_behind_on_the_same_worlds_are_eliminated():
         regret_of("as good", hardness + rng.normal(size=200)),
         regret_of("worse", hardness + 1.0 + rng.normal(size=200)),
     ]
-    assert remaining_candidates(regrets, "mean") == ["good", "as good"]
     found = choose_candidate({one.name: one for one in regrets}, "mean", 10, 0.0)
+    assert found.name in ("good", "as good") and found.num_worlds == 200
     worse = next(s for s in found.standings if s.name == "worse")
     # A difference of 1 with deviation sqrt(2), of 200: error .1, ten times smaller than the error of either mean.
     assert abs(worse.behind - 1.0) < 0.5 and worse.behind_error < 0.13 < worse.error
@@ -103,7 +89,6 @@ def test_candidates_that_are_clearly_behind_on_the_same_worlds_are_eliminated():
 
 def test_a_candidate_with_a_regret_of_nan_does_not_lead():
     regrets = [regret_of("lost", [1.0, np.nan, 1.0]), regret_of("found", [5.0, 6.0, 7.0])]
-    assert remaining_candidates(regrets, "mean") == ["found"]
     assert choose_candidate({one.name: one for one in regrets}, "mean", 10, 0.0).name == "found"
 
 
@@ -115,7 +100,6 @@ def test_among_equals_the_lower_tail_is_chosen_and_the_criterion_may_be_a_quanti
     regrets = {"calm": regret_of("calm", calm), "rash": regret_of("rash", rash)}
     assert choose_candidate(regrets, "mean", 10, 0.0).name == "calm"
     assert choose_candidate(regrets, 0.5, 10, 0.0).name == "rash"
-    assert remaining_candidates(list(regrets.values()), 0.5) == ["rash"]
 
 
 def test_among_equals_an_index_with_learning_is_chosen():
@@ -142,73 +126,6 @@ def test_among_equals_an_index_with_learning_is_chosen():
     assert found.name == "leader" and own.behind_error < own.behind < 2 * own.behind_error
 
 
-def test_elimination_stops_when_the_lead_over_every_rival_is_known():
-    rng = np.random.default_rng(2)
-    leader = regret_of("leader", np.full(400, 10.0))
-    # The standard error of a difference of deviation 4 over 400 worlds is .2, 2% of the leader's regret.
-    rival, loser = regret_of("rival", rng.normal(10.1, 4.0, 400)), regret_of("loser", rng.normal(60.0, 100.0, 400))
-    assert are_differences_known([leader, rival], "mean", 0.03) and not are_differences_known(
-        [leader, rival], "mean", 0.01
-    )
-    assert are_differences_known(
-        [leader, rival, loser], "mean", 0.03
-    )  # a candidate that will not be chosen does not count
-    assert are_differences_known([leader], "mean", 0.0)
-
-
-def test_with_several_scales_regret_is_relative_to_the_best_candidate_of_each():
-    rng = np.random.default_rng(5)
-    which = np.arange(600) % 3
-    hardness = np.array([1.0, 10.0, 1000.0])[which]
-    # Twice the best in expensive worlds, twice the best in cheap ones, and 1.1 times the best everywhere.
-    dear, cheap, sound = (np.array(factors)[which] for factors in ([1, 1, 2.0], [2, 2, 1], [1.1, 1.1, 1.1]))
-    named = {"dear": dear, "cheap": cheap, "sound": sound}
-    regrets = {name: regret_of(name, factor * hardness * rng.uniform(0.9, 1.1, 600)) for name, factor in named.items()}
-    assert choose_candidate(regrets, "mean", 10, 0.0).name == "cheap"  # the worlds with a high regret dominate
-    found = choose_candidate(regrets, "mean", 10, 0.0, (0.3, 1.0, 3.0), which)
-    assert found.name == "sound" and remaining_candidates(list(relative_to_best(regrets, which).values()), "mean") == [
-        "sound"
-    ]
-    # Of 200 numbers within a tenth of their mean, the mean is known to .4%; 5 of these.
-    assert abs(found.standings[0].mean - 1.1) < 0.02
-    np.testing.assert_allclose([mean for mean, _ in found.at_each_scale("cheap")], [2.0, 20.0, 1000.0], rtol=0.02)
-    assert "regret at 0.3 of the prior's scale" in str(found) and found.heaviest < 1 / 400
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["reals", "rates", "shares"])
-def test_worlds_of_a_wider_prior_lie_farther_from_its_middle(name):
-    """The same prior draws, moved; sites that no expected reward depends on stay."""
-
-    def reals(arm):
-        noise = numpyro.sample("noise", dist.Gamma(2.0, 1.0))
-        mean = numpyro.sample("mean", dist.Normal(5.0, 2.0).expand([2]))
-        numpyro.sample("reward", dist.Normal(mean[arm], noise))
-
-    def rates(arm):
-        rate = numpyro.sample("rate", dist.TruncatedNormal(3.0, 1.0, low=2.0).expand([2]).to_event(1))
-        numpyro.sample("reward", dist.Poisson(rate[arm]))
-
-    def shares(arm):
-        level = numpyro.sample("level", dist.Uniform(2.0, 4.0).expand([2]))
-        numpyro.sample("reward", dist.Normal(level[arm], 1.0))
-
-    program = {"reals": reals, "rates": rates, "shares": shares}[name]
-    model = RewardModel(program, 2)
-    own, wide = Environment.from_prior(model), Environment.from_prior(model, scales=(3.0,))
-    before, after = own.world(jr.key(7)).truth, wide.world(jr.key(7)).truth
-    if program is reals:
-        # A median of 1,001 is known to .06 of its law's deviation of 2; twice that, and 4 of these.
-        np.testing.assert_allclose(after["mean"] - 5.0, 3.0 * (before["mean"] - 5.0), atol=1.0)
-        np.testing.assert_array_equal(after["noise"], before["noise"])
-    elif program is rates:
-        np.testing.assert_allclose(after["rate"] - 2.0, 3.0 * (before["rate"] - 2.0), rtol=1e-5)
-    else:
-        # Logits have a deviation of 1.8: the same derivation, in them.
-        logits = [np.log((truth["level"] - 2.0) / (4.0 - truth["level"])) for truth in (before, after)]
-        np.testing.assert_allclose(logits[1], 3.0 * logits[0], atol=0.9)
-
-
 def sloped(arm, context):
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     numpyro.sample("reward", dist.Normal(slope[arm] * context, 1.0))
@@ -229,23 +146,18 @@ def test_posterior_regret_sums_the_gaps_of_the_plays_under_each_truth():
         np.testing.assert_array_equal(is_stuck, (gaps[:, -3:] > 0).all(axis=1))
 
 
-@pytest.mark.parametrize("scales", [(1.0,), (1 / 3, 1.0, 3.0)])
 @pytest.mark.slow
-def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise(scales):
-    """For wider and narrower priors too: the truth has the law of the posterior under the world's own prior."""
+def test_posterior_regret_has_the_mean_of_the_true_regret_and_less_noise():
     rule, found = selectors.optimistic_gittins(30, 0.1), {}
-    worlds = Environment.from_prior(bernoulli_model(2), scales=scales, engine=bernoulli_engine(2))
+    worlds = Environment.from_prior(bernoulli_model(2))
     for num_truths in (1, None):
         simulator = CandidateSimulator(bernoulli_model(2), bernoulli_engine(2), worlds, 30, 1000, 0, 512, num_truths)
         simulator.compile({"": rule})
-        found[num_truths] = simulator.simulate({"": rule}, 0, 512)[""]
+        found[num_truths] = simulator.simulate([""], 512)[""]
     (truth, is_stuck), (judged, are_stuck) = found[1], found[None]
     assert truth.shape == (512, 1) and judged.shape == (512, 32)
     difference = judged.mean(axis=1) - truth[:, 0]
-    which = np.zeros(512) if simulator.world_scales(512) is None else simulator.world_scales(512)
-    for number in range(len(scales)):
-        own = difference[which == number]
-        assert abs(own.mean()) < 4 * own.std() / own.size**0.5
+    assert abs(difference.mean()) < 4 * difference.std() / difference.size**0.5
     # For a rule that explores little, most of the variance is whether its choice was right.
     assert judged.mean(axis=1).std() < 0.6 * truth.std()
     # A share of 512 has a standard error of .022 at most.
@@ -262,19 +174,11 @@ def test_posterior_regret_needs_an_exact_posterior_of_the_worlds_own_prior():
     assert has_posterior_regret(bernoulli_model(2), bernoulli_engine(2), own) and not has_posterior_regret(
         bernoulli_model(2), bernoulli_engine(2), other
     )
-    doubted = Environment.from_prior(bernoulli_model(2), scales=(3.0,), engine=bernoulli_engine(2))
-    assert has_posterior_regret(bernoulli_model(2), bernoulli_engine(2), doubted) and not has_posterior_regret(
-        bernoulli_model(2), bernoulli_engine(2)._replace(), doubted
-    )
-    assert not has_posterior_regret(
-        bernoulli_model(2), bernoulli_engine(2), Environment.from_prior(bernoulli_model(2), scales=(3.0,))
-    )
     assert not has_posterior_regret(
         bernoulli_model(2), bernoulli_engine(2), Environment(bernoulli_model(2), {"rate": jnp.array([0.2, 0.3])})
     )
     forgetful = engines.conjugate(bernoulli_model(2), discount=0.99)
     assert not has_posterior_regret(bernoulli_model(2), forgetful, own)
-    assert forgetful.capabilities.with_wider_prior is None  # a discounted posterior moves towards its own prior
 
     def believed(arm):  # worlds are drawn without the factor, the posterior includes it
         rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
@@ -307,8 +211,10 @@ def test_tune_returns_a_selector_that_a_bandit_can_use():
         say=heard.append,
     )
     assert tuned.name != "top-two" and tuned.code.startswith("selectors.optimistic_gittins(horizon=30")
-    assert [s.num_worlds for s in tuned.standings if s.name != "top-two"] == [128, 128]
-    assert heard[0] == "compiling 2 functions for 3 candidates ..." and heard[2].startswith("after 32 worlds and ")
+    assert (
+        heard[0] == "compiling 2 functions for 3 candidates ..."
+        and heard[-1] == "3 of 3 candidates have played: patience .1"
+    )
     assert tuned.regret["patience 1"].shape == (128,)
     assert str(tuned).count("\n") == 4
     bandit = Bandit(
@@ -340,16 +246,10 @@ def test_candidates_are_every_selector_and_several_patiences():
         (dict(criterion=2.0), r'criterion must be "mean" or a quantile strictly inside \(0, 1\), got 2.0'),
         (dict(selectors={}), "selectors is empty"),
         (dict(num_worlds=1.5), "num_worlds must be a positive integer, got 1.5"),
-        (dict(tolerance=-0.1), r"tolerance must be a number in \[0, 1\), got -0.1; 0 plays all num_worlds"),
         (
             dict(environment=Environment.from_prior(bernoulli_model(2)), contexts=lambda key: 0),
             "contexts was given together",
         ),
-        (
-            dict(environment=Environment.from_prior(bernoulli_model(2)), doubt=3.0),
-            "doubt was given together with environment",
-        ),
-        (dict(doubt=0.3), "doubt must be a number of at least 1, got 0.3"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, message):

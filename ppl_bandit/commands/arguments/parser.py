@@ -71,20 +71,7 @@ def _tune(tune: argparse.ArgumentParser) -> None:
     tune.add_argument("--selectors", help="candidates, as for run (default: every selector, and ogi at six patiences)")
     tune.add_argument("--criterion", default="mean", help="mean, or a quantile such as 0.95 (%(default)s)")
     _add_engine(tune)
-    tune.add_argument(
-        "--doubt",
-        type=float,
-        default=1.0,
-        help="how many times too narrow or too wide the prior may be; such priors are simulated too (%(default)s)",
-    )
-    tune.add_argument("--num-worlds", type=int, default=512, help="largest number of simulated worlds (%(default)s)")
-    tune.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.06,
-        help="stop when the standard error of the candidates' differences is below this share of the least regret; 0 "
-        "simulates all worlds (%(default)s)",
-    )
+    tune.add_argument("--num-worlds", type=int, default=256, help="worlds that each candidate plays (%(default)s)")
     _add_common(tune, out="ppl-bandit-tune", has_samples=True)
 
 

@@ -9,21 +9,17 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float
 
 from ppl_bandit.engines.exact.explanation import explain_conjugate, site_parameters
 from ppl_bandit.engines.exact.families.drawing import sample
 from ppl_bandit.engines.exact.families.posterior import Posterior
-from ppl_bandit.engines.exact.families.wider_prior import replace_prior_by_wider
 from ppl_bandit.engines.exact.laws.expectation import find_infinite_means
 from ppl_bandit.engines.exact.laws.marginals import marginals_of
 from ppl_bandit.engines.exact.proof.examination import examine
 from ppl_bandit.engines.exact.update import Certificates, absorb_rows, tabulate_rows
 from ppl_bandit.engines.settings import check_settings, refuse_moving
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.model.wider_prior import sites_of_expected_rewards
 from ppl_bandit.types import Capabilities, Engine, Interaction, Key
 
 __all__ = ["Certificates", "conjugate"]
@@ -61,9 +57,6 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
     def parameters(state: Posterior) -> dict[str, dict[str, np.ndarray]]:
         return site_parameters(layout, state)
 
-    def with_wider_prior(state: Posterior, scale: Float[Array, ""]) -> Posterior:
-        return replace_prior_by_wider(layout, init(jr.key(0)), state, sites_of_expected_rewards(model), scale)
-
     return Engine(
         init,
         update,
@@ -74,7 +67,6 @@ def conjugate(model: RewardModel, *, discount: float = 1.0) -> Engine:
             parameters=parameters,
             marginals=marginals_of(model, layout),
             infinite_means=infinite_means,
-            with_wider_prior=with_wider_prior if discount == 1.0 else None,
             tabulate_rows=functools.partial(tabulate_rows, model, layout, prior) if discount == 1.0 else None,
         ),
     )

@@ -108,10 +108,6 @@ def test_worlds_from_the_prior_move_by_the_program_itself():
 
 
 def test_what_is_not_defined_for_moving_latents_is_refused():
-    with pytest.raises(ValueError, match="a wider prior"):
-        tune(model(), 10, engine=engine(), doubt=3.0)
-    with pytest.raises(ValueError, match="a wider prior of latents that move is not defined"):
-        Environment.from_prior(model(), scales=(1.0, 3.0))
     with pytest.raises(ValueError, match="changes was given for a program whose latents move"):
         Environment(model(), {"level": np.zeros(3)}, changes={5: {"level": np.ones(3)}})
 
