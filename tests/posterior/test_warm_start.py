@@ -541,7 +541,7 @@ def test_a_warm_start_compiles_fewer_programs_than_the_first_and_later_steps_non
 def test_particles_are_renewed_alike_after_a_warm_start(tmp_path):
     (first, later, decided), (second, later_again, decided_again) = twice(tmp_path, "logit", 40)
     assert decided_again == decided
-    programs = {f"jit({name})" for name in ("init", "select", "update", "quick_update")}
-    assert programs <= set(first)
-    assert programs <= set(second) and len(second) < len(first), (first, second)
-    assert later == later_again == []
+    programs = {"jit(init)", "jit(select)", "jit(quick_update)"}
+    assert programs <= set(first) and programs <= set(second) and len(second) < len(first), (first, second)
+    # The first row waits for none of the functions that renew draws.
+    assert "jit(update)" not in (*first, *second) and later == later_again == ["jit(update)"]
