@@ -218,8 +218,8 @@ class Capabilities(NamedTuple):
         tabulate_rows: rows -> ((state, weights (N,), number of rows) -> state), which adds each row as often as its
             weight says, without certificates; None where a row is not conjugate. For simulated data that come as counts
             of a few kinds of rows. Weights may be any numbers.
-        is_traceable_without_program: whether tracing `update` and `sample` again, for another capacity, does not run the
-            NumPyro program. The live bandit then traces them in a background thread.
+        record_readings: state -> None. After it, tracing `quick_update` and then `update` of one row does not run the NumPyro
+            program for `update`. The live bandit then traces that in a background thread.
     """
 
     parameters: Callable[[State], dict[str, dict[str, Any]]] | None = None
@@ -229,7 +229,7 @@ class Capabilities(NamedTuple):
     quick_update: Callable[[Key, State, Interaction], tuple[State, Any, Any]] | None = None
     advance: Callable[[Key, State, Any], State] | None = None
     tabulate_rows: Callable[[Interaction], Callable[[State, Any, Any], State] | None] | None = None
-    is_traceable_without_program: bool = False
+    record_readings: Callable[[State], None] | None = None
 
 
 class Engine(NamedTuple):

@@ -3,33 +3,25 @@
 For programs whose latents move, the exact engine is a Kalman filter and the particles are those of a particle filter.
 """
 
-import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ppl_bandit.engines.approximate.reweight import reweight
-from ppl_bandit.engines.collapsed.collapsed import collapsed
 from ppl_bandit.engines.deferred import deferred_explanation
-from ppl_bandit.engines.exact.conjugate import conjugate
-from ppl_bandit.engines.moving.collapsed_kalman import collapsed_kalman
-from ppl_bandit.engines.moving.kalman import kalman
-from ppl_bandit.engines.moving.particle_filter import particle_filter
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime import disk_cache
 from ppl_bandit.types import Engine, NotConjugate
 
 __all__ = ["candidates", "choose"]
 
+
+def _imported(name: str, **settings: Any) -> Callable[[RewardModel], Engine]:
+    """Return a factory that is imported when it is called."""
+    return lambda model: getattr(importlib.import_module(__package__), name)(model, **settings)
+
+
 # Factories that prove their claim about a program or raise NotConjugate, in order of preference.
-_PROVED: Mapping[str, Callable[[RewardModel], Engine]] = {
-    "conjugate": conjugate,
-    "collapsed": functools.partial(collapsed, is_selective=True),
-}
-
-
-_PROVED_MOVING: Mapping[str, Callable[[RewardModel], Engine]] = {
-    "kalman": kalman,
-    "collapsed_kalman": collapsed_kalman,
-}
+_PROVED = {"conjugate": _imported("conjugate"), "collapsed": _imported("collapsed", is_selective=True)}
+_PROVED_MOVING = {name: _imported(name) for name in ("kalman", "collapsed_kalman")}
 
 
 def choose(model: RewardModel) -> Engine:
@@ -42,13 +34,11 @@ def choose(model: RewardModel) -> Engine:
     The name of the chosen engine is cached on disk. A later process then skips the proofs that failed, until the text of the
     explanation is read.
     """
-    entry = model.cache_entry("choose")
-    cached = disk_cache.load(entry)
+    cached = model.load_result("choose")
     if cached is None:
         engine = _first_accepted(model)
         if not engine.explanation.is_exact:  # its proof is needed to build it
-            disk_cache.save(entry, engine.explanation.engine)
-            model.save_validation()
+            model.save_result("choose", engine.explanation.engine)
         return engine
     name, _ = cached
     proved, otherwise = candidates(model)
@@ -71,7 +61,7 @@ def _first_accepted(model: RewardModel) -> Engine:
 
 def candidates(model: RewardModel) -> tuple[Mapping[str, Callable[[RewardModel], Engine]], Callable[..., Engine]]:
     """Return the factories that prove their claim about a program, and the one for any program."""
-    return (_PROVED_MOVING, particle_filter) if model.moving_sites else (_PROVED, reweight)
+    return (_PROVED_MOVING, _imported("particle_filter")) if model.moving_sites else (_PROVED, _imported("reweight"))
 
 
 def _with_refusals(engine: Engine, refusals: Sequence[NotConjugate]) -> Engine:

@@ -3,7 +3,6 @@
 After a warm start the first decision and update run exported functions, so the engine's proof is not needed for them.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +14,15 @@ from ppl_bandit.types import Capabilities, Engine, Explanation
 
 __all__ = ["deferred_engine", "deferred_explanation", "engine_facts"]
 
-_REQUIRED = ("init", "update", "sample")
-
 
 def engine_facts(engine: Engine) -> dict[str, Any]:
     """Return what `deferred_engine` needs to know of an engine, as JSON values; no text that describes a program."""
-    capabilities = engine.capabilities
-    optional = [name for name in Capabilities._fields if callable(getattr(capabilities, name))]
+    capabilities = engine.capabilities._asdict()
     return {
         "engine": engine.explanation.engine,
         "is_exact": engine.explanation.is_exact,
         "settings": dict(engine.settings),
-        "functions": optional,
-        "is_traceable_without_program": capabilities.is_traceable_without_program,
+        "capabilities": [name for name, own in capabilities.items() if own is not None],
     }
 
 
@@ -40,19 +35,13 @@ def deferred_engine(facts: Mapping[str, Any], build: Callable[[], Engine]) -> En
     """
     built = _once(build)
 
-    def required(name: str) -> Callable:
-        return lambda *args: getattr(built(), name)(*args)
+    def later(find: Callable[[Engine], Any], name: str) -> Callable:
+        return lambda *args: getattr(find(built()), name)(*args)
 
-    def optional(name: str) -> Callable:
-        return lambda *args: getattr(built().capabilities, name)(*args)
-
-    capabilities = Capabilities(
-        **{name: optional(name) for name in facts["functions"]},
-        is_traceable_without_program=facts["is_traceable_without_program"],
-    )
+    init, update, sample = (later(lambda engine: engine, name) for name in ("init", "update", "sample"))
+    optional = {name: later(lambda engine: engine.capabilities, name) for name in facts["capabilities"]}
     explanation = deferred_explanation(facts["engine"], facts["is_exact"], lambda: built().explanation)
-    init, update, sample = map(required, _REQUIRED)
-    return Engine(init, update, sample, explanation, facts["settings"], capabilities)
+    return Engine(init, update, sample, explanation, facts["settings"], Capabilities(**optional))
 
 
 def deferred_explanation(engine: str, is_exact: bool, explain: Callable[[], Explanation]) -> Explanation:
@@ -68,39 +57,28 @@ def deferred_explanation(engine: str, is_exact: bool, explain: Callable[[], Expl
 
 class _DeferredExplanation(Explanation):
     explain: Callable[[], Explanation]
-
-    @property
-    def reason(self) -> str:  # type: ignore[override]
-        return self.explain().reason
-
-    @property
-    def sites(self) -> Mapping[str, str]:  # type: ignore[override]
-        return self.explain().sites
-
-    @property
-    def report(self) -> str:  # type: ignore[override]
-        return self.explain().report
+    reason = property(lambda self: self.explain().reason)  # type: ignore[assignment]
+    sites = property(lambda self: self.explain().sites)  # type: ignore[assignment]
+    report = property(lambda self: self.explain().report)  # type: ignore[assignment]
 
     def _replace(self, **fields: Any) -> Explanation:  # type: ignore[override]
         return self.explain()._replace(**fields)
 
 
 def _once(build: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that builds something on its first call, in float64."""
-    lock = threading.Lock()
+    """Return a function that builds something on its first call, in float64, as a live bandit builds its engines."""
+    lock, found = threading.Lock(), list[Any]()
 
     def in_float64() -> Any:
-        with jax.enable_x64(True):  # a live bandit builds its engines in float64
+        with jax.enable_x64(True):
             return build()
 
-    @functools.cache
     def built() -> Any:
-        # In another thread: the caller may be inside a trace, which must not record what building computes.
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(in_float64).result()
-
-    def locked() -> Any:
         with lock:
-            return built()
+            if not found:
+                # In another thread: the caller may be inside a trace, which must not record what building computes.
+                with ThreadPoolExecutor(1) as pool:
+                    found.append(pool.submit(in_float64).result())
+            return found[0]
 
-    return locked
+    return built

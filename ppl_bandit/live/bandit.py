@@ -132,7 +132,7 @@ class Bandit(ReadableBandit):
         self._late = check_late_names(self._reward_model, late)
         check_information_directed(self._reward_model, self._selector)
         self._context_structure: Any = jax.tree.structure(self._reward_model.context)
-        task, prior = self._build(list(names.names))
+        task, prior = self._build(list(names.names), not isinstance(program, RewardModel))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
@@ -369,8 +369,8 @@ class Bandit(ReadableBandit):
             "a Bandit cannot be pickled or copied: it holds compiled functions; use save(path) and Bandit.load(path, program)"
         )
 
-    def _build(self, names: list[Any]) -> tuple[Task, Learner]:
-        """Return the task and the prior for a list of arms."""
+    def _build(self, names: list[Any], is_model_new: bool = False) -> tuple[Task, Learner]:
+        """Return the task and the prior for a list of arms; `is_model_new` is as in `start`."""
         model = self._reward_model
         if len(names) != model.num_arms:
             if not takes(self._program, "num_arms"):
@@ -379,7 +379,7 @@ class Bandit(ReadableBandit):
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
         task = task._replace(late=self._late, factory=self._factory)
-        prior = start(task, self._factory)
+        prior = start(task, self._factory, is_model_new or model is not self._reward_model)
         return task if self._design is None else task._replace(design=design_record(self._design, task, prior)), prior
 
     def _look_difference(self, projection: Projection, event: Event) -> str:

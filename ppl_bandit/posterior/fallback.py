@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from ppl_bandit import engines
 from ppl_bandit.engines.exact.certificate.certificate import resolution
 from ppl_bandit.engines.particles.weighted_particles import MIN_ESS_SHARE
 from ppl_bandit.posterior.history import History
-from ppl_bandit.posterior.learning import Learner, Rows, fold, prepare_growth, start
+from ppl_bandit.posterior.learning import Learner, Rows, fold, start
 from ppl_bandit.posterior.partial_rows import counted_rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -21,13 +21,13 @@ from ppl_bandit.types import BanditError, Engine, Interaction, NotConjugate
 
 __all__ = ["LADDER", "NotCertified", "learn"]
 
-# The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`). `laplace` and `svi`
-# have none: a bandit uses them only if the user chose them, for their speed.
-LADDER: Mapping[str, Callable[[RewardModel], Engine]] = {
-    "kalman": engines.particle_filter,
-    "collapsed_kalman": engines.particle_filter,
-    "collapsed": engines.reweight,
-    "reweight": engines.nuts,
+# The fallback of each engine; that of `conjugate` depends on the rows that it refused (`_exact_fallback`). `laplace`
+# and `svi` have none: a bandit uses them only if the user chose them, for their speed.
+LADDER: Mapping[str, str] = {
+    "kalman": "particle_filter",
+    "collapsed_kalman": "particle_filter",
+    "collapsed": "reweight",
+    "reweight": "nuts",
 }
 _MAX_EXAMPLES = 8  # refused rows that the fallback is tested with
 _RENEWED = ("collapsed", "collapsed_kalman", "reweight")  # engines that renew their draws as rewards arrive
@@ -62,11 +62,12 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         if num_refreshes > learner.num_refreshes:
             after = after._replace(num_refreshes=num_refreshes)
             _LOGGER.info("the draws of the %s engine were renewed after %d rewards", explanation.engine, len(history))
-        return prepare_growth(task, after, num_seen + rows.arms.size), info, []
+        return after, info, []
     why = _uncertified(task, rows, info) if explanation.is_exact else _doubts(explanation.engine, info)
     if explanation.is_exact and not task.may_fall_back:
         raise NotCertified(f"{why}; nothing was learnt from it: leave engine out, or choose an approximate one")
-    factory, refused = LADDER.get(explanation.engine), None
+    fallback, refused = LADDER.get(explanation.engine), None
+    factory = None if fallback is None else getattr(engines, fallback)
     if explanation.engine == "conjugate":
         refused = _refused(counted_rows(task, rows), info)
         factory = functools.partial(_exact_fallback, refused)

@@ -1,12 +1,13 @@
 """A live posterior as a value: an engine, its compiled functions and its state; updates return another value."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ppl_bandit.posterior.capacity import check_capacity
+from ppl_bandit.engines.deferred import deferred_engine
 from ppl_bandit.posterior.compiled_functions import (
     CompiledFunctions,
     UpdateResult,
@@ -15,13 +16,11 @@ from ppl_bandit.posterior.compiled_functions import (
     pack_rows,
 )
 from ppl_bandit.posterior.partial_rows import Rows, counted_rows, counting_engine, learning_model
-from ppl_bandit.posterior.shared_starts import find_shared, share, shared_key
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import restore_engine, restore_functions, save_start, start_entry, start_inputs
-from ppl_bandit.program.model.recorded_readings import collect_recordings
+from ppl_bandit.posterior.warm_start import find_start, load_start, share_start, start_key, store_start
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import forbid_programs
-from ppl_bandit.runtime.exported_functions import load_warm_start
+from ppl_bandit.runtime.compile_ahead import run_afterwards
 from ppl_bandit.runtime.packed_state import Packed, pack, unpack, with_changes
 from ppl_bandit.types import Engine, Interaction
 
@@ -34,17 +33,15 @@ __all__ = [
     "fold",
     "pad_rows",
     "prepare_batches",
-    "prepare_growth",
     "start",
 ]
 
 # Batch sizes of an engine that stores no rows; each is compiled once, for about 3 s. 32 rows take 0.16 ms, one takes 0.1 ms.
 _SIZES = (1024, 32, 1)
-_FIRST_CAPACITY = (
-    4000  # rows; the first growth must not be needed before it is compiled, and unused capacity costs nothing
-)
-_FIRST_BYTES = 1 << 22  # contexts of more bytes, which a step copies, start with a quarter of that capacity
-_PREPARE_SHARE = 8  # growth is prepared once 1/8 of the first capacity is used: most experiments end before
+# Rows. A larger capacity is compiled anew, for seconds. 16,000 in place of 4,000 make a step of a logistic program with 10
+# features 1.13 times as long, of which most is copying the rows.
+_FIRST_CAPACITY = 8000
+_FIRST_BYTES = 1 << 22  # contexts of more bytes, which a step copies, start with an eighth of it
 
 
 class Learner(NamedTuple):
@@ -58,8 +55,6 @@ class Learner(NamedTuple):
         doubts: why the present draws lack evidence, in words; empty if they do not.
         num_doubted: number of times in a row that the draws were renewed and still lacked evidence.
         num_refreshes: number of times that the draws were renewed.
-        num_reserved: total number of rows that certainly fit into the state, for an engine that stores rows.
-        next_check: total number of rows at which the capacity is checked again.
         examples: rows that an exact engine refused and that this engine was chosen for.
     """
 
@@ -71,8 +66,6 @@ class Learner(NamedTuple):
     doubts: str = ""
     num_doubted: int = 0
     num_refreshes: int = 0
-    num_reserved: int = 0
-    next_check: int = 0
     examples: Interaction | None = None
 
     @property
@@ -85,55 +78,64 @@ class Learner(NamedTuple):
         return self._replace(stored=pack(state) if isinstance(self.stored, Packed) else state)
 
 
-def start(task: Task, factory: Callable[[RewardModel], Engine]) -> Learner:
+def start(task: Task, factory: Callable[[RewardModel], Engine], is_model_new: bool = False) -> Learner:
     """Build an engine and return its prior; the first decision and update are compiled in the background.
 
     If this process started the same task before, the engine and its compiled functions are shared. If an earlier process did,
     its proof and its traced functions are loaded from the disk cache.
 
+    Args:
+        is_model_new: whether the task's model was built just now, so that no variable that its program reads has changed.
+
     Raises:
         ValueError: if the factory does not return an engine.
     """
-    inputs = start_inputs(task, factory)
-    key = shared_key(task, inputs)
-    shared = find_shared(key)
+    key = start_key(task, factory, is_model_new)
+    shared = find_start(task, key)
     if shared is not None:
         return _prior(task, shared.engine, shared.run)
-
-    def build() -> Engine:
-        return _build(factory, task)
-
-    entry = start_entry(task, inputs)
-    cached = load_warm_start(entry)
-    with jax.enable_x64(True), collect_recordings() as recordings:
-        engine = build() if cached is None else restore_engine(cached, build)
-        can_save = engine.capabilities.reserve is None or engine.capabilities.is_traceable_without_program
-        is_exported = entry is not None and cached is None and can_save
+    stored, where = load_start(key, task.model), task.model.cache_key
+    build = functools.partial(_build, factory, task)
+    is_exported = None not in (key, where) and stored is None
+    with jax.enable_x64(True):
+        engine = build() if stored is None else deferred_engine(stored[0], build)
         pure = engine._replace(explanation=None, settings=None)  # type: ignore[arg-type]
         run = compiled_functions(
             task.model, learning_model(task), pure, task.selector, task.num_samples, task.draws, is_exported
         )
-        if cached is not None:
-            restore_functions(cached, run, recordings)
+        if stored is not None:
+            for name, function in run.first_functions():
+                function.exported = stored[1].get(name)
         learner = _prior(task, engine, run)
-    if is_exported:
-        save_start(entry, task, engine, run, recordings)
-    share(key, task.model.program, engine, run)
+    share_start(task, key, engine, run)
+    if is_exported and key is not None and where is not None:
+        run_afterwards(functools.partial(store_start, key, task.model, where, engine, run))
     return learner
 
 
 def _prior(task: Task, engine: Engine, run: CompiledFunctions) -> Learner:
-    """Return the prior of an engine; its first decision and update are compiled in the background."""
+    """Return the prior of an engine; its first decision and update are compiled in the background.
+
+    The first row does not wait for `update` where `quick_update` is sufficient: that is compiled before.
+    """
+    capabilities, contexts = engine.capabilities, example_contexts(learning_model(task), 1)
     with jax.enable_x64(True):
         seed = np.int64(task.seed)
         run.init.prepare(seed)
-        stored, num_reserved = run.init(seed), 0
-        if engine.capabilities.reserve is not None:
-            num_reserved = _first_capacity(learning_model(task))
-            stored = engine.capabilities.reserve(stored, num_reserved)
-        check = num_reserved // _PREPARE_SHARE
-        learner = Learner(engine, run, stored, jax.device_put(seed), num_reserved=num_reserved, next_check=check)
-    _prepare(task, learner, learner.stored)
+        stored = run.init(seed)
+        if capabilities.reserve is not None:
+            stored = capabilities.reserve(stored, _first_capacity(contexts))
+        learner = Learner(engine, run, stored, jax.device_put(seed))
+        context = jax.tree.map(lambda leaf: leaf[0], example_contexts(task.model, 1))
+        run.select.prepare(learner.seed, stored, np.int64(0), context, np.ones(len(task.arms), bool))
+        rows, within = np.zeros(3 + len(task.model.outcomes)), None
+        if run.quick_update is not None:
+            run.quick_update.prepare(learner.seed, stored, rows, contexts)
+            if capabilities.record_readings is not None:
+                if run.update.exported is None:
+                    capabilities.record_readings(stored)
+                within = forbid_programs
+        run.update.prepare(learner.seed, stored, rows, contexts, within=within)
     return learner
 
 
@@ -144,39 +146,9 @@ def _build(factory: Callable[[RewardModel], Engine], task: Task) -> Engine:
     return engine
 
 
-def _first_capacity(model: RewardModel) -> int:
-    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(example_contexts(model, 1)))
-    return _FIRST_CAPACITY if row_bytes * _FIRST_CAPACITY <= _FIRST_BYTES else _FIRST_CAPACITY // 4
-
-
-def prepare_growth(task: Task, learner: Learner, num_rows: int) -> Learner:
-    """Compile for the next larger capacity of the state, in the background, before the state is full.
-
-    Args:
-        num_rows: total number of rows that were learnt.
-    """
-    capabilities = learner.engine.capabilities
-    if capabilities.reserve is None or num_rows < learner.next_check:
-        return learner
-    with jax.enable_x64(True):
-        num_free, larger = check_capacity(capabilities.reserve, learner.stored)
-    if larger is not None:
-        _prepare(task, learner, larger, forbid_programs if capabilities.is_traceable_without_program else None)
-    return learner._replace(num_reserved=num_rows + num_free, next_check=num_rows + max(num_free, 1))
-
-
-def _prepare(task: Task, learner: Learner, stored: Any, within: Callable | None = None) -> None:
-    """Start to compile the decision and the update of one row for a state."""
-    contexts = example_contexts(learning_model(task), 1)
-    context = jax.tree.map(lambda leaf: leaf[0], example_contexts(task.model, 1))
-    with jax.enable_x64(True):
-        allowed = np.ones(len(task.arms), bool)
-        learner.run.select.prepare(learner.seed, stored, np.int64(0), context, allowed, within=within)
-        # The larger program first: a call of the other one, while it is in the queue, compiles that in the caller's thread.
-        for update in (learner.run.update, learner.run.quick_update):
-            if update is not None:
-                rows = np.zeros(3 + len(task.model.outcomes))
-                update.prepare(learner.seed, stored, rows, contexts, within=within)
+def _first_capacity(contexts: Any) -> int:
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(contexts))
+    return _FIRST_CAPACITY if row_bytes * _FIRST_CAPACITY <= _FIRST_BYTES else _FIRST_CAPACITY // 8
 
 
 def prepare_batches(task: Task, learner: Learner, decision_sizes: Sequence[int]) -> None:
@@ -215,7 +187,7 @@ def fold(task: Task, learner: Learner, num_seen: int, rows: Rows) -> tuple[Any, 
     infos: list[Any] = []
     done = 0
     with jax.enable_x64(True):
-        if reserve is not None and num_seen + num_rows > learner.num_reserved:
+        if reserve is not None:
             stored = reserve(stored, num_rows)
         for size in batch_sizes(num_rows, _SIZES) if reserve is None else [_rounded_up(num_rows)]:
             num_batch = min(size, num_rows - done)
@@ -237,8 +209,6 @@ def _update(learner: Learner, stored: Any, numbers: np.ndarray, contexts: Any, s
     if size == 1 and run.quick_update is not None:
         changes, packed = run.quick_update(*arguments)
         result = unpack(packed)
-        if not run.update.is_ready:
-            run.update.wait()  # at the first row, rather than at the first row that needs it
         if result.is_complete or not result.is_possible:
             return with_changes(changes, stored), result
     after, packed = run.update(*arguments)

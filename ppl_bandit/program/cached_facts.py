@@ -1,5 +1,6 @@
-"""Facts about programs in the disk cache, so that a program is not validated and proved again in every process."""
+"""What validation found about a program, in the disk cache: a program is not validated again in every process."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,31 +10,23 @@ from ppl_bandit.program.fingerprints import code_fingerprint, program_fingerprin
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.model import means
 from ppl_bandit.runtime import disk_cache
-from ppl_bandit.runtime.disk_cache import CacheEntry, cache_entry
+from ppl_bandit.runtime.disk_cache import CacheKey, cache_key
 
-__all__ = ["fingerprint_or_none", "load_validation", "program_entry", "save_validation"]
+__all__ = ["VALIDATION", "facts_to_json", "fingerprint_or_none", "load_facts", "program_key"]
 
-_VALIDATION = "validation"
+VALIDATION = "validation"
 
 
-def program_entry(
-    program: Callable,
-    num_arms: int,
-    context: Any,
-    outcomes: tuple[str, ...],
-    *inputs: Any,
-    fingerprint: Callable[[], str | None] | None = None,
-) -> CacheEntry | None:
-    """Return the cache key of a result about a program; None if the cache is off.
+def program_key(
+    program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...], fingerprint: Callable[[], str | None]
+) -> CacheKey | None:
+    """Return the cache key of the results about a program; None if the cache is off or the program cannot be identified.
 
     Args:
-        inputs: which result it is, and what else it depends on, as JSON values.
-        fingerprint: returns the program's fingerprint; it is computed if not given.
+        fingerprint: returns the program's fingerprint.
     """
-    given = program, num_arms, context, outcomes
     structure = str(jax.tree.structure(context))
-    key = *inputs, code_fingerprint(program), int(num_arms), list(outcomes), structure
-    return cache_entry(fingerprint or (lambda: fingerprint_or_none(*given)), *key)
+    return cache_key(fingerprint, code_fingerprint(program), int(num_arms), list(outcomes), structure)
 
 
 def fingerprint_or_none(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> str | None:
@@ -44,36 +37,29 @@ def fingerprint_or_none(program: Callable, num_arms: int, context: Any, outcomes
         return None
 
 
-def save_validation(program: Callable, num_arms: int, facts: Any, fingerprint: str | None) -> None:
-    """Store what validation found.
-
-    Args:
-        facts: `validation.ProgramFacts`.
-        fingerprint: the program's fingerprint; None stores nothing.
-    """
-    given = program, num_arms, facts.context, facts.outcomes
+def facts_to_json(facts: Any) -> dict[str, Any]:
+    """Return `validation.ProgramFacts` as JSON values, without the context and the fingerprint: they are the key."""
+    method = facts.mean_method
     values = facts._asdict() | {
-        "context": None,
-        "mean_method": None if facts.mean_method is None else means.MEAN_METHODS.index(facts.mean_method),
+        "mean_method": None if method is None else means.MEAN_METHODS.index(method),
         "largest_integers": [int(number) for number in jax.tree.leaves(facts.largest_integers)],
-        "fingerprint": fingerprint,
     }
-    disk_cache.save(program_entry(*given, _VALIDATION, fingerprint=lambda: fingerprint), values)
+    return {name: value for name, value in values.items() if name not in ("context", "fingerprint")}
 
 
-def load_validation(program: Callable, num_arms: int, context: Any, outcomes: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return what an earlier validation found, as arguments of `validation.ProgramFacts`; None if nothing is stored."""
-    found = disk_cache.load(program_entry(program, num_arms, context, outcomes, _VALIDATION))
-    if found is None:
-        return None
-    values = _with_tuples(found[0])
-    mean_method = values["mean_method"]
-    return values | {
-        "context": context,
-        "mean_method": None if mean_method is None else means.MEAN_METHODS[mean_method],
-        "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),
-        "index_limits": tuple(IndexLimit(*limit) for limit in values["index_limits"]),
-    }
+def load_facts(key: CacheKey | None, context: Any) -> dict[str, Any] | None:
+    """Return what `facts_to_json` stored, as arguments of `validation.ProgramFacts`; None if there is nothing valid."""
+    found = disk_cache.load(key, VALIDATION)
+    with contextlib.suppress(Exception):  # whatever it holds, it only saves time
+        values = _with_tuples(found[0])  # type: ignore[index]
+        method = values["mean_method"]
+        return values | {
+            "context": context,
+            "mean_method": None if method is None else means.MEAN_METHODS[method],
+            "largest_integers": jax.tree.unflatten(jax.tree.structure(context), values["largest_integers"]),
+            "index_limits": tuple(IndexLimit(*limit) for limit in values["index_limits"]),
+        }
+    return None
 
 
 def _with_tuples(value: Any) -> Any:

@@ -15,7 +15,6 @@ import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, Selector
 
@@ -44,10 +43,9 @@ def outcome_information(model: RewardModel) -> OutcomeInformation:
     size = sum(int(np.prod(shape)) for shape in model.latent_shapes.values())
     if model.is_reward_an_outcome or model.num_arms * _NUM_OUTCOMES * size > _MAX_SIZE:
         return OutcomeInformation()
-    entry = model.cache_entry("outcome_information")
-    cached = disk_cache.load(entry)
+    cached = model.load_result("outcome_information")
     if cached is not None:
-        return OutcomeInformation(*map(tuple, cached[0]["arms"]))
+        return OutcomeInformation(*map(tuple, cached[0]))
 
     def read() -> tuple[Any, Any]:
         # Other contexts than the example, which may be all zeros.
@@ -64,7 +62,7 @@ def outcome_information(model: RewardModel) -> OutcomeInformation:
             silent.append(arm)
         elif any(tells) and not any(fits):
             misleading.append(arm)
-    disk_cache.save(entry, {"arms": [silent, misleading]})
+    model.save_result("outcome_information", [silent, misleading])
     return OutcomeInformation(tuple(silent), tuple(misleading))
 
 

@@ -1,9 +1,7 @@
 """Compile functions before they are called, in a background thread."""
 
 import contextlib
-import json
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -11,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 
 from ppl_bandit.runtime.cpu_threads import limit_runs, needs_limit
-from ppl_bandit.runtime.exported_functions import ExportedFunction, export_traced, form_to_json, import_exported
+from ppl_bandit.runtime.disk_cache import compiler_settings
+from ppl_bandit.runtime.exported_functions import ExportedFunction, arguments_text, export_traced, import_exported
 from ppl_bandit.runtime.xla_options import in_order_options, quick_options, small_options
 
-__all__ = ["CompiledAhead", "LoweredProgram", "lower", "quick_jit", "run_once"]
+__all__ = ["CompiledAhead", "LoweredProgram", "lower", "quick_jit", "run_afterwards", "run_once"]
 
 # XLA compiles without Python's global interpreter lock, so the main thread goes on meanwhile.
 _BACKGROUND = ThreadPoolExecutor(1, thread_name_prefix="ppl_bandit-compile")
@@ -46,12 +45,11 @@ class CompiledAhead:
     Args:
         function: pure function of pytrees of arrays.
         options: returns the compiler options.
-        is_exported: whether functions that `prepare` traces in the caller's thread are exported for other processes.
+        is_exported: whether it is exported for other processes, in the form that is traced first.
 
     Attributes:
-        exported: functions that were exported here, or by another process, by the JSON form of the arguments.
+        exported: what was exported here or by another process; None if nothing was, or JAX cannot read it.
         num_waits: number of calls that waited for the compiler.
-        seconds: time spent on tracing and compiling, in any thread.
     """
 
     def __init__(
@@ -64,9 +62,8 @@ class CompiledAhead:
         self._lowered: dict[Any, LoweredProgram] = {}
         self._lock = threading.Lock()
         self._latest: Callable = self._find
-        self.exported: dict[str, ExportedFunction] = {}
+        self.exported: ExportedFunction | None = None
         self.num_waits = 0
-        self.seconds = 0.0
 
     def prepare(self, *args: Any, within: Callable[[], contextlib.AbstractContextManager] | None = None) -> None:
         """Trace for the form of these arguments, and start to compile in the background.
@@ -74,22 +71,29 @@ class CompiledAhead:
         NumPyro's handlers are one stack for all threads, so a function that runs a program is traced in the caller's thread.
 
         Args:
-            within: returns a context in which the function can be traced in the background too. If tracing fails there, the
-                first call traces the function again.
+            within: returns a context in which the function can be traced in the background too. If tracing fails there, or the
+                caller's settings of JAX are local to its thread, the first call traces the function.
         """
         form, signature = _signature(args)
         if signature in self._compiled:
             return
-        if within is None and _exported_key(form) not in self.exported:
-            lowered = self._lowered[signature] = self._lower(form, is_exported=self._is_exported)
+        has_exported = self._has_exported(form)
+        if within is None and not has_exported:
+            lowered = self._lowered[signature] = self._lower(form)
             with self._lock:
-                self._compiled[signature] = _BACKGROUND.submit(self._compile, lowered)
+                self._compiled[signature] = _BACKGROUND.submit(lowered.compile)
             return
 
+        settings = compiler_settings()
+
         def lower_and_compile() -> Callable:
-            with within() if within is not None else contextlib.nullcontext():
+            if has_exported or within is None:
+                return self._lower_exported(form).compile()
+            if compiler_settings() != settings:
+                raise RuntimeError("the caller's settings are local to its thread")
+            with within():
                 lowered = self._lower(form)
-            return self._compile(lowered)
+            return lowered.compile()
 
         with self._lock:
             self._compiled[signature] = _BACKGROUND.submit(lower_and_compile)
@@ -99,11 +103,6 @@ class CompiledAhead:
         for future in list(self._compiled.values()):
             with contextlib.suppress(CancelledError):
                 future.exception()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it is compiled for some form of its arguments."""
-        return any(future.done() for future in list(self._compiled.values()))
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled function; compile it first if that was not prepared."""
@@ -125,7 +124,7 @@ class CompiledAhead:
         try:
             if is_missing:
                 lowered = self._lowered.get(signature) or self._lower(form)
-                future.set_result(self._compile(lowered))
+                future.set_result(lowered.compile())
             elif future.exception() is not None:
                 return self._find(*args)
             self._latest = future.result()
@@ -137,28 +136,29 @@ class CompiledAhead:
         self._lowered.pop(signature, None)
         return self._latest(*args)
 
-    def _lower(self, form: Any, is_exported: bool = False) -> LoweredProgram:
-        begin = time.perf_counter()
-        with jax.enable_x64(True):
-            key = _exported_key(form) if self.exported or is_exported else None
-            exported = None if key is None else self.exported.get(key)
-            if key is not None and exported is None and is_exported:
-                exported = export_traced(self._function, form, self._options())
-                if exported is not None:
-                    self.exported[key] = exported
-            if exported is None:
-                lowered = lower(jax.jit(self._function, compiler_options=self._options()).trace(*form))
-            else:
-                imported = jax.jit(import_exported(exported), compiler_options=exported.options)
-                lowered = LoweredProgram(imported.lower(*form), exported.is_limited)
-        self.seconds += time.perf_counter() - begin
-        return lowered
+    def _has_exported(self, form: Any) -> bool:
+        return self.exported is not None and self.exported.arguments == arguments_text(form)
 
-    def _compile(self, lowered: LoweredProgram) -> Callable:
-        begin = time.perf_counter()
-        compiled = lowered.compile()
-        self.seconds += time.perf_counter() - begin
-        return compiled
+    def _lower(self, form: Any) -> LoweredProgram:
+        with jax.enable_x64(True):
+            if self._is_exported:
+                self._is_exported = False
+                self.exported = export_traced(self._function, form, self._options())
+            if self._has_exported(form):
+                with contextlib.suppress(Exception):  # then it is traced, as without an exported function
+                    return self._lower_exported(form)
+            return lower(jax.jit(self._function, compiler_options=self._options()).trace(*form))
+
+    def _lower_exported(self, form: Any) -> LoweredProgram:
+        exported = self.exported
+        assert exported is not None
+        try:
+            with jax.enable_x64(True):
+                imported = jax.jit(import_exported(exported), compiler_options=exported.options)
+                return LoweredProgram(imported.lower(*form), exported.is_limited)
+        except BaseException:
+            self.exported = None
+            raise
 
 
 def _signature(args: Any) -> tuple[Any, Any]:
@@ -167,12 +167,9 @@ def _signature(args: Any) -> tuple[Any, Any]:
     return form, (treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
 
-def _exported_key(form: Any) -> str | None:
-    """Return the key of `CompiledAhead.exported`; None if the form cannot be stored."""
-    try:
-        return json.dumps(form_to_json(form))
-    except TypeError:
-        return None
+def run_afterwards(function: Callable[[], None]) -> None:
+    """Run a function in the background, after everything that was prepared until now."""
+    _BACKGROUND.submit(function)
 
 
 def quick_jit(function: Callable, **settings: Any) -> jax.stages.Wrapped:

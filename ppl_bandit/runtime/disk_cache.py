@@ -1,8 +1,8 @@
-"""Results that are reused by later processes: one archive per result, next to JAX's compiled programs.
+"""Results that later processes use again: one file for each program, next to JAX's compiled functions.
 
-The cache only saves time: an entry that cannot be read is computed again. An entry holds JSON values and bytes, never pickles.
-It is read only if the folder and the file belong to the user and nobody else can write to them. The entry's name and all
-inputs of its key are stored inside the entry, so a file that was renamed or was made from other inputs is not used.
+The cache only saves time: a file that cannot be read is a miss. It holds named results, each of JSON values and bytes, never
+pickles. It is read only if folder and file belong to the user and nobody else can write to them. Its name and all inputs of its
+key are stored inside it, so a file that was renamed or was made from other inputs is not used.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,29 +24,19 @@ from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.runtime.cpu_threads import num_cores
 from ppl_bandit.runtime.xla_options import is_cache_off
 
-__all__ = ["CacheEntry", "cache_entry", "compiler_settings", "folder", "load", "save"]
+__all__ = ["CacheKey", "cache_key", "compiler_settings", "folder", "is_plain", "load", "save"]
 
 # Parts of the names of JAX settings that change no result. Cached results are computed in float64 under any setting of x64.
 _IGNORED_SETTINGS = ("cache", "dump", "log", "traceback", "profil", "pprint", "enable_x64")
 _PACKAGES = ("jax", "jaxlib", "numpyro", "numpy")
-_MAX_FILES = 256  # the oldest are deleted first
+_MAX_FILES, _MAX_RESULTS = 256, 12  # of the folder, and of a file; the oldest are dropped first
 
 
-class CacheEntry(NamedTuple):
-    """The key of a cached result.
+class CacheKey(NamedTuple):
+    """The key of a file: its name, and what it was made from as JSON values."""
 
-    Attributes:
-        inputs: what the result depends on and can be computed quickly, as JSON values.
-        fingerprint: returns the rest of the key, which takes longer; None if the result cannot be cached.
-    """
-
+    name: str
     inputs: list[Any]
-    fingerprint: Callable[[], str | None]
-
-    @property
-    def prefix(self) -> str:
-        """Beginning of the entry's name, from the inputs."""
-        return hashlib.sha256(json.dumps(self.inputs).encode()).hexdigest()[:32] + "-"
 
 
 def folder() -> Path | None:
@@ -58,15 +48,17 @@ def folder() -> Path | None:
     return Path(parent) / "warm_starts"
 
 
-def cache_entry(fingerprint: Callable[[], str | None], *inputs: Any) -> CacheEntry | None:
-    """Return the key of a result; None if the cache is off.
+def cache_key(fingerprint: Callable[[], str | None], *inputs: Any) -> CacheKey | None:
+    """Return the key of a file; None if the cache is off, or without a fingerprint.
 
     This library's code, JAX, NumPyro, their settings and the machine are part of every key.
 
     Args:
-        inputs: JSON values.
+        fingerprint: called only if the cache is on.
+        inputs: what the results depend on besides, as JSON values.
     """
-    if folder() is None:
+    own = None if folder() is None else fingerprint()
+    if own is None:
         return None
     environment = [
         _library_digest(),
@@ -75,7 +67,8 @@ def cache_entry(fingerprint: Callable[[], str | None], *inputs: Any) -> CacheEnt
         [str(device.device_kind) for device in jax.devices()],
         *compiler_settings(),
     ]
-    return CacheEntry(json.loads(json.dumps([*inputs, environment])), fingerprint)
+    text = json.dumps([own, *inputs, environment])
+    return CacheKey(hashlib.sha256(text.encode()).hexdigest(), json.loads(text))
 
 
 def compiler_settings() -> tuple[str | None, tuple[tuple[str, str], ...]]:
@@ -84,6 +77,12 @@ def compiler_settings() -> tuple[str | None, tuple[tuple[str, str], ...]]:
     settings = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
     relevant = [name for name in sorted(settings) if not any(map(name.__contains__, _IGNORED_SETTINGS))]
     return os.environ.get("XLA_FLAGS"), tuple((name, str(settings[name])) for name in relevant)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is identified by its text: a number, text or None, or a list of these."""
+    is_sequence = isinstance(value, tuple | list)
+    return all(map(is_plain, value)) if is_sequence else value is None or type(value) in (bool, int, float, str)
 
 
 @functools.cache
@@ -95,50 +94,43 @@ def _library_digest() -> str:
     return digest.hexdigest()
 
 
-def load(entry: CacheEntry | None) -> tuple[Any, list[bytes]] | None:
-    """Return the JSON values and the bytes of an entry; None if there is no valid one.
-
-    The fingerprint is computed only if an entry with the same inputs exists.
-    """
+def load(key: CacheKey | None, name: str) -> tuple[Any, list[bytes]] | None:
+    """Return the JSON values and the bytes of a result; None if there is none that is valid."""
     where = folder()
-    if entry is None or where is None:
-        return None
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        if not any(where.glob(f"{entry.prefix}*")):
-            return None
-        fingerprint = entry.fingerprint()
-        if fingerprint is None:
-            return None
-        header, trees = read_archive(_read_own_file(where, entry.prefix + fingerprint))
-        if [header["name"], header["inputs"]] == [entry.prefix + fingerprint, entry.inputs]:
-            return header["values"], [array.tobytes() for array in trees["parts"] or []]
-    return None
+    return None if key is None or where is None else _read(where, key).get(name)
 
 
-def save(entry: CacheEntry | None, values: Any, parts: Sequence[bytes] = ()) -> None:
-    """Store JSON values and bytes; the file appears whole or not at all.
-
-    Args:
-        parts: binary parts, in the order in which `load` returns them.
-    """
-    where, fingerprint = folder(), None if entry is None else entry.fingerprint()
-    if where is None or entry is None or fingerprint is None:
+def save(key: CacheKey | None, new: Mapping[str, tuple[Any, Sequence[bytes]]]) -> None:
+    """Store results of JSON values and bytes beside the others of their key; the file changes at once or not at all."""
+    where = folder()
+    if where is None or key is None:
         return
-    name = entry.prefix + fingerprint
-    header = {"name": name, "inputs": entry.inputs, "values": values}
-    contents = write_archive(header, {"parts": [np.frombuffer(part, np.uint8) for part in parts]})
+    results = {**{name: found for name, found in _read(where, key).items() if name not in new}, **new}
+    kept = list(results)[-_MAX_RESULTS:]
+    header = {"name": key.name, "inputs": key.inputs, "results": [[kind, results[kind][0]] for kind in kept]}
+    trees = {str(i): [np.frombuffer(part, np.uint8) for part in results[kind][1]] for i, kind in enumerate(kept)}
     with contextlib.suppress(OSError):
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = where / f"{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        draft = where / f"{key.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
         try:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(contents)
-            draft.replace(where / name)
+                file.write(write_archive(header, trees))
+            draft.replace(where / key.name)
         finally:
             draft.unlink(missing_ok=True)
         files = sorted(where.iterdir(), key=lambda path: path.stat().st_mtime)
         for oldest in files[:-_MAX_FILES]:
             oldest.unlink(missing_ok=True)
+
+
+def _read(where: Path, key: CacheKey) -> dict[str, tuple[Any, list[bytes]]]:
+    """Return the results of a file; none if it is missing, damaged, or may be somebody else's."""
+    with contextlib.suppress(Exception):  # whatever is odd about it: it only saves time
+        header, trees = read_archive(_read_own_file(where, key.name))
+        if [header["name"], header["inputs"]] == list(key):
+            parts = ([array.tobytes() for array in trees[str(i)] or []] for i in range(len(header["results"])))
+            return {name: (values, own) for (name, values), own in zip(header["results"], parts, strict=True)}
+    return {}
 
 
 def _read_own_file(where: Path, name: str) -> bytes:

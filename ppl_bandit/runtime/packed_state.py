@@ -43,21 +43,6 @@ class PackedLayout:
         """The pytree as shapes and dtypes."""
         return self.treedef.unflatten([jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.leaves])
 
-    @functools.cached_property
-    def slices(self) -> list[tuple[int, Any]]:
-        """Where NumPy finds each leaf: in the row (0), the row as booleans (1) or `separate` (2), and its index there."""
-        found: list[tuple[int, Any]] = []
-        for i, (start, (shape, dtype)) in enumerate(zip(self.starts, self.leaves, strict=True)):
-            where = slice(start, start + math.prod(shape)) if shape else start
-            found.append((2, self.separate.index(i)) if i in self.separate else (int(dtype.kind == "b"), where))
-        return found
-
-    @functools.cached_property
-    def converted(self) -> list[tuple[int, tuple[int, ...], Any]]:
-        """(index, shape, dtype) of the leaves in the row that are not slices of it: tables, and other dtypes."""
-        rows = [(i, *leaf) for i, leaf in enumerate(self.leaves) if i not in self.separate]
-        return [row for row in rows if len(row[1]) > 1 or (row[2].kind != "b" and row[2] != np.float64)]
-
 
 def _fits(shape: tuple[int, ...], dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "fiub" and math.prod(shape) <= _MAX_PACKED_SIZE
@@ -81,36 +66,20 @@ def pack(tree: Any) -> Packed:
     leaves, treedef = jax.tree.flatten(tree)
     layout = _layout(treedef, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves))
     separate = tuple(leaves[i] for i in layout.separate)
-    rest = [leaf for i, leaf in enumerate(leaves) if i not in layout.separate]
-    if not any(map(is_tracer, leaves)):
-        arrays = [np.ravel(leaf) for leaf in rest]
-        row = np.concatenate(
-            [a.view(np.float64) if _is_wide(a.dtype) else a.astype(np.float64) for a in arrays] or [np.zeros(0)]
-        )
-        return Packed(row, separate, layout)
-    traced = [jnp.ravel(leaf) for leaf in rest]
-    parts = [
-        jax.lax.bitcast_convert_type(a, jnp.float64) if _is_wide(a.dtype) else a.astype(jnp.float64) for a in traced
-    ]
-    return Packed(jnp.concatenate(parts) if parts else jnp.zeros(0), separate, layout)
+    numpy: Any = jnp if any(map(is_tracer, leaves)) else np
+    rest = [numpy.ravel(leaf) for i, leaf in enumerate(leaves) if i not in layout.separate]
+    parts = [leaf.view(np.float64) if _is_wide(leaf.dtype) else leaf.astype(np.float64) for leaf in rest]
+    return Packed(numpy.concatenate(parts) if parts else numpy.zeros(0), separate, layout)
 
 
 def unpack(packed: Packed) -> Any:
     """Undo `pack`: for a traced row inside a jitted function, otherwise to NumPy arrays and scalars."""
-    layout = packed.layout
-    if is_tracer(packed.row):
-        separate = iter(packed.separate)
-        leaves = [
-            next(separate) if i in layout.separate else _slice(packed.row, start, shape, dtype)
-            for i, (start, (shape, dtype)) in enumerate(zip(layout.starts, layout.leaves, strict=True))
-        ]
-    else:
-        row = np.asarray(packed.row)
-        sources = row, row.astype(bool), packed.separate
-        leaves = [sources[source][where] for source, where in layout.slices]
-        for i, shape, dtype in layout.converted:
-            part = leaves[i].view(dtype) if _is_wide(dtype) else leaves[i].astype(dtype, copy=False)
-            leaves[i] = part.reshape(shape) if shape else part
+    layout, separate = packed.layout, iter(packed.separate)
+    row = packed.row if is_tracer(packed.row) else np.asarray(packed.row)
+    leaves = [
+        next(separate) if i in layout.separate else _slice(row, start, shape, dtype)
+        for i, (start, (shape, dtype)) in enumerate(zip(layout.starts, layout.leaves, strict=True))
+    ]
     return layout.treedef.unflatten(leaves)
 
 
@@ -127,8 +96,8 @@ def with_changes(changes: Any, before: Any) -> Any:
 
 
 def _slice(row: Any, start: int, shape: tuple[int, ...], dtype: Any) -> Any:
-    part = row[start : start + math.prod(shape)].reshape(shape)
-    return jax.lax.bitcast_convert_type(part, dtype) if _is_wide(dtype) else part.astype(dtype)
+    part = row[start : start + math.prod(shape)].reshape(shape) if shape else row[start]
+    return part.view(dtype) if _is_wide(dtype) else part.astype(dtype)
 
 
 def _is_wide(dtype: Any) -> bool:

@@ -7,17 +7,31 @@ result is then arm -1 with nan propensities, and the caller outside the trace ra
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.runtime.disk_cache import is_plain
 from ppl_bandit.runtime.jax_adapter import is_tracer
 from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Key, Marginals, Selection, Selector
 
-__all__ = ["Rule", "RuleInputs", "as_selector", "check_arguments", "check_horizon", "make_selector", "wrap_selector"]
+__all__ = [
+    "Rule",
+    "RuleInputs",
+    "as_selector",
+    "check_arguments",
+    "check_horizon",
+    "make_selector",
+    "selector_key",
+    "wrap_selector",
+]
+
+# The text of each selector when one of this library's factories made it.
+_MADE: WeakKeyDictionary[Selector, str] = WeakKeyDictionary()
 
 
 class RuleInputs(NamedTuple):
@@ -138,7 +152,7 @@ def make_selector(
         is_deterministic=is_deterministic,
         horizon=horizon,
     )
-    return selector
+    return _as_made(selector, rule)
 
 
 def wrap_selector(
@@ -185,7 +199,7 @@ def wrap_selector(
 
         return choose(key, mask, step, follow)
 
-    return Selector(
+    wrapped = Selector(
         _factory_of(choose),
         {"selector": selector, **settings},
         select,
@@ -196,6 +210,25 @@ def wrap_selector(
         is_linear=is_affine and selector.is_linear,
         horizon=selector.horizon,
     )
+    return _as_made(wrapped, choose)
+
+
+def selector_key(selector: Selector) -> str | None:
+    """Return a selector as text that says what it computes; None if one of this library's factories did not make it.
+
+    `dataclasses.replace` can give a selector other functions under the same name and settings.
+    """
+    can_be_told = all(
+        selector_key(value) is not None if isinstance(value, Selector) else is_plain(value)
+        for value in selector.settings.values()
+    )
+    return str(selector) if can_be_told and _MADE.get(selector) == str(selector) else None
+
+
+def _as_made(selector: Selector, rule: Callable) -> Selector:
+    if getattr(rule, "__module__", "").startswith(f"{__package__}."):
+        _MADE[selector] = str(selector)
+    return selector
 
 
 def check_horizon(step: int, horizon: int | None) -> None:

@@ -139,7 +139,8 @@ def plain(arm):
 
 @pytest.fixture(params=["reweight", pytest.param("collapsed", marks=pytest.mark.slow)])
 def doubter(request, monkeypatch):
-    monkeypatch.setattr(fallback, "LADDER", {request.param: fake("nuts")})
+    monkeypatch.setattr(fallback, "LADDER", {request.param: "nuts"})
+    monkeypatch.setattr(engines, "nuts", fake("nuts"))
     monkeypatch.setattr(engines, "reweight", fake(request.param))
     return Bandit(plain, 2, engine=engines.reweight, num_samples=10)
 

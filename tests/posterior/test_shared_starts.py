@@ -10,10 +10,8 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_bandit import Bandit, RewardModel, engines, selectors
-from ppl_bandit.posterior import shared_starts
-from ppl_bandit.posterior.shared_starts import find_shared, forget_starts, share, shared_key
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.posterior.warm_start import start_inputs
+from ppl_bandit.posterior.warm_start import MAX_STARTS, find_start, forget_starts, share_start, start_key
 
 PRIOR = SimpleNamespace(successes=1.0)
 
@@ -72,10 +70,14 @@ def test_a_variable_that_changed_is_read_again_also_through_the_same_model(first
     assert counts == [[[1.0, 1.0]] * 2, [[5.0, 5.0]] * 2, [[1.0, 1.0]] * 2]
 
 
-def key_of(model, factory=engines.choose, **changed):
+def task_of(model, **changed):
     settings = {"selector": selectors.double_sampling(), "num_samples": 50, "draws": False, **changed}
-    task = Task(model, None, seed=0, may_fall_back=True, **settings)
-    return shared_key(task, start_inputs(task, factory))
+    return Task(model, None, seed=0, may_fall_back=True, **settings)
+
+
+def key_of(model, factory=engines.choose, **changed):
+    key = start_key(task_of(model, **changed), factory)
+    return None if key is None else (id(model.program), model.program_fingerprint, key)
 
 
 def test_other_programs_and_settings_have_other_keys(monkeypatch):
@@ -111,18 +113,20 @@ def test_what_cannot_be_identified_is_not_shared():
 
     assert key_of(RewardModel(own, 2)) is None
     assert key_of(RewardModel(conversion, 2), lambda model: engines.conjugate(model)) is None
-    share(None, conversion, None, None)
-    assert find_shared(None) is None
+    task = task_of(RewardModel(conversion, 2))
+    share_start(task, None, None, None)
+    assert find_start(task, None) is None
 
 
 def test_the_starts_that_were_not_used_for_longest_are_dropped():
     forget_starts()
-    keys = list(range(shared_starts.MAX_STARTS))
+    task = task_of(RewardModel(conversion, 2))
+    keys = list(map(str, range(MAX_STARTS)))
     for key in keys:
-        share(key, conversion, key, None)
-    assert find_shared(0).engine == 0
-    share("one more", conversion, None, None)
-    assert find_shared(1) is None  # the 0 was used after it
-    assert all(find_shared(key) is not None for key in [0, *keys[2:], "one more"])
+        share_start(task, key, key, None)
+    assert find_start(task, "0").engine == "0"
+    share_start(task, "one more", None, None)
+    assert find_start(task, "1") is None  # the 0 was used after it
+    assert all(find_start(task, key) is not None for key in ["0", *keys[2:], "one more"])
     forget_starts()
-    assert find_shared(0) is None
+    assert find_start(task, "0") is None

@@ -52,6 +52,30 @@ def test_a_function_that_cannot_be_traced_in_the_background_is_traced_by_its_cal
     assert threads[2:] == ["MainThread"]
 
 
+def test_settings_of_the_callers_thread_are_those_of_the_trace():
+    def product(x):
+        return x @ x
+
+    ahead = CompiledAhead(product)
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        ahead.prepare(np.zeros((3, 3)), within=contextlib.nullcontext)
+        ahead.wait()
+        ahead(np.zeros((3, 3)))
+        text = jax.jit(product).lower(np.zeros((3, 3))).as_text()
+        assert "HIGHEST" in text and ahead.num_waits == 1  # it was traced by its caller
+
+
+@pytest.mark.parametrize("program", [b"", b"garbled"])
+def test_an_exported_function_that_cannot_be_read_is_traced_instead(program):
+    first, second = CompiledAhead(jnp.sin, is_exported=True), CompiledAhead(jnp.sin)
+    with jax.enable_x64(True):
+        first.prepare(np.ones(3))
+        second.exported = first.exported._replace(program=program)
+        second.prepare(np.ones(3))
+        np.testing.assert_array_equal(second(np.ones(3)), first(np.ones(3)))
+    assert first.exported is not None and second.exported is None
+
+
 def test_threads_that_call_an_uncompiled_function_at_once_all_get_its_value():
     begun, found = threading.Barrier(4), []
 

@@ -18,7 +18,15 @@ def folder(tmp_path, monkeypatch):
 
 
 def entry(fingerprint="f" * 8, *inputs):
-    return disk_cache.cache_entry(lambda: fingerprint, "a test", *inputs)
+    return disk_cache.cache_key(lambda: fingerprint, "a test", *inputs)
+
+
+def load(*given, name="found"):
+    return disk_cache.load(entry(*given), name)
+
+
+def save(key, values, parts=(), name="found"):
+    disk_cache.save(key, {name: (values, parts)})
 
 
 VALUES = {"numbers": [1, 2.5, None], "order": {"b": 1, "a": 2}}
@@ -27,26 +35,34 @@ PARTS = [b"\x00binary\xff", b""]
 
 @pytest.fixture
 def stored(folder):
-    disk_cache.save(entry(), VALUES, PARTS)
+    save(entry(), VALUES, PARTS)
     (path,) = folder.iterdir()
     return path
 
 
 def test_what_is_stored_is_read_for_the_same_key_alone(stored):
-    found = disk_cache.load(entry())
+    found = load()
     assert found == (VALUES, PARTS) and list(found[0]["order"]) == ["b", "a"]
-    assert disk_cache.load(entry("other")) is None
-    assert disk_cache.load(entry("f" * 8, "other")) is None
-    assert disk_cache.load(entry(None)) is None
+    assert load("other") is None
+    assert load("f" * 8, "other") is None
+    assert load(None) is None
     with jax.default_matmul_precision("highest"):
-        assert disk_cache.load(entry()) is None
+        assert load() is None
 
 
-def test_the_fingerprint_is_computed_only_if_an_entry_with_these_inputs_exists(stored):
-    def fail():
-        raise AssertionError
+def test_results_of_one_key_lie_in_one_file_and_the_oldest_are_dropped(stored):
+    for number in range(12):
+        save(entry(), number, [bytes(number)], f"result {number}")
+    assert list(stored.parent.iterdir()) == [stored]
+    assert load() is None and load(name="none") is None
+    assert [load(name=f"result {number}") for number in range(12)] == [(n, [bytes(n)]) for n in range(12)]
+    save(entry(), "new", name="result 0")
+    assert load(name="result 0") == ("new", []) and load(name="result 1") == (1, [b"\x00"])
 
-    assert disk_cache.load(disk_cache.cache_entry(fail, "another test")) is None
+
+def test_the_fingerprint_is_computed_only_if_the_cache_is_on(monkeypatch):
+    monkeypatch.setattr(disk_cache, "folder", lambda: None)
+    assert disk_cache.cache_key(pytest.fail) is None and disk_cache.load(None, "found") is None
 
 
 def test_only_the_user_can_read_and_write_entries(stored):
@@ -66,38 +82,49 @@ def test_damaged_and_foreign_files_are_not_read(stored):
     middle = len(whole) // 2
     changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
     foreign = write_archive({"values": VALUES}, {"parts": []})
-    for contents in (b"", whole[:20], whole[:-1], changed, b"x" + whole, b"foreign", foreign, pickle.dumps(Planted())):
+    odd = write_archive({"name": stored.name, "inputs": entry().inputs, "results": 3}, {})
+    for contents in (
+        b"",
+        whole[:20],
+        whole[:-1],
+        changed,
+        b"x" + whole,
+        b"foreign",
+        foreign,
+        odd,
+        pickle.dumps(Planted()),
+    ):
         stored.write_bytes(contents)
-        assert disk_cache.load(entry()) is None
+        assert load() is None
     stored.write_bytes(whole)
-    assert disk_cache.load(entry()) is not None
+    assert load() is not None
 
 
 def test_a_renamed_entry_is_not_read(stored):
-    disk_cache.save(entry("g" * 8), "other", [])
-    stored.replace(stored.with_name(entry().prefix + "g" * 8))
-    assert disk_cache.load(entry("g" * 8)) is None
-    assert disk_cache.load(entry()) is None
+    save(entry("g" * 8), "other")
+    stored.replace(stored.with_name(entry("g" * 8).name))
+    assert load("g" * 8) is None
+    assert load() is None
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners and modes of files")
 def test_entries_that_others_could_have_written_are_not_read(stored, tmp_path, monkeypatch):
     stored.chmod(0o666)
-    assert disk_cache.load(entry()) is None
+    assert load() is None
     stored.chmod(0o600)
     stored.parent.chmod(0o777)
-    assert disk_cache.load(entry()) is None
+    assert load() is None
     stored.parent.chmod(0o700)
     elsewhere = tmp_path / "elsewhere"
     stored.replace(elsewhere)
     stored.symlink_to(elsewhere)
-    assert disk_cache.load(entry()) is None
+    assert load() is None
     stored.unlink()
     elsewhere.replace(stored)
-    assert disk_cache.load(entry()) is not None
+    assert load() is not None
     user = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
-    assert disk_cache.load(entry()) is None
+    assert load() is None
 
 
 def test_the_oldest_entries_are_deleted(folder):
@@ -106,7 +133,7 @@ def test_the_oldest_entries_are_deleted(folder):
         (folder / f"other{index}").touch()
         os.utime(folder / f"other{index}", (1000 - index, 1000 - index))
     for index in range(3):
-        disk_cache.save(entry(f"name{index}"), index)
-    assert [disk_cache.load(entry(f"name{index}")) for index in range(3)] == [(0, []), (1, []), (2, [])]
+        save(entry(f"name{index}"), index)
+    assert [load(f"name{index}") for index in range(3)] == [(0, []), (1, []), (2, [])]
     others = {path.name for path in folder.glob("other*")}
     assert others == {f"other{index}" for index in range(253)}

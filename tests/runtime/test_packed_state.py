@@ -9,7 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ppl_bandit.runtime.exported_functions import form_from_json, form_of, form_to_json
+from ppl_bandit.runtime.exported_functions import form_from_json, form_to_json
 from ppl_bandit.runtime.packed_state import changed_leaves, pack, unpack, with_changes
 
 
@@ -61,13 +61,13 @@ def test_leaves_that_a_function_does_not_change_are_not_returned():
 
 def test_forms_survive_json():
     with jax.enable_x64(True):
-        forms = [form_of(TREE), form_of([pack(TREE), (1.0, jr.key(3))])]
-        for form in forms:
+        for tree in (TREE, [pack(TREE), (np.float32(1.0), jr.key(3))]):
+            form = jax.eval_shape(lambda own: own, tree)
             stored = form_to_json(form)
             again = form_from_json(stored)
             assert jax.tree.structure(again) == jax.tree.structure(form)
             for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(form), strict=True):
-                assert (ours.shape, ours.dtype, ours.weak_type) == (theirs.shape, theirs.dtype, theirs.weak_type)
+                assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
 
 
 @pytest.mark.parametrize(

@@ -113,5 +113,5 @@ def laplace(model: RewardModel, *, capacity: int = 64, discount: float = 1.0) ->
         ],
     )
     settings = {"capacity": capacity, "discount": discount}
-    capabilities = Capabilities(reserve=reserve, is_traceable_without_program=True)
+    capabilities = Capabilities(reserve=reserve)
     return Engine(init, update, sample, explanation, settings, capabilities)

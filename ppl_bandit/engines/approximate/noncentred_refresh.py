@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ppl_bandit.engines.approximate.block_posterior import block_posterior, embed
+from ppl_bandit.engines.approximate.block_posterior import CHUNK_SIZE, block_posterior, embed
 from ppl_bandit.engines.approximate.blocks import Blocks
-from ppl_bandit.engines.approximate.starts.row_starts import row_starts
+from ppl_bandit.engines.approximate.starts.row_starts import MAX_ROWS, row_starts
 from ppl_bandit.engines.approximate.unconstrained import PartialCentring, Space
 from ppl_bandit.engines.particles.covariance import robust_covariance
 from ppl_bandit.engines.particles.importance import PriorProbes
@@ -23,10 +23,10 @@ from ppl_bandit.engines.particles.weighted_particles import (
     refresh_particles,
 )
 from ppl_bandit.engines.particles.weights import finite_log_weights, flatten_log_weights
-from ppl_bandit.engines.row_buffer import Buffer
+from ppl_bandit.engines.row_buffer import Buffer, read_buffer, take_rows
 from ppl_bandit.types import Key
 
-__all__ = ["refresh_block"]
+__all__ = ["record_readings", "refresh_block"]
 
 
 def refresh_block(
@@ -87,6 +87,25 @@ def refresh_block(
     latents, modes = jnp.split(jnp.where(has_scale, latents[:, coordinates], both), [len(end.positions)])
     log_prior, covariance = jax.vmap(target.log_prior)(latents), robust_covariance(latents)
     return end._replace(positions=latents, modes=modes, log_prior=log_prior, covariance=covariance)
+
+
+def record_readings(space: Space, blocks: Blocks, buffer: Buffer, reference: Float[Array, " K"]) -> None:
+    """Read the program once in every form in which `refresh_block` reads it: recorded functions then run it no more."""
+    own_sizes = min(CHUNK_SIZE, buffer.arm.shape[0]), min(blocks.coordinates.shape[1], MAX_ROWS)
+
+    def read(buffer: Buffer, flat: Float[Array, " K"]) -> None:
+        latents, _ = space.constrain(flat), space.log_prior(flat)
+        if space.partial_centring is not None:
+            centring = space.partial_centring
+            centring.location_and_log_scale(flat)
+            for function in (centring.to_latents, centring.constrain, centring.log_prior):
+                function(flat, flat)
+        of_chunk, of_start = (take_rows(read_buffer(buffer).rows, jnp.zeros(size, int)) for size in own_sizes)
+        space.log_likelihood(latents, of_chunk)
+        if space.locations is not None:
+            space.locations(latents, of_start)
+
+    jax.eval_shape(read, buffer, reference)
 
 
 def _space_at(space: Space, centring: PartialCentring, centredness: Float[Array, " K"]) -> Space:

@@ -210,5 +210,5 @@ def nuts(
         "refresh_every": refresh_every,
         "discount": discount,
     }
-    capabilities = Capabilities(reserve=reserve, is_traceable_without_program=True)
+    capabilities = Capabilities(reserve=reserve)
     return Engine(init, update, sample, explanation, settings, capabilities)

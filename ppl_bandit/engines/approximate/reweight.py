@@ -35,7 +35,7 @@ from ppl_bandit.engines.approximate.block_particles import (
 from ppl_bandit.engines.approximate.block_posterior import CHUNK_SIZE, block_posterior
 from ppl_bandit.engines.approximate.blocks import independent_blocks
 from ppl_bandit.engines.approximate.explanation import explain_approximate
-from ppl_bandit.engines.approximate.noncentred_refresh import refresh_block
+from ppl_bandit.engines.approximate.noncentred_refresh import record_readings, refresh_block
 from ppl_bandit.engines.approximate.reweight_state import REWEIGHT_CHECKS, ReweightInfo, ReweightState
 from ppl_bandit.engines.approximate.unconstrained import unconstrained_space
 from ppl_bandit.engines.particles.checks import passed_checks
@@ -355,8 +355,11 @@ def reweight(model: RewardModel, *, num_particles: int = 1000, capacity: int = 6
     def sample(key: Key, state: ReweightState, num_samples: int) -> Draws:
         return jax.vmap(space.constrain)(draw_latents(key, blocks, state.particles, space.size, num_samples))
 
+    def record(state: ReweightState) -> None:
+        record_readings(space, blocks, state.buffer, state.reference)
+
     settings: dict[str, Any] = {"num_particles": num_particles, "capacity": capacity, "discount": discount}
-    capabilities = Capabilities(reserve=reserve, quick_update=quick_update, is_traceable_without_program=True)
+    capabilities = Capabilities(reserve=reserve, quick_update=quick_update, record_readings=record)
     explanation = _explain(model, num_particles, discount, space.size, blocks.coordinates.shape)
     return Engine(init, update, sample, explanation, settings, capabilities)
 

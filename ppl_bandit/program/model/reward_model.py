@@ -4,8 +4,7 @@
 run under `jit`, `vmap` and `scan`, in the precision that JAX is set to.
 """
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,14 +13,15 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_bandit.program.cached_facts import fingerprint_or_none, program_entry, save_validation
+from ppl_bandit.program.cached_facts import VALIDATION, facts_to_json, program_key
 from ppl_bandit.program.jaxpr.index_limits import first_outside
 from ppl_bandit.program.keywords import bind_num_arms, has_clock
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, extreme_latents, vary_contexts
 from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import validate
-from ppl_bandit.runtime.disk_cache import CacheEntry
+from ppl_bandit.runtime import disk_cache
+from ppl_bandit.runtime.disk_cache import CacheKey
 from ppl_bandit.types import Draws, Interaction, InvalidProgram, Key
 
 __all__ = ["RewardModel"]
@@ -112,25 +112,28 @@ class RewardModel:
                 )
         return None
 
-    @functools.cached_property
+    @property
     def program_fingerprint(self) -> str | None:
         """A digest of everything that this library reads from the program; None if that cannot be determined."""
-        if self._facts.fingerprint is not None:
-            return self._facts.fingerprint
-        return fingerprint_or_none(self.program, self.num_arms, self.context, self.outcomes)
+        return self._facts.fingerprint()
 
-    def cache_entry(self, *inputs: Any) -> CacheEntry | None:
-        """Return the key of a cached result about this program; None if the disk cache is off.
+    @property
+    def cache_key(self) -> CacheKey | None:
+        """The key of results about this program under the present settings of JAX; None if the disk cache is off."""
+        return program_key(self.program, self.num_arms, self.context, self.outcomes, self._facts.fingerprint)
+
+    def load_result(self, name: str) -> tuple[Any, list[bytes]] | None:
+        """Return a cached result about this program, JSON values and bytes; None if there is none."""
+        return disk_cache.load(self.cache_key, name)
+
+    def save_result(self, name: str, values: Any, parts: Sequence[bytes] = (), key: CacheKey | None = None) -> None:
+        """Cache a result about this program, with what validation found; without effect if the cache is off.
 
         Args:
-            inputs: which result it is, and what else it depends on, as JSON values.
+            key: an earlier `cache_key`; None is that of the present settings.
         """
-        given = self.program, self.num_arms, self.context, self.outcomes
-        return program_entry(*given, *inputs, fingerprint=lambda: self.program_fingerprint)
-
-    def save_validation(self) -> None:
-        """Store what validation found about this program in the disk cache."""
-        save_validation(self.program, self.num_arms, self._facts, self.program_fingerprint)
+        new = {VALIDATION: (facts_to_json(self._facts), ()), name: (values, parts)}
+        disk_cache.save(key or self.cache_key, new)
 
     @property
     def expected_reward_method(self) -> str:

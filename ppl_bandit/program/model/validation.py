@@ -1,5 +1,6 @@
 """Validation of a program when its reward model is built: the first problem found is reported in one sentence."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bandit.program.cached_facts import load_validation
+from ppl_bandit.program.cached_facts import fingerprint_or_none, load_facts, program_key
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.keywords import check_keywords
 from ppl_bandit.program.model import means
@@ -39,7 +40,7 @@ class ProgramFacts(NamedTuple):
         largest_integers: for each leaf of the context, the largest integer that may replace a 0 of the example.
         moving_sites: latents that are sampled from those of the step before.
         index_limits: of contexts that are indices.
-        fingerprint: its `program_fingerprint`, if these facts come from the disk cache.
+        fingerprint: returns the `program_fingerprint`, computed once.
     """
 
     outcomes: tuple[str, ...]
@@ -50,9 +51,9 @@ class ProgramFacts(NamedTuple):
     has_moving_support: bool
     outcome_groups: tuple[tuple[str, ...], ...]
     largest_integers: Any
-    moving_sites: tuple[str, ...] = ()
-    index_limits: tuple[IndexLimit, ...] = ()
-    fingerprint: str | None = None
+    moving_sites: tuple[str, ...]
+    index_limits: tuple[IndexLimit, ...]
+    fingerprint: Callable[[], str | None]
 
 
 def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> ProgramFacts:
@@ -62,9 +63,12 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
         InvalidProgram: with what was found, what was expected and what to write instead.
     """
     outcomes, context = _check_arguments(program, num_arms, context, outcomes)
-    cached = load_validation(program, num_arms, context, outcomes)
+    given = program, num_arms, context, outcomes
+    fingerprint = functools.cache(lambda: fingerprint_or_none(*given))
+    key = program_key(*given, fingerprint)
+    cached = load_facts(key, context)
     if cached is not None:
-        return ProgramFacts(**cached)
+        return ProgramFacts(**cached, fingerprint=fingerprint)
     trace, longer = (abstract_trace(program, context, num_rows) for num_rows in (2, 3))
     latents = [name for name, site in trace.items() if is_latent(name, site, outcomes)]
     check_outcomes(trace, outcomes, num_rows=2)
@@ -85,7 +89,8 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
         if mean_method is not means.MEAN_METHODS[0]:
             check_row_independence(spec, mean_method)
         moving = find_moving_sites(spec, shapes, trace)
-    return ProgramFacts(outcomes, context, shapes, kinds, mean_method, moves, groups, largest, moving, limits)
+    found = shapes, kinds, mean_method, moves, groups, largest, moving, limits
+    return ProgramFacts(outcomes, context, *found, fingerprint)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

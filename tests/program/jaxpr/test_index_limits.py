@@ -132,7 +132,7 @@ def test_each_of_several_indices_in_one_array_has_a_limit_and_features_beside_th
 
 def test_a_limit_that_was_found_by_bisection_is_said_in_words_and_survives_the_cache(warm_starts):
     first = build(lambda context: context["user"] // 10)
-    first.save_validation()
+    first.save_result("none", None)
     for model in (first, build(lambda context: context["user"] // 10)):
         message = refusal(model, user=50, week=0)
         assert "context['user'] = 50: the program reads beyond the ends of an axis with 5 entries" in message

@@ -20,9 +20,9 @@ from ppl_bandit.engines.approximate.unconstrained import Space
 from ppl_bandit.engines.row_buffer import Buffer, read_buffer, take_rows
 from ppl_bandit.types import Key
 
-__all__ = ["row_starts"]
+__all__ = ["MAX_ROWS", "row_starts"]
 
-_MAX_ROWS = 32  # that one start fits
+MAX_ROWS = 32  # that one start fits
 _NUM_STEPS = 6
 _MIN_INDEPENDENT = 1e-3  # share of a gradient's length that is orthogonal to those before
 
@@ -39,7 +39,7 @@ def row_starts(
     if locations is None:
         return None
     has_one_block = len(blocks.coordinates) == 1
-    num = min(blocks.coordinates.shape[1], _MAX_ROWS)
+    num = min(blocks.coordinates.shape[1], MAX_ROWS)
 
     def find(key: Key, draws: Array, centre: Array, root: Array) -> Array:
         data = read_buffer(buffer, 1.0, None if has_one_block else jnp.asarray(blocks.of_arm) == block)
