@@ -209,11 +209,11 @@ def exact_overview(
         by_draws: the same by draws, for arms that are not independent.
         contexts: the context, with a leading axis; None for a program without context.
     """
-    intervals = {name: getattr(exact, name) for name in ("mean", "is_median", "low", "high")}
+    intervals: dict[str, Any] = {name: getattr(exact, name) for name in ("mean", "is_median", "low", "high")}
     if exact.best_prob is None or exact.loss is None:
         return by_draws()._replace(**intervals, exact=exact)
     counts = np.bincount(played, minlength=len(arms))
-    probs = {"best_prob": exact.best_prob, "loss": exact.loss}
+    probs: dict[str, Any] = {"best_prob": exact.best_prob, "loss": exact.loss}
     return Overview(
         list(arms),
         counts,

@@ -196,7 +196,8 @@ def _context_text(found: Overview, personal: ByContext, leader: int) -> str:
     shown = "" if low > 0 else "; no gain is shown"
     return (
         f"Share of the {found.num_contexts} contexts in which each arm leads: {shares}{more}. "
-        f"Choosing the leader of each context earns {personal.gain:.3g} more per decision than {name_of(found.arms[leader])} alone (95% interval {low:.3g} to {high:.3g}"
+        f"Choosing the leader of each context earns {personal.gain:.3g} more per decision than "
+        f"{name_of(found.arms[leader])} alone (95% interval {low:.3g} to {high:.3g}"
         f"{shown})."
     )
 
