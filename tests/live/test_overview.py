@@ -12,12 +12,13 @@ import pytest
 from scipy import stats
 from shared_models import bernoulli_bandit
 
-from ppl_bandit import Bandit
+from ppl_bandit import Bandit, RewardModel
 from ppl_bandit.comparison.output.figure_layout import leading_arms
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
-from ppl_bandit.live.show.overview import Overview, slot_note
+from ppl_bandit.live.show.overview import Overview, arm_overview, slot_note
 from ppl_bandit.live.show.rendering import arms_text
+from ppl_bandit.live.show.report import make_report
 from ppl_bandit.numerics.expected_loss import losses_from_table
 from ppl_bandit.simulation.figures import draw_by_arm
 from ppl_bandit.types import Explanation
@@ -91,6 +92,35 @@ def test_a_contextual_summary_averages_over_the_contexts_given(contextual):
     # The averaged reward is slope x mean(x) = -slope.
     np.testing.assert_allclose(frame.high, 1.96, atol=4.0 * np.sqrt(0.025 * 0.975 / M) / stats.norm.pdf(1.96))
     assert frame.attrs["num_contexts"] == 2
+
+
+def test_a_contextual_overview_tells_what_choosing_by_context_is_worth():
+    """Arm a earns x slope_a at context x: the leader changes with the sign of x. Exact figures are those of the normal law."""
+    rng = np.random.default_rng(0)
+    slope = np.array([1.0, 0.4]) + np.array([0.1, 0.2]) * rng.normal(size=(M, 2))
+    model = RewardModel(slopes, 2, context=jnp.asarray(1.0))
+    contexts = np.array([-1.0, -1.0, 2.0, 1.0, 3.0])
+    found = arm_overview(model, ["a", "b"], np.zeros(1, int), {"slope": slope}, contexts)
+    assert found.by_context.lead_shares.tolist() == [0.6, 0.4]
+    # a earns .8 slope_a alone; by context (6 slope_a - 2 slope_b) / 5: .4 (slope_a - slope_b) more.
+    gain, error = 0.4 * 0.6, 0.4 * np.hypot(0.1, 0.2)
+    assert found.by_context.gain == pytest.approx(gain, abs=4 * error / np.sqrt(M))
+    # The standard error of a .025 quantile of M draws is error * sqrt(.025 * .975) / .0584 / sqrt(M).
+    ends = gain - 1.96 * error, gain + 1.96 * error
+    assert found.by_context.gain_interval == pytest.approx(ends, abs=4 * error * 2.7 / np.sqrt(M))
+    prob = stats.norm.cdf(0.6 / np.hypot(0.1, 0.2))
+    assert found.by_context.single_best_prob[0] == pytest.approx(prob, abs=4 * 0.05 / np.sqrt(M))
+    report = make_report(found, {}, played=np.zeros(1, int), title="t", evidence="e", num_pending=0, oldest="")
+    lines = str(report).splitlines()
+    assert lines[0].startswith("a is the best single arm after 1 reward") and "averaged over 5 contexts" in lines[0]
+    assert lines[1].startswith("It is the best single one of 2 arms with probability")
+    assert lines[2].startswith(
+        "Share of the 5 contexts in which each arm leads: a 60%, b 40%. Choosing the leader of each"
+    )
+    assert report.lead_shares == {"a": 0.6, "b": 0.4} and report.to_dict()["gain"] == report.gain
+    same = arm_overview(model, ["a", "b"], np.zeros(1, int), {"slope": slope}, np.array([1.0, 2.0]))
+    again = make_report(same, {}, played=np.zeros(1, int), title="t", evidence="e", num_pending=0, oldest="")
+    assert again.gain == 0.0 and "It leads in each of the 2 contexts" in str(again)
 
 
 def test_contexts_of_another_shape_are_refused(contextual, plain):

@@ -14,10 +14,26 @@ from ppl_bandit.program.model.reward_model import RewardModel
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Overview", "arm_overview", "exact_overview", "slot_note", "subsample_contexts"]
+__all__ = ["ByContext", "Overview", "arm_overview", "exact_overview", "slot_note", "subsample_contexts"]
 
 _MAX_CONTEXTS = 200  # the standard error of an average is then 7% of the spread between contexts
 _MAX_ENTRIES = 20_000_000  # of all tables together: 160 MB
+
+
+class ByContext(NamedTuple):
+    """What a choice by context is worth, over the contexts averaged over.
+
+    Attributes:
+        lead_shares: (A,), share of the contexts in which each arm has the largest posterior mean.
+        gain: posterior mean of what choosing the leader of each context earns per decision, more than the best single arm.
+        gain_interval: its central 95% interval.
+        single_best_prob: (A,), posterior probability that the arm is the best single arm, on average over the contexts.
+    """
+
+    lead_shares: np.ndarray
+    gain: float
+    gain_interval: tuple[float, float]
+    single_best_prob: np.ndarray
 
 
 class Overview(NamedTuple):
@@ -36,6 +52,7 @@ class Overview(NamedTuple):
         num_contexts: number of contexts averaged over; 0 for a program without context.
         exact: the laws in closed form; None where these numbers come from draws.
         contexts: those averaged over, with a leading axis.
+        by_context: None for fewer than two contexts, or if the mean of any arm may not exist.
     """
 
     arms: list[Any]
@@ -50,6 +67,7 @@ class Overview(NamedTuple):
     num_contexts: int
     exact: ClosedForm | None = None
     contexts: Any = None
+    by_context: ByContext | None = None
 
     @property
     def leaders(self) -> np.ndarray:
@@ -159,7 +177,26 @@ def arm_overview(
         averaged,
         num_contexts,
         contexts=contexts,
+        by_context=None if num_contexts < 2 or is_median.any() else _by_context(tables, averaged),
     )
+
+
+def _by_context(tables: np.ndarray, averaged: np.ndarray) -> ByContext:
+    """Compare the choice of each context's leader with the best single arm; both are fixed by the posterior means.
+
+    Args:
+        tables: (C, M, A), expected rewards.
+        averaged: (M, A), over the contexts.
+    """
+    num_contexts, _, num_arms = tables.shape
+    leaders = tables.mean(axis=1).argmax(axis=1)
+    by_leader = tables[np.arange(num_contexts), :, leaders].mean(axis=0)
+    gains = by_leader - averaged[:, averaged.mean(axis=0).argmax()]
+    low, high = np.quantile(gains, [0.025, 0.975])
+    shares = np.bincount(leaders, minlength=num_arms) / num_contexts
+    wins = averaged == averaged.max(axis=1, keepdims=True)
+    probs = (wins / wins.sum(axis=1, keepdims=True)).mean(axis=0)
+    return ByContext(shares, float(gains.mean()), (float(low), float(high)), probs)
 
 
 def exact_overview(
@@ -172,11 +209,11 @@ def exact_overview(
         by_draws: the same by draws, for arms that are not independent.
         contexts: the context, with a leading axis; None for a program without context.
     """
-    intervals = {name: getattr(exact, name) for name in ("mean", "is_median", "low", "high")}
+    intervals: dict[str, Any] = {name: getattr(exact, name) for name in ("mean", "is_median", "low", "high")}
     if exact.best_prob is None or exact.loss is None:
         return by_draws()._replace(**intervals, exact=exact)
     counts = np.bincount(played, minlength=len(arms))
-    probs = {"best_prob": exact.best_prob, "loss": exact.loss}
+    probs: dict[str, Any] = {"best_prob": exact.best_prob, "loss": exact.loss}
     return Overview(
         list(arms),
         counts,

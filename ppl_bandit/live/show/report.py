@@ -10,11 +10,13 @@ import numpy as np
 
 from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
-from ppl_bandit.live.show.overview import Overview
+from ppl_bandit.live.show.overview import ByContext, Overview
 from ppl_bandit.live.show.rendering import html_table
 from ppl_bandit.types import Explanation
 
 __all__ = ["Report", "evidence_text", "make_report", "name_of"]
+
+_MOST_NAMED = 6  # arms in a sentence
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +29,14 @@ class Report:
         runner_up: the arm with the next largest; None if there is one arm.
         mean, interval: posterior mean of the leader's expected reward, and its central 95% interval.
         lead, lead_interval: how much more the leader earns than the runner-up, with the central 95% interval.
-        best_prob: probability that the leader is the best arm.
-        loss: expected loss of choosing the leader now, per decision: E[max_b theta_b - theta_leader].
+        best_prob: probability that the leader is the best arm; over several contexts, that it is the best single arm.
+        loss: expected loss of choosing the leader now, per decision: E[max_b theta_b - theta_leader]; over several contexts,
+            against the best arm of each.
         loss_after: {n: the same after n more decisions}.
         num_rewards, num_pending: rewards learnt, and decisions that wait for one.
+        lead_shares: {arm: share of the contexts in which it leads}; None for fewer than two contexts.
+        gain, gain_interval: how much more choosing the leader of each context earns per decision than the best single arm, and
+            the central 95% interval; None likewise.
     """
 
     text: str
@@ -48,6 +54,9 @@ class Report:
     overview: Overview = field(repr=False)
     played: np.ndarray = field(repr=False)
     title: str = field(repr=False)
+    lead_shares: Mapping[Any, float] | None = None
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -57,6 +66,9 @@ class Report:
         names = ("text", "leader", "runner_up", "mean", "interval", "lead", "lead_interval", "best_prob", "loss")
         found = {name: getattr(self, name) for name in (*names, "num_rewards", "num_pending")}
         arms = self.overview.to_frame().to_dict("records")
+        if self.lead_shares is not None:
+            found |= {"gain": self.gain, "gain_interval": self.gain_interval}
+            found["lead_shares"] = {str(arm): share for arm, share in self.lead_shares.items()}
         return found | {"loss_after": {str(n): loss for n, loss in self.loss_after.items()}, "arms": arms}
 
     def plot(self, unit: str = "") -> Any:
@@ -102,8 +114,11 @@ def make_report(
     centre = "median" if found.is_median[leader] else "mean"
     interval = float(found.low[leader]), float(found.high[leader])
     rewards = "1 reward" if num_rewards == 1 else f"{num_rewards} rewards"
+    personal = found.by_context
+    leads = "leads" if personal is None else "is the best single arm"
+    best_prob = float((found.best_prob if personal is None else personal.single_best_prob)[leader])
     lines = [
-        f"{name_of(found.arms[leader])} leads after {rewards}: expected reward {found.mean[leader]:.4g} (posterior {centre}; "
+        f"{name_of(found.arms[leader])} {leads} after {rewards}: expected reward {found.mean[leader]:.4g} (posterior {centre}; "
         f"95% interval {interval[0]:.4g} to {interval[1]:.4g}{where})"
     ]
     runner_up, lead = None, (np.nan, np.nan, np.nan)
@@ -111,8 +126,11 @@ def make_report(
         second = int(order[1])
         runner_up, lead = found.arms[second], found.lead(leader, second)
         lines[0] += f", {lead[0]:.3g} more than {name_of(runner_up)} (95% interval {lead[1]:.3g} to {lead[2]:.3g})"
-        lines.append(f"It is the best of {order.size} arms with probability {probability(found.best_prob[leader])}.")
-        lines.append(_loss_text(float(found.loss[leader]), loss_after))
+        kind = f"best of {order.size} arms" if personal is None else f"best single one of {order.size} arms"
+        lines.append(f"It is the {kind} with probability {probability(best_prob)}.")
+        if personal is not None:
+            lines.append(_context_text(found, personal, leader))
+        lines.append(_loss_text(float(found.loss[leader]), loss_after, personal is not None))
     lines[0] += "."
     waiting = "1 decision waits" if num_pending == 1 else f"{num_pending} decisions wait"
     lines.append(f"Evidence: {evidence}.")
@@ -129,7 +147,7 @@ def make_report(
         interval,
         lead[0],
         lead[1:],
-        float(found.best_prob[leader]),
+        best_prob,
         float(found.loss[leader]),
         dict(loss_after),
         num_rewards,
@@ -137,6 +155,9 @@ def make_report(
         found,
         played,
         title,
+        None if personal is None else dict(zip(found.arms, personal.lead_shares.tolist(), strict=True)),
+        None if personal is None else personal.gain,
+        None if personal is None else personal.gain_interval,
     )
 
 
@@ -163,9 +184,28 @@ def probability(value: float) -> str:
     return "below 0.001" if value < 0.0005 else "above 0.999" if value > 0.9995 else f"{value:.3f}"
 
 
-def _loss_text(loss: float, after: Mapping[int, float]) -> str:
+def _context_text(found: Overview, personal: ByContext, leader: int) -> str:
+    """Return in which share of the contexts each arm leads, and what choosing by context is worth."""
+    order = [int(arm) for arm in np.argsort(-personal.lead_shares, kind="stable") if personal.lead_shares[arm] > 0]
+    if order == [leader]:
+        return f"It leads in each of the {found.num_contexts} contexts, so choosing by context gains nothing."
+    shares = ", ".join(f"{name_of(found.arms[arm])} {personal.lead_shares[arm]:.0%}" for arm in order[:_MOST_NAMED])
+    others = len(order) - _MOST_NAMED
+    more = f", {others} others {personal.lead_shares[order[_MOST_NAMED:]].sum():.0%}" if others > 0 else ""
+    low, high = personal.gain_interval
+    shown = "" if low > 0 else "; no gain is shown"
+    return (
+        f"Share of the {found.num_contexts} contexts in which each arm leads: {shares}{more}. "
+        f"Choosing the leader of each context earns {personal.gain:.3g} more per decision than "
+        f"{name_of(found.arms[leader])} alone (95% interval {low:.3g} to {high:.3g}"
+        f"{shown})."
+    )
+
+
+def _loss_text(loss: float, after: Mapping[int, float], is_by_context: bool) -> str:
     if np.isnan(loss):
         return "The expected loss of choosing it is not defined, because an expected reward has no posterior mean."
-    text = f"Choosing it now loses {loss:.2g} per decision, on average over the posterior"
+    against = ", against the best arm of each context" if is_by_context else ""
+    text = f"Choosing it now loses {loss:.2g} per decision{against}, on average over the posterior"
     later = [f"{value:.2g} after {n:,} more decisions" for n, value in after.items()]
     return f"{text}; about {', '.join(later)}." if later else f"{text}."
