@@ -1,6 +1,7 @@
 """`ppl-bandit journal`: inspect an experiment or one decision, replay all decisions, verify and export the data."""
 
 import argparse
+import math
 import re
 import sys
 import time
@@ -14,11 +15,13 @@ from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status, utc_time
+from ppl_bandit.journal.decision_record import fold_decision
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.replay import ReplayResult, replay
 from ppl_bandit.journal.stores.store import JournalError, ReadingEvent
+from ppl_bandit.live.alarms import find_alarms
 from ppl_bandit.live.bandit import Bandit
 
 __all__ = ["execute"]
@@ -39,6 +42,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
             "replay": _replay,
             "export": _export,
             "pending": _pending,
+            "alarms": _alarms,
             "head": _head,
             "verify": _verify,
         }
@@ -197,6 +201,32 @@ def _pending(journal: Journal, name: str, arguments: argparse.Namespace, show: S
     for row in rows:
         show(f"{row['decision']}  {row['decided']}  {row['arm']}")
     show(f"{len(rows)} decisions without a reward")
+    return rows, 0
+
+
+def _alarms(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
+    settings = {"missing": arguments.missing, "overdue_after": arguments.overdue_after}
+    if arguments.model is not None:
+        table = _recorded_bandit(journal, name, arguments.model).alarms(**settings)
+    else:
+        records = [fold_decision(events) for events in journal.store.decisions(name)]
+        table = find_alarms(records, read_header(journal.store, name).names, now=time.time(), **settings)
+    rows = []
+    for row in table.to_dict("records"):
+        numbers = {
+            key: float(row[key]) if math.isfinite(row[key]) else None for key in ("figure", "threshold", "level")
+        }
+        since = None if row["since"] != row["since"] else row["since"].isoformat()
+        rows.append(row | numbers | {"since": since, "arm": None if row["arm"] is None else str(row["arm"])})
+    for row in rows:
+        whose = "" if row["arm"] is None else f" of {row['arm']}"
+        figure = (
+            ""
+            if row["figure"] is None
+            else f", {row['figure']:.3g} against {row['threshold']:.3g} (level {row['level']:.2g})"
+        )
+        show(f"{row['alarm']}{whose} since {row['since'] or 'an unknown time'}{figure}: {row['what_to_do']}")
+    show(f"{len(rows)} alarms; checked: {', '.join(table.attrs['checked'])}")
     return rows, 0
 
 

@@ -20,8 +20,10 @@ from ppl_bandit.inputs.checks import check_contexts, count_rows
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.inputs.late_entries import at_example_values, fill_late, late_note
 from ppl_bandit.inputs.numbers import as_seconds, check_count
+from ppl_bandit.journal.decision_record import fold_decision
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
+from ppl_bandit.live.alarms import find_alarms
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.levels_over_time import levels_over_time, plot_levels
@@ -94,6 +96,38 @@ class ReadableBandit:
         """Return the learnt rewards, one row each, in the order of learning."""
         self._catch_up()
         return history_table(self._experiment)
+
+    def alarms(self, *, missing: float = 0.05, overdue_after: Any = None, after: Any = None) -> "pandas.DataFrame":
+        """Return what is wrong with the running experiment, one row per alarm; no rows if nothing is.
+
+        `sample_ratio`: arms are not played with their recorded probabilities. `missing_rewards`: more rewards are missing than
+        tolerated. `drift`: the rewards of an arm change. `untrusted_inference`: the engine doubts its posterior. The first
+        three are e-processes: the probability that one ever rings while nothing is wrong is at most .05, however often you
+        ask. An alarm stays, because its evidence does.
+
+        Columns: alarm, arm, since, figure (the largest value of the e-process), threshold, level, what_to_do;
+        `attrs["checked"]` lists the kinds that could be checked.
+
+        Args:
+            missing: tolerated share of rewards that do not come.
+            overdue_after: seconds, or a timedelta, after which a pending reward counts as missing; None counts only decisions
+                that were discarded.
+            after: a datetime with a time zone: earlier decisions are left out, for instance those before a repair.
+        """
+        if after is not None and getattr(after, "tzinfo", None) is None:
+            raise ValueError(f"after must be a datetime with a time zone, got {after!r}; datetime.now(UTC) is one")
+        self._catch_up()
+        projection, experiment = self._experiment.projection, self._experiment
+        return find_alarms(
+            [fold_decision(events) for events in experiment.store.decisions(experiment.name)],
+            projection.task.arms.names,
+            model=projection.task.model,
+            learner=projection.learner,
+            missing=missing,
+            overdue_after=None if overdue_after is None else as_seconds(overdue_after, "overdue_after"),
+            after=-math.inf if after is None else after.timestamp(),
+            now=time.time(),
+        )
 
     def logged_decisions(self, outcome: str | None = None) -> LoggedDecisions:
         """Return the rewarded decisions with their propensities, in the order of decisions; see `evaluate`."""

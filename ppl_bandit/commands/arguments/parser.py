@@ -149,6 +149,17 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     export.add_argument("--to", choices=("csv", "parquet", "netcdf"), required=True, help="the format")
     export.add_argument("--out", type=Path, help="the file (NAME.csv, .parquet or .nc)")
     pending = actions.add_parser("pending", parents=[common], help="decisions without a reward")
+    alarms = actions.add_parser(
+        "alarms",
+        parents=[common, model],
+        help="what is wrong with the experiment; with --model also what needs the program",
+    )
+    alarms.add_argument(
+        "--missing", type=float, default=0.05, metavar="SHARE", help="tolerated share of rewards (%(default)s)"
+    )
+    alarms.add_argument(
+        "--overdue-after", type=float, metavar="SECONDS", help="pending rewards older than this are missing"
+    )
     actions.add_parser("head", parents=[common], help="POSITION:DIGEST of the last event, to keep elsewhere")
     verify = actions.add_parser("verify", parents=[common], help="check that no event was edited or removed")
     verify.add_argument("--head", metavar="HEAD", help="an earlier output of `head`, to compare with")
