@@ -1,6 +1,8 @@
 """One decision, or a slate of them, as `Bandit.select` returns it."""
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +11,13 @@ import numpy as np
 
 from ppl_bandit.engines.exact.laws.expectation import INFINITE_MEAN_TEXT
 from ppl_bandit.journal.events import Event
-from ppl_bandit.posterior.learning import Learner
+from ppl_bandit.posterior.learning import Learner, draw
 from ppl_bandit.posterior.task import Task
+from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = ["Decision", "Slate", "decision_from_event", "decision_id", "decision_ids", "decision_notes"]
+
+_NUM_CHECKED_DRAWS = 200  # of the posterior, where arguments may leave their domains
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +112,24 @@ def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> D
 def decision_notes(task: Task, learner: Learner, context: Any) -> tuple[str, ...]:
     """Return the warnings about the numbers of a decision: rough expected rewards, doubted draws, infinite means."""
     notes = tuple(filter(None, (task.model.expected_reward_note, learner.doubts)))
+    if task.model.may_leave_domains:
+        share = float(_share_outside(task.model)(draw(learner, _NUM_CHECKED_DRAWS, context), context))
+        if share > 0.0:
+            notes += (
+                f"at {share:.1%} of the posterior draws an argument of an outcome is outside of its domain (a probability "
+                "below 0, a negative scale): give the latents priors that stay inside",
+            )
     has_infinite_mean = learner.engine.capabilities.infinite_means
     if has_infinite_mean is None:
         return notes
     flags = zip(task.arms.names, has_infinite_mean(learner.state, context), strict=True)
     names = ", ".join(str(name) for name, is_infinite in flags if is_infinite)
     return (*notes, f"expected reward of {names}: {INFINITE_MEAN_TEXT}") if names else notes
+
+
+@functools.lru_cache(maxsize=8)
+def _share_outside(model: RewardModel) -> Callable[..., Any]:
+    return jax.jit(model.share_outside_domains)
 
 
 def decision_ids(decision: Any) -> list[str]:

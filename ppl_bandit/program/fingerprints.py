@@ -83,7 +83,9 @@ def program_fingerprint(program: Callable, num_arms: int, context: Any, outcomes
         except (NotImplementedError, ValueError):  # there is no derivative: custom_vjp, or a callback
             return None
     parts = [part for _, fn in sites for part in components(fn)]
-    if any(not type(part).__module__.startswith("numpyro.") or patched_methods(part) for part in parts):
+    if any(
+        not type(part).__module__.startswith(("numpyro.", "ppl_bandit.")) or patched_methods(part) for part in parts
+    ):
         return None
     names = {eqn.primitive.name for closed in computed for eqn in all_equations(closed.jaxpr)}
     if any("callback" in name or name.startswith(_OPAQUE) for name in names):

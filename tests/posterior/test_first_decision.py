@@ -33,7 +33,7 @@ def linear(arm, context):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program, num_arms, context, most_examined, most_learnt",
-    [(conversion, 3, None, 1850, 1170), (linear, 2, np.full(3, 0.5), 3640, 2020)],
+    [(conversion, 3, None, 1980, 1260), (linear, 2, np.full(3, 0.5), 4010, 2200)],
 )
 def test_an_examination_and_an_update_are_small_programs(program, num_arms, context, most_examined, most_learnt):
     """A quarter of a millisecond of a start is one operation, traced, lowered and compiled; families that a program does not

@@ -128,7 +128,9 @@ def program_name(model: RewardModel) -> str:
 
 def _number_text(array: Any) -> str:
     values = np.asarray(array, float)
-    if values.size and np.all(values == values.flat[0]):
+    if values.size and np.allclose(
+        values, values.flat[0], rtol=1e-9, atol=0.0
+    ):  # apart from the rounding of an inverse
         return f"{values.flat[0]:.6g}"
     return np.array2string(values, precision=4, threshold=6, separator=", ").replace("\n", "")
 

@@ -32,7 +32,7 @@ from ppl_bandit.engines.exact.update import Certificates
 from ppl_bandit.engines.moving.gaussian_rows import log_determinant
 from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict, shortest_step
 from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, require_moving
-from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout, measure_step
+from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout, measure_step, step_obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
@@ -175,6 +175,7 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
             _REMEDY,
         )
     present = [reason for reason, flag in zip(reasons, is_present, strict=True) if bool(flag)]
+    present = present or [reason for reason in [step_obstacle(model, layout)] if reason]
     if present:
         raise refusal(model, f"has no proved Kalman filter: in the step of {names}, {present[0]}", _REMEDY)
     return layout, residual

@@ -14,13 +14,13 @@ from numpyro import handlers
 
 from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine
 from ppl_bandit.engines.exact.families.layout import Layout
-from ppl_bandit.engines.exact.proof.analyticity import analyticity
+from ppl_bandit.engines.exact.proof.analyticity import analyticity, not_conjugate
 from ppl_bandit.engines.exact.proof.assignment import read_supports
 from ppl_bandit.engines.exact.proof.examination import read_prior
 from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["PREFIX", "is_linear_step", "joint_layout", "measure_step", "two_steps"]
+__all__ = ["PREFIX", "is_linear_step", "joint_layout", "measure_step", "step_obstacle", "two_steps"]
 
 PREFIX = "previous"
 
@@ -74,6 +74,23 @@ def measure_step(
     outcomes = model.zero_outcomes(1)
     arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
     return residual, analyticity(joint, layout, arm, context, outcomes, is_prior=True)
+
+
+def step_obstacle(model: RewardModel, layout: Layout) -> str:
+    """Return why a step could deviate from a linear Gaussian one between the points of a certificate; "" if it cannot.
+
+    Args:
+        layout: from `joint_layout`.
+    """
+    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
+    found: list[str] = []
+
+    def prove(elapsed: Array) -> None:
+        joint = two_steps(model, elapsed)
+        found[:] = not_conjugate(joint, layout, arm, context, model.zero_outcomes(1), is_prior=True)
+
+    jax.eval_shape(prove, jnp.ones(()))
+    return found[0]
 
 
 def is_linear_step(model: RewardModel, layout: Layout, elapsed: Array) -> Bool[Array, ""]:

@@ -23,7 +23,7 @@ from ppl_bandit.program.jaxpr.simplex_sums import SimplexSum, ratio_bounds, sums
 from ppl_bandit.program.jaxpr.source_lines import SourceLine, source_line
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, apply_primitive
 
-__all__ = ["Obstacle", "analytic_intervals"]
+__all__ = ["Obstacle", "analytic_intervals", "location_of"]
 
 # The new intervals, or None if nothing is proved, and the reason to give if analyticity is lost here; "" if it cannot be.
 Step = tuple[list[Interval] | None, str]
@@ -97,7 +97,7 @@ def analytic_intervals(
             line = source_line((eqn, *callers))
             lost = was_analytic & ~_all_analytic(outs)
             obstacles.append(
-                Obstacle(reason + _location(line, reason), lost, line.is_users, describe_primitive(eqn).remedy)
+                Obstacle(reason + location_of(line, reason), lost, line.is_users, describe_primitive(eqn).remedy)
             )
         return outs
 
@@ -130,7 +130,8 @@ def _narrowed_by_sums(eqn: Any, values: list[Any], outs: list[Interval]) -> list
     return outs if found is None else [intervals.with_sum(*pair) for pair in zip(outs, found, strict=True)]
 
 
-def _location(line: SourceLine, reason: str) -> str:
+def location_of(line: SourceLine, reason: str) -> str:
+    """Return where an operation stands, as the end of a sentence."""
     if not line.text:
         return ", inside the formula of the distribution"
     if not line.is_users:

@@ -18,7 +18,7 @@ from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.primitives import starts
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, clips_indices, scan_parts
 
-__all__ = ["IndexLimit", "find_index_limits", "first_outside", "index_ranges"]
+__all__ = ["IndexLimit", "find_index_limits", "first_outside", "index_ranges", "sizes_indexed_by"]
 
 _MAX_ENTRIES = 64
 _MAX_TURNS = 64  # of a loop that is followed turn by turn
@@ -67,6 +67,24 @@ def index_ranges(closed: ClosedJaxpr, args: Sequence[Any]) -> list[tuple[int, in
         args: arrays, and `DATA` for those that are not known.
     """
     return [(int(own.min()), int(own.max()), size) for own, size in _indices(closed, args, with_clipped=True)]
+
+
+def sizes_indexed_by(closed: ClosedJaxpr, args: Sequence[Any], number: int) -> set[int]:
+    """Return the sizes of the axes of unknown arrays that one argument, an array of integers, indexes as it is.
+
+    Args:
+        args: arrays, and `DATA` for those that are not known.
+        number: the argument.
+    """
+
+    def axes(argument: np.ndarray) -> list[int]:
+        given = [*args[:number], argument, *args[number + 1 :]]
+        found = _indices(closed, given, with_known_operands=False)
+        return [size if np.array_equal(own, argument) else 0 for own, size in found]
+
+    own = np.asarray(args[number])
+    forwards, backwards = axes(own), axes(own[::-1].copy())
+    return {size for size, again in zip(forwards, backwards, strict=False) if size and size == again}
 
 
 def find_index_limits(closed: ClosedJaxpr, args: Sequence[Any], span: range) -> tuple[IndexLimit, ...]:
@@ -213,11 +231,14 @@ def _with_context(args: Sequence[Any], span: range, point: np.ndarray) -> list[A
     return given
 
 
-def _indices(closed: ClosedJaxpr, args: Sequence[Any], *, with_clipped: bool = False) -> Indices:
+def _indices(
+    closed: ClosedJaxpr, args: Sequence[Any], *, with_clipped: bool = False, with_known_operands: bool = True
+) -> Indices:
     """Return the elements of every index that the known inputs determine, and the size of its axis.
 
     Args:
         with_clipped: whether indices count that the program asks JAX to clip.
+        with_known_operands: whether indices into arrays of known numbers count.
     """
     found: Indices = []
 
@@ -225,6 +246,8 @@ def _indices(closed: ClosedJaxpr, args: Sequence[Any], *, with_clipped: bool = F
         name = eqn.primitive.name
         known = values[1:2] if name == "gather" else values[1:]
         if name not in ("gather", "dynamic_slice") or not all(map(is_known, known)):
+            return
+        if is_known(values[0]) and not with_known_operands:
             return
         for first, last in starts(eqn, values):
             if np.size(first) and (with_clipped or not clips_indices(eqn)):

@@ -17,7 +17,7 @@ import numpyro
 
 from ppl_bandit.runtime.jax_adapter import source_frames
 
-__all__ = ["SourceLine", "source_line"]
+__all__ = ["SourceLine", "is_users_file", "source_line"]
 
 _MAX_SOURCE = 100  # characters of a source line to quote
 _PUBLIC = (jnp, jax.nn, jax.lax, jax.scipy.special, jax.scipy.stats.norm)
@@ -65,6 +65,11 @@ def source_line(equations: Sequence[Any]) -> SourceLine:
 def _public_name(function: str) -> str:
     name = function.rsplit(".", 1)[-1].strip("_")
     return name if name and any(callable(getattr(module, name, None)) for module in _PUBLIC) else ""
+
+
+def is_users_file(file: str) -> bool:
+    """Return whether a source file belongs neither to this package, nor to NumPyro, JAX or Python."""
+    return _owner(file) == ""
 
 
 @functools.cache

@@ -25,14 +25,16 @@ _NUM_SIGNS = 8
 
 
 def feasible_latents(
-    program: Callable, latents: tuple[str, ...], context: Any, seed: int | Int[Array, ""]
+    program: Callable, latents: tuple[str, ...], context: Any, seed: int | Int[Array, ""], reach: float = 1.5
 ) -> dict[str, Array]:
-    """Return one value of every latent from the interior of its support, within 1.5 of 0 in unconstrained space."""
+    """Return one value of every latent from the interior of its support, within `reach` of 0 in unconstrained space."""
 
     def spread(number: int, shape: tuple[int, ...]) -> Array:
         # Multiples of an irrational number modulo 1 are evenly spread, and compile faster than a random generator.
         steps = jnp.arange(1, int(np.prod(shape)) + 1) + 97 * number
-        return 3.0 * jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape).astype(float) - 1.5
+        return reach * (
+            2.0 * jnp.modf(0.6180339887 * steps + 0.4142135624 * seed)[0].reshape(shape).astype(float) - 1.0
+        )
 
     return _latents_at(program, latents, context, spread)
 

@@ -14,9 +14,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program.cached_facts import VALIDATION, facts_to_json, program_key
+from ppl_bandit.program.closed_over import changed_name, numbers_closed_over
 from ppl_bandit.program.jaxpr.index_limits import first_outside
 from ppl_bandit.program.keywords import bind_num_arms, has_clock
 from ppl_bandit.program.model import means
+from ppl_bandit.program.model.domains import inside_domains
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND, extreme_latents, vary_contexts
 from ppl_bandit.program.model.tracing import Trace, can_produce, is_prior_term, log_prob, repeat_rows, run_program
 from ppl_bandit.program.model.validation import validate
@@ -55,6 +57,7 @@ class RewardModel:
 
     def __init__(self, program: Callable, num_arms: int, context: Any = None, outcomes: tuple[str, ...] = ("reward",)):
         program = bind_num_arms(program, num_arms)
+        self._built, self._numbers = program, numbers_closed_over(program)
         facts = validate(program, num_arms, context, outcomes)
         self.program = program
         self.num_arms = int(num_arms)
@@ -143,8 +146,29 @@ class RewardModel:
         return f"the mean of '{self.outcomes[0]}', from {self._mean_method.description}"
 
     @property
+    def may_leave_domains(self) -> bool:
+        """Whether arguments of outcomes may leave their domains, although they did so at no draw from the prior."""
+        return self._facts.may_leave_domains
+
+    def share_outside_domains(self, draws: Draws, context: Any = None) -> Float[Array, ""]:
+        """Return the share of draws at which an argument of an outcome is outside of its domain, on some arm.
+
+        Args:
+            draws: {site: (M, ...)}.
+            context: the context of the decision, without a leading axis.
+        """
+        arms, rows = jnp.arange(self.num_arms), self.context_rows(self.num_arms, context)
+        inside = jax.vmap(lambda latents: inside_domains(self._trace_undrawn(latents, arms, rows), self.outcomes))
+        return 1.0 - jnp.mean(inside(dict(draws)))
+
+    @property
     def expected_reward_note(self) -> str:
-        """A warning about the accuracy of the expected rewards; "" if they are as accurate as floating point allows."""
+        """A warning about the expected rewards; "" if they differ between arms and are as accurate as floating point allows."""
+        if not self._facts.uses_arm:
+            return (
+                "all arms have the same expected reward, whatever the data: the program does not use `arm`; index the latents "
+                "by it, as in `rate[arm]`"
+            )
         return means.MONTE_CARLO_NOTE if self._mean_method is means.MONTE_CARLO else ""
 
     def log_prior(self, latents: Mapping[str, Array]) -> Float[Array, ""]:
@@ -275,6 +299,12 @@ class RewardModel:
         elapsed: Array | float | None = None,
     ) -> Trace:
         """Run the program with latents, and outcomes if given, fixed, and return its sites."""
+        changed = changed_name(self._built, self._numbers)
+        if changed is not None:
+            raise InvalidProgram(
+                f"{changed}, which the program reads, has changed since the model was built: functions compiled before and "
+                "after would see different numbers; give what changes as context, or build a new model and bandit"
+            )
         values = {**latents, **(outcomes or {})}
         return run_program(self.program, arm, context, values, key, previous=previous, elapsed=elapsed)
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ppl_bandit.program.jaxpr.entry_reads import DATA, connected_components
-from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges
+from ppl_bandit.program.jaxpr.index_limits import IndexLimit, find_index_limits, index_ranges, sizes_indexed_by
 from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.jaxpr.source_lines import source_line
 from ppl_bandit.program.model.probing import DTYPE_OF_KIND
@@ -27,13 +27,13 @@ _MAX_INTEGER = 3
 
 def check_dependence(
     spec: ProgramSpec, shapes: Mapping[str, tuple[int, ...]], has_expected_reward: bool
-) -> tuple[tuple[tuple[str, ...], ...], Any, tuple[IndexLimit, ...]]:
+) -> tuple[tuple[tuple[str, ...], ...], Any, tuple[IndexLimit, ...], bool]:
     """Check on the jaxpr what the prior and the expected reward depend on, and that arm indices stay in range.
 
     Returns:
         Groups of outcomes, such that the density of an outcome depends on the values of outcomes of its own group only; for
-        every leaf of the context the largest integer that may replace a 0 of the example; and the limits of contexts that are
-        indices.
+        every leaf of the context the largest integer that may replace a 0 of the example; the limits of contexts that are
+        indices; and whether the outcomes or the expected reward depend on the arm.
     """
     arm, context = spec.one_row_per_arm()
     outcomes: dict[str, Any] = {name: np.zeros(spec.num_arms, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
@@ -89,13 +89,20 @@ def check_dependence(
     integers = [_largest_integer(closed, given, number) for number in span]
     largest = jax.tree.unflatten(jax.tree.structure(context), integers)
     limits = find_index_limits(closed, given, span)
+    larger = [size for size in sizes_indexed_by(closed, given, first) if size > spec.num_arms > 1]
+    if larger:
+        raise InvalidProgram(
+            f"with num_arms={spec.num_arms} the program indexes an axis of {larger[0]} latents by arm, so that some of them "
+            f"belong to no arm: make the plate and num_arms agree, num_arms={larger[0]} for instance"
+        )
+    uses_arm = spec.num_arms == 1 or any("arm" in own for own in found[num_prior:])
     is_read = np.array([[(name,) in own for name in spec.outcomes] for own in found[num_prior + 1 :]])
     group = connected_components(is_read | np.eye(len(spec.outcomes), dtype=bool))
     groups = tuple(
         tuple(name for name, own in zip(spec.outcomes, group, strict=True) if own == label)
         for label in np.unique(group)
     )
-    return groups, largest, limits
+    return groups, largest, limits, uses_arm
 
 
 def _largest_integer(closed: ClosedJaxpr, given: list[Any], number: int) -> int:

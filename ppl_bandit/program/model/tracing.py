@@ -11,9 +11,10 @@ import jax.random as jr
 import numpyro
 from jaxtyping import Array, Bool, Float, Int
 from numpyro import handlers
-from numpyro.distributions import Independent
+from numpyro.distributions import Independent, constraints
 
-from ppl_bandit.runtime.numpyro_adapter import mask_of
+from ppl_bandit.program.model.stable_laws import stable
+from ppl_bandit.runtime.numpyro_adapter import element_support, mask_of
 from ppl_bandit.types import Key
 
 __all__ = [
@@ -94,7 +95,11 @@ def run_program(
     if elapsed is not None:
         keywords["elapsed"] = elapsed
     with program_lock(), numpyro.validation_enabled(False):
-        return handlers.trace(seeded).get_trace(*given, **keywords)
+        trace = handlers.trace(seeded).get_trace(*given, **keywords)
+    for site in trace.values():
+        if site["type"] == "sample":
+            site["fn"] = stable(site["fn"])
+    return trace
 
 
 def log_prob(site: Site, mask: Bool[Array, " N"] | None = None) -> Array:
@@ -120,7 +125,12 @@ def log_prob_terms(site: Site) -> Float[Array, " terms"]:
 def can_produce(fn: Any, value: Array) -> Bool[Array, "..."]:
     """Return where a distribution can produce a value; a masked distribution can produce any value."""
     masked, fn = masked_rows(fn, value.shape)
-    return masked | (jnp.broadcast_to(fn.support(value), value.shape) & jnp.isfinite(value))
+    inside = jnp.broadcast_to(fn.support(value), value.shape) & jnp.isfinite(value)
+    if element_support(fn.support) is constraints.unit_interval:
+        # The density of a Beta outcome is 0 or infinite at exactly 0 and 1: such a reward was rounded or is another event.
+        is_end = (value <= 0) | (value >= 1)
+        inside &= ~is_end | jnp.isfinite(fn.log_prob(jnp.where(inside, value, 0.5)))
+    return masked | inside
 
 
 def masked_rows(fn: Any, shape: tuple[int, ...]) -> tuple[Bool[Array, "..."], Any]:

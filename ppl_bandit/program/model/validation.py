@@ -13,6 +13,7 @@ from ppl_bandit.program.cached_facts import fingerprint_or_none, load_facts, pro
 from ppl_bandit.program.jaxpr.index_limits import IndexLimit
 from ppl_bandit.program.keywords import check_keywords
 from ppl_bandit.program.model import means
+from ppl_bandit.program.model.domains import check_domains
 from ppl_bandit.program.model.numeric_checks import check_row_independence, choose_mean_method
 from ppl_bandit.program.model.sites import (
     ProgramSpec,
@@ -41,6 +42,8 @@ class ProgramFacts(NamedTuple):
         moving_sites: latents that are sampled from those of the step before.
         index_limits: of contexts that are indices.
         fingerprint: returns the `program_fingerprint`, computed once.
+        uses_arm: whether anything that the program computes for a row depends on its arm.
+        may_leave_domains: whether an outcome's arguments may leave their domains far out in the prior.
     """
 
     outcomes: tuple[str, ...]
@@ -54,6 +57,8 @@ class ProgramFacts(NamedTuple):
     moving_sites: tuple[str, ...]
     index_limits: tuple[IndexLimit, ...]
     fingerprint: Callable[[], str | None]
+    uses_arm: bool = True
+    may_leave_domains: bool = False
 
 
 def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> ProgramFacts:
@@ -84,13 +89,14 @@ def validate(program: Callable, num_arms: int, context: Any, outcomes: Any) -> P
     spec = ProgramSpec(program, int(num_arms), context, outcomes, tuple(latents), kinds)
     with jax.enable_x64(True):
         moves = support_depends_on_latents(spec, shapes)
-        groups, largest, limits = check_dependence(spec, shapes, has_expected_reward)
+        groups, largest, limits, uses_arm = check_dependence(spec, shapes, has_expected_reward)
         mean_method = None if has_expected_reward else choose_mean_method(spec)
         if mean_method is not means.MEAN_METHODS[0]:
             check_row_independence(spec, mean_method)
+        may_leave = check_domains(spec)
         moving = find_moving_sites(spec, shapes, trace)
     found = shapes, kinds, mean_method, moves, groups, largest, moving, limits
-    return ProgramFacts(outcomes, context, *found, fingerprint)
+    return ProgramFacts(outcomes, context, *found, fingerprint, uses_arm, may_leave)
 
 
 def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: Any) -> tuple[tuple[str, ...], Any]:

@@ -50,7 +50,7 @@ def unit_spread(arm):
     ("program", "outer", "words"),
     [
         (logistic, None, "'level' (not quadratic)"),
-        pytest.param(branching, ("spread",), "comparison|choice", marks=pytest.mark.slow, id="branching"),
+        pytest.param(branching, ("spread",), "comparison|choice|polynomial", marks=pytest.mark.slow, id="branching"),
         pytest.param(
             changing_power,
             ("shape",),

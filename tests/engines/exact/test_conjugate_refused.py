@@ -135,7 +135,7 @@ def noisy_channel(arm):
     bernoulli(0.9 * rates()[arm] + 0.05)
 
 
-@near_miss("inside")
+@near_miss("leaves its domain", error=InvalidProgram)
 def probability_that_exceeds_one(arm):
     bernoulli(2.0 * rates()[arm])
 

@@ -1,11 +1,14 @@
 """Proof that the log densities of a program are real-analytic functions of its latents, on the program's jaxpr.
 
+`analyticity` proves it for given rows, over intervals. `not_conjugate` proves more, for all data: that the densities are
+polynomials of low degree, apart from powers and logarithms that families have.
+
 Most distributions are proved through their `log_prob`. The formulas of the classes in `_GUARDED` protect the boundary of their
 domain (a clip of probabilities, a stabilised logarithm), which interval arithmetic cannot tell from a kink. Inside the domain
 they are textbook analytic functions, so for these classes the proof is that their parameters are analytic and stay inside.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,18 +19,20 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array
 
-from ppl_bandit.engines.exact.families.layout import REAL, SIMPLEX, Layout, SiteBlock
+from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, SIMPLEX, Layout, SiteBlock
 from ppl_bandit.engines.exact.refusals import KEEP
-from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals
+from ppl_bandit.program.jaxpr.analytic import Obstacle, analytic_intervals, location_of
+from ppl_bandit.program.jaxpr.forms import Form, Forms, Refused
 from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.jaxpr.intervals import Interval, is_inside, simplex_box, support_box
 from ppl_bandit.program.jaxpr.polynomial_degree import MAX_DEGREE
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import Site, is_prior_term, program_lock
+from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
 from ppl_bandit.types import Key
 
-__all__ = ["analyticity"]
+__all__ = ["analyticity", "not_conjugate"]
 
 _POLYNOMIAL = (
     "let real latents reach the outcome through sums and products alone, without a ratio, a function or its inverse; or "
@@ -61,6 +66,8 @@ class _Claim(NamedTuple):
         domain: an interval that it must stay inside; None if there is none.
         is_fixed: whether it must not depend on latents at all.
         quadratic_degree: the degree up to which it leaves the log density a polynomial of degree 2 of the real latents.
+        is_density: whether it is a log density, and not a parameter of a distribution that is known.
+        is_location: whether it is the location of a Gaussian.
     """
 
     value: Any
@@ -68,6 +75,110 @@ class _Claim(NamedTuple):
     domain: tuple[float, float] | None = None
     is_fixed: bool = False
     quadratic_degree: int = 0
+    is_density: bool = False
+    is_location: bool = False
+
+
+def not_conjugate(
+    model: RewardModel,
+    layout: Layout,
+    arm: Array,
+    context: Any,
+    outcomes: Mapping[str, Array],
+    *,
+    is_prior: bool,
+) -> tuple[str, str]:
+    """Return why a program is not proved a generalised polynomial of its latents, and a remedy; empty if it is.
+
+    Decided for all data, by the rules of `forms`. A density of low degree that agrees with a conjugate form at the points of a
+    certificate agrees with it everywhere.
+
+    Args:
+        arm, context, outcomes: one row, of which the shapes matter.
+        is_prior: whether to prove the terms of the prior or those of the likelihood.
+    """
+    program, claims = _claims_of(model, is_prior=is_prior)
+    latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
+    inputs = (jr.key(0), latents, arm, context, outcomes)
+    closed = jax.make_jaxpr(program)(*inputs)
+    reason, remedy = _first_refusal(closed, claims, layout, inputs, None)
+    if reason and not is_prior:
+        # What data choose may be decided by the arm alone.
+        for number in range(model.num_arms):
+            reason, remedy = _first_refusal(closed, claims, layout, inputs, np.full(1, number))
+            if reason:
+                return reason, remedy
+    return reason, remedy
+
+
+def _first_refusal(
+    closed: ClosedJaxpr, claims: Sequence["_Claim"], layout: Layout, inputs: tuple[Any, ...], arm: np.ndarray | None
+) -> tuple[str, str]:
+    forms = Forms()
+    key, latents, _, context, outcomes = inputs
+    given = {site.name: _form_of(forms, layout, site) for site in layout.sites}
+
+    def as_data(name: str, tree: Any) -> list[Any]:
+        return [forms.data((name, number)) for number in range(len(jax.tree.leaves(tree)))]
+
+    own_arm = forms.data("arm") if arm is None else arm
+    args: list[Any] = [forms.data("key"), *[given[name] for name in sorted(latents)]]
+    args += [own_arm, *as_data("context", context), *as_data("outcomes", outcomes)]
+    for claim, out in zip(claims, forms.evaluate(closed, args), strict=True):
+        if isinstance(out, Refused):
+            return f"{out.reason}{location_of(out.line, out.reason)}, which reaches {claim.name}", out.remedy
+        if not isinstance(out, Form):
+            continue
+        if claim.is_fixed:
+            return f"{claim.name} depends on a latent", KEEP
+        is_low = out.degree <= MAX_DEGREE and out.power <= MAX_DEGREE
+        if claim.is_location:
+            is_low = out.degree <= MAX_DEGREE // 2 and out.power <= MAX_DEGREE // 2
+        elif not claim.is_density:
+            is_low = out.degree == 0 and (out.exponents is not None or out.power <= 1)
+        if not is_low:
+            what = "power of its latents" if out.degree == 0 else "polynomial of the real latents"
+            reason = (
+                f"{claim.name} is not proved to be a {what} of low degree, so that it could deviate from the form of a "
+                "conjugate family between any points that are tried"
+            )
+            return reason, _POLYNOMIAL if out.degree else KEEP
+    return "", ""
+
+
+def _form_of(forms: Forms, layout: Layout, site: SiteBlock) -> Form:
+    if site.kind == REAL:
+        return forms.real(site.name, site.shape)
+    if site.kind == SIMPLEX:
+        return forms.simplex(site.name, site.shape)
+    low, high = (_one_number(bound) for bound in (site.low, site.high))
+    if site.kind == POSITIVE:
+        power = _one_number(layout.power[site.span])
+        return forms.positive(site.name, site.shape, low, 1.0 if power is None else power)
+    return forms.unit(site.name, site.shape, low, high)
+
+
+def _one_number(values: Any) -> float | None:
+    numbers = np.unique(np.asarray(values, float))
+    return float(numbers[0]) if numbers.size == 1 else None
+
+
+def _claims_of(model: RewardModel, *, is_prior: bool) -> tuple[Callable, list["_Claim"]]:
+    """Return a function of key, latents, arm, context and outcomes that returns values to prove, and a list that it fills."""
+    claims: list[_Claim] = []
+
+    def program(
+        key: Key, latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]
+    ) -> list[Any]:
+        trace = model.trace(latents, arm, context, outcomes, key)
+        claims.clear()
+        with program_lock(), numpyro.validation_enabled(False):  # validation compares values with their support
+            for name, site in trace.items():
+                if is_prior_term(name, site, model.outcomes) if is_prior else name in model.outcomes:
+                    claims.extend(_claims(name, site))
+        return [claim.value for claim in claims]
+
+    return program, claims
 
 
 def analyticity(
@@ -89,19 +200,7 @@ def analyticity(
         is_prior: whether to prove the terms of the prior or those of the likelihood.
         outer: sites given which the program is to be conjugate: densities need not be polynomials of these.
     """
-    claims: list[_Claim] = []
-
-    def program(
-        key: Key, latents: Mapping[str, Array], arm: Array, context: Any, outcomes: Mapping[str, Array]
-    ) -> list[Any]:
-        trace = model.trace(latents, arm, context, outcomes, key)
-        claims.clear()
-        with program_lock(), numpyro.validation_enabled(False):  # validation compares values with their support
-            for name, site in trace.items():
-                if is_prior_term(name, site, model.outcomes) if is_prior else name in model.outcomes:
-                    claims.extend(_claims(name, site))
-        return [claim.value for claim in claims]
-
+    program, claims = _claims_of(model, is_prior=is_prior)
     latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
     key = jr.key(0)
     closed = jax.make_jaxpr(program)(key, latents, arm, context, outcomes)
@@ -192,7 +291,7 @@ def _claims(name: str, site: Site) -> list[_Claim]:
     domains = None if "log_prob" in patched_methods(fn) else _GUARDED.get(type(fn))
     if domains is None:
         label = f"the log density of '{name}' ({distribution_name(fn)})"
-        found.append(_Claim(fn.log_prob(site["value"]), label, quadratic_degree=2))
+        found.append(_Claim(fn.log_prob(site["value"]), label, quadratic_degree=2, is_density=True))
         return found
     if site["is_observed"]:
         found.append(_Claim(jnp.asarray(site["value"]), f"the observed value of '{name}'", is_fixed=True))
@@ -201,5 +300,6 @@ def _claims(name: str, site: Site) -> list[_Claim]:
             label, value = f"the {field} of '{name}' ({distribution_name(fn)})", jnp.asarray(leaf)
             is_fixed = not jnp.issubdtype(value.dtype, jnp.floating)
             is_mean = field == "loc" and isinstance(fn, dist.MultivariateNormal)
-            found.append(_Claim(value, label, domains.get(field), is_fixed, quadratic_degree=int(is_mean)))
+            domain = domains.get(field)
+            found.append(_Claim(value, label, domain, is_fixed, quadratic_degree=int(is_mean), is_location=is_mean))
     return found

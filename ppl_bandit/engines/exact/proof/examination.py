@@ -32,7 +32,7 @@ from ppl_bandit.engines.exact.families.posterior import (
     where_finite,
 )
 from ppl_bandit.engines.exact.families.registry import family_of_group
-from ppl_bandit.engines.exact.proof.analyticity import analyticity
+from ppl_bandit.engines.exact.proof.analyticity import analyticity, not_conjugate
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.engines.exact.proof.trial_certificates import (
@@ -118,6 +118,7 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
         arms = np.asarray(found.rows.arm)
         arm = min(set(range(model.num_arms)) - set(arms[is_tested].tolist()))
         raise untested_refusal(model, arm, is_rounded=bool(np.any(found.is_possible & (arms == arm))))
+    _prove_for_all_data(model, layout)
     evidence = Evidence(
         found.prior_residual,
         worst_of(jax.tree.map(lambda leaf: leaf[is_tested], found.residuals)),
@@ -127,6 +128,15 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
         rows_per_sum(found.rows.arm.size),
     )
     return layout, found.prior, evidence
+
+
+def _prove_for_all_data(model: RewardModel, layout: Layout) -> None:
+    """Refuse densities that could deviate from their form between the points of a certificate."""
+    row = Interaction(jnp.zeros(1, int), model.zero_outcomes(1), jax.tree.map(jnp.asarray, model.context_rows(1)))
+    for is_prior in (True, False):
+        reason, remedy = not_conjugate(model, layout, row.arm, row.context, row.reward, is_prior=is_prior)
+        if reason:
+            raise refusal(model, f"cannot be proved conjugate: {reason}", remedy or ANALYTIC_REMEDY)
 
 
 def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:

@@ -1,0 +1,179 @@
+"""Check that the arguments of every outcome stay inside their domains: a probability in [0, 1], a scale above 0.
+
+NumPyro's own checks are disabled while a program is traced, because their comparisons would end up in the jaxpr. An argument
+that leaves its domain leads to rewards that nobody can observe: an expected reward of -.7 for a Bernoulli outcome.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Bool
+from numpyro.distributions import Distribution, constraints
+
+from ppl_bandit.program.jaxpr.forms import Form, Forms
+from ppl_bandit.program.model.probing import DTYPE_OF_KIND, feasible_latents
+from ppl_bandit.program.model.sites import ProgramSpec
+from ppl_bandit.program.model.tracing import Trace, masked_rows, repeat_rows
+from ppl_bandit.runtime.compile_ahead import run_once
+from ppl_bandit.runtime.numpyro_adapter import class_name, components, distribution_name, element_support
+from ppl_bandit.types import InvalidProgram
+
+__all__ = ["check_domains", "inside_domains"]
+
+_NUM_DRAWS = 1000
+_REACHES, _NUM_SEEDS = (1.5, 8.0), 4  # of latents in unconstrained space, and tries at each
+_POSITIVE = (constraints.positive, constraints.nonnegative, constraints.softplus_positive)
+_UNCHECKED = (constraints.real, constraints.real_vector, constraints.simplex)  # simplexes are checked with the rows
+
+Argument = tuple[str, str, str, Any]  # outcome, distribution, name and constraint of an argument
+
+
+def check_domains(spec: ProgramSpec) -> bool:
+    """Refuse a program whose outcomes have arguments outside of their domains at draws from the prior.
+
+    Arguments that are powers and products of positive latents, or probabilities by their support, need no draw.
+
+    Returns:
+        Whether arguments leave their domains far out in the prior, where no draw was.
+
+    Raises:
+        InvalidProgram: with the argument and the share of draws.
+    """
+    if _stay_inside(spec):
+        return False
+    arm, context = spec.one_row_per_arm()
+    arguments: list[Argument] = []
+
+    def flags(latents: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
+        trace = spec.run(latents, arm, context, _zero_outcomes(spec, arm.shape[0]))
+        found = _arguments(trace, spec.outcomes)
+        arguments[:] = [argument for argument, _, _ in found]
+        insides = [jnp.all(_is_inside(argument[-1], value) | masked) for argument, value, masked in found]
+        return insides, [jnp.min(jnp.where(masked, jnp.inf, value)) for _, value, masked in found]
+
+    def far(seed: Array) -> list[Array]:
+        return [
+            jnp.all(jnp.stack(own))
+            for own in zip(
+                *[
+                    flags(feasible_latents(spec.program, spec.latents, spec.context, seed, reach))[0]
+                    for reach in _REACHES
+                ],
+                strict=True,
+            )
+        ]
+
+    screened = run_once(lambda: jax.vmap(far)(jnp.arange(_NUM_SEEDS)))
+    if all(np.all(inside) for inside in screened):
+        return False
+
+    def drawn(key: Array) -> tuple[list[Array], list[Array]]:
+        trace = spec.run({}, arm[:1], repeat_rows(spec.context, 1), {}, key)
+        return flags({name: trace[name]["value"] for name in spec.latents})
+
+    insides, least = run_once(lambda: jax.vmap(drawn)(jr.split(jr.key(0), _NUM_DRAWS)))
+    for (outcome, law, name, constraint), inside, values in zip(arguments, insides, least, strict=True):
+        share = 1.0 - float(np.mean(inside))
+        if share > 0.0:
+            example = float(np.asarray(values)[~np.asarray(inside)][0])
+            domain = "[0, 1]" if constraint is constraints.unit_interval else class_name(constraint).lower()
+            raise InvalidProgram(
+                f"the {name} of '{outcome}' ({law}) leaves its domain, {domain}, in {share:.1%} of {_NUM_DRAWS:,} draws from "
+                f"the prior (it is {example:.3g} in one of them), so that the program has no such reward: give the latents a "
+                "prior that stays inside (Beta for a probability, Gamma or HalfNormal for a rate or scale), or map them there "
+                "by jax.nn.sigmoid, jnp.exp or jax.nn.softplus"
+            )
+    return True
+
+
+def inside_domains(trace: Trace, outcomes: tuple[str, ...]) -> Bool[Array, ""]:
+    """Return whether all arguments of the outcomes are inside their domains."""
+    found = [jnp.all(_is_inside(own[-1], value) | masked) for own, value, masked in _arguments(trace, outcomes)]
+    return jnp.all(jnp.stack(found)) if found else jnp.array(True)
+
+
+def _zero_outcomes(spec: ProgramSpec, num_rows: int) -> dict[str, Array]:
+    return {name: jnp.zeros(num_rows, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
+
+
+def _arguments(trace: Trace, outcomes: tuple[str, ...]) -> list[tuple[Argument, Array, Array]]:
+    """Return the arguments of outcomes that have a domain of single numbers, and in which rows they do not count."""
+    found = []
+    for outcome in outcomes:
+        fn = trace[outcome]["fn"]
+        masked, _ = masked_rows(fn, jnp.shape(trace[outcome]["value"]))
+        for part in components(fn):
+            if not isinstance(part, Distribution):
+                continue
+            for name, constraint in part.arg_constraints.items():
+                constraint, value = element_support(constraint), vars(part).get(name)
+                if value is None or constraint in _UNCHECKED or not _is_of_numbers(constraint):
+                    continue
+                value = jnp.asarray(value, float)
+                rows = masked if value.ndim and value.shape[-1:] == masked.shape else jnp.zeros((), bool)
+                found.append(((outcome, distribution_name(part), name, constraint), value, rows))
+    return found
+
+
+def _is_of_numbers(constraint: Any) -> bool:
+    """Return whether a constraint is one of single numbers that can be checked."""
+    try:
+        return constraint.event_dim == 0 and class_name(constraint) != "Dependent"
+    except NotImplementedError:  # the constraint depends on other arguments
+        return False
+
+
+def _is_inside(constraint: Any, value: Array) -> Array:
+    """Return whether a value is inside a domain; rounding to the end of one is no fault of the program."""
+    if constraint in _POSITIVE:
+        return value >= 0
+    return jnp.broadcast_to(constraint(value), value.shape)
+
+
+def _stay_inside(spec: ProgramSpec) -> bool:
+    """Return whether constants and the supports of the latents decide that all arguments stay inside their domains."""
+    arm, context = spec.one_row_per_arm()
+    arguments: list[Argument] = []
+    supports: dict[str, Any] = {}
+
+    def compute(latents: Mapping[str, Array], arm: Array, context: Any) -> list[Array]:
+        trace = spec.run(latents, arm, context, _zero_outcomes(spec, spec.num_arms))
+        supports.update({name: element_support(trace[name]["fn"].support) for name in spec.latents})
+        found = _arguments(trace, spec.outcomes)
+        arguments[:] = [argument for argument, _, _ in found]
+        return [value for _, value, _ in found]
+
+    def read_latents() -> dict[str, Array]:
+        trace = spec.run({}, arm[:1], repeat_rows(spec.context, 1), {})
+        return {name: trace[name]["value"] for name in spec.latents}
+
+    shapes = jax.eval_shape(read_latents)
+    closed = jax.make_jaxpr(compute)(shapes, arm, context)
+    forms = Forms()
+    latents = [_form_of(forms, name, shapes[name].shape, supports[name]) for name in sorted(shapes)]
+    args = [*latents, np.asarray(arm), *[forms.data(number) for number in range(len(jax.tree.leaves(context)))]]
+    for (*_, constraint), out in zip(arguments, forms.evaluate(closed, args), strict=True):
+        low, high = (0.0, 1.0) if constraint is constraints.unit_interval else (0.0, np.inf)
+        if constraint is not constraints.unit_interval and constraint not in _POSITIVE:
+            return False
+        bounds = forms.bounds(out)
+        if bounds is None or not (bounds[0] >= low and bounds[1] <= high):
+            return False
+    return True
+
+
+def _form_of(forms: Forms, name: str, shape: tuple[int, ...], support: Any) -> Form:
+    if support is constraints.simplex:
+        return forms.simplex(name, shape)
+    if support in _POSITIVE:
+        return forms.positive(name, shape, 0.0, 1.0)
+    low, high = (getattr(support, end, None) for end in ("lower_bound", "upper_bound"))
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        return forms.unit(name, shape, float(low), float(high))
+    if isinstance(low, int | float):
+        return forms.positive(name, shape, float(low), 1.0)
+    return forms.real(name, shape)

@@ -1,0 +1,231 @@
+"""The proof that a density is a generalised polynomial of low degree: what could hide between random points is refused.
+
+Every program here is read once, without compiling anything. A certificate alone would accept the first table: the programs
+deviate from a conjugate form by many nats, in a place too small to be met by chance.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit.engines import conjugate
+from ppl_bandit.engines.exact.proof.analyticity import not_conjugate
+from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
+from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.types import NotConjugate
+
+A = 2
+
+
+def refusal_of(model):
+    with jax.enable_x64(True):
+        layout = find_scales(model, read_supports(model))
+        context = jax.tree.map(jnp.asarray, model.context_rows(1))
+        arm, rewards = jnp.zeros(1, int), model.zero_outcomes(1)
+        reasons = [
+            not_conjugate(model, layout, arm, context, rewards, is_prior=is_prior)[0] for is_prior in (True, False)
+        ]
+    return next((reason for reason in reasons if reason), "")
+
+
+def near(z):
+    return (z - 3.7) / 0.002
+
+
+def positive_latents(*names):
+    return [numpyro.sample(name, dist.Gamma(4.0, 1.0)) for name in names]
+
+
+def with_factor(factor, prior=None):
+    """A Poisson program whose prior has one more term."""
+
+    def program(arm):
+        rate = numpyro.sample("rate", (prior or dist.Gamma(4.0, 1.0)).expand([A]))
+        numpyro.factor("term", factor(rate[0], rate[1]))
+        numpyro.sample("reward", dist.Poisson(rate[arm]) if prior is None else dist.Bernoulli(rate[arm]))
+
+    return program
+
+
+def spike_of_a_real_latent(make):
+    """A multivariate normal observation whose covariance, and a pilot whose rate, depend on a real latent."""
+
+    def program(arm):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([A]))
+        make(mean[0])
+        numpyro.sample("reward", dist.Normal(mean[arm], 1.0))
+
+    return program
+
+
+def covariance_of_a_real_latent(z):
+    spread = 1e-30 + (z - 0.8) ** 2
+    numpyro.sample("pilot", dist.MultivariateNormal(jnp.zeros(2), spread * jnp.eye(2)), obs=jnp.zeros(2))
+
+
+def beta_prior():
+    return dist.Beta(2.0, 5.0)
+
+
+HIDDEN = {
+    "a product of products": with_factor(
+        lambda x, y: 12.0 / (1.0 + jnp.square(jnp.square(near(x) * near(x + 0.1 * y) * near(y))))
+    ),
+    "a product of squares": with_factor(lambda x, y: -((near(x) ** 2 * near(y) ** 2 * near(x) ** 2) ** 2)),
+    "a power of a product": with_factor(lambda x, y: 1e-9 * (near(x) * near(y)) ** 4),
+    "reduce_prod": with_factor(lambda x, y: jnp.prod(jnp.stack([near(x)] * 6))),
+    "cumprod": with_factor(lambda x, y: jnp.cumprod(jnp.stack([near(x)] * 6))[-1]),
+    "a dot product of powers": with_factor(
+        lambda x, y: jnp.dot(jnp.stack([near(x) ** 3] * 2), jnp.stack([near(y) ** 3] * 2))
+    ),
+    "a hill of width 1e-10": with_factor(lambda x, y: 40.0 / (1.0 + ((x - 3.7) / 1e-10) ** 2)),
+    "a hill by a negative power": with_factor(lambda x, y: 40.0 * (1.0 + ((x - 3.7) / 1e-8) ** 2) ** -1),
+    "a hill by a reciprocal root": with_factor(lambda x, y: 40.0 * jax.lax.rsqrt(1.0 + ((x - 3.7) / 1e-8) ** 2)),
+    "a hill by a logarithm": with_factor(lambda x, y: -9.0 * jnp.log(1e-16 + (x - 3.7) ** 2)),
+    "a hill by log1p": with_factor(lambda x, y: -9.0 * jnp.log1p(-1.0 + 1e-16 + (x - 3.7) ** 2)),
+    "a pole of size 1e-13": with_factor(lambda x, y: 1e-13 / (x - 3.7)),
+    "a pole where two shares meet": with_factor(lambda u, v: 1e-13 / (1.0 - u - v), beta_prior()),
+    "a high power of a share and the rest": with_factor(
+        lambda u, v: 40.0 * (4.0 * u * (1.0 - u)) ** 10_000, beta_prior()
+    ),
+    "high powers of a share": with_factor(lambda u, v: 1e5 * (u**1000 - u**1001), beta_prior()),
+    "an exponential": with_factor(lambda x, y: 40.0 * jnp.exp(-1e8 * (x - 3.7) ** 2)),
+    "a hill of real latents": spike_of_a_real_latent(
+        lambda z: numpyro.factor("term", 40.0 / (1.0 + ((z - 0.7) / 1e-8) ** 2))
+    ),
+    "a real latent in a covariance": spike_of_a_real_latent(covariance_of_a_real_latent),
+    "a real latent in a rate": spike_of_a_real_latent(
+        lambda z: numpyro.sample("pilot", dist.Gamma(1e-30 + (z - 0.8) ** 2, 1.0), obs=2.0)
+    ),
+    "a real latent in a probability": spike_of_a_real_latent(
+        lambda z: numpyro.sample("pilot", dist.Bernoulli(1e-15 + (z - 0.8) ** 2), obs=1)
+    ),
+    "a real latent in a concentration": spike_of_a_real_latent(
+        lambda z: numpyro.sample("pilot", dist.Beta(1e-15 + (z - 0.8) ** 2, 1.0), obs=0.5)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_could_hide_between_the_points_of_a_certificate_is_refused(name):
+    assert refusal_of(RewardModel(HIDDEN[name], A))
+
+
+def bernoulli(link, prior=None, context=False):
+    def program(arm):
+        rate = numpyro.sample("rate", (prior or dist.Beta(2.0, 3.0)).expand([A]))
+        numpyro.sample("reward", dist.Bernoulli(link(rate, arm)))
+
+    return program
+
+
+def poisson(link):
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 3.0).expand([A]))
+        numpyro.sample("reward", dist.Poisson(link(rate, arm)))
+
+    return program
+
+
+def exponential(link):
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 3.0).expand([A]))
+        numpyro.sample("reward", dist.Exponential(link(rate, arm)))
+
+    return program
+
+
+def log_odds_of_half(half, arm):
+    logits = jnp.log(2.0 * half) - jnp.log1p(-2.0 * half)
+    return jax.nn.sigmoid(logits[arm])
+
+
+def one_hot(arm):
+    return jax.nn.one_hot(arm, A)
+
+
+HARMLESS = {
+    "where positive": exponential(lambda z, arm: jnp.where(z > 0, z, 1.0)[arm]),
+    "where not negative": exponential(lambda z, arm: jnp.where(0.0 >= z[arm], 1.0, z[arm])),
+    "maximum with 0": exponential(lambda z, arm: jnp.maximum(z, 0.0)[arm]),
+    "relu": exponential(lambda z, arm: jax.nn.relu(z)[arm]),
+    "abs": exponential(lambda z, arm: jnp.abs(-z)[arm]),
+    "the root of a one-hot product": exponential(lambda z, arm: jnp.sqrt(one_hot(arm) @ z**2)),
+    "the root of a sum over one-hot columns": exponential(lambda z, arm: jnp.sqrt((one_hot(arm) * z**2).sum(-1))),
+    "a sum over arms": exponential(lambda z, arm: sum((arm == a) * z[a] for a in range(A)) ** 1.0),
+    "log odds of a half": bernoulli(log_odds_of_half, dist.Uniform(0.0, 0.5)),
+    "sigmoid of logit": bernoulli(lambda u, arm: jax.nn.sigmoid(jax.scipy.special.logit(u))[arm]),
+    "sigmoid of logit, gathered": bernoulli(lambda u, arm: jax.nn.sigmoid(jax.scipy.special.logit(u)[arm])),
+    "1 - (1 - share)": bernoulli(lambda u, arm: jnp.exp(jnp.log(1.0 - (1.0 - u)))[arm]),
+    "-expm1(log1p(-share))": bernoulli(lambda u, arm: -jnp.expm1(jnp.log1p(-u))[arm]),
+    "odds": bernoulli(lambda u, arm: (u / (1.0 - u))[arm] / (1.0 + (u / (1.0 - u))[arm])),
+    "exp of log": poisson(lambda z, arm: jnp.exp(jnp.log(z)[arm] + 0.5)),
+    "two multiples": exponential(lambda z, arm: 1.0 / (z[arm] + 2.0 * z[arm])),
+    "a clip at the ends": bernoulli(lambda u, arm: jnp.log(jnp.clip(u, 0.0, 1.0))[arm] * 0.0 + u[arm]),
+    "is finite": poisson(lambda z, arm: jnp.where(jnp.isfinite(z), z, 1.0)[arm]),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_spellings_are_not_refused(name):
+    assert refusal_of(RewardModel(HARMLESS[name], A)) == ""
+
+
+def test_high_powers_are_no_sign_and_no_test_of_finiteness():
+    """z^1000 overflows at 2 and underflows at .4, so a sign of it is a branch on z."""
+    programs = [
+        exponential(lambda z, arm: jnp.where(z**1000 > 0, z, z**2)[arm]),
+        exponential(lambda z, arm: jnp.where(jnp.isfinite(z**1000), z, z**2)[arm]),
+        exponential(lambda z, arm: jnp.where(z**1000 == z**1000, z, z**2)[arm]),
+    ]
+    assert all(
+        "comparison" in refusal_of(RewardModel(p, A)) or "finite" in refusal_of(RewardModel(p, A)) for p in programs
+    )
+
+
+def test_sums_over_a_simplex_are_shares_only_of_one_row_and_once():
+    def program(share):
+        def own(arm):
+            p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)).expand([A]))
+            numpyro.factor("term", jnp.log(share(p)))
+            numpyro.sample("reward", dist.Categorical(p[arm]))
+
+        return own
+
+    fine = [
+        lambda p: 1.0 - p[0, 0] - p[0, 1],
+        lambda p: p[1, 0] + p[1, 2],
+        lambda p: 1.0 - p[0, :2].sum(),
+        lambda p: jnp.cumsum(p, axis=-1)[0, 1],
+        lambda p: (1.0 - p[0, 0]) - p[0, 1],
+        lambda p: p[0, 1] / (1.0 - p[0, 0]),
+    ]
+    wrong = [
+        lambda p: 1.0 - p[0, 0] - p[1, 1],  # of two rows
+        lambda p: 1.0 - p[0, 0] - p[0, 0],  # the same twice
+        lambda p: p[0, 0] - p[0, 1],
+        lambda p: 1.0 - 0.999 * p[0, 0],
+        lambda p: 1.0 - p[:, 0].sum(),
+    ]
+    assert [refusal_of(RewardModel(program(share), A)) for share in fine] == [""] * len(fine)
+    assert all(refusal_of(RewardModel(program(share), A)) for share in wrong)
+
+
+def test_an_exact_engine_is_refused_with_the_line():
+    with pytest.raises(NotConjugate, match=r"product of powers.*line \d+ of test_proof_for_all_data") as refused:
+        conjugate(RewardModel(HIDDEN["a hill of width 1e-10"], A))
+    assert "pole" in str(refused.value) and refused.value.explanation is not None
+
+
+def test_a_kink_in_a_branch_of_data_is_refused_with_the_operation():
+    """It is refused whether or not the branch is taken: the proof holds for all data."""
+
+    def program(arm, context):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        location = jnp.where(context > 1e6, jnp.abs(mean), mean)
+        numpyro.sample("reward", dist.Normal(location, 1.0))
+
+    assert "abs" in refusal_of(RewardModel(program, A, np.float32(1.0)))

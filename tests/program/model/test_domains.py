@@ -1,0 +1,226 @@
+"""Programs whose outcomes leave their domains, laws far in a tail, and numbers that change behind a program's back."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from ppl_bandit import Bandit, RewardModel
+from ppl_bandit.program.closed_over import changed_name, numbers_closed_over
+from ppl_bandit.program.model.stable_laws import stable
+from ppl_bandit.types import Interaction, InvalidProgram
+
+A = 2
+
+
+def normals(loc=0.0, scale=1.0):
+    return numpyro.sample("z", dist.Normal(loc, scale).expand([A]))
+
+
+LEAVES = {
+    "a real probability": (
+        lambda arm: dist.Bernoulli(normals(0.5, 0.2)[arm]),
+        r"probs of 'reward' \(Bernoulli\).*\[0, 1\]",
+    ),
+    "a real scale": (lambda arm: dist.Normal(0.0, normals(2.0, 1.0)[arm]), r"scale of 'reward' \(Normal\).*positive"),
+    "a real rate": (lambda arm: dist.Poisson(1.0 + normals()[arm]), r"rate of 'reward' \(Poisson\)"),
+    "a rate by a square": (lambda arm: dist.Poisson(normals()[arm] ** 2 - 0.01), r"rate of 'reward' \(Poisson\)"),
+    "a concentration": (lambda arm: dist.Beta(normals(3.0)[arm], 1.0), r"concentration1 of 'reward' \(Beta\)"),
+    "inside a transform": (lambda arm: dist.LogNormal(0.0, normals(2.0, 1.0)[arm]), r"scale of 'reward'"),
+    "twice a probability": (
+        lambda arm: dist.Bernoulli(2.0 * numpyro.sample("u", dist.Beta(1.0, 1.0).expand([A]))[arm]),
+        r"probs of 'reward'.* in 7\d\.\d% of 1,000 draws",
+    ),
+}
+
+
+def program_of(outcome):
+    def program(arm):
+        numpyro.sample("reward", outcome(arm))
+
+    return program
+
+
+def slow_but(names, *kept):
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_but(LEAVES, "a real probability"))
+def test_an_outcome_that_leaves_its_domain_is_refused_with_the_share_of_draws(name):
+    outcome, words = LEAVES[name]
+    with pytest.raises(InvalidProgram, match=words):
+        RewardModel(program_of(outcome), A)
+
+
+STAYS = {
+    "a sigmoid": lambda arm: dist.Bernoulli(jax.nn.sigmoid(normals())[arm]),
+    "an exponential": lambda arm: dist.Poisson(jnp.exp(normals())[arm]),
+    "a softplus scale": lambda arm: dist.Normal(0.0, jax.nn.softplus(normals())[arm]),
+    "logits": lambda arm: dist.Bernoulli(logits=normals()[arm]),
+    "a square": lambda arm: dist.Poisson(normals()[arm] ** 2),
+    "masked rows": lambda arm: dist.Poisson(normals()[arm]).mask(jnp.zeros(arm.shape, bool)),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(STAYS, "an exponential"))
+def test_an_outcome_inside_its_domain_is_accepted(name):
+    assert not RewardModel(program_of(STAYS[name]), A).may_leave_domains
+
+
+def test_a_domain_that_no_prior_draw_leaves_is_checked_on_posterior_draws():
+    model = RewardModel(program_of(lambda arm: dist.Normal(0.0, normals(10.0, 0.5)[arm])), A)
+    assert model.may_leave_domains
+    draws = {"z": jnp.array([[1.0, 2.0], [1.0, -0.1], [-1.0, 1.0], [3.0, 4.0]])}
+    assert float(model.share_outside_domains(draws)) == 0.5
+
+
+def masses(a, b):
+    """Return mean and variance of Normal(0, 1) on (a, b) by a fine grid in float64, for a > 0."""
+    step = np.linspace(0.0, min(b - a, 60.0 / a), 200_001)
+    density = np.exp(-step * (2.0 * a + step) / 2.0)
+    mean = np.trapezoid(density * step, step) / np.trapezoid(density, step)
+    return a + mean, np.trapezoid(density * (step - mean) ** 2, step) / np.trapezoid(density, step)
+
+
+@pytest.mark.parametrize("is_double", [False, True])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (60.0, np.inf),
+        (10.0, 10.5),
+        *[pytest.param(a, b, marks=pytest.mark.slow) for a, b in ((8.0, np.inf), (300.0, np.inf), (30.0, 90.0))],
+    ],
+)
+def test_a_truncated_normal_far_in_its_tail_has_a_mean_and_a_density(a, b, is_double):
+    # Float32 keeps 7 digits of a bound of 450, and the density's log is a difference of numbers of size a^2 / 2.
+    tolerance = 1e-9 if is_double else 2e-6
+    mean, variance = masses(a, b)
+    with jax.enable_x64(is_double):
+        for sign in (1.0, -1.0):
+            ends = sorted([sign * 1.5 * a, sign * 1.5 * b])
+            low, high = (None if np.isinf(end) else end for end in ends)
+            law = stable(dist.TruncatedNormal(0.0, 1.5, low=low, high=high))
+            np.testing.assert_allclose(law.mean, sign * 1.5 * mean, rtol=tolerance)
+            np.testing.assert_allclose(law.variance, 2.25 * variance, rtol=1e3 * tolerance)
+            edge = law.log_prob(sign * 1.5 * a)
+            grid = sign * 1.5 * (a + np.linspace(0.0, min(b - a, 60.0 / a), 4001))
+            mass = np.trapezoid(np.exp(np.asarray(law.log_prob(jnp.asarray(grid)), float)), sign * grid)
+            assert np.isfinite(edge) and abs(mass - 1.0) < (1e-4 if is_double else a**2 * 1e-6 + 1e-4)
+
+
+def test_wrapped_laws_are_stable_too_and_others_are_as_they_were():
+    law = dist.TruncatedNormal(jnp.zeros((2, 3)), 1.0, low=70.0).to_event(1).mask(True)
+    assert np.all(np.isfinite(stable(law).log_prob(jnp.full((2, 3), 71.0))))
+    other = dist.Normal(0.0, 1.0)
+    assert stable(other) is other and type(stable(law)) is type(law)
+
+
+def test_a_model_of_a_truncated_outcome_reads_the_stable_forms():
+    def program(arm):
+        level = normals(-90.0)
+        numpyro.sample("reward", dist.TruncatedNormal(level[arm], 1.0, low=0.0))
+
+    model = RewardModel(program, A)
+    latents = {"z": jnp.array([-90.0, -100.0])}
+    means = model.expected_rewards({"z": latents["z"][None]})[0]
+    # 1 / a - 2 / a^3, the mean distance from a bound a standard deviations out
+    np.testing.assert_allclose(means, [1 / 90 - 2 / 90**3, 1 / 100 - 2 / 100**3], rtol=1e-4)
+    assert np.isfinite(model.log_likelihood(latents, Interaction(jnp.zeros(1, int), jnp.full(1, 0.01)))).all()
+
+
+def test_a_beta_outcome_at_0_or_1_is_named_by_its_row():
+    def program(arm):
+        shape = numpyro.sample("shape", dist.Gamma(4.0, 1.0).expand([A]))
+        numpyro.sample("reward", dist.Beta(shape[arm], 2.0))
+
+    model = RewardModel(program, A)
+    rows = Interaction(jnp.zeros(4, int), jnp.array([0.0, 0.5, 1.0, 1e-6]))
+    assert model.in_support({"shape": jnp.ones(A) * 3.0}, rows)["reward"].tolist() == [False, True, False, True]
+    bandit = Bandit(program, num_arms=A)
+    with pytest.raises(ValueError, match=r"reward=1 in row 2 is outside the support.*on arm 1"):
+        bandit.update_many(arms=[0, 1, 1], rewards=[0.2, 0.3, 1.0])
+
+
+def test_a_plate_with_more_entries_than_arms_is_refused():
+    def program(arm):
+        with numpyro.plate("arms", 3):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    with pytest.raises(InvalidProgram, match="indexes an axis of 3 latents by arm.*num_arms=3 for instance"):
+        RewardModel(program, 2)
+    RewardModel(program, 3)
+
+    def priced(arm):  # a table of constants may have more entries than arms, and latents fewer
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([2]))
+        numpyro.sample("reward", dist.Bernoulli(rate[jnp.array([0, 1, 0, 1, 1])[arm]]))
+
+    RewardModel(priced, 3)
+
+
+def test_a_program_without_its_arm_is_noted():
+    def program(arm):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(jnp.full(arm.shape, rate)))
+
+    assert "does not use `arm`" in RewardModel(program, 2).expected_reward_note
+    assert RewardModel(program, 1).expected_reward_note == ""
+
+
+def test_a_model_takes_a_program_for_any_number_of_arms():
+    def program(arm, *, num_arms):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([num_arms]))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    model = RewardModel(program, 4)
+    assert model.latent_shapes == {"rate": (4,)}
+    assert RewardModel(model.program, 4).latent_shapes == {"rate": (4,)}
+    assert model.sample_prior(jr.key(0), 3)["rate"].shape == (3, 4)
+
+
+PRICES = np.array([1.0, 2.0])
+SETTINGS = {"offset": 0.5, "runs": 0}
+
+
+def helper(arm):
+    return jnp.asarray(PRICES)[arm] + SETTINGS["offset"]
+
+
+def test_an_array_that_changes_after_a_model_was_built_is_named():
+    own, count = np.zeros(2), [0]
+
+    def program(arm):
+        SETTINGS["runs"] += 1  # counting runs is no change of a number that matters
+        count[0] += 1
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0).expand([A]))
+        numpyro.sample("reward", dist.Normal(mean[arm] * helper(arm) + jnp.asarray(own)[arm], 1.0))
+
+    model = RewardModel(program, A)
+    draws = {"mean": jnp.zeros((1, A))}
+    for change, restore, name in (
+        (lambda: PRICES.__setitem__(0, 7.0), lambda: PRICES.__setitem__(0, 1.0), "PRICES"),
+        (lambda: SETTINGS.update(offset=1.0), lambda: SETTINGS.update(offset=0.5), "SETTINGS"),
+        (lambda: own.__setitem__(1, 3.0), lambda: own.__setitem__(1, 0.0), "own"),
+    ):
+        model.expected_rewards(draws)
+        change()
+        with pytest.raises(InvalidProgram, match=f"{name}.*has changed since the model was built"):
+            model.expected_rewards(draws)
+        restore()
+    model.expected_rewards(draws)
+
+
+def test_names_that_a_program_assigns_itself_do_not_count():
+    number = 0.0
+
+    def program(arm):
+        nonlocal number
+        number += 1.0
+        return number
+
+    before = numbers_closed_over(program)
+    program(0)
+    assert changed_name(program, before) is None
