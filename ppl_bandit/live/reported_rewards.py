@@ -100,10 +100,10 @@ def reward_values(model: RewardModel, reward: Any, *, is_partial: bool = False) 
 
 def _check_propensity(propensity: Any, num_rows: int) -> np.ndarray:
     """Return the probabilities of imported plays as an array."""
-    try:
-        values = np.asarray(propensity, float)
-    except (TypeError, ValueError):
-        values = np.zeros(0)
+    values = as_numbers(propensity, "propensity")
+    if values.dtype == bool:
+        raise ValueError("propensity must hold probabilities, got True and False: give the probability of each play")
+    values = values.astype(float)
     if values.shape != (num_rows,):
         raise ValueError(
             f"propensity must hold one probability for each of {num_rows} rows, got {propensity!r}; with a frame, give the "
