@@ -104,9 +104,7 @@ def load(key: CacheKey | None, name: str) -> tuple[Any, list[bytes]] | None:
 def save(key: CacheKey | None, new: Mapping[str, tuple[Any, Sequence[bytes]]]) -> None:
     """Store results of JSON values and bytes beside the others of their key; the file changes at once or not at all."""
     where = folder()
-    if where is None or key is None:
-        return
-    if not make_private(where):
+    if where is None or key is None or not make_private(where):
         return
     results = {**{name: found for name, found in _read(where, key).items() if name not in new}, **new}
     kept = list(results)[-_MAX_RESULTS:]
