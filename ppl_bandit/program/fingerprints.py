@@ -133,7 +133,8 @@ def _digest_object(digest: Any, value: Any, seen: list[Any]) -> None:
         digest.update(repr(value).encode())
         return
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value)
+        is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(value) if isinstance(value, jax.Array) and is_key else value)
         digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         return
     seen = [*seen, value]
