@@ -12,22 +12,26 @@ import importlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 from ppl_bandit.commands.arguments.parser import make_parser
 from ppl_bandit.display.plain_values import to_plain
+from ppl_bandit.display.terminal import printable
 
 __all__ = ["main"]
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _CLOSED_PIPE = 141  # 128 + SIGPIPE
+_PLAIN_WARNING = warnings.formatwarning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    warnings.formatwarning = _format_warning
     arguments = make_parser().parse_args(argv)
-    show: Callable[[str], None] = (lambda line: None) if arguments.json else partial(print, flush=True)
+    show: Callable[[str], None] = (lambda line: None) if arguments.json else _print
     try:
         command = importlib.import_module(f"ppl_bandit.commands.{arguments.command}")
         result, status = command.execute(arguments, show, _print_progress)
@@ -59,8 +63,16 @@ def _is_user_error(error: Exception) -> bool:
     return isinstance(error, ValueError | OSError | JournalError)
 
 
+def _print(line: str) -> None:
+    print(printable(line), flush=True)
+
+
 def _print_progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def _format_warning(*arguments: Any, **more: Any) -> str:
+    return printable(_PLAIN_WARNING(*arguments, **more))
 
 
 if __name__ == "__main__":

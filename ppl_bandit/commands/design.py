@@ -12,6 +12,7 @@ from ppl_bandit import selectors
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.display.csv_cells import safe_frame
 from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs, html_rows
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -85,7 +86,7 @@ def _show(
         show(f"{scenario}: {', '.join(parts)}")
     out.mkdir(parents=True, exist_ok=True)
     (out / "design.json").write_text(json.dumps(design_settings(design), indent=2) + "\n")
-    table.to_csv(out / "table.csv", index_label="scenario")
+    safe_frame(table).to_csv(out / "table.csv", index_label="scenario")
     found.plot().savefig(out / "design.png", dpi=150)
     (out / "report.html").write_text(_report(found, file.name, arguments.trials, arguments.seed))
     show(f"wrote report.html, table.csv, design.png and design.json to {out}")

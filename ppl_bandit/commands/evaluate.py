@@ -7,6 +7,7 @@ from typing import Any
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
+from ppl_bandit.display.csv_cells import safe_frame
 from ppl_bandit.evaluation.evaluate import evaluate
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.predictive_scores import ProgramComparison, compare_programs
@@ -73,7 +74,7 @@ def _show_evaluation(found: Evaluation, out: Path, show: ShowLine) -> dict[str, 
         show(f"the model's own {found.level:.0%} interval: {found.posterior[0]:.4g} to {found.posterior[1]:.4g}")
     show(f"confidence sequence: {found.sequence_kind}")
     out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(out / "table.csv", index_label="estimator")
+    safe_frame(table).to_csv(out / "table.csv", index_label="estimator")
     found.sequence.to_csv(out / "sequence.csv")
     found.plot().savefig(out / "evaluation.png", dpi=150)
     show(f"wrote table.csv, sequence.csv and evaluation.png to {out}")
@@ -99,7 +100,7 @@ def _show_comparison(found: ProgramComparison, out: Path, show: ShowLine) -> dic
     show(f"{found.verdict}\n\n{_digits(table)}\n")
     show(f"width of the doubly robust interval of each arm:\n{_digits(found.widths)}")
     out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(out / "table.csv", index_label="program")
+    safe_frame(table).to_csv(out / "table.csv", index_label="program")
     show(f"wrote table.csv to {out}")
     return {
         "verdict": found.verdict,

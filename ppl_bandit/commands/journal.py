@@ -12,6 +12,7 @@ from typing import Any
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.display.csv_cells import safe_frame
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status, utc_time
@@ -172,7 +173,7 @@ def _export(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
     suffix = {"csv": ".csv", "parquet": ".parquet", "netcdf": ".nc"}[arguments.to]
     path = arguments.out or Path(re.sub(r"[^\w.-]|^\.+", "_", name) + suffix)  # a name may look like another folder
     if arguments.to == "csv":
-        table.to_csv(path, index=False)
+        safe_frame(table).to_csv(path, index=False)
     elif arguments.to == "netcdf":
         table.to_xarray().to_netcdf(path)
     else:

@@ -5,6 +5,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from ppl_bandit.display.terminal import printable
+
 __all__ = ["progress_reporter"]
 
 _SECONDS_BETWEEN_LINES = {True: 2.0, False: 20.0}  # on a terminal, and elsewhere
@@ -19,6 +21,7 @@ def progress_reporter(name: str, total: int, unit: str, more: str = "") -> Calla
         unit: in the plural.
         more: what follows the time that is left.
     """
+    name = printable(name)
     done, begun, last = 0, time.monotonic(), -math.inf
 
     def advance(num: int) -> None:

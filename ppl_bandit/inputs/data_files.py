@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ppl_bandit.display.csv_cells import original_cell, safe_cell
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import as_interaction, impossible_rows
 from ppl_bandit.inputs.columns import cell_number, column_values, context_columns, contexts_from_columns
@@ -81,8 +82,8 @@ def write_data(path: str | PathLike, model: RewardModel, data: Interaction, arms
     columns |= {name: np.asarray(column).tolist() for name, column in values.items()}
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+        writer.writerow(map(safe_cell, columns))
+        writer.writerows(map(safe_cell, row) for row in zip(*columns.values(), strict=True))
 
 
 def _read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -90,6 +91,8 @@ def _read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[s
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = [[cell.strip() for cell in line] for line in csv.reader(file)]
+        if lines:
+            lines[0] = [original_cell(name) for name in lines[0]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataFileError(f"{path}: {error}; give a CSV file in UTF-8, with a header") from error
     header = lines[0] if lines else []
@@ -109,8 +112,9 @@ def _read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[s
 
 def _arm(cell: str, arms: Arms, where: str) -> int:
     names = [str(name) for name in arms.names]
-    if cell in names:
-        return names.index(cell)
+    for given in (cell, original_cell(cell)):
+        if given in names:
+            return names.index(given)
     given = "the cell is empty" if cell == "" else f"{cell!r} is not an arm"
     remedy = (
         f"number the arms from 0 to {len(arms) - 1}, or name them in the program's order with --arms"

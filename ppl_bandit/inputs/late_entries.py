@@ -23,6 +23,8 @@ def check_late_names(model: RewardModel, late: Any) -> tuple[str, ...]:
     Raises:
         ValueError: unless they are keys of a context that is a dict, each with one array.
     """
+    if not isinstance(late, str | list | tuple):
+        raise ValueError(f"late must be a list or tuple of entries of the context, got {late!r}")
     names = (late,) if isinstance(late, str) else tuple(late)
     if not names:
         return ()

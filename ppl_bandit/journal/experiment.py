@@ -363,9 +363,11 @@ class Experiment:
         return projection._replace(retired=frozenset(event.body["retired"]), num_played=num_played)
 
     def _playable(self, projection: Projection, allowed: np.ndarray) -> np.ndarray:
-        mask = allowed
+        mask, num_added = allowed, len(projection.task.arms) - allowed.size
+        if num_added:  # by another process, since the mask was made: this decision does not play them
+            mask = np.concatenate([allowed, np.zeros(num_added, bool)])
         if projection.retired:
-            mask = allowed.copy()
+            mask = mask.copy()
             mask[list(projection.retired)] = False
             if not mask.any():
                 names = [projection.task.arms.names[i] for i in sorted(projection.retired)]

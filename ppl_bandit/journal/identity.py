@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.posterior.task import Task
-from ppl_bandit.program.fingerprints import jaxpr_fingerprint
+from ppl_bandit.program.fingerprints import function_fingerprint, jaxpr_fingerprint
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Engine, Interaction, Selector
 
@@ -145,7 +146,7 @@ def library_versions() -> dict[str, str]:
 def to_json(value: Any) -> Any:
     """Return a setting as a JSON value; an object that has none is represented by its name."""
     if isinstance(value, Selector):
-        return {"name": value.name, "settings": to_json(value.settings)}
+        return {"name": value.name, "settings": _selector_settings(value)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -154,7 +155,24 @@ def to_json(value: Any) -> Any:
         return np.asarray(value).tolist()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return getattr(value, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    name = getattr(value, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return f"{name} {function_fingerprint(value)[:16]}" if callable(value) else name
+
+
+def _selector_settings(selector: Selector) -> dict[str, Any]:
+    """Return the settings of a selector; one that a user wrote has the fingerprint of its function among them."""
+    own = {} if _is_of_library(selector.decide) else {"function": function_fingerprint(selector.decide)[:16]}
+    return to_json(selector.settings) | own
+
+
+def _is_of_library(function: Any, depth: int = 3) -> bool:
+    """Return whether a function, and the functions that it closes over, are this library's."""
+    function = getattr(function, "__wrapped__", function)
+    if not isinstance(function, types.FunctionType):
+        return depth < 3  # a value, such as a number or another selector, which is among the settings
+    inner = (cell.cell_contents for cell in function.__closure__ or ())
+    own = function.__module__.startswith("ppl_bandit.")
+    return own and (depth == 0 or all(_is_of_library(value, depth - 1) for value in inner))
 
 
 def _context_shape(context: Any) -> Any:

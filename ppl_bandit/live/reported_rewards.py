@@ -9,7 +9,7 @@ import numpy as np
 from ppl_bandit.inputs.checks import check_contexts, check_rewards
 from ppl_bandit.inputs.data_frames import column_numbers, is_frame, rows_from
 from ppl_bandit.inputs.late_entries import check_late_values
-from ppl_bandit.inputs.numbers import check_flag
+from ppl_bandit.inputs.numbers import as_numbers, check_flag
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.outcome_events import MakeEvents, Reported, import_events, reward_events
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
@@ -100,10 +100,10 @@ def reward_values(model: RewardModel, reward: Any, *, is_partial: bool = False) 
 
 def _check_propensity(propensity: Any, num_rows: int) -> np.ndarray:
     """Return the probabilities of imported plays as an array."""
-    try:
-        values = np.asarray(propensity, float)
-    except (TypeError, ValueError):
-        values = np.zeros(0)
+    values = as_numbers(propensity, "propensity")
+    if values.dtype == bool:
+        raise ValueError("propensity must hold probabilities, got True and False: give the probability of each play")
+    values = values.astype(float)
     if values.shape != (num_rows,):
         raise ValueError(
             f"propensity must hold one probability for each of {num_rows} rows, got {propensity!r}; with a frame, give the "

@@ -23,7 +23,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import CompiledAhead
 from ppl_bandit.runtime.packed_state import Packed, changed_leaves, pack, unpack
 from ppl_bandit.runtime.random_draws import fold_in
-from ppl_bandit.runtime.xla_options import in_order_options, large_options, quick_options, small_options
+from ppl_bandit.runtime.xla_options import batch_options, in_order_options, large_options, quick_options, small_options
 from ppl_bandit.types import Engine, Interaction, Selection, Selector
 
 __all__ = [
@@ -108,6 +108,7 @@ def compiled_functions(
     """
     expected_rewards, in_support = recorded(model.expected_rewards), recorded(row_model.in_support)
     has_fixed_size = engine.capabilities.reserve is None
+    reads_laws = selector.uses_marginals and not selector.is_exact
     quick = engine.capabilities.quick_update
     decide = decision_function(expected_rewards, engine, selector, num_samples, draws)
 
@@ -154,7 +155,7 @@ def compiled_functions(
     return CompiledFunctions(
         CompiledAhead(init, quick_options, is_exported=is_exported),
         CompiledAhead(select, is_exported=is_exported),
-        CompiledAhead(select_many),
+        CompiledAhead(select_many, batch_options if reads_laws else small_options),
         CompiledAhead(update, small_options if has_fixed_size else large_options, is_exported=is_exported),
         None if quick is None else CompiledAhead(quick_update, is_exported=is_exported),
         _for_num_draws(draw),

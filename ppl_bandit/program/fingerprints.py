@@ -4,7 +4,8 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ from ppl_bandit.program.model.tracing import log_prob, run_program
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, Jaxpr, Literal, all_equations
 from ppl_bandit.runtime.numpyro_adapter import components, patched_methods
 
-__all__ = ["program_fingerprint", "code_fingerprint", "jaxpr_fingerprint"]
+__all__ = ["program_fingerprint", "code_fingerprint", "function_fingerprint", "jaxpr_fingerprint"]
+
+_LIBRARIES = ("jax", "jaxlib", "numpy", "numpyro", "scipy", "ppl_bandit", "builtins")  # known by their names
 
 # Parameters of primitives that do not change what is computed.
 _IGNORED = {"name", "debug_info", "ctx_mesh", "in_shardings", "out_shardings", "in_layouts", "out_layouts"}
@@ -110,6 +113,77 @@ def code_fingerprint(program: Callable) -> str:
     digest = hashlib.sha256()
     _digest_code(digest, _code_of(program))
     return digest.hexdigest()
+
+
+def function_fingerprint(function: Any) -> str:
+    """Return a digest of a function: its bytecode, its defaults, and the values and functions that it closes over and reads.
+
+    It is equal in every process. Objects that have no value of their own, such as modules, count by their name.
+    """
+    digest = hashlib.sha256()
+    _digest_object(digest, function, [])
+    return digest.hexdigest()
+
+
+def _digest_object(digest: Any, value: Any, seen: list[Any]) -> None:
+    digest.update(f"{type(value).__qualname__}:".encode())
+    if any(value is one for one in seen):  # a function that calls itself
+        return
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        digest.update(repr(value).encode())
+        return
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(value) if isinstance(value, jax.Array) and is_key else value)
+        digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return
+    seen = [*seen, value]
+    if isinstance(value, functools.partial):
+        parts: Any = [value.func, value.args, value.keywords]
+    elif isinstance(value, Mapping):
+        parts = [part for key in sorted(value, key=repr) for part in (key, value[key])]
+    elif isinstance(value, set | frozenset):
+        parts = sorted(value, key=repr)
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif hasattr(value, "__wrapped__") and not hasattr(value, "__code__"):
+        parts = [value.__wrapped__]
+    elif hasattr(value, "__func__"):
+        parts = [value.__func__, value.__self__]
+    elif hasattr(value, "__code__"):
+        digest.update(value.__qualname__.encode())
+        module = str(getattr(value, "__module__", ""))
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        if module.partition(".")[0] in _LIBRARIES:
+            parts = cells if module.startswith("ppl_bandit.") else []
+        else:
+            _digest_code(digest, value.__code__)
+            reads = [value.__globals__.get(name) for name in sorted(_global_names(value.__code__))]
+            parts = [value.__defaults__, value.__kwdefaults__, cells, reads]
+    elif isinstance(value, type | types.ModuleType):
+        digest.update(getattr(value, "__qualname__", value.__name__).encode())
+        return
+    else:
+        parts = [_code_of(value) and type(value).__call__, getattr(value, "__dict__", {})]
+    for part in parts:
+        _digest_object(digest, part, seen)
+    digest.update(f"{len(parts)};".encode())
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _global_names(code: Any) -> set[str]:
+    names = set(code.co_names)
+    for const in code.co_consts:
+        if hasattr(const, "co_code"):
+            names |= _global_names(const)
+    return names
 
 
 def _code_of(program: Callable) -> Any:

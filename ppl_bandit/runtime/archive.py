@@ -14,6 +14,11 @@ import numpy as np
 
 __all__ = ["read_archive", "write_archive"]
 
+_UNREADABLE = (
+    *(ValueError, KeyError, EOFError, OSError, AttributeError, MemoryError, OverflowError, NotImplementedError),
+    *(RuntimeError, zipfile.BadZipFile, zlib.error),
+)
+
 
 def write_archive(header: Mapping[str, Any], trees: Mapping[str, Any]) -> bytes:
     """Return the bytes of an archive.
@@ -48,13 +53,18 @@ def read_archive(contents: bytes) -> tuple[dict[str, Any], dict[str, list[Any] |
     if not end.startswith(b"PK\5\6") or comment or offset + size + 22 != len(contents):
         raise ValueError("it cannot be read: it is not an archive, or other bytes precede or follow it")
     try:
+        with zipfile.ZipFile(io.BytesIO(contents)) as file:
+            # What `write_archive` writes is not compressed; a compressed file could expand to any size.
+            sizes = [part.file_size for part in file.infolist() if part.compress_type == zipfile.ZIP_STORED]
+            if len(sizes) < len(file.infolist()) or sum(sizes) > len(contents):
+                raise ValueError("its parts are compressed, or overlap")
         with np.load(io.BytesIO(contents), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         header = json.loads(arrays.pop("header").tobytes())
         digest = header.pop("digest", None)
         trees = header.get("trees", {})
         is_unchanged = digest == _digest(header, arrays)
-    except (ValueError, KeyError, EOFError, OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"it cannot be read ({error})") from None
     if not is_unchanged:
         raise ValueError("its contents are not what was written: the digest differs")

@@ -22,6 +22,7 @@ import numpy as np
 
 from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.runtime.cpu_threads import num_cores
+from ppl_bandit.runtime.private_folders import make_private, refusal
 from ppl_bandit.runtime.xla_options import is_cache_off
 
 __all__ = ["CacheKey", "cache_key", "compiler_settings", "folder", "is_plain", "load", "save"]
@@ -103,14 +104,13 @@ def load(key: CacheKey | None, name: str) -> tuple[Any, list[bytes]] | None:
 def save(key: CacheKey | None, new: Mapping[str, tuple[Any, Sequence[bytes]]]) -> None:
     """Store results of JSON values and bytes beside the others of their key; the file changes at once or not at all."""
     where = folder()
-    if where is None or key is None:
+    if where is None or key is None or not make_private(where):
         return
     results = {**{name: found for name, found in _read(where, key).items() if name not in new}, **new}
     kept = list(results)[-_MAX_RESULTS:]
     header = {"name": key.name, "inputs": key.inputs, "results": [[kind, results[kind][0]] for kind in kept]}
     trees = {str(i): [np.frombuffer(part, np.uint8) for part in results[kind][1]] for i, kind in enumerate(kept)}
     with contextlib.suppress(OSError):
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = where / f"{key.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
         try:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -141,8 +141,8 @@ def _read_own_file(where: Path, name: str) -> bytes:
     """
     no_follow = getattr(os, "O_NOFOLLOW", 0)
     with open(os.open(where / name, os.O_RDONLY | no_follow), "rb") as file:
-        for found, is_kind in ((os.fstat(file.fileno()), stat.S_ISREG), (os.lstat(where), stat.S_ISDIR)):
-            is_others = hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022)
-            if is_others or not is_kind(found.st_mode):
-                raise PermissionError(f"{name} may have been written by somebody else")
+        found = os.fstat(file.fileno())
+        is_others = hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022)
+        if is_others or not stat.S_ISREG(found.st_mode) or where.is_symlink() or refusal(where):
+            raise PermissionError(f"{name} may have been written by somebody else")
         return file.read()

@@ -21,9 +21,11 @@ def fixed(probs: Sequence[float] | None = None) -> Selector:
     Args:
         probs: one nonnegative number per arm; they are divided by their sum. None plays all arms equally often.
     """
-    given = None if probs is None else np.asarray(probs, float)
+    given = None if probs is None else np.asarray(probs)
     if given is not None:
-        if given.ndim != 1 or given.size == 0 or not np.all(np.isfinite(given) & (given >= 0.0)) or given.sum() == 0.0:
+        is_list = given.dtype.kind in "fiu" and given.ndim == 1 and given.size > 0
+        given = given.astype(float) if is_list else np.array([-1.0])
+        if not np.all(np.isfinite(given) & (given >= 0.0)) or given.sum() == 0.0:
             raise ValueError(
                 f"probs must be nonnegative numbers, one per arm, at least one of them positive, got {probs!r}; "
                 "leave probs out to play all arms equally often"

@@ -184,3 +184,17 @@ def test_an_evaluation_checks_its_arguments_first(no_work, case):
     log = pd.DataFrame({"arm": [0, 1] * 10, "reward": [0.0, 1.0] * 10, "propensity": 0.5})
     with pytest.raises(ValueError, match=words):
         evaluate(log, *arguments, model=RewardModel(clicks, 2), **settings)
+
+
+def test_an_arm_that_another_process_adds_during_a_decision_is_not_played_by_it(tmp_path, monkeypatch):
+    def make():
+        return Bandit(clicks, 2, num_samples=20, journal=tmp_path / "e.db")
+
+    first, second = make(), make()
+    second.add_arm()
+    second.select()  # takes the number of the next decision
+    with monkeypatch.context() as patched:
+        patched.setattr(Bandit, "_catch_up", lambda self, wait=True: self._experiment.projection)
+        decision = first.select()
+    assert decision.arm in (0, 1) and decision.propensities.tolist()[2:] == [0.0]
+    assert len(first.select().propensities) == 3

@@ -171,3 +171,32 @@ def test_a_truth_that_no_world_can_have_is_refused():
             Environment(model, {"rate": truth})
         with pytest.raises(ValueError, match=r"changes\[5\]\['rate'\]"):
             Environment(model, {"rate": np.ones(3)}, changes={5: {"rate": truth}})
+
+
+NO_NUMBERS = {
+    "a dict of outcomes": (
+        lambda: RewardModel(counts, 3, outcomes={"reward": [1]}),
+        "outcomes must be a list or tuple",
+    ),
+    "a set of outcomes": (lambda: RewardModel(counts, 3, outcomes={"reward"}), "outcomes must be a list or tuple"),
+    "a set of late entries": (lambda: Bandit(counts, 3, late={"days"}), "late must be a list or tuple"),
+    "bools for shares": (lambda: selectors.fixed([True, False]), "probs must be nonnegative numbers"),
+    "nested shares": (lambda: selectors.fixed([[0.5, 0.5]]), "probs must be nonnegative numbers"),
+    "text for shares": (lambda: selectors.fixed(["0.5", "0.5"]), "probs must be nonnegative numbers"),
+}
+
+
+@pytest.mark.parametrize("case", NO_NUMBERS)
+def test_what_holds_no_numbers_is_refused(case):
+    build, words = NO_NUMBERS[case]
+    with pytest.raises(ValueError, match=words):
+        build()
+
+
+@pytest.mark.parametrize(
+    "propensity", [[True], [[0.5]], ["0.5"], {0: 0.5}, {0.5}, [None], 0.5, [0.0], [1.5], [float("nan")]]
+)
+def test_a_propensity_that_is_no_probability_is_refused(bandit, propensity):
+    with pytest.raises(ValueError, match="propensity"):
+        bandit.update_many(arms=[0], rewards=[1.0], propensity=propensity)
+    assert bandit.num_rewards == 0

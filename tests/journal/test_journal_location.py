@@ -28,6 +28,20 @@ PASSWORDS = {
     "quoted keywords": "host=127.0.0.1 port=1 password='hunter2 '",
     "another driver": "postgresql+psycopg://user:hunter2@127.0.0.1:1/db",
     "another database": "mysql://user:hunter2@127.0.0.1:1/db",
+    "no colon": "postgres//user:hunter2@127.0.0.1:1/db",
+    "one slash": "postgresql:/user:hunter2@127.0.0.1:1/db",
+    "slashes alone": "//user:hunter2@127.0.0.1:1/db",
+    "a slash in it": "postgres//user:x/hunter2@127.0.0.1:1/db",
+    "a line end": "user:x\nhunter2@127.0.0.1:1/db",
+    "encoded signs": "postgresql%3A//user%3Ahunter2%40127.0.0.1/db",
+    "a driver before it": "jdbc:postgresql://user:hunter2@127.0.0.1:1/db",
+    "a URL as database": "dbname=postgresql://user:hunter2@127.0.0.1:1/db",
+    "keywords as database": "dbname='host=127.0.0.1 port=1 password=hunter2'",
+    "a URL as host": "host=user:hunter2@127.0.0.1 port=1 dbname=db",
+    "a URL as database of a URL": "postgresql://127.0.0.1:1/postgresql%3A%2F%2Fuser%3Ahunter2%40h%2Fdb",
+    "another system's settings": "Server=127.0.0.1;Database=db;Pwd=hunter2",
+    "colons for signs": "server: 127.0.0.1, password: hunter2",
+    "an environment variable": "PGPASSWORD=hunter2 psql",
 }
 
 
@@ -65,9 +79,16 @@ def test_what_names_no_file_is_refused_and_no_file_made(given, tmp_path, monkeyp
 
 def test_paths_with_unusual_characters_are_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for given in ("a b?c#d%20.db", "x=1.db", "sqlite:///100%.db", tmp_path / "host=here.db"):
+    for given in (
+        "a b?c#d%20.db",
+        "x=1.db",
+        "sqlite:///100%.db",
+        tmp_path / "host=here.db",
+        tmp_path / "a:b@c.db",
+        "12:30.db",
+    ):
         Journal(given).close()
-    assert sorted(os.listdir()) == ["100%.db", "a b?c#d%20.db", "host=here.db", "x=1.db"]
+    assert sorted(os.listdir()) == ["100%.db", "12:30.db", "a b?c#d%20.db", "a:b@c.db", "host=here.db", "x=1.db"]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 10**400, "1", True])

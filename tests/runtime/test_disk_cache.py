@@ -1,13 +1,16 @@
 """The disk cache: what was stored is read, and nothing that somebody else may have written or changed."""
 
+import io
 import os
 import pickle
+import zipfile
 
 import jax
+import numpy as np
 import pytest
 
 from ppl_bandit.runtime import disk_cache
-from ppl_bandit.runtime.archive import write_archive
+from ppl_bandit.runtime.archive import read_archive, write_archive
 
 
 @pytest.fixture
@@ -137,3 +140,24 @@ def test_the_oldest_entries_are_deleted(folder):
     assert [load(f"name{index}") for index in range(3)] == [(0, []), (1, []), (2, [])]
     others = {path.name for path in folder.glob("other*")}
     assert others == {f"other{index}" for index in range(253)}
+
+
+def test_an_archive_whose_parts_expand_or_overlap_is_not_read():
+    whole = write_archive({"values": VALUES}, {"parts": [np.zeros(1000)]})
+    assert read_archive(whole)[0]["values"] == VALUES
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    with pytest.raises(ValueError, match="compressed"):
+        read_archive(buffer.getvalue())
+
+
+def test_an_archive_that_claims_a_large_array_is_not_read():
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000000,), }"
+    part = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("header.npy", part)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_archive(buffer.getvalue())

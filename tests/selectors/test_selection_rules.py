@@ -1,6 +1,9 @@
 """What each selector does that no other does: values by hand, by brute force, by scipy."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -285,3 +288,25 @@ def test_information_directed_sampling_handles_hundreds_of_arms():
     selection = INFORMATION_DIRECTED(jr.key(0), jnp.asarray(table, jnp.float32), 1)
     np.testing.assert_allclose(selection.propensities.sum(), 1.0, atol=1e-5)
     assert 1 <= np.sum(np.asarray(selection.propensities) > 0) <= 2
+
+
+MANY_BY_QUANTILE = """
+import numpyro, numpyro.distributions as dist
+from ppl_bandit import Bandit, selectors
+
+def clicks(arm):
+    rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([3]))
+    numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+bandit = Bandit(clicks, 3, selector=getattr(selectors, "NAME")(*ARGUMENTS), num_samples=100)
+print(len(bandit.select_many(num_decisions=4000)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bayes_ucb", "information_directed", "optimistic_gittins"])
+def test_thousands_of_decisions_compile_in_less_than_two_minutes(name):
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # those of users
+    code = MANY_BY_QUANTILE.replace("NAME", name).replace("ARGUMENTS", "[5000]" if "gittins" in name else "[]")
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "4000", done.stderr

@@ -17,6 +17,8 @@ _KEYWORD = re.compile(
     r"(?:^|\s)(?:host|hostaddr|port|dbname|user|password|passfile|service|ssl\w+|options|connect_timeout)\s*=", re.I
 )
 
+_SECRET = re.compile(r"(?::|%3a).*(?:@|%40)|(?:password|passwd|passphrase|pwd|secret|token)\s*(?:=|:|%3d)", re.I | re.S)
+
 
 def check_location(url: Any) -> str:
     """Return a path, a URL or a connection string as a text; an error does not show it.
@@ -52,8 +54,11 @@ def parse_location(text: str) -> Path | str:
         raise ValueError("url=':memory:' has no file: leave journal=None to keep an experiment in memory")
     if _KEYWORD.search(text):
         return text
-    if re.match(r"[^/\\]*:[^/\\]*@", text):
-        raise ValueError(f"url looks like the address of a database without a scheme, {_EXPECTED}")
+    if _SECRET.search(re.sub(r"^[a-z]:[/\\]", "", text, flags=re.I)):  # without the drive of a Windows path
+        raise ValueError(
+            f"url looks like the address or the settings of a database, {_EXPECTED}; for a file whose path has ':' and '@', or "
+            "'password=', give a pathlib.Path"
+        )
     return Path(text).expanduser()
 
 

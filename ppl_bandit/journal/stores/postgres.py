@@ -10,6 +10,7 @@ A third one is opened when processes were seen to learn at the same time; they t
 """
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -235,6 +236,16 @@ class PostgresBackend:
                 "libpq cannot read the URL or connection string of the journal: use its keywords in lower case, and write "
                 "special characters of the password with urllib.parse.quote(password, safe='')"
             ) from None
+        nested = [
+            key
+            for key in ("dbname", "host", "hostaddr", "service")
+            if re.search("[@=]|://", str(settings.get(key, "")))
+        ]
+        if nested:  # libpq reads a URL or connection string there too; it may hold a password, so it is not shown
+            raise JournalError(
+                f"the {nested[0]} of the journal holds a URL, a connection string or an '@': give that URL or connection "
+                "string itself as the journal"
+            )
         if not str(settings.get("port", "0")).replace(",", "").isdigit():  # it may be a password: not shown
             raise JournalError(
                 "the port in the URL of the journal is not a number: write postgresql://user@host:port/database"

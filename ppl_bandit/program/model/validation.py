@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -104,9 +104,9 @@ def _check_arguments(program: Callable, num_arms: Any, context: Any, outcomes: A
         raise InvalidProgram(f"program must be a function of arm, or of arm and context; got {type(program).__name__}")
     if isinstance(num_arms, bool) or not isinstance(num_arms, int | np.integer) or num_arms < 1:
         raise InvalidProgram(f"num_arms must be a positive integer, got {num_arms!r}")
-    names = (outcomes,) if isinstance(outcomes, str) else tuple(outcomes) if isinstance(outcomes, Iterable) else ()
+    names = (outcomes,) if isinstance(outcomes, str) else tuple(outcomes) if isinstance(outcomes, list | tuple) else ()
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise InvalidProgram(f"outcomes must be one or more different site names, got {outcomes!r}")
+        raise InvalidProgram(f"outcomes must be a list or tuple of different site names, got {outcomes!r}")
     check_keywords(program)
     required, accepted = _num_positional(program)
     if required > 2 or accepted < 1:
