@@ -35,7 +35,7 @@ MOVE_CHECKS = (
     Check("energies", failure="the log density of a particle is not finite"),
     Check("budget", failure="the moves of one update ended at their budget, and continue with a later one"),
 )
-_DIVERGENCE, _BUDGET = 2, 7  # indices of the checks of divergences and of the budget
+_DIVERGENCE, _ENERGIES, _BUDGET = 2, 6, 7  # indices of the checks of divergences, finite densities and the budget
 _TARGET_ACCEPT = 0.8
 _ENOUGH_ESS = 0.5  # effective sample size, as a share of the particles, that needs no further window
 _MAX_WINDOWS = 5
@@ -74,6 +74,12 @@ class MoveEvidence(NamedTuple):
     def drift(self) -> Float[Array, "*B"]:
         """Largest shift of a mean, a mean square or the mean energy, in units of six standard errors."""
         return self.check_values[..., 1]
+
+    def doubted_where(self, is_undefined: Bool[Array, "*B"]) -> "MoveEvidence":
+        """Return the evidence with a failed check of finite densities where the density is undefined."""
+        energies = jnp.where(is_undefined, 0.0, self.check_values[..., _ENERGIES])
+        values = self.check_values.at[..., _ENERGIES].set(energies)
+        return self._replace(check_values=values, is_sound=self.is_sound & ~is_undefined)
 
     @property
     def is_unfinished(self) -> Bool[Array, "*B"]:

@@ -45,6 +45,9 @@ StartFinder = Callable[[Key, Float[Array, "S k"], Float[Array, " k"], Float[Arra
 
 _NUM_DATA_STARTS, FEW_LATENTS = 32, 4  # an eighth of these starts for more latents, whose Hessians take longer
 MAX_UNSEEN_MASS = 0.02  # of all modes that were found and have less than a quarter of their share of particles
+_MAX_UNDEFINED = (
+    0.005  # of the proposals, whose likelihood may be nan or infinite: their region may hold posterior mass
+)
 MIN_ESS_SHARE = 0.1  # of the particles: 100 of 1,000 give P(best) to within 0.05, one standard error
 PARTICLE_CHECKS = (
     *MOVE_CHECKS,
@@ -259,7 +262,11 @@ def refresh_particles(
         )
 
     end = apply_where(~is_finished, move_from_starts, renewed)
+    # Weights and moves leave out where the density is undefined, so that nothing else would show it.
+    is_undefined = jnp.isnan(proposal.log_likelihood) | (proposal.log_likelihood == jnp.inf)
+    share_undefined = jnp.mean(is_undefined & jnp.isfinite(proposal.log_prior))
     return end._replace(
+        evidence=end.evidence.doubted_where(share_undefined > _MAX_UNDEFINED),
         modes=centre + proposal.modes.position @ root.T,
         log_unseen_mass=log_unseen_mass(proposal, standardize(end.positions, centre, root)),
     )

@@ -57,3 +57,28 @@ def test_a_quick_update_equals_the_update_unless_particles_are_renewed():
             # The same operations in two programs: differences are roundings, of weights that are of the size of 1.
             jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4), known, state)
     assert 0 < num_quick < num_rows
+
+
+class UndefinedBelow(dist.Normal):
+    """A normal law whose density is nan for locations below -.5, as of a formula that overflows there."""
+
+    def log_prob(self, value):
+        return jnp.where(self.loc < -0.5, jnp.nan, dist.Normal.log_prob(self, value))
+
+
+@pytest.mark.slow
+def test_a_batch_whose_posterior_lies_where_the_density_is_undefined_is_not_trusted():
+    def program(arm):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([2]))
+        numpyro.sample("reward", UndefinedBelow(level[arm], 1.0))
+
+    engine = engines.reweight(RewardModel(program, 2), num_particles=200)
+    update, rng = quick_jit(engine.update), np.random.default_rng(0)
+    found = {}
+    for mean in (-0.8, 3.0):
+        rows = Interaction(jnp.zeros(24, int), jnp.asarray(rng.normal(mean, 1.0, 24), jnp.float32))
+        _, info = update(jr.key(0), engine.init(jr.key(0)), rows)
+        found[mean] = info
+    assert not bool(found[-0.8].is_trusted)
+    assert "the log density of a particle is not finite" in found[-0.8].failed_checks()
+    assert bool(found[3.0].is_trusted)
