@@ -194,7 +194,7 @@ class ReadableBandit:
 
         Columns: arm, num_rewards, expected_reward (posterior mean), low and high (its central 95% interval), best_arm_prob, and
         expected_loss, E[max_b theta_b - theta_a]. They are in closed form where the engine has one, and from `num_samples`
-        posterior draws otherwise; `attrs["source"]` says which.
+        posterior draws otherwise; `attrs["source"]` says which. If arms are retired, the column is_retired marks them.
 
         Args:
             contexts: contexts to average over, with a leading axis; None averages over at most 200 contexts of the learnt
@@ -203,7 +203,10 @@ class ReadableBandit:
         """
         if contexts is None and slot_note(self.model):
             warnings.warn(slot_note(self.model), stacklevel=2)
-        return self._overview(contexts).to_frame()
+        table, retired = self._overview(contexts).to_frame(), self.retired
+        if retired:
+            table["is_retired"] = [arm in retired for arm in table.arm]
+        return table
 
     def plot(self, contexts: Any = None, unit: str = "") -> Any:
         """Return a figure: the posterior of each arm's expected reward, and the share of each arm in the plays.

@@ -247,3 +247,14 @@ def test_comparisons_and_simulations_of_many_arms_draw_the_leading_ones():
     labels = [line.get_label() for line in axis.lines]
     assert len(labels) == 7 and "28 others" in labels and "arm 9" in labels
     np.testing.assert_allclose(sum(line.get_ydata() for line in axis.lines), 1.0)
+
+
+def test_a_summary_marks_retired_arms():
+    def clicks(arm):
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0).expand([3]))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    bandit = Bandit(clicks, arms=["a", "b", "c"], num_samples=20)
+    assert "is_retired" not in bandit.summary()
+    bandit.retire_arm("b")
+    assert bandit.summary().is_retired.tolist() == [False, True, False]
