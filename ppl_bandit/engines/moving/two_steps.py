@@ -85,11 +85,11 @@ def step_obstacle(model: RewardModel, layout: Layout) -> str:
     arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
     found: list[str] = []
 
-    def prove(elapsed: Array) -> None:
+    def prove(elapsed: Array | None) -> None:
         joint = two_steps(model, elapsed)
         found[:] = not_conjugate(joint, layout, arm, context, model.zero_outcomes(1), is_prior=True)
 
-    jax.eval_shape(prove, jnp.ones(()))
+    jax.eval_shape(prove, jnp.ones(()) if model.has_clock else None)
     return found[0]
 
 
