@@ -94,9 +94,10 @@ class Online:
         """
         if not isinstance(outcomes, Mapping):
             raise ValueError(f'outcomes must be a dict such as {{"{self._outcomes[0]}": values}}, got {outcomes!r}')
+        data = _arrays(data)
         if all(np.ndim(value) == 0 for value in outcomes.values()):
             outcomes = {name: np.atleast_1d(value) for name, value in outcomes.items()}
-            data = jax.tree.map(lambda leaf: np.asarray(leaf)[None], data)
+            data = {name: value[None] for name, value in data.items()}
         num_rows = len(next(iter(outcomes.values()), ()))
         task, prior = self._start(data)
         values = check_rewards(task.model, outcomes, num_rows, "outcomes")
@@ -134,11 +135,10 @@ class Online:
             data: {entry: (N, ...)}, the other arguments of the program; latents that move are predicted to their `time`. A
                 program without data predicts one row.
         """
-        num_samples = check_count(num_samples, "num_samples")
+        num_samples, data = check_count(num_samples, "num_samples"), _arrays(data)
         task, prior = self._start(data)
         model, learner = task.model, self._learner or prior
-        leaves = jax.tree.leaves(data)
-        num_rows = len(leaves[0]) if leaves and np.ndim(leaves[0]) else 1
+        num_rows = next((len(value) for value in data.values() if value.ndim), 1)
         contexts = check_contexts(model, data or None, num_rows, "data")
         if self._simulate is None:
 
@@ -206,7 +206,7 @@ class Online:
         if self._built is None:
             if data is None and _needs_data(self._program):
                 raise ValueError("the program takes data, and none were given yet: call update or predict first")
-            example = jax.tree.map(lambda leaf: _first(leaf), dict(data or {})) or None
+            example = {name: _first(value, name) for name, value in (data or {}).items()} or None
             program = _with_one_arm(self._program, self._outcomes, example is not None)
             model = RewardModel(program, 1, example, self._outcomes)
             factory = engines.choose if self._engine is None else self._engine
@@ -215,11 +215,18 @@ class Online:
         return self._built
 
 
-def _first(leaf: Any) -> np.ndarray:
-    rows = np.asarray(leaf)
-    if rows.ndim == 0 or not len(rows):
-        raise ValueError("data must have a leading axis, one entry for each row, and at least one row")
-    return rows[0]
+def _arrays(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    found = {name: np.asarray(value) for name, value in data.items()}
+    for name, value in found.items():
+        if value.dtype.kind not in "fiub":
+            raise ValueError(f"{name} must be an array of numbers with a row for each outcome, got {data[name]!r}")
+    return found
+
+
+def _first(value: np.ndarray, name: str) -> np.ndarray:
+    if value.ndim == 0 or not len(value):
+        raise ValueError(f"{name} has shape {value.shape}, expected a leading axis with at least one row")
+    return value[0]
 
 
 def _is_late(history: History, times: np.ndarray) -> bool:
