@@ -250,7 +250,7 @@ def _with_one_arm(program: Callable, outcomes: tuple[str, ...], has_data: bool) 
         data = {name: value for name, value in (context or {}).items() if name != "time" or takes_time}
         with _Rows(num_rows, outcomes):
             program(**data, **moves)
-        numpyro.deterministic("expected_reward", jnp.zeros(num_rows))
+        numpyro.deterministic("expected_reward", jnp.asarray(arm, float))
 
     positional = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("arm", "context")]
     moves = [own for name, own in inspect.signature(program).parameters.items() if name in KEYWORDS]
