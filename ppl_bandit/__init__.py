@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ppl_bandit.journal.stores.store import JournalError
     from ppl_bandit.live.bandit import Bandit
     from ppl_bandit.live.decisions import Decision, Slate
+    from ppl_bandit.online import Online
     from ppl_bandit.posterior.fallback import NotCertified
     from ppl_bandit.program.model.reward_model import RewardModel
     from ppl_bandit.simulation.elimination import Tuned
@@ -63,6 +64,7 @@ __all__ = [
     "JournalError",
     "NotCertified",
     "NotConjugate",
+    "Online",
     "OperatingCharacteristics",
     "RewardModel",
     "Selection",
@@ -100,6 +102,7 @@ _HOMES = {
     "JournalError": "journal.stores.store",
     "NotCertified": "posterior.fallback",
     "RewardModel": "program.model.reward_model",
+    "Online": "online",
     "compare": "comparison",
     "Tuned": "simulation.elimination",
     "simulate": "simulation.simulate",

@@ -30,6 +30,7 @@ SLOW_PAGES = (
     "docs/live-experiments.md",
     "docs/moving-worlds.md",
     "docs/off-policy-evaluation.md",
+    "docs/online.md",
     "docs/partly-conjugate.md",
     "docs/posterior-parameters.md",
     "docs/scaling.md",

@@ -30,3 +30,7 @@ with contextlib.suppress(SystemExit):
     main({words!r})
 """
     assert loaded(script) == []
+
+
+def test_the_demo_shows_its_first_line_before_any_library_is_loaded():
+    assert loaded("import ppl_bandit.commands.demo") == []

@@ -7,23 +7,13 @@ from functools import partial
 from os import PathLike
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
-from jaxtyping import Array
 
-from ppl_bandit import engines, selectors
 from ppl_bandit.commands import CommandResult, ShowLine
-from ppl_bandit.commands.model_files import load_model
 from ppl_bandit.display.figure_style import figure_tools, save_figure, styles
 from ppl_bandit.display.progress import progress_reporter
-from ppl_bandit.runtime.compile_ahead import quick_jit
-from ppl_bandit.simulation.chunks import run_in_processes
-from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.simulation.rollouts import rollout
-from ppl_bandit.simulation.scores import standard_error
-from ppl_bandit.types import Key
+
+# JAX and NumPyro take seconds to import: they are imported where they are used, after the first line is shown.
 
 __all__ = ["CONJUGATE_MODELS", "HURDLE_NOTE", "DemoResult", "draw_demo", "execute"]
 
@@ -64,6 +54,8 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
         f"proving {len(CONJUGATE_MODELS)} bundled models exact, and simulating {NUM_REALIZATIONS} realizations of {NUM_STEPS} "
         "steps of each; regret of the bandit, and of random play"
     )
+    from ppl_bandit.simulation.chunks import run_in_processes
+
     results = list[DemoResult]()
     advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models")
     progress("starting two processes; the first model takes longest, because each process imports and compiles first")
@@ -90,13 +82,23 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
 
 
 def _play(name: str, seed: int) -> DemoResult:
+    import jax
+    import jax.random as jr
+
+    from ppl_bandit import engines, selectors
+    from ppl_bandit.commands.model_files import load_model
+    from ppl_bandit.runtime.compile_ahead import quick_jit
+    from ppl_bandit.simulation.environment import Environment
+    from ppl_bandit.simulation.rollouts import rollout
+    from ppl_bandit.simulation.scores import standard_error
+
     with jax.enable_x64(True):
         file = load_model(name)
         model = file.reward_model()
         engine, selector = engines.conjugate(model), selectors.double_sampling()
         environment = Environment(model, file.truth or {}, file.contexts)
 
-        def play(key: Key) -> Array:
+        def play(key: Any) -> Any:
             sizes: dict[str, Any] = {"num_steps": NUM_STEPS, "num_samples": NUM_SAMPLES}
             return rollout(key, model, engine, selector, environment, **sizes)[0].regret
 
@@ -118,11 +120,17 @@ def _play(name: str, seed: int) -> DemoResult:
     )
 
 
-def _random_regret(environment: Environment) -> float:
+def _random_regret(environment: Any) -> float:
     """Return the mean regret of one step of uniformly random play, averaged over 1,000 contexts if there are any."""
+    import jax
+    import jax.numpy as jnp
+    import jax.random as jr
+
+    from ppl_bandit.runtime.compile_ahead import quick_jit
+
     num_contexts = 1 if environment.reward_model.context is None else 1000
 
-    def step_regret(key: Key) -> Array:
+    def step_regret(key: Any) -> Any:
         rewards = environment.expected_rewards(environment.draw_context(key))
         return jnp.max(rewards) - jnp.mean(rewards)
 
