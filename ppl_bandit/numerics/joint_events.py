@@ -42,7 +42,7 @@ _STEEP = 1.0  # nats between neighbouring points from which a density may be tak
 _STRAIGHT = 0.3  # if the slope of its logarithm is nearly constant: it changes the rise by at most so many nats
 _NEGLIGIBLE = 1e-12  # a probability; products of smaller ones would be denormal numbers, which take 100 times as long
 _LARGEST_V = 3.5  # of a Student-t law's nodes: 16 widths from its centre
-_MAX_COUNTED = 256  # numbers up to which counting sorts them faster than `sort`
+_MAX_COUNTED = 128  # numbers up to which counting sorts them faster than `sort`
 _HIGHEST = jax.lax.Precision.HIGHEST  # the default precision of a matrix product is 10 bits on some devices
 
 Map = Callable[[Array], Array]

@@ -290,11 +290,16 @@ def log_density(law: MarginalLaw, z: Float[Array, "A G"]) -> Float[Array, "A G"]
 def log_density_and_slope(law: MarginalLaw, s: Float[Array, "#A n"]) -> tuple[Float[Array, "A n"], Float[Array, "A n"]]:
     """Return the log density of s, less its largest value, and its derivative."""
     first, second, d = law.first[:, None], law.second[:, None], s - law.centre[:, None]
-    z = d / law.width[:, None]
+    z, is_double = d / law.width[:, None], d.dtype == jnp.float64
+    if law.kind == LOGIT and is_double:  # one exponential and one logarithm for all arms whose s is the same
+        total, centre = first + second, law.centre[:, None]
+        height = first * d - total * (jax.nn.softplus(s) - jax.nn.softplus(centre))
+        return height, first - total * jax.nn.sigmoid(s)
     if law.kind == LOGIT:
         return log_density(law, z), first - (first + second) * jax.nn.sigmoid(s)
     if law.kind == LOG:
-        return log_density(law, z), first * -jnp.expm1(jnp.minimum(d, 700.0 if d.dtype == jnp.float64 else 80.0))
+        growth = jnp.exp(jnp.minimum(d, 700.0)) - 1.0 if is_double else jnp.expm1(jnp.minimum(d, 80.0))
+        return first * (d - growth), -first * growth
     finite = jnp.where(jnp.isinf(first), 1.0, first)
     pull = jnp.where(jnp.isinf(first), z, (finite + 1.0) * z / (finite + z**2))
     return log_density(law, z), -pull / law.width[:, None]
