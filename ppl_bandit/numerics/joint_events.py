@@ -133,11 +133,11 @@ def _on_grid(law: MarginalLaw, forward: Map | None, backward: Map | None) -> Joi
     ends = to_common_scale(law, jnp.stack([-law.low, law.high], axis=1))
     start, stop = jnp.min(ends), jnp.max(ends)
     num_nodes = (_NUM_NODES_OF_TWO if law.centre.size == 2 else _NUM_NODES)[law.kind]
-    points = staggered_nodes(law, -law.low, law.high, num_nodes).ravel()
+    nodes = staggered_nodes(law, -law.low, law.high, num_nodes).ravel()
+    points = _sorted(jnp.concatenate([jnp.stack([start, stop]), nodes]))
     if backward is not None:
         before = common_preimage(law, backward(common_image(law, points)[0]))[0]
-        points = jnp.concatenate([points, jnp.clip(before, start, stop)])
-    points = _sorted(jnp.concatenate([jnp.stack([start, stop]), points]))
+        points = _merged(points, jnp.clip(before, start, stop))
     below, density, total = _cdf_from_start(law, points)
     if forward is None:
         return JointEvents(law, points, below, density, below, density)
@@ -155,6 +155,14 @@ def _sorted(values: Float[Array, " n"]) -> Float[Array, " n"]:
     if values.size > _MAX_COUNTED:
         return jnp.sort(values)
     return values.at[sorting_order(values)].get(mode="promise_in_bounds")
+
+
+def _merged(first: Float[Array, " n"], second: Float[Array, " n"]) -> Float[Array, " 2n"]:
+    """Merge two increasing sequences: the rank of a number is its index and how many of the other sequence are smaller."""
+    index = np.arange(first.size)
+    ranks = [index + jnp.sum(second <= first[:, None], axis=1), index + jnp.sum(first < second[:, None], axis=1)]
+    merged = jnp.zeros(2 * first.size, first.dtype)
+    return merged.at[jnp.concatenate(ranks)].set(jnp.concatenate([first, second]), mode="promise_in_bounds")
 
 
 def _cdf_from_start(law: MarginalLaw, points: Float[Array, " n"]) -> tuple[Array, Array, Array]:
