@@ -70,9 +70,9 @@ def test_the_evidence_of_a_look_is_an_independent_quadrature(stopped):
     losses = [(1 - rows.reward[rows.arm == arm]).sum() for arm in ARMS]
     expected = best_arm_probs(1.0 + np.array(wins), 1.0 + np.array(losses))
     assert not first.is_stop and not first.dropped  # so P(best) is over all arms
-    # The library's quadrature of P(best) is right to 1e-5 (docs/conjugacy).
-    np.testing.assert_allclose([first.best_arm_probs[arm] for arm in ARMS], expected, atol=2e-5)
-    np.testing.assert_allclose(first.evidence["superiority"], max(expected), atol=2e-5)
+    # The probabilities of a look are right to 1e-3 for any counts (`numerics.joint_events`), and better where arms are similar.
+    np.testing.assert_allclose([first.best_arm_probs[arm] for arm in ARMS], expected, atol=5e-4)
+    np.testing.assert_allclose(first.evidence["superiority"], max(expected), atol=5e-4)
 
 
 def test_an_experiment_stops_says_why_and_refuses_further_decisions(stopped):
