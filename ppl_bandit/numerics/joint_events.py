@@ -158,11 +158,14 @@ def _sorted(values: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def _merged(first: Float[Array, " n"], second: Float[Array, " n"]) -> Float[Array, " 2n"]:
-    """Merge two increasing sequences: the rank of a number is its index and how many of the other sequence are smaller."""
-    index = np.arange(first.size)
-    ranks = [index + jnp.sum(second <= first[:, None], axis=1), index + jnp.sum(first < second[:, None], axis=1)]
-    merged = jnp.zeros(2 * first.size, first.dtype)
-    return merged.at[jnp.concatenate(ranks)].set(jnp.concatenate([first, second]), mode="promise_in_bounds")
+    """Merge two increasing sequences by counting, which takes less time on a CPU than sorting, and than a scatter."""
+    num, place = first.size, np.arange(2 * first.size)
+    ranks = np.arange(num) + jnp.sum(second <= first[:, None], axis=1)  # the places of `first`
+    num_before = jnp.sum(ranks < place[:, None], axis=1)  # how many of `first` come before each place
+    own = jnp.minimum(num_before, num - 1)
+    take = lambda values, index: values.at[index].get(mode="promise_in_bounds")  # noqa: E731
+    other = take(second, jnp.clip(place - num_before, 0, num - 1))
+    return jnp.where(take(ranks, own) == place, take(first, own), other)
 
 
 def _cdf_from_start(law: MarginalLaw, points: Float[Array, " n"]) -> tuple[Array, Array, Array]:
