@@ -157,7 +157,7 @@ def _sorted(values: Float[Array, " n"]) -> Float[Array, " n"]:
     return values.at[sorting_order(values)].get(mode="promise_in_bounds")
 
 
-def _merged(first: Float[Array, " n"], second: Float[Array, " n"]) -> Float[Array, " 2n"]:
+def _merged(first: Float[Array, " n"], second: Float[Array, " n"]) -> Float[Array, " m"]:
     """Merge two increasing sequences by counting, which takes less time on a CPU than sorting, and than a scatter."""
     num, place = first.size, np.arange(2 * first.size)
     ranks = np.arange(num) + jnp.sum(second <= first[:, None], axis=1)  # the places of `first`
