@@ -99,8 +99,7 @@ class Marginals(NamedTuple):
             than drawing the latents.
         best_arm_moments: mask of allowed arms (A,), or None -> `BestArmMoments`.
         is_mixture: whether the laws are averages over particles; `best_arm_probs` then takes longer than M draws.
-        joint_events: (mask of arms, largest difference) -> `numerics.joint_events.JointEvents`; offered if the arms are
-            independent.
+        joint_events: difference of two arms -> `numerics.joint_events.JointEvents`; offered if the arms are independent.
     """
 
     cdf: Callable[[Float[Array, " A"]], Float[Array, " A"]]
@@ -111,7 +110,7 @@ class Marginals(NamedTuple):
     table: Callable[[Key, int], Float[Array, "M A"]] | None = None
     best_arm_moments: Callable[[Bool[Array, " A"] | None], BestArmMoments] | None = None
     is_mixture: bool = False
-    joint_events: Callable[[Bool[Array, " A"], Any], Any] | None = None
+    joint_events: Callable[[float], Any] | None = None
 
 
 class Selection(NamedTuple):

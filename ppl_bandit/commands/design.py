@@ -78,7 +78,7 @@ def _show(
     table, out = found.table(), arguments.out
     show(design.describe())
     show("")
-    endings = [name for name in ENDINGS if name in table and (table[name] > 0).any()]
+    endings = [name for name in (*ENDINGS, "control_kept") if name in table and (table[name] > 0).any()]
     for scenario, row in table.iterrows():
         parts = [
             f"{name.replace('_', ' ')} {row[name]:.4g} ± {row[f'{name}_se']:.2g}" for name in (*endings, "mean_rows")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_numbers", "as_seconds", "check_count", "check_flag", "check_text"]
+__all__ = ["as_numbers", "as_plain_numbers", "as_seconds", "check_count", "check_flag", "check_text"]
 
 _KINDS = {
     "c": "complex numbers",
@@ -53,6 +53,20 @@ def as_numbers(value: Any, argument: str) -> np.ndarray:
     if largest is not None:
         raise ValueError(f"{argument} holds {_shorten(largest)}: counts beyond 2**53 are not exact; use larger units")
     return array
+
+
+def as_plain_numbers(value: Any, argument: str) -> np.ndarray:
+    """Return an array of float64, for settings: flags are refused too.
+
+    Raises:
+        ValueError: as `as_numbers`, and for booleans.
+    """
+    array = as_numbers(value, argument)
+    if array.dtype == bool or (isinstance(value, list | tuple) and any(isinstance(each, bool) for each in value)):
+        raise ValueError(
+            f"{argument} must be a number, got {_shorten(value)}: booleans; give 0 or 1 where you mean numbers"
+        )
+    return array.astype(float)
 
 
 def check_count(value: Any, argument: str, least: int = 1) -> int:

@@ -64,7 +64,7 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
 
 
 def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> None:
-    """Refuse decisions after the experiment has stopped, or beyond its last look.
+    """Refuse decisions after the experiment has stopped, and several at once that go beyond the next planned look.
 
     Raises:
         ExperimentStopped: says what to do instead.
@@ -75,9 +75,14 @@ def refuse_stopped(projection: Projection, design: Design, num_new: int = 1) -> 
             f"the experiment stopped at look {look['look'] + 1} ({look['ending']}): play {names[look['arm']]!r} without the "
             "bandit, or start a new experiment with another name=; pending rewards may still be reported"
         )
-    left = design.last_rows - int(projection.num_played.sum())
+    num_played = int(projection.num_played.sum())
+    if num_played >= design.last_rows:
+        raise ExperimentStopped(f"the design ends after {design.last_rows} decisions, of which 0 are left: call look()")
+    next_look = min(rows for rows in design.look_rows if rows > num_played)
+    left = next_look - num_played
     if num_new > left:
-        raise ExperimentStopped(
-            f"the design ends after {design.last_rows} decisions, of which {max(left, 0)} are left: "
-            + ("call look()" if left <= 0 else f"ask for at most {left}")
+        after = "the design ends" if next_look == design.last_rows else "the design has a look"
+        raise ValueError(
+            f"{num_new} decisions were asked for, but {after} after {next_look} decisions, of which {left} are left: ask for "
+            f"at most {left}, then call look()"
         )

@@ -193,7 +193,7 @@ def _compiled_check(
             left = rule.settings["at"] - num
             return predict_success(jr.fold_in(key, 1), setting, state, rule, shares, active, control, pending, left)
 
-        posterior = setting.posterior(key, state, active, design.reach)
+        posterior = setting.posterior(key, state, design.deltas)
         present = None if first_control is None else control
         return check_look(design, index, posterior, active, present, first_control=first_control, predict=predict)
 

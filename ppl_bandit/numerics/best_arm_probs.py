@@ -22,6 +22,7 @@ from ppl_bandit.numerics.marginal_laws import (
     MarginalLaw,
     cdf_and_density,
     node_values,
+    staggered_nodes,
     tabulate,
     to_common_scale,
     to_v,
@@ -29,7 +30,7 @@ from ppl_bandit.numerics.marginal_laws import (
 )
 from ppl_bandit.types import BestArmMoments
 
-__all__ = ["best_arm_moments", "best_arm_probs"]
+__all__ = ["best_arm_moments", "best_arm_probs", "limited_slopes", "sorting_order", "win_probs"]
 
 _NUM_TABLE_NODES = {LOGIT: 36, LOG: 48, IDENTITY: 40}  # of each arm's cdf
 _NUM_TABLE_NODES_OF_TWO = {
@@ -42,7 +43,6 @@ _NUM_NODES = {LOGIT: 14, LOG: 20, IDENTITY: 16}  # of an arm, in the grid
 _LARGEST_V = 7.0  # of a Student-t law's table: 550 widths from its centre; nodes of the grid reach half as far
 _NUM_COARSE_NODES = 64  # that tell roughly how often each of many arms wins
 _NEGLIGIBLE = 1e-12  # probability of a range of values that the grid may leave out
-_GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread
 _HIGHEST = jax.lax.Precision.HIGHEST  # the default precision of a matrix product is 10 bits on some devices
 
 
@@ -77,11 +77,11 @@ def best_arm_moments(law: MarginalLaw, allowed: Bool[Array, " A"] | None = None)
     won, x, below, density, win_density = _integrate(law, allowed, is_whole=True)
     length = jnp.diff(x)
     # The probability of an interval is divided between its ends so that the mean of x is right.
-    start, end = _limited_slopes(won, win_density, length)
+    start, end = limited_slopes(won, win_density, length)
     at_end = 0.5 * won + (end - start) / 12.0
     wins = jnp.pad(won - at_end, ((0, 0), (0, 1))) + jnp.pad(at_end, ((0, 0), (1, 0)))
     mean = jnp.sum(wins * x)
-    start, end = _limited_slopes(jnp.diff(below), density, length)
+    start, end = limited_slopes(jnp.diff(below), density, length)
     pieces = length * (0.5 * (below[:, 1:] + below[:, :-1]) + (start - end) / 12.0)
     excess = jnp.pad(jnp.cumsum(pieces, axis=1), ((0, 0), (1, 0)))  # E max(x - theta_a, 0)
     shortfalls = jnp.where(below > 0, excess / jnp.where(below > 0, below, 1.0), 0.0)
@@ -128,40 +128,52 @@ def _integrate(law: MarginalLaw, allowed: Bool[Array, " A"], *, is_whole: bool =
     points = _grid(law, table, allowed, is_whole=is_whole)
     below, density = cdf_and_density(law, table, points[None])
     below, density = jnp.where(allowed[:, None], below, 1.0), jnp.where(allowed[:, None], density, 0.0)
-    order = _sorting_order(points)
+    order = sorting_order(points)
     points, below, density = (
         values.at[..., order].get(mode="promise_in_bounds") for values in (points, below, density)
     )
+    won, win_density = win_probs(points, below, density, allowed)
+    return won / jnp.sum(won), points, below, density, win_density
+
+
+def win_probs(
+    points: Float[Array, " n"], below: Float[Array, "A n"], density: Float[Array, "A n"], allowed: Bool[Array, " A"]
+) -> tuple[Float[Array, "A n-1"], Float[Array, "A n"]]:
+    """Integrate prod_{b != a} F_b dF_a over each interval of a grid, for the allowed arms; return the integrand too.
+
+    Args:
+        below, density: each arm's cdf on the grid, and its derivative.
+    """
+    below, density = jnp.where(allowed[:, None], below, 1.0), jnp.where(allowed[:, None], density, 0.0)
     positive = jnp.maximum(below, float(jnp.finfo(below.dtype).tiny) ** 0.8)
     product = jnp.prod(positive, axis=0)
     others, hazards = product / positive, density / positive
     other_slopes = others * (jnp.sum(hazards, axis=0) - hazards)
     length = jnp.diff(points)
     rise, other_rise = (jnp.maximum(jnp.diff(values), 0.0) for values in (below, others))
-    start, end = _limited_slopes(rise, density, length)
-    other_start, other_end = _limited_slopes(other_rise, other_slopes, length)
+    start, end = limited_slopes(rise, density, length)
+    other_start, other_end = limited_slopes(other_rise, other_slopes, length)
     won = 0.5 * (others[:, 1:] + others[:, :-1]) * rise + (other_end * start - other_start * end) / 60.0
     won = won + (rise * (other_start - other_end) - other_rise * (start - end)) / 10.0
     won = jnp.maximum(jnp.where(allowed[:, None], won, 0.0), 0.0)
     # The probability that the largest variable is in an interval is known, also where many arms rise at once.
     total = jnp.sum(won, axis=0)
-    won = won * (jnp.diff(product) / jnp.where(total > 0, total, 1.0))
-    return won / jnp.sum(won), points, below, density, others * density
+    return won * (jnp.diff(product) / jnp.where(total > 0, total, 1.0)), others * density
 
 
-def _limited_slopes(
-    rise: Float[Array, "A n-1"], slopes: Float[Array, "A n"], length: Float[Array, " n-1"]
-) -> tuple[Float[Array, "A n-1"], Float[Array, "A n-1"]]:
+def limited_slopes(
+    rise: Float[Array, "*A n-1"], slopes: Float[Array, "*A n"], length: Float[Array, " n-1"]
+) -> tuple[Float[Array, "*A n-1"], Float[Array, "*A n-1"]]:
     """Return the slopes of increasing functions at both ends of each interval, in units of its length.
 
     The slopes are limited so that the cubic through the ends increases, also where an interval does not resolve the function.
     """
-    return jnp.minimum(slopes[:, :-1] * length, 3.0 * rise), jnp.minimum(slopes[:, 1:] * length, 3.0 * rise)
+    return jnp.minimum(slopes[..., :-1] * length, 3.0 * rise), jnp.minimum(slopes[..., 1:] * length, 3.0 * rise)
 
 
 def _grid(law: MarginalLaw, table: Any, allowed: Bool[Array, " A"], *, is_whole: bool) -> Float[Array, " n"]:
     """Return nodes of all arms, in any order; where there are many arms, those nodes at which the best arm is decided."""
-    num_arms, num = law.centre.size, _NUM_NODES[law.kind]
+    num = _NUM_NODES[law.kind]
     is_rising = law.slope * law.power > 0
     first, last = jnp.where(is_rising, -law.low, law.high), jnp.where(is_rising, law.high, -law.low)
     ends = to_common_scale(law, jnp.stack([first, last], axis=1))
@@ -170,12 +182,9 @@ def _grid(law: MarginalLaw, table: Any, allowed: Bool[Array, " A"], *, is_whole:
         start = jnp.min(jnp.where(allowed, ends[:, 0], jnp.inf))
     else:  # below `start`, some arm is certainly larger
         first = jnp.clip(to_v(law, start[None, None])[0][:, 0], -law.low, law.high)
-    # The nodes of arms are shifted against each other: equal arms would share theirs otherwise.
-    shifts = np.arange(1, num_arms + 1) * _GOLDEN_RATIO % 1.0
-    parts = jnp.asarray((np.arange(num) + shifts[:, None]) / num, law.centre.dtype)
     if law.kind == IDENTITY:
         first, last = (jnp.clip(end, -0.5 * _LARGEST_V, 0.5 * _LARGEST_V) for end in (first, last))
-    nodes = to_common_scale(law, first[:, None] + (last - first)[:, None] * parts)
+    nodes = staggered_nodes(law, first, last, num)
     nodes = jnp.where(allowed[:, None], jnp.clip(nodes, start, stop), stop)
     if nodes.size > _MAX_NODES:
         nodes = _decisive_nodes(law, table, allowed, nodes, start if is_whole else None)
@@ -209,7 +218,7 @@ def _decisive_nodes(
     return values[jnp.minimum(index, values.size - 1)]
 
 
-def _sorting_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
+def sorting_order(values: Float[Array, " n"]) -> Int[Array, " n"]:
     """Return the indices that sort a few numbers, by counting, which takes less time than `argsort`."""
     index = np.arange(values.size, dtype=np.int32)
     is_less = (values < values[:, None]) | ((values == values[:, None]) & (index < index[:, None]))

@@ -1,14 +1,17 @@
 """Probabilities of events that join several independent arms: which is best, the range of all, gaps, nearness to the best.
 
-For looks at an experiment, where sets of competing arms shrink: all arms' cdfs are computed once, on an evenly spaced grid from
-where the best arm can be at the lowest to where it can be at the highest. The probability that each arm is best then costs one
-product for each set of arms, and the cdfs at x + delta are the same numbers, shifted. `best_arm_probs` computes one set, for
-arms of any widths. Comparisons with one arm are averages over the nodes of that arm.
+For looks at an experiment, where sets of competing arms shrink: all arms' cdfs are computed once, on one sorted grid of nodes
+of every arm. The nodes of an arm are evenly spaced in v, with s = centre + width sinh(v) as in `marginal_laws`, so that an arm
+that is 50 times as narrow as another is resolved. So is a density of rewards that is infinite at the end of its support: that
+of s is smooth. The density of s and its derivative at the nodes give each arm's cdf to fourth order.
 
-The errors are at most 1e-5 for posteriors of ten rows per arm or more, while no arm is more than five times as narrow as
-another; they grow to 1e-3 for Student-t laws with five degrees of freedom, and for arms ten times as narrow as another.
+An event that compares theta_b with a function of theta_a, such as theta_a + delta, needs the cdfs there as well, and a grid
+that resolves them: it contains the nodes of each arm, and the points that the function maps to them.
+
+The errors are at most 1e-3; for Beta posteriors of 5 to 2,000 rows, the worst of 500 cases with 2 to 5 arms has 7e-4.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,157 +19,204 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ppl_bandit.numerics.best_arm_probs import limited_slopes, sorting_order, win_probs
 from ppl_bandit.numerics.marginal_laws import (
     IDENTITY,
+    LOG,
     LOGIT,
     MarginalLaw,
-    cdf_and_density,
-    node_values,
-    tabulate,
+    common_image,
+    common_preimage,
+    log_density_and_slope,
+    staggered_nodes,
     to_common_scale,
+    to_own_scale,
     widen_points,
 )
 
 __all__ = ["JointEvents", "joint_events"]
 
-_GRID_SIZE = 192  # a multiple of 16
-_NUM_NODES = 96  # of an arm with which others are compared
-_LARGEST_V = (
-    3.0  # the grid reaches to sinh(3) = 10 widths of a Student-t law, beyond which is 1e-6 with 10 degrees of freedom
-)
+_NUM_NODES = {LOGIT: 18, LOG: 24, IDENTITY: 20}  # of an arm
+_NUM_NODES_OF_TWO = {LOGIT: 24, LOG: 32, IDENTITY: 28}
+_STEEP = 1.0  # nats between neighbouring points from which a density may be taken to be exponential between them,
+_STRAIGHT = 0.3  # if the slope of its logarithm is nearly constant: it changes the rise by at most so many nats
+_NEGLIGIBLE = 1e-12  # a probability; products of smaller ones would be denormal numbers, which take 100 times as long
+_LARGEST_V = 3.5  # of a Student-t law's nodes: 16 widths from its centre
+_MAX_COUNTED = 128  # numbers up to which counting sorts them faster than `sort`
 _HIGHEST = jax.lax.Precision.HIGHEST  # the default precision of a matrix product is 10 bits on some devices
+
+Map = Callable[[Array], Array]
 
 
 class JointEvents(NamedTuple):
-    """The laws of independent arms, and their cdfs on a grid.
+    """The laws of independent arms, and their cdfs on a grid, also those of a larger value beside each point.
 
     Attributes:
-        law: the laws, on the scale of rewards.
-        step: distance between two points of the grid.
-        density: (A, G), probability of each arm per step of the grid.
-        below: (A, G), the probability that each arm is at most a point of the grid.
+        law: the laws.
+        points: (n,), the grid, on the common scale of the arms.
+        below: (A, n), the probability that each arm is at most a point of the grid.
+        density: (A, n), its derivative.
+        later: (A, n), the probability that each arm is at most the point plus delta, on the scale of rewards.
+        later_density: (A, n), its derivative.
     """
 
     law: MarginalLaw
-    step: Float[Array, ""]
-    density: Float[Array, "A G"]
-    below: Float[Array, "A G"]
+    points: Float[Array, " n"]
+    below: Float[Array, "A n"]
+    density: Float[Array, "A n"]
+    later: Float[Array, "A n"]
+    later_density: Float[Array, "A n"]
 
     def best_arm_probs(self, allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
         """Return the probability that each arm is the largest of the allowed ones; 0 for the others."""
-        probs = self._joint(self.below, allowed)
+        probs = jnp.sum(win_probs(self.points, self.below, self.density, allowed)[0], axis=1)
         total = jnp.sum(probs)
         return jnp.where(total > 0, probs / jnp.where(total > 0, total, 1.0), allowed / jnp.sum(allowed))
 
-    def range_prob(self, delta: Any, allowed: Bool[Array, " A"]) -> Float[Array, ""]:
+    def range_prob(self, allowed: Bool[Array, " A"]) -> Float[Array, ""]:
         """Return P(max - min < delta) over the allowed arms: the sum over arms that may be the smallest; 1 for one arm."""
-        found = jnp.sum(self._joint(self._shifted(delta) - self.below, allowed))
+        others = _product_of_others(self.later - self.below, allowed)
+        found = jnp.sum(jnp.where(allowed[:, None], _mean_of_ends(others) * jnp.diff(self.below), 0.0))
         return jnp.where(jnp.sum(allowed) == 1, 1.0, jnp.clip(found, 0.0, 1.0))
 
-    def gap_probs(self, delta: Any, arm: Int[Array, ""] | int) -> Float[Array, " A"]:
-        """Return P(theta_a - theta_arm > delta) for each arm a; for the arm itself, whether 0 exceeds delta."""
-        masses, nodes, table = self._nodes_of(arm)
-        below = cdf_and_density(self.law, table, (nodes + delta)[None])[0]
-        found = jnp.clip(1.0 - jnp.matmul(below, masses, precision=_HIGHEST), 0.0, 1.0)
-        return jnp.where(jnp.arange(found.size) == arm, jnp.asarray(delta < 0).astype(found.dtype), found)
+    def exceeding_probs(self, arm: Int[Array, ""] | int) -> Float[Array, " A"]:
+        """Return P(theta_a > theta_arm + delta) for each arm a; 0 for the arm itself."""
+        found = 1.0 - self._average(self.below[arm], self.density[arm], self.later, self.later_density)
+        return jnp.where(jnp.arange(found.size) == arm, 0.0, jnp.clip(found, 0.0, 1.0))
+
+    def falling_short_probs(self, arm: Int[Array, ""] | int) -> Float[Array, " A"]:
+        """Return P(theta_a < theta_arm - delta) for each arm a; 0 for the arm itself."""
+        found = 1.0 - self._average(self.below, self.density, self.later[arm], self.later_density[arm])
+        return jnp.where(jnp.arange(found.size) == arm, 0.0, jnp.clip(found, 0.0, 1.0))
 
     def near_best_prob(self, ratio: Any, allowed: Bool[Array, " A"], arm: Int[Array, ""] | int) -> Float[Array, ""]:
         """Return P(max theta - theta_arm <= ratio |theta_arm|), with the maximum over the allowed arms."""
-        masses, nodes, table = self._nodes_of(arm)
-        below = cdf_and_density(self.law, table, (nodes + ratio * jnp.abs(nodes))[None])[0]
+
+        def forward(x: Array) -> Array:
+            return x + ratio * jnp.abs(x)
+
+        def backward(x: Array) -> Array:
+            return x / (1.0 + jnp.where(x > 0, ratio, -jnp.minimum(ratio, 0.999)))
+
+        near = _on_grid(self.law, forward, backward)
         is_other = allowed & (jnp.arange(allowed.size) != arm)
-        return jnp.clip(jnp.sum(masses * jnp.prod(jnp.where(is_other[:, None], below, 1.0), axis=0)), 0.0, 1.0)
+        inside = jnp.prod(jnp.where(is_other[:, None], near.later, 1.0), axis=0)
+        return jnp.clip(jnp.sum(_mean_of_ends(inside) * jnp.diff(near.below[arm])), 0.0, 1.0)
 
-    def _nodes_of(self, arm: Any) -> tuple[Float[Array, " K"], Float[Array, " K"], Any]:
-        table = tabulate(self.law, _NUM_NODES)
-        return table.mass[arm], node_values(self.law, _NUM_NODES)[arm], table
-
-    def _joint(self, inside: Float[Array, "A G"], allowed: Bool[Array, " A"]) -> Float[Array, " A"]:
-        """Integrate, over each allowed arm, the probability that all other allowed arms are inside."""
-        # The product over all arms, divided by the own one: positive, so that the quotient is the product over the others.
-        positive = jnp.maximum(jnp.where(allowed[:, None], inside, 1.0), float(jnp.finfo(inside.dtype).tiny) ** 0.8)
-        others = jnp.prod(positive, axis=0) / positive
-        return jnp.where(allowed, jnp.sum(self.density * others, axis=1), 0.0)
-
-    def _shifted(self, delta: Any) -> Float[Array, "A G"]:
-        """Return the cdfs at the points of the grid plus delta, by cubics through values and slopes; 1 beyond the grid."""
-        size = self.below.shape[1]
-        position = jnp.clip(delta / self.step, 0.0, size - 1.0)
-        first = position.astype(jnp.int32)
-        part = position - first
-        below = jnp.concatenate([self.below, jnp.ones_like(self.below)], axis=1)
-        slopes = jnp.concatenate([self.density, jnp.zeros_like(self.density)], axis=1)
-        start, slope = (jax.lax.dynamic_slice_in_dim(own, first, size, axis=1) for own in (below, slopes))
-        end, end_slope = (jax.lax.dynamic_slice_in_dim(own, first + 1, size, axis=1) for own in (below, slopes))
-        rise = end - start
-        square, cube = 3.0 * rise - 2.0 * slope - end_slope, slope + end_slope - 2.0 * rise
-        return jnp.clip(start + part * (slope + part * (square + part * cube)), 0.0, 1.0)
+    def _average(self, below: Array, density: Array, value: Array, slope: Array) -> Float[Array, " A"]:
+        """Average an increasing function over a law, both given by their values and derivatives on the grid."""
+        length = jnp.diff(self.points)
+        (rise, start, end), (gain, first, last) = (
+            (own, *limited_slopes(own, slopes, length))
+            for own, slopes in ((jnp.diff(below), density), (jnp.diff(value), slope))
+        )
+        pieces = _mean_of_ends(value) * rise + (last * start - first * end) / 60.0
+        return jnp.sum(pieces + (rise * (first - last) - gain * (start - end)) / 10.0, axis=-1)
 
 
-def joint_events(law: MarginalLaw, active: Bool[Array, " A"], reach: Any = 0.0) -> JointEvents:
-    """Compute the cdfs of independent arms.
+def joint_events(law: MarginalLaw, delta: float = 0.0) -> JointEvents:
+    """Compute the cdfs of independent arms on a grid for events that compare them up to a difference delta >= 0."""
+    if delta == 0.0:
+        return _on_grid(law, None, None)
+    return _on_grid(law, lambda x: x + delta, lambda x: x - delta)
+
+
+def _on_grid(law: MarginalLaw, forward: Map | None, backward: Map | None) -> JointEvents:
+    """Compute the cdfs on a grid, and at the image of each point of the grid under an increasing map of rewards.
 
     Args:
-        active: the arms that compete. A set of allowed arms is one of these.
-        reach: the largest difference for which `range_prob` will be asked.
+        forward, backward: the map, which increases each number, and its inverse; None is the identity.
     """
-    is_common = law.is_common
-    law = widen_points(law)._replace(is_common=False)  # the common scale is then that of rewards
-    is_rising = law.slope * law.power > 0
-    low, high = law.low, law.high
-    if law.kind == IDENTITY:  # the grid cannot reach to the ends of long tails
-        low, high = (jnp.minimum(own, _LARGEST_V) for own in (low, high))
-    first, last = jnp.where(is_rising, -low, high), jnp.where(is_rising, high, -low)
-    ends = to_common_scale(law, jnp.stack([first, last], axis=1))
-    # Below this point some arm is certainly larger, and the smallest arm is further than `reach` from it.
-    start = jnp.max(jnp.where(active, ends[:, 0], -jnp.inf)) - reach
-    start = jnp.maximum(start, jnp.min(jnp.where(active, ends[:, 0], jnp.inf)))
-    stop = jnp.max(jnp.where(active, ends[:, 1], -jnp.inf))
-    step = (stop - start) / (_GRID_SIZE - 1)
-    points = start + step * jnp.asarray(np.arange(-1, _GRID_SIZE + 1), step.dtype)  # one more at either end
-    density = step * _densities(law, points, is_common)
-    pieces = (13.0 * (density[:, 1:-2] + density[:, 2:-1]) - density[:, :-3] - density[:, 3:]) / 24.0
-    above = _sums_from_end(jnp.concatenate([pieces, jnp.zeros_like(pieces[:, :1])], axis=1))
-    return JointEvents(law, step, density[:, 1:-1], jnp.clip(1.0 - above, 0.0, 1.0))
-
-
-def _densities(law: MarginalLaw, x: Float[Array, " n"], is_common: bool) -> Float[Array, "A n"]:
-    """Return the densities of all arms at points, with one exponential for each arm and point.
-
-    Args:
-        is_common: whether all arms have the same map from s to x, so that logarithms are computed once.
-    """
-    maps = [own[:1] if is_common else own for own in (law.offset, law.slope, law.power)]
-    offset, slope, power = (own[:, None] for own in maps)
-    a, b, centre = law.first[:, None], law.second[:, None], law.centre[:, None]
-    inner = (x - offset) / slope
+    law = widen_points(law)
     if law.kind == IDENTITY:
-        z = (inner - centre) / law.width[:, None]
-        finite = jnp.where(jnp.isinf(a), 1.0, a)
-        power_law = -0.5 * (finite + 1.0) * jnp.log1p(z**2 / finite)
-        constant = jax.lax.lgamma(0.5 * (finite + 1.0)) - jax.lax.lgamma(0.5 * finite) - 0.5 * jnp.log(finite * jnp.pi)
-        height = jnp.where(jnp.isinf(a), -0.5 * z**2 - 0.5 * np.log(2.0 * np.pi), power_law + constant)
-        return jnp.exp(height - jnp.log(law.width)[:, None]) / jnp.abs(slope)
-    is_inside = (inner > 0) & (inner < 1) if law.kind == LOGIT else inner > 0
-    safe = jnp.where(is_inside, inner, 0.5)
-    log_inner = jnp.log(safe)
-    if law.kind == LOGIT:
-        log_rest = jnp.log1p(-safe)
-        constant = jax.lax.lgamma(a + b) - jax.lax.lgamma(a) - jax.lax.lgamma(b)
-        height = a * log_inner + b * log_rest + constant
-        speed = 1.0 / jnp.abs(safe * (1.0 - safe) * slope)
-    else:
-        s = log_inner / power
-        constant = a * jnp.log(a) - jax.lax.lgamma(a)
-        height = a * (s - centre) - a * (jnp.exp(s) * jnp.exp(-centre)) + constant
-        speed = 1.0 / jnp.abs(safe * slope * power)
-    return jnp.where(is_inside, jnp.exp(height) * speed, 0.0)
+        law = law._replace(low=jnp.minimum(law.low, _LARGEST_V), high=jnp.minimum(law.high, _LARGEST_V))
+    ends = to_common_scale(law, jnp.stack([-law.low, law.high], axis=1))
+    start, stop = jnp.min(ends), jnp.max(ends)
+    num_nodes = (_NUM_NODES_OF_TWO if law.centre.size == 2 else _NUM_NODES)[law.kind]
+    nodes = staggered_nodes(law, -law.low, law.high, num_nodes).ravel()
+    points = _sorted(jnp.concatenate([jnp.stack([start, stop]), nodes]))
+    if backward is not None:
+        before = common_preimage(law, backward(common_image(law, points)[0]))[0]
+        points = _merged(points, jnp.clip(before, start, stop))
+    below, density, total = _cdf_from_start(law, points)
+    if forward is None:
+        return JointEvents(law, points, below, density, below, density)
+    x, pace = common_image(law, points)
+    image, slope = jax.jvp(forward, (x,), (pace,))
+    after, speed = common_preimage(law, image)
+    later, later_density = _cdf_from_end(law, jnp.clip(after, start, stop), total)
+    is_inside = (after > start) & (after < stop)
+    largest = float(jnp.finfo(points.dtype).max) ** 0.5
+    later_density = later_density * jnp.where(is_inside, jnp.minimum(slope * speed, largest), 0.0)
+    return JointEvents(law, points, below, density, later, later_density)
 
 
-def _sums_from_end(values: Float[Array, "A G"]) -> Float[Array, "A G"]:
-    """Return the sums from each entry to the last, in two levels of matrix products with 16 x 16 entries."""
-    blocks = values.reshape(values.shape[0], -1, 16)
-    later = jnp.asarray(np.tri(16), values.dtype)  # [i, j] = 1 for j <= i: entry i counts towards the sum from j
-    within = jnp.matmul(blocks, later, precision=_HIGHEST)
-    totals = jnp.matmul(within[:, :, 0], jnp.asarray(np.tri(blocks.shape[1], k=-1), values.dtype), precision=_HIGHEST)
-    return (within + totals[:, :, None]).reshape(values.shape)
+def _sorted(values: Float[Array, " n"]) -> Float[Array, " n"]:
+    if values.size > _MAX_COUNTED:
+        return jnp.sort(values)
+    return values.at[sorting_order(values)].get(mode="promise_in_bounds")
+
+
+def _merged(first: Float[Array, " n"], second: Float[Array, " n"]) -> Float[Array, " m"]:
+    """Merge two increasing sequences by counting, which takes less time on a CPU than sorting, and than a scatter."""
+    num, place = first.size, np.arange(2 * first.size)
+    ranks = np.arange(num) + jnp.sum(second <= first[:, None], axis=1)  # the places of `first`
+    num_before = jnp.sum(ranks < place[:, None], axis=1)  # how many of `first` come before each place
+    own = jnp.minimum(num_before, num - 1)
+    take = lambda values, index: values.at[index].get(mode="promise_in_bounds")  # noqa: E731
+    other = take(second, jnp.clip(place - num_before, 0, num - 1))
+    return jnp.where(take(ranks, own) == place, take(first, own), other)
+
+
+def _cdf_from_start(law: MarginalLaw, points: Float[Array, " n"]) -> tuple[Array, Array, Array]:
+    """Return each arm's cdf and its derivative on a grid that covers all arms, and the factor by which it was normalised."""
+    pieces, density = _pieces(law, points)
+    below = jnp.pad(_running_sums(pieces), ((0, 0), (1, 0)))
+    total = below[:, -1:]
+    return below / total, density / total, total
+
+
+def _cdf_from_end(law: MarginalLaw, points: Float[Array, " n"], total: Float[Array, "A 1"]) -> tuple[Array, Array]:
+    """Return each arm's cdf and its derivative at increasing points, the last of which is the end of all arms."""
+    pieces, density = _pieces(law, points)
+    above = jnp.pad(_running_sums(pieces[:, ::-1])[:, ::-1], ((0, 0), (0, 1)))
+    return jnp.clip(1.0 - above / total, 0.0, 1.0), density / total
+
+
+def _pieces(law: MarginalLaw, points: Float[Array, " n"]) -> tuple[Float[Array, "A n-1"], Float[Array, "A n"]]:
+    """Integrate each arm's density between neighbouring points, up to a factor of the arm; return the density too.
+
+    By the trapezoidal rule with its first correction, which takes the derivatives at both ends; where the density is nearly
+    exponential, in the tails, by the integral of an exponential through both ends.
+    """
+    s, speed = to_own_scale(law, points)
+    height, pace = log_density_and_slope(law, s)
+    density = jnp.exp(height)
+    slope = density * pace
+    length, rise = jnp.diff(s), jnp.diff(height)
+    is_steep = (jnp.abs(rise) > _STEEP) & (jnp.abs(length * jnp.diff(pace)) < _STRAIGHT)
+    flat = _mean_of_ends(density) + length * (slope[:, :-1] - slope[:, 1:]) / 12.0
+    pieces = jnp.where(is_steep, jnp.diff(density) / jnp.where(is_steep, rise, 1.0), flat)
+    return jnp.maximum(jnp.abs(length) * pieces, 0.0), density * speed
+
+
+def _product_of_others(values: Float[Array, "A n"], allowed: Bool[Array, " A"]) -> Float[Array, "A n"]:
+    """Return, for each arm, the product of the values of all other allowed arms."""
+    # The product over all arms, divided by the own one: positive, so that the quotient is the product over the others.
+    positive = jnp.maximum(jnp.where(allowed[:, None], values, 1.0), _NEGLIGIBLE)
+    return jnp.prod(positive, axis=0) / positive
+
+
+def _mean_of_ends(values: Float[Array, "*A n"]) -> Float[Array, "*A n-1"]:
+    return 0.5 * (values[..., 1:] + values[..., :-1])
+
+
+def _running_sums(values: Float[Array, "A G"]) -> Float[Array, "A G"]:
+    """Return the sums up to each entry, in two levels of matrix products with 16 x 16 entries."""
+    num_arms, num = values.shape
+    blocks = jnp.pad(values, ((0, 0), (0, -num % 16))).reshape(num_arms, -1, 16)
+    earlier = jnp.asarray(np.tri(16).T, values.dtype)  # [i, j] = 1 for i <= j: entry i counts towards the sum to j
+    within = jnp.matmul(blocks, earlier, precision=_HIGHEST)
+    before = jnp.asarray(np.tri(blocks.shape[1], k=-1).T, values.dtype)
+    totals = jnp.matmul(within[:, :, -1], before, precision=_HIGHEST)
+    return (within + totals[:, :, None]).reshape(num_arms, -1)[:, :num]

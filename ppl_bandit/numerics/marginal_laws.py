@@ -31,13 +31,18 @@ __all__ = [
     "beta_law",
     "cdf",
     "cdf_and_density",
+    "common_image",
+    "common_preimage",
     "gamma_law",
     "log_density",
+    "log_density_and_slope",
     "node_values",
     "quantile",
+    "staggered_nodes",
     "student_t_law",
     "tabulate",
     "to_common_scale",
+    "to_own_scale",
     "to_v",
     "widen_points",
 ]
@@ -50,6 +55,7 @@ _CUTOFF = 23.0  # nats below the largest log density at which a distribution is 
 # The integral over an interval between two nodes, in steps, of the polynomial through the six nodes around it.
 _INTERVAL_WEIGHTS = np.array([11.0, -93.0, 802.0, 802.0, -93.0, 11.0]) / 1440.0
 _NUM_NEWTON = 3
+_GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread
 _LARGEST_V = 30.0  # sinh(30) = 5e12
 
 
@@ -281,6 +287,36 @@ def log_density(law: MarginalLaw, z: Float[Array, "A G"]) -> Float[Array, "A G"]
     return jnp.where(jnp.isinf(first), -0.5 * z**2, -0.5 * (finite + 1.0) * log1p(z**2 / finite))
 
 
+def log_density_and_slope(law: MarginalLaw, s: Float[Array, "#A n"]) -> tuple[Float[Array, "A n"], Float[Array, "A n"]]:
+    """Return the log density of s, less its largest value, and its derivative."""
+    first, second, d = law.first[:, None], law.second[:, None], s - law.centre[:, None]
+    z, is_double = d / law.width[:, None], d.dtype == jnp.float64
+    if law.kind == LOGIT and is_double:  # one exponential and one logarithm for all arms whose s is the same
+        total, centre = first + second, law.centre[:, None]
+        height = first * d - total * (jax.nn.softplus(s) - jax.nn.softplus(centre))
+        return height, first - total * jax.nn.sigmoid(s)
+    if law.kind == LOGIT:
+        return log_density(law, z), first - (first + second) * jax.nn.sigmoid(s)
+    if law.kind == LOG:
+        growth = jnp.exp(jnp.minimum(d, 700.0)) - 1.0 if is_double else jnp.expm1(jnp.minimum(d, 80.0))
+        return first * (d - growth), -first * growth
+    finite = jnp.where(jnp.isinf(first), 1.0, first)
+    pull = jnp.where(jnp.isinf(first), z, (finite + 1.0) * z / (finite + z**2))
+    return log_density(law, z), -pull / law.width[:, None]
+
+
+def staggered_nodes(
+    law: MarginalLaw, first: Float[Array, " A"], last: Float[Array, " A"], num_nodes: int
+) -> Float[Array, "A G"]:
+    """Return nodes of each arm between two values of its v, on the common scale.
+
+    The nodes of arms are shifted against each other: equal arms would share theirs otherwise.
+    """
+    shifts = np.arange(1, law.centre.size + 1) * _GOLDEN_RATIO % 1.0
+    parts = jnp.asarray((np.arange(num_nodes) + shifts[:, None]) / num_nodes, law.centre.dtype)
+    return to_common_scale(law, first[:, None] + (last - first)[:, None] * parts)
+
+
 def to_common_scale(law: MarginalLaw, v: Float[Array, "A G"]) -> Float[Array, "A G"]:
     """Return numbers by which arms can be compared: s where all arms have the same map from s to x, else x."""
     return _from_v(law, v, to_x=not law.is_common)
@@ -321,6 +357,33 @@ def to_v(law: MarginalLaw, values: Float[Array, "#A n"]) -> tuple[Float[Array, "
     size = jnp.abs(z)
     stretch = jnp.sqrt(size * size + 1.0)
     return jnp.copysign(jnp.log(size + stretch), z), speed / (law.width[:, None] * stretch)
+
+
+def to_own_scale(law: MarginalLaw, values: Float[Array, " n"]) -> tuple[Float[Array, "#A n"], Float[Array, "#A n"]]:
+    """Return each arm's s at values on the common scale, within its range, and the absolute value of its derivative."""
+    if law.is_common:
+        return values[None], jnp.ones_like(values)[None]
+    s, speed = _to_s(law, values[None])
+    low, high = (law.centre + law.width * jnp.sinh(v) for v in (-law.low, law.high))
+    inside = jnp.clip(s, low[:, None], high[:, None])
+    return inside, jnp.where(s == inside, speed, 0.0)
+
+
+def common_image(law: MarginalLaw, values: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Return x at values on the common scale, and its derivative."""
+    if not law.is_common:
+        return values, jnp.ones_like(values)
+    of_one = lambda s: law.offset[0] + law.slope[0] * _image(law, s, law.power[0])  # noqa: E731
+    return jax.jvp(of_one, (values,), (jnp.ones_like(values),))
+
+
+def common_preimage(law: MarginalLaw, x: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Return the value on the common scale at x, infinite beyond the support, and its derivative, 0 there."""
+    if not law.is_common:
+        return x, jnp.ones_like(x)
+    first = law._replace(offset=law.offset[:1], slope=law.slope[:1], power=law.power[:1])
+    s, speed = _to_s(first, x[None])
+    return s[0], jnp.broadcast_to(speed, s.shape)[0]
 
 
 def cdf_and_density(

@@ -3,13 +3,14 @@
 From closed forms where the engine offers them (`Marginals` of independent arms), from a table of M draws otherwise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ppl_bandit.numerics.expected_loss import losses_from_moments
+from ppl_bandit.numerics.joint_events import JointEvents
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.selectors.winner_frequencies import winner_frequencies
 from ppl_bandit.types import Engine, Key, Marginals
@@ -48,8 +49,7 @@ def arm_posterior(
     state: Any,
     context: Any,
     num_samples: int,
-    active: Bool[Array, " A"] | None = None,
-    reach: float = 0.0,
+    deltas: Sequence[float] = (),
 ) -> ArmPosterior:
     """Return the posterior of the arms' expected rewards of an engine's state.
 
@@ -57,35 +57,38 @@ def arm_posterior(
         key: for the draws, where there is no closed form.
         context: at which expected rewards are compared; None for a program without.
         num_samples: M, number of draws.
-        active: arms that compete; None is all. Probabilities are asked for some of these only.
-        reach: the difference for which `range_prob` will be asked; for a larger one all is computed again.
+        deltas: absolute differences for which `range_prob` and `gap_probs` will be asked, besides 0.
     """
     marginals = None if engine.capabilities.marginals is None else engine.capabilities.marginals(state, context)
     if marginals is not None and marginals.joint_events is not None:
-        return from_marginals(marginals, jnp.ones(model.num_arms, bool) if active is None else active, reach)
+        return from_marginals(marginals, deltas)
     if marginals is not None and marginals.table is not None:
         return from_table(marginals.table(key, num_samples))
     return from_table(model.expected_rewards(engine.sample(key, state, num_samples), context))
 
 
-def from_marginals(marginals: Marginals, active: Bool[Array, " A"], reach: float = 0.0) -> ArmPosterior:
+def from_marginals(marginals: Marginals, deltas: Sequence[float] = ()) -> ArmPosterior:
     """Return the posterior of independent arms from closed forms; `marginals.joint_events` is not None.
 
     Args:
-        active, reach: as in `arm_posterior`.
+        deltas: as in `arm_posterior`.
     """
     assert marginals.joint_events is not None and marginals.best_arm_moments is not None and marginals.tail is not None
     joint_events, tail, moments = marginals.joint_events, marginals.tail, marginals.best_arm_moments
-    joint = joint_events(active, reach)
+    # Computed here, and not where they are asked for, which may be inside a loop.
+    joint = {float(delta): joint_events(float(delta)) for delta in {0.0, *deltas}}
 
-    def range_prob(delta: float, allowed: Bool[Array, " A"]) -> Float[Array, ""]:
-        return (joint if delta <= reach else joint_events(active, delta)).range_prob(delta, allowed)
+    def at(delta: float) -> JointEvents:
+        return joint[delta] if delta in joint else joint_events(delta)
+
+    def gap_probs(delta: float, arm: Any) -> Float[Array, " A"]:
+        return at(delta).exceeding_probs(arm) if delta >= 0 else 1.0 - at(-delta).falling_short_probs(arm)
 
     return ArmPosterior(
-        joint.best_arm_probs,
-        joint.gap_probs,
-        range_prob,
-        joint.near_best_prob,
+        joint[0.0].best_arm_probs,
+        gap_probs,
+        lambda delta, active: at(delta).range_prob(active),
+        joint[0.0].near_best_prob,
         lambda active: losses_from_moments(moments(active)),
         lambda order: marginals.quantile(jnp.asarray(order)),
         lambda: tail().mean,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.inputs.numbers import as_plain_numbers, check_count
 from ppl_bandit.selectors.fixed_shares import fixed
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.trials.stopping import StoppingRule
@@ -91,6 +91,8 @@ class Design:
         }
         for name, value in stored.items():
             object.__setattr__(self, name, value)
+        if self.calibration is not None and not isinstance(self.calibration, Mapping):
+            raise ValueError(f"calibration must be a mapping, as calibrate makes it, or None, got {self.calibration!r}")
         self._check_shares()
         self._check_rules(rules)
 
@@ -155,10 +157,9 @@ class Design:
         return (*self.looks, *(() if self.max_rows is None else (self.max_rows,)))
 
     @property
-    def reach(self) -> float:
-        """The difference within which arms are equivalent; 0 without that rule."""
-        rule = self.rule("equivalence")
-        return 0.0 if rule is None else float(rule.settings["delta"])
+    def deltas(self) -> tuple[float, ...]:
+        """The differences of expected rewards that the stopping rules ask about."""
+        return tuple(float(rule.settings["delta"]) for rule in self.rules if rule.name in ("equivalence", "futility"))
 
     @property
     def num_looks(self) -> int:
@@ -277,9 +278,13 @@ def _allocation_words(design: Design) -> str:
 def _check_looks(looks: Any) -> tuple[int, ...]:
     given = [looks] if isinstance(looks, int | np.integer) else looks
     try:
+        if isinstance(given, set | frozenset | Mapping | str | bytes):
+            raise TypeError("looks have an order")
         found = tuple(check_count(look, f"looks[{index}]") for index, look in enumerate(given))
     except TypeError:
-        raise ValueError(f"looks must be numbers of decisions, such as range(100, 1001, 100), got {looks!r}") from None
+        raise ValueError(
+            f"looks must be a sequence of numbers of decisions, such as range(100, 1001, 100), got {looks!r}"
+        ) from None
     if not found:
         raise ValueError("looks is empty: give at least one number of decisions, the last one being the end")
     for index in range(1, len(found)):
@@ -300,8 +305,8 @@ def _check_lag(lag: Any, looks: tuple[int, ...]) -> int | tuple[float, ...]:
             )
         return found
     try:
-        probs = np.asarray(lag, float)
-    except (TypeError, ValueError):
+        probs = as_plain_numbers(lag, "lag")
+    except ValueError:
         probs = np.zeros(0)
     if probs.ndim != 1 or probs.size == 0 or not np.all(probs >= 0.0) or not 0.0 < probs.sum() <= 1.0 + 1e-9:
         raise ValueError(
@@ -312,7 +317,7 @@ def _check_lag(lag: Any, looks: tuple[int, ...]) -> int | tuple[float, ...]:
 
 
 def _check_limits(values: Any, argument: str) -> float | tuple[float, ...]:
-    found = np.asarray(values, float)
+    found = as_plain_numbers(values, argument)
     if found.ndim > 1 or not np.all((found >= 0.0) & (found <= 1.0)):
         raise ValueError(f"{argument} must be probabilities in [0, 1], one for all arms or one each, got {values!r}")
     if argument == "floors" and found.ndim == 1 and found.sum() > 1.0:

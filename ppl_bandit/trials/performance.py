@@ -38,9 +38,13 @@ def performance(
         row[f"{name}_se"] = float(np.std(values) / math.sqrt(num))
 
     stopping = [name for name in ENDINGS[1:-1] if name not in _ALWAYS and design.rule(name) is not None]
-    for name in (*_ALWAYS[:3], *stopping, _ALWAYS[3]):
-        add(name, found.ending == ENDINGS.index(name))
     chosen = found.arm
+    # Where every other arm was inferior, the control is left alone, and no arm was superior to it.
+    keeps_control = (found.ending == ENDINGS.index("superiority")) & (chosen == control)
+    for name in (*_ALWAYS[:3], *stopping, _ALWAYS[3]):
+        add(name, (found.ending == ENDINGS.index(name)) & ~keeps_control)
+    if control >= 0:
+        add("control_kept", keeps_control)
     each = np.arange(num)
     true_value, best = found.truth[each, chosen], found.truth.max(axis=1)
     is_superior = declares_superiority(found, control)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bandit.inputs.numbers import as_plain_numbers
+
 __all__ = [
     "StoppingRule",
     "equivalence",
@@ -225,10 +227,10 @@ def _positive(value: Any, rule: str, argument: str, *, is_single: bool = False) 
 
 def _numbers(value: Any, rule: str, argument: str) -> np.ndarray:
     try:
-        numbers = np.asarray(value, float)
-    except (TypeError, ValueError):
+        numbers = as_plain_numbers(value, argument)
+    except ValueError:
         numbers = np.zeros((0, 0))
-    if isinstance(value, bool | str) or numbers.ndim > 1 or numbers.size == 0 or np.any(np.isnan(numbers)):
+    if numbers.ndim > 1 or numbers.size == 0 or np.any(np.isnan(numbers)):
         raise ValueError(f"{rule}: {argument} must be a number, or one per look, got {value!r}")
     return numbers
 

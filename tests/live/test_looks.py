@@ -70,9 +70,9 @@ def test_the_evidence_of_a_look_is_an_independent_quadrature(stopped):
     losses = [(1 - rows.reward[rows.arm == arm]).sum() for arm in ARMS]
     expected = best_arm_probs(1.0 + np.array(wins), 1.0 + np.array(losses))
     assert not first.is_stop and not first.dropped  # so P(best) is over all arms
-    # The library's quadrature of P(best) is right to 1e-5 (docs/conjugacy).
-    np.testing.assert_allclose([first.best_arm_probs[arm] for arm in ARMS], expected, atol=2e-5)
-    np.testing.assert_allclose(first.evidence["superiority"], max(expected), atol=2e-5)
+    # The probabilities of a look are right to 1e-3 for any counts (`numerics.joint_events`), and better where arms are similar.
+    np.testing.assert_allclose([first.best_arm_probs[arm] for arm in ARMS], expected, atol=5e-4)
+    np.testing.assert_allclose(first.evidence["superiority"], max(expected), atol=5e-4)
 
 
 def test_an_experiment_stops_says_why_and_refuses_further_decisions(stopped):
@@ -137,8 +137,11 @@ def test_no_look_is_due_before_its_number_of_decisions():
     play(bandit, 3, dict.fromkeys(ARMS, 0.5))
     found = bandit.look()
     assert not found.is_due and found.look == 0 and found.next_look == 20 and "20 decisions, and 3" in str(found)
-    with pytest.raises(ValueError, match="of which 57 are left: ask for at most 57"):
-        bandit.select_many(num_decisions=58)
+    with pytest.raises(
+        ValueError, match="a look after 20 decisions, of which 17 are left: ask for at most 17, then call"
+    ):
+        bandit.select_many(num_decisions=18)
+    assert len(bandit.select_many(num_decisions=17)) == 17 and bandit.look().is_due
 
 
 def test_the_last_look_waits_for_pending_rewards_and_missed_looks_are_skipped():

@@ -74,6 +74,17 @@ def test_decisions_of_a_burn_in_are_shared_equally_and_later_ones_by_the_selecto
     assert abs(float(found.counts[0, :, 0].mean()) - 6.8) < 4 * np.sqrt((12 / 9 + 0.96) / 400)
 
 
+def test_a_control_that_is_left_alone_is_no_superior_arm(model):
+    design = Design([300], control=0, stopping=[stopping.superiority(0.99), stopping.inferiority(0.2)])
+    found = operating_characteristics(
+        model, design, {"worse": [0.6, 0.2, 0.2], "better": [0.2, 0.6, 0.1]}, num_trials=64
+    )
+    table = found.table()
+    # 100 rows an arm at a difference of .4, which is six standard errors: the worse arms are dropped, the better one wins.
+    assert table.control_kept.tolist() == [1.0, 0.0] and table.superiority.tolist() == [0.0, 1.0]
+    assert table.power.tolist() == [0.0, 1.0]
+
+
 def test_a_figure_shows_status_sizes_allocation_and_errors(adaptr):
     figure = adaptr.plot()
     assert [axis.get_title() for axis in figure.axes] == [

@@ -6,7 +6,7 @@ degree at most two), a block is one update, and the sums are drawn from their ow
 drawn, and the engine's own update learns from them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -84,9 +84,9 @@ class Setting(NamedTuple):
     num_samples: int
     num_futures: int
 
-    def posterior(self, key: Key, state: Any, active: Array | None = None, reach: float = 0.0) -> ArmPosterior:
+    def posterior(self, key: Key, state: Any, deltas: Sequence[float] = ()) -> ArmPosterior:
         """Return the posterior of the arms' expected rewards; the arguments are those of `arm_posterior`."""
-        return arm_posterior(key, self.model, self.engine, state, self.model.context, self.num_samples, active, reach)
+        return arm_posterior(key, self.model, self.engine, state, self.model.context, self.num_samples, deltas)
 
     def decision_function(self) -> Callable[..., Selection]:
         """Return the function that decides with the selector of the design; see `engines.decide`."""

@@ -49,7 +49,7 @@ def predict_success(
         key_plays, key_learn, key_read = jr.split(key, 3)
         counts = waiting + multinomial(key_plays, num_left, categories)[:-1]  # type: ignore[arg-type]
         later = learner.learn(key_learn, state, Environment(model, latents), counts, most).state
-        posterior = setting.posterior(key_read, later, active)
+        posterior = setting.posterior(key_read, later)
         if setting.control < 0:
             return jnp.max(posterior.best_arm_probs(active)) >= rule.settings["success"]
         rivals = active & (jnp.arange(active.size) != control)

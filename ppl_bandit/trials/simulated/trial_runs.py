@@ -217,7 +217,7 @@ def _look(
     """Check one look, and allocate anew if the trial continues."""
     key_posterior, key_allocate, key_predict = jr.split(key, 3)
     design = setting.design
-    posterior = setting.posterior(key_posterior, progress.state, progress.verdict.active, design.reach)
+    posterior = setting.posterior(key_posterior, progress.state, design.deltas)
 
     def predict(rule: Any, active: Array, control: Array) -> Array:
         left = rule.settings["at"] - num_rows
