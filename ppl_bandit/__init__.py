@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ppl_bandit.evaluation.evaluation import Evaluation
     from ppl_bandit.evaluation.rejection import evaluate_by_rejection
     from ppl_bandit.journal.journal import Journal
-    from ppl_bandit.journal.stores.store import JournalError
+    from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
     from ppl_bandit.live.bandit import Bandit
     from ppl_bandit.live.decisions import Decision, Slate
     from ppl_bandit.online import Online
@@ -62,12 +62,14 @@ __all__ = [
     "InvalidProgram",
     "Journal",
     "JournalError",
+    "JournalTimeout",
     "NotCertified",
     "NotConjugate",
     "Online",
     "OperatingCharacteristics",
     "RewardModel",
     "Selection",
+    "RequestIdReused",
     "Selector",
     "Slate",
     "Tuned",
@@ -100,6 +102,7 @@ _HOMES = {
     "evaluate_by_rejection": "evaluation.rejection",
     "Journal": "journal.journal",
     "JournalError": "journal.stores.store",
+    "JournalTimeout": "journal.stores.store",
     "NotCertified": "posterior.fallback",
     "RewardModel": "program.model.reward_model",
     "Online": "online",

@@ -27,6 +27,7 @@ __all__ = [
     "Marginals",
     "NotConjugate",
     "Selection",
+    "RequestIdReused",
     "Selector",
     "Tail",
     "UnknownArm",
@@ -277,6 +278,10 @@ class InvalidContext(BanditError):
     def __init__(self, message: str, entry: str = ""):
         super().__init__(message)
         self.entry = entry
+
+
+class RequestIdReused(BanditError):
+    """The id of a request was given again with other arguments."""
 
 
 class ExperimentStopped(BanditError):

@@ -16,7 +16,7 @@ from ppl_bandit.display.csv_cells import safe_frame
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import as_seconds
 from ppl_bandit.journal.audit import decision_details, decision_table, experiment_status, utc_time
-from ppl_bandit.journal.decision_record import fold_decision
+from ppl_bandit.journal.decision_events import fold_decision
 from ppl_bandit.journal.identity import arguments_from_identity, experiment_identity, identity_differences
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
@@ -30,10 +30,10 @@ __all__ = ["execute"]
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Run an action; the status is 1 if the journal is damaged or a replayed decision differs."""
-    if arguments.action in ("look", "report", "replay") and arguments.model is None:
+    if arguments.action in ("look", "report", "replay", "erase", "expire") and arguments.model is None:
         raise JournalError(f"{arguments.action} needs the program: give --model path/to/file.py, or file.py:function")
-    is_look = arguments.action == "look"  # the one action that records an event
-    with Journal(arguments.url, must_exist=is_look, read_only=not is_look) as journal:
+    is_writing = arguments.action in ("look", "erase", "expire")
+    with Journal(arguments.url, must_exist=is_writing, read_only=not is_writing) as journal:
         name = find_experiment(journal, arguments.name)
         action: dict[str, Callable] = {
             "status": _status,
@@ -44,6 +44,8 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
             "export": _export,
             "pending": _pending,
             "alarms": _alarms,
+            "erase": _erase,
+            "expire": _expire,
             "head": _head,
             "verify": _verify,
         }
@@ -159,12 +161,13 @@ def _replay(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
     result = found._asdict() | {"first_broken_position": None if damage is None else damage.position}
     if damage is not None:
         show(f"DAMAGED at position {damage.position}: {damage.reason}")
-    skipped = found.num_decisions - found.num_checked
+    skipped = found.num_decisions - found.num_checked - found.num_erased
     if found.position is not None:
         show(f"the decision at position {found.position} differs: {found.difference}")
         return result, 1
     before = f"; {skipped} from before the change at event {header.last_change} were not checked" if skipped else ""
-    show(f"all agree: {found.num_checked} of {found.num_decisions} decisions recomputed{before}")
+    erased = f"; {found.num_erased} were erased, or follow a reward that was" if found.num_erased else ""
+    show(f"all agree: {found.num_checked} of {found.num_decisions} decisions recomputed{before}{erased}")
     return result, 0 if damage is None else 1
 
 
@@ -229,6 +232,21 @@ def _alarms(journal: Journal, name: str, arguments: argparse.Namespace, show: Sh
         show(f"{row['alarm']}{whose} since {row['since'] or 'an unknown time'}{figure}: {row['what_to_do']}")
     show(f"{len(rows)} alarms; checked: {', '.join(table.attrs['checked'])}")
     return rows, 0
+
+
+def _erase(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
+    with _recorded_bandit(journal, name, arguments.model) as bandit:
+        num_decisions = bandit.erase(arguments.unit)
+    show(f"erased {num_decisions} decisions of the unit" if num_decisions else "no decision of this unit is recorded")
+    return {"name": name, "num_decisions": num_decisions}, 0
+
+
+def _expire(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
+    with _recorded_bandit(journal, name, arguments.model) as bandit:
+        num_expired = bandit.expire(arguments.older_than, arguments.reward)
+        num_pending = len(bandit.pending())
+    show(f"settled {num_expired} decisions whose reward is overdue; {num_pending} are pending")
+    return {"name": name, "num_expired": num_expired, "num_pending": num_pending}, 0
 
 
 def _head(journal: Journal, name: str, arguments: argparse.Namespace, show: ShowLine) -> CommandResult:

@@ -9,7 +9,7 @@ import numpy as np
 from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.inputs.late_entries import late_numbers
-from ppl_bandit.journal.decision_record import REWARDED_STATUS, fold_decision
+from ppl_bandit.journal.decision_events import REWARDED_STATUS, fold_decision
 from ppl_bandit.journal.events import IMPORTED, Event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
@@ -48,7 +48,8 @@ def decisions_from_journal(
     outcomes, late = header.identity["outcomes"], header.identity.get("late", ())
     found = _from_events(*events, header.names, outcomes, outcome, model, late)
     others = [event for event in journal.store.read(name, kinds=(IMPORTED,)) if "propensity" not in event.body]
-    return found._replace(num_without_propensity=sum(len(event.body["arms"]) for event in others))
+    num_others = sum(len(event.body["arms"]) for event in others)
+    return found._replace(num_without_propensity=found.num_without_propensity + num_others)
 
 
 class _Play(NamedTuple):
@@ -111,24 +112,27 @@ def _from_events(
     plays = [
         _Play(
             record.decided.position,
-            int(record.decided.arm or 0),
-            record.propensity,
-            record.decided.body["propensities"],
+            record.arm,
+            float(record.propensity or 0.0),
+            None if record.shown else record.decided.body["propensities"],
             record.reward,
             record.decided.body.get("context"),
             record.context,
         )
         for record in records
         if record.status == REWARDED_STATUS
+        and record.propensity is not None  # shown by another system
+        and not (record.is_erased and record.context is None and model is not None and model.context is not None)
     ]
-    num_unrewarded = len(records) - len(plays)
+    num_unrewarded = sum(record.status != REWARDED_STATUS for record in records)
+    num_shown = sum(record.status == REWARDED_STATUS and record.propensity is None for record in records)
     others = [play for event in imported for play in _imported_plays(event, model, late)]
     doubts = _check_imported(others, len(names)) if others else []
     plays += others
     plays.sort(key=lambda play: play.position)  # stable: the rows of one event keep their order
     arm = np.array([play.arm for play in plays], np.int64)
     propensities = None
-    if not imported:
+    if all(play.propensities is not None for play in plays):
         propensities = np.zeros((len(plays), len(names)))
         for row, play in enumerate(plays):
             propensities[row, : len(play.propensities)] = play.propensities
@@ -148,6 +152,7 @@ def _from_events(
         num_unrewarded,
         learnt_contexts=learnt,
         doubts=tuple(doubts),
+        num_without_propensity=num_shown,
     )
 
 

@@ -1,23 +1,24 @@
 """Read a journal without the program: counts, the details of one decision, a table of all."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bandit.journal.decision_record import PENDING_STATUS, REWARDED_STATUS, DecisionRecord, fold_decision
+from ppl_bandit.journal.decision_events import PENDING_STATUS, REWARDED_STATUS, DecisionRecord, fold_decision
 from ppl_bandit.journal.events import DECIDED, IMPORTED, Event, group_by_decision
 from ppl_bandit.journal.open_experiment import ExperimentHeader, read_header
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import ReadingEvent
+from ppl_bandit.journal.stores.store import ReadingEvent, Store
 from ppl_bandit.types import UnknownDecision
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["decision_details", "decision_table", "experiment_status", "utc_time"]
+__all__ = ["decision_details", "decision_records", "decision_table", "experiment_status", "utc_time"]
 
+_PAGE = 500  # decisions read at once
 _COLUMNS = ("decision", "decided", "arm", "propensity", "num_candidates", "status", "settled", "num_corrections")
 
 
@@ -36,7 +37,7 @@ def experiment_status(store: SqlStore, name: str) -> dict[str, Any]:
     for record in records:
         if record.status == REWARDED_STATUS:
             with ReadingEvent(name, record.decided.position):
-                rewards[record.decided.arm].append(record.reward[outcome])  # type: ignore[index]
+                rewards[record.arm].append(record.reward[outcome])
     arms = []
     for index, arm in enumerate(header.names):
         own = [record for record in records if record.decided.arm == index]
@@ -103,6 +104,38 @@ def decision_details(store: SqlStore, name: str, decision: str) -> dict[str, Any
             "reward": record.reward or None,
             "events": [_event_summary(event) for event in events[1:]],
         }
+
+
+def decision_records(store: Store, name: str, columns: Sequence[str], after: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield one JSON row per decision beyond a position, in the order of the stream, without keeping them.
+
+    Args:
+        columns: names of the numbers in a context, in the order of its leaves.
+    """
+    while True:
+        page = store.decisions(name, after, _PAGE)
+        for events in page:
+            with ReadingEvent(name, events[0].position):
+                record = fold_decision(events)
+                leaves = record.context or []
+                numbers = [value for leaf in leaves for value in np.ravel(np.asarray(leaf)).tolist()]
+                yield {
+                    "decision": record.decided.decision,
+                    "position": record.decided.position,
+                    "time": utc_time(record.decided.time),
+                    "arm": record.decided.body["name"],
+                    "propensity": record.decided.body["propensities"][record.decided.arm],
+                    "unit": record.decided.body.get("unit"),
+                    "context": dict(zip(columns, numbers, strict=False)) or None,
+                    "status": record.status,
+                    "reward": record.reported or None,
+                    "num_corrections": record.num_corrections,
+                    "is_shown_by_another": bool(record.shown),
+                    "is_erased": record.is_erased,
+                }
+        if len(page) < _PAGE:
+            return
+        after = page[-1][0].position
 
 
 def decision_table(store: SqlStore, name: str) -> "pandas.DataFrame":

@@ -1,61 +1,127 @@
-"""Checkpoints: posteriors stored beside the stream, so that opening an experiment need not learn all rewards again.
+"""Checkpoints: posteriors stored beside the stream, so that opening an experiment reads only the events since the last.
 
-A checkpoint is a cache of the stream. It is used only if its digest is right, and it was written by the same experiment with
-the same library versions.
+A checkpoint is a cache of the stream. It is used only if an event announces its digest, the last event that it has learnt has
+the digest that it had then, and it was written by the same experiment with the same library versions.
 """
 
 import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from ppl_bandit import engines
+from ppl_bandit.journal.events import CHECKPOINT, Event, new_event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import library_versions
 from ppl_bandit.journal.projection import Projection, learning_in_part
 from ppl_bandit.journal.stores.sql import SqlStore
-from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.journal.stores.store import DamagedEvent, JournalError
 from ppl_bandit.posterior.learning import Learner, start
 from ppl_bandit.posterior.partial_rows import learning_model
 from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.types import Interaction
 
-__all__ = ["learner_header", "learner_trees", "load_checkpoint", "restore_learner", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "learner_header",
+    "learner_trees",
+    "load_checkpoint",
+    "make_checkpoint",
+    "restore_learner",
+    "save_checkpoint",
+]
+
+
+class Checkpoint(NamedTuple):
+    """A stored posterior that fits its stream.
+
+    Attributes:
+        position: of the last event that it has learnt.
+        digest: of that event.
+        fields: of a projection, by name.
+        num_rows: number of rows that were learnt.
+        num_completed: of its history.
+        next_number: of the next decision.
+    """
+
+    position: int
+    digest: str
+    fields: dict[str, Any]
+    num_rows: int
+    num_completed: int
+    next_number: int
 
 
 def save_checkpoint(experiment: Experiment, store: SqlStore) -> None:
     """Store the current posterior; an error of the database is ignored, because the stream holds the same information."""
-    projection = experiment.projection
-    learner = projection.learner
-    header = learner_header(learner) | {
-        "is_partial": projection.task.is_partial,
-        "stamp": _stamp(experiment.identity or {}, len(projection.task.arms)),
-        "num_rows": len(projection.history),
-    }
     try:
-        store.write_checkpoint(experiment.name, projection.position, write_archive(header, learner_trees(learner)))
+        store.write_checkpoint(experiment.name, *make_checkpoint(experiment, store, experiment.projection))
     except JournalError:
         pass
 
 
+def make_checkpoint(experiment: Experiment, store: SqlStore, projection: Projection) -> tuple[Event, bytes]:
+    """Return the event that announces a checkpoint of a projection, and its contents.
+
+    An event announces the digest of its contents, which hold the position and the digest of the last event that it has learnt,
+    and the number of rows. So the chain of digests covers it.
+    """
+    learner, history = projection.learner, projection.history
+    header = learner_header(learner) | {
+        "is_partial": projection.task.is_partial,
+        "stamp": _stamp(experiment.identity or {}, len(projection.task.arms)),
+        "num_rows": len(history),
+        "num_completed": history.num_completed,
+        "position": projection.position,
+        "head": store.digest_at(experiment.name, projection.position),
+        "next_number": experiment.num_decisions,
+        "num_played": projection.num_played.tolist(),
+        "retired": sorted(projection.retired),
+        "look": None if projection.look is None else dict(projection.look),
+    }
+    contents = write_archive(header, learner_trees(learner))
+    body = {"position": projection.position, "num_rows": len(history), "contents": _digest(contents)}
+    return new_event(CHECKPOINT, body), contents
+
+
 def load_checkpoint(
-    store: SqlStore, name: str, identity: Mapping[str, Any], projection: Projection
-) -> tuple[int, Learner] | None:
-    """Return the last checkpoint's position and posterior; None if there is none for this experiment and these versions."""
-    found = store.checkpoint(name)
-    if found is None:
-        return None
-    try:
-        header, trees = read_archive(found[1])
-        if header.get("stamp") != _stamp(identity, len(projection.task.arms)):
-            return None
-        return found[0], restore_learner(projection, header, trees)
-    except ValueError:
-        return None
+    store: SqlStore, name: str, identity: Mapping[str, Any], projection: Projection, least: int
+) -> Checkpoint | None:
+    """Return the newest checkpoint of this experiment and these versions that fits the stream; None if there is none.
+
+    Args:
+        projection: the state before the first event.
+        least: the position that it must have learnt.
+    """
+    for at, contents in store.checkpoints(name):
+        try:
+            announced = [event for event in store.read(name, at - 1, at + 1) if event.kind == CHECKPOINT]
+            if not announced or announced[0].body["contents"] != _digest(contents):
+                continue
+            header, trees = read_archive(contents)
+            position, digest = header["position"], header["head"]
+            if header["stamp"] != _stamp(identity, len(projection.task.arms)) or position < least:
+                continue
+            if digest != store.digest_at(name, position):
+                continue
+            learner = restore_learner(projection, header, trees)
+        except (ValueError, KeyError, TypeError, DamagedEvent):
+            continue
+        after = learning_in_part(projection) if header["is_partial"] else projection
+        fields = {
+            "task": after.task,
+            "prior": after.prior,
+            "learner": learner,
+            "num_played": np.asarray(header["num_played"], np.int64),
+            "retired": frozenset(header["retired"]),
+            "look": header["look"],
+        }
+        return Checkpoint(position, digest, fields, header["num_rows"], header["num_completed"], header["next_number"])
+    return None
 
 
 def learner_header(learner: Learner) -> dict[str, Any]:
@@ -120,3 +186,7 @@ def _state_form(state: Any) -> str:
 def _stamp(identity: Mapping[str, Any], num_arms: int) -> str:
     text = json.dumps([identity, library_versions(), num_arms], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(contents: bytes) -> str:
+    return hashlib.sha256(contents).hexdigest()

@@ -16,9 +16,11 @@ import orjson
 __all__ = [
     "ARMS",
     "CHANGED",
+    "CHECKPOINT",
     "CORRECTED",
     "DECIDED",
     "DISCARDED",
+    "FORGOTTEN",
     "IMPORTED",
     "LOOKED",
     "OPENED",
@@ -37,10 +39,12 @@ OPENED = "opened"  # a new experiment: program, settings, versions
 CHANGED = "changed"  # the experiment continues with another program or other settings
 ARMS = "arms"  # arms were added or retired
 LOOKED = "looked"  # a look at a designed experiment: its verdict, the arms left, and their probabilities until the next
+CHECKPOINT = "checkpoint"  # a posterior was stored beside the stream: its position, and the digest of its contents
 DECIDED = "decided"
 REWARDED = "rewarded"  # some or all outcomes of a decision
 IMPORTED = "imported"  # rewards of plays that another system decided
 CORRECTED = "corrected"  # a reward that replaces an earlier one, or that of a discarded decision
+FORGOTTEN = "forgotten"  # the personal parts of a unit were blanked; its rows with contexts left the history
 DISCARDED = "discarded"  # no reward will be learnt; if `of` is set, the row learnt at that position is removed
 
 

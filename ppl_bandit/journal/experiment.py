@@ -13,13 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.journal.decision_events import choose_arms, decision_events
-from ppl_bandit.journal.events import ARMS, CHANGED, DECIDED, LOOKED, OPENED, Event, new_event, new_id
+from ppl_bandit.journal.decision_events import PENDING_STATUS, choose_arms, decision_events, fold_decision
+from ppl_bandit.journal.events import (
+    ARMS,
+    CHANGED,
+    CHECKPOINT,
+    DECIDED,
+    DISCARDED,
+    FORGOTTEN,
+    LOOKED,
+    OPENED,
+    Event,
+    new_event,
+    new_id,
+)
 from ppl_bandit.journal.projection import (
     LearnRequest,
     Projection,
     edited_history,
     extend_history,
+    forgotten,
     is_learnt_in_part,
     learn_events,
     learn_requests,
@@ -27,11 +40,15 @@ from ppl_bandit.journal.projection import (
     refit,
     reward_changes,
 )
+from ppl_bandit.journal.repeats import Known, Repeat
+from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.store import (
     Conflict,
     DecisionNumberTaken,
     JournalError,
+    Key,
+    KeyTaken,
     ReadingEvent,
     Store,
     read_batches,
@@ -40,7 +57,7 @@ from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
-__all__ = ["BuildTask", "Experiment"]
+__all__ = ["BuildTask", "Experiment", "rows_until"]
 
 BuildTask = Callable[[list[Any]], tuple[Task, Learner]]  # names of the arms -> the task and the prior
 
@@ -70,6 +87,8 @@ class Experiment:
         self.fold_lock = threading.RLock()  # a thread that replaces `projection` holds it
         self._learn = GroupedCalls[LearnRequest](self._learning_turn, self._learn_all)
         self._learning = threading.RLock()
+        self.settled_until = 0  # no decision up to this position is overdue
+        self.checkpoint_position = 0  # of the last checkpoint that this process has read or written
         self._has_rivals = False  # whether another process was seen to learn at the same time
         self._build = build
         self._numbering = threading.Lock()
@@ -86,6 +105,10 @@ class Experiment:
         """The number of the next decision."""
         return self._next_number
 
+    def call(self) -> contextlib.AbstractContextManager:
+        """Return the context of a whole call, which takes at most the store's `timeout`."""
+        return call_within(self.store.timeout)
+
     def catch_up(self, *, wait: bool = True) -> Projection:
         """Fold the events recorded since the last call, and return the projection.
 
@@ -99,23 +122,48 @@ class Experiment:
                 self.fold_lock.release()
         return self.projection
 
-    def decide(self, projection: Projection, allowed: np.ndarray, contexts: Any, num_rows: int | None) -> list[Event]:
+    def decide(
+        self,
+        projection: Projection,
+        allowed: np.ndarray,
+        contexts: Any,
+        num_rows: int | None,
+        knowns: Sequence[Known] = (),
+        units: Sequence[str | None] = (),
+    ) -> list[Event]:
         """Make decisions and record them.
 
         Args:
             contexts: one context; if `num_rows` is given, contexts with a leading axis.
             num_rows: number of decisions in the batch; None for a single decision.
+            knowns: what is known of each decision's request and unit, if they are given; None of it has events.
+            units: of the decisions.
+
+        Raises:
+            KeyTaken: if another call has recorded a decision for the same request or unit.
         """
         is_batch = num_rows is not None
+        replaces = [known.replaces for known in knowns]
 
         def make(projection: Projection, lane: str, numbers: range) -> list[Event]:
             mask = self._playable(projection, allowed)
             chosen = choose_arms(projection, lane, numbers, contexts, mask, is_batch=is_batch)
-            return decision_events(projection, chosen, numbers[0], lane, mask, contexts, is_batch=is_batch)
+            options: Any = {"is_batch": is_batch, "units": units, "replaces": replaces}
+            return decision_events(projection, chosen, numbers[0], lane, mask, contexts, **options)
 
-        return self._record(projection, num_rows or 1, make)
+        def keys(events: Sequence[Event]) -> list[Key]:
+            pairs = zip(knowns, events, strict=False)
+            return [
+                key if key.value else key._replace(value=str(event.decision))  # a known one binds another request
+                for known, event in pairs
+                for key in known.keys
+            ]
 
-    def decide_slate(self, projection: Projection, allowed: np.ndarray, context: Any, size: int) -> list[Event]:
+        return self._record(projection, num_rows or 1, make, keys)
+
+    def decide_slate(
+        self, projection: Projection, allowed: np.ndarray, context: Any, size: int, known: Known | None = None
+    ) -> list[Event]:
         """Choose distinct arms one after another, and record one decision for each place.
 
         Every place has its own number, and so its own posterior draws and random choice; the arms chosen before are not
@@ -132,7 +180,11 @@ class Experiment:
             slate = events[0].batch
             return [event._replace(batch=slate, body=event.body | {"place": p}) for p, event in enumerate(events)]
 
-        return self._record(projection, size, make)
+        def keys(events: Sequence[Event]) -> list[Key]:
+            value = ",".join(str(event.decision) for event in events)
+            return [] if known is None else [key._replace(value=value) for key in known.keys]
+
+        return self._record(projection, size, make, keys)
 
     def next_propensities(
         self, projection: Projection, allowed: np.ndarray, context: Any, chosen: Sequence[int] = ()
@@ -149,21 +201,35 @@ class Experiment:
         return np.asarray(choose_arms(projection, self._lane, [number], context, mask, is_batch=False)[0].propensities)
 
     def _record(
-        self, projection: Projection, num: int, make: Callable[[Projection, str, range], list[Event]]
+        self,
+        projection: Projection,
+        num: int,
+        make: Callable[[Projection, str, range], list[Event]],
+        keys: Callable[[Sequence[Event]], list[Key]],
     ) -> list[Event]:
         """Record decisions with the next numbers.
 
         Args:
             make: (projection, lane, numbers) -> the events.
+            keys: returns the keys to record with them.
         """
+        with call_within(self.store.timeout):
+            return self._record_within(projection, num, make, keys)
+
+    def _record_within(
+        self,
+        projection: Projection,
+        num: int,
+        make: Callable[[Projection, str, range], list[Event]],
+        keys: Callable[[Sequence[Event]], list[Key]],
+    ) -> list[Event]:
         while True:
             with self._numbering:
                 first, last = self._next_number, self._next_number + num
                 self._next_number, lane = last, self._lane
             try:
-                recorded = self.store.append(self.name, make(projection, lane, range(first, last)))
-                self._fold_own(recorded)
-                return recorded
+                events = make(projection, lane, range(first, last))
+                recorded = self.store.append(self.name, events, keys=keys(events))
             except (
                 DecisionNumberTaken
             ):  # another process decides at the same time: use a random number stream of our own
@@ -174,42 +240,54 @@ class Experiment:
                     if self._next_number == last:  # no other thread took a later number: this one is used again
                         self._next_number = first
                 raise
+            else:
+                self._fold_own(recorded)
+                return recorded
 
-    def learn(self, make_events: Callable[[Projection], list[Event]]) -> tuple[list[Event], Any, list[str]]:
+    def learn(
+        self, make_events: Callable[[Projection], list[Event]], repeat: Repeat | None = None
+    ) -> tuple[list[Event], Any, list[str]]:
         """Learn from events and record them.
 
         Args:
             make_events: returns the events, given the latest projection; it may raise to refuse, or return none.
+            repeat: the id of the request and the arguments, if it may be repeated; then nothing is learnt again.
 
         Returns:
             The recorded events, the engine's diagnostics (None if nothing was learnt), and warnings for the user.
         """
-        return self._learn(LearnRequest(make_events))
+        with call_within(self.store.timeout):
+            return self._learn(LearnRequest(make_events, repeat))
 
     def _learning_turn(self) -> contextlib.AbstractContextManager:
         """Return the context in which this process learns; with rivals, it waits until none of them learns."""
-        return self._rivals_turn() if self._has_rivals else self._learning
+        return self._rivals_turn() if self._has_rivals else held(self._learning)
 
     @contextlib.contextmanager
     def _rivals_turn(self) -> Iterator[None]:
-        with self._learning, self.store.turn(self.name):
+        with held(self._learning), self.store.turn(self.name):
             yield
 
     def _learn_all(self, requests: Sequence[LearnRequest]) -> None:
         """Learn from the events of several threads one after another, and record them in one transaction."""
-        with self.fold_lock:
+        with held(self.fold_lock):
             while True:
                 self._fold_new_events()
                 projection = self.projection
-                planned = learn_requests(projection, requests)
+                asked = [request.repeat for request in requests if request.repeat is not None]
+                found = self.store.keys(self.name, [repeat.name for repeat in asked]) if asked else {}
+                planned = learn_requests(projection, requests, found)
                 if not planned:
                     return
                 events = [event for _, own, _ in planned for event in own]
+                keys = [request.repeat.key(own) for request, own, _ in planned if request.repeat is not None]
                 try:
-                    recorded = self.store.append(self.name, events, after=projection.position)
+                    recorded = self.store.append(self.name, events, after=projection.position, keys=keys)
                     break
                 except Conflict:
                     self._has_rivals = True
+                except KeyTaken:  # another process has recorded this request
+                    continue
             if recorded[0].position > projection.position + 1:
                 self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
             history, results, start = planned[0][2].projection.history, [], 0
@@ -222,6 +300,63 @@ class Experiment:
             )
             for request, result in results:
                 request.result = result
+
+    def learn_each(self, requests: Sequence[LearnRequest]) -> list[bool | Exception]:
+        """Learn from several calls, in one transaction where they do not depend on each other.
+
+        Returns:
+            For each, whether something was recorded, or the error that refused it.
+        """
+        results: list[bool | Exception] = []
+        with call_within(self.store.timeout):
+            self._learn.add(requests[1:])
+            for request in requests:
+                try:
+                    results.append(bool(self._learn(request)[0]))
+                except ValueError as error:
+                    results.append(error)
+        return results
+
+    def erase(self, owner: str, checkpoint: Callable[[Projection], tuple[Event, bytes]]) -> int:
+        """Blank the personal parts of a unit, and return the number of its decisions.
+
+        Where the program has a context, its rows leave the history, and no reward can be learnt any more.
+
+        Args:
+            owner: the key of the unit.
+            checkpoint: returns the announcement and the contents of a checkpoint.
+        """
+        with call_within(self.store.timeout), held(self.fold_lock):
+            while True:
+                self._fold_new_events()
+                projection = self.projection
+                decisions = [event for event in self.store.owned(self.name, owner) if event.kind == DECIDED]
+                if not decisions:
+                    self.store.scrub()  # an earlier call may have been ended before it
+                    return 0
+                ids = [str(event.decision) for event in decisions]
+                records = [fold_decision(events) for events in self.store.find(self.name, ids).values()]
+                has_context = projection.task.model.context is not None
+                rows = sorted(record.row for record in records if record.row is not None) if has_context else []
+                after, batch = forgotten(projection, rows, True), new_id()
+                events = [new_event(FORGOTTEN, {"rows": rows, "num_decisions": len(decisions)})]
+                for record in records:
+                    if has_context and record.status == PENDING_STATUS:
+                        id, body = record.decided.decision, {"reason": "erased"}
+                        events.append(
+                            new_event(DISCARDED, body, decision=id, batch=batch, arm=record.arm, settles=True)
+                        )
+                announcement, contents = checkpoint(after)
+                try:
+                    recorded = self.store.erase(
+                        self.name, owner, [*events, announcement], projection.position, contents
+                    )
+                except Conflict:
+                    continue
+                self._fold_new_events(before=recorded[0].position)  # decisions of other threads and processes
+                position, num_played = recorded[-1].position, self.projection.num_played
+                self.projection = after._replace(position=position, num_played=num_played)
+                return len(decisions)
 
     def change_arms(self, names: list[Any], retired: frozenset[int]) -> None:
         """Record new or retired arms, and continue with them."""
@@ -267,24 +402,20 @@ class Experiment:
                 self.projection = after._replace(position=position, num_played=num_played)
                 return self.projection
 
-    def resume(self, position: int, learner: Learner | None) -> None:
-        """Fold the stream from its beginning.
-
-        Args:
-            position: up to here, no event is learnt again.
-            learner: the posterior at that position; None to learn all rows up to it in one batch.
-        """
+    def resume(self, position: int) -> None:
+        """Fold the stream from its beginning; the rows up to a position are learnt in one batch."""
         with self.fold_lock:
             for batch in read_batches(self.store, self.name, 0):
                 if batch[-1].position > position and self.projection.position <= position:
-                    self.set_posterior(learner)
+                    self.set_posterior()
                 self.fold(batch, is_learning=batch[-1].position > position)
             if self.projection.position <= position:
-                self.set_posterior(learner)
+                self.set_posterior()
 
     def restore(self, projection: Projection, next_number: int) -> None:
-        """Continue from the contents of a saved file."""
+        """Continue from the contents of a checkpoint or of a saved file."""
         self.projection, self._next_number = projection, next_number
+        self.checkpoint_position = projection.position
 
     def fold(self, batch: Sequence[Event], *, is_learning: bool = True) -> None:
         """Fold the recorded events of one call into the projection.
@@ -307,10 +438,9 @@ class Experiment:
             finally:
                 self.fold_lock.release()
 
-    def set_posterior(self, learner: Learner | None) -> None:
-        """Set the posterior at the current position; None learns all rows of the history in one batch."""
-        if learner is None:
-            learner = refit(self.projection, self.projection.history)[0]
+    def set_posterior(self) -> None:
+        """Set the posterior at the current position: learn all rows of the history in one batch."""
+        learner = refit(self.projection, self.projection.history)[0]
         self.projection = self.projection._replace(learner=learner)
 
     def _fold_new_events(self, before: int | None = None) -> None:
@@ -333,6 +463,10 @@ class Experiment:
             if not is_learning:
                 return projection._replace(retired=frozenset(first.body["retired"]))
             return self._with_arms(projection, first)
+        if first.kind == CHECKPOINT:
+            return projection
+        if first.kind == FORGOTTEN:
+            return forgotten(projection, first.body["rows"], is_learning)
         if first.kind == LOOKED:
             return _with_look(projection, first.body)
         if first.kind in (OPENED, CHANGED):
@@ -376,6 +510,18 @@ class Experiment:
             unplayed = mask & (projection.num_played < self.burn_in)
             mask = unplayed if unplayed.any() else mask
         return mask
+
+
+def rows_until(store: Store, name: str, position: int, projection: Projection) -> History:
+    """Return the rows that were learnt up to a position.
+
+    Args:
+        projection: the state before the first event, with all arms.
+    """
+    experiment = Experiment(store, name, projection, lambda names: (projection.task, projection.prior))
+    for batch in read_batches(store, name, 0, position + 1):
+        experiment.fold(batch, is_learning=False)
+    return experiment.history
 
 
 def _with_look(projection: Projection, body: Mapping[str, Any]) -> Projection:

@@ -52,10 +52,15 @@ def fingerprint(model: RewardModel) -> str:
 def experiment_identity(task: Task, engine: Engine, burn_in: int) -> dict[str, Any]:
     """Return program and settings as JSON values, by the names of a bandit's arguments.
 
-    An experiment without late entries has no key "late", as in journals that are older than this setting.
+    An experiment without late entries has no key "late", nor one of a window that it does not have, as in older journals.
     """
-    late = {"late": list(task.late)} if task.late else {}
-    return late | {
+    optional: dict[str, Any] = {"late": list(task.late)} if task.late else {}
+    unit_window, reward_window, default = task.windows
+    if unit_window is not None:
+        optional["unit_window"] = unit_window
+    if reward_window is not None:
+        optional |= {"reward_window": reward_window, "default_reward": None if default is None else dict(default)}
+    return optional | {
         "program": fingerprint(task.model),
         "arms": list(task.arms.names),
         "context": _context_shape(task.model.context),
@@ -97,6 +102,9 @@ def arguments_from_identity(identity: Mapping[str, Any], engine: Any = None, sel
         "burn_in": identity["burn_in"],
         "design": identity.get("design"),
         "late": tuple(identity.get("late", ())),
+        "unit_window": identity.get("unit_window"),
+        "reward_window": identity.get("reward_window"),
+        "default_reward": identity.get("default_reward"),
     }
 
 
@@ -127,7 +135,7 @@ def selector_from(description: Mapping[str, Any]) -> Selector:
 def identity_differences(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Describe each argument that differs between two identities."""
     found = []
-    for name in {**given, "late": None}:
+    for name in dict.fromkeys([*given, *recorded]):
         before, after = recorded.get(name), given.get(name)
         if before == after:
             continue

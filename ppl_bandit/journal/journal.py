@@ -93,7 +93,7 @@ class Journal:
         kept = None if head is None else _parse_head(head)
         if kept is None:
             self.store.check_name(name)
-        self.store.check(name, kept)
+        self.store.check(name, kept, since=None)
 
     def close(self) -> None:
         """Close the connection; bandits that use this journal then raise JournalError."""

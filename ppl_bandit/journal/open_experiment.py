@@ -1,17 +1,19 @@
 """Open an experiment: start its stream, or continue it if program and settings are the recorded ones."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.journal.checkpoints import load_checkpoint
 from ppl_bandit.journal.events import ARMS, CHANGED, LOOKED, OPENED, Event, new_event
-from ppl_bandit.journal.experiment import BuildTask, Experiment
+from ppl_bandit.journal.experiment import BuildTask, Experiment, rows_until
 from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions
 from ppl_bandit.journal.projection import Projection, initial_projection
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, ReadingEvent
+from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
@@ -55,7 +57,7 @@ def read_header(store: SqlStore, name: str) -> ExperimentHeader:
 
 def _find_header(store: SqlStore, name: str) -> ExperimentHeader | None:
     header = None
-    for event in store.read(name, kinds=(OPENED, CHANGED, ARMS, LOOKED)):
+    for event in store.settings(name):
         with ReadingEvent(name, event.position):
             header = _fold_header(header, event)
     return header
@@ -70,8 +72,8 @@ def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHea
         identity, position = body["identity"], event.position if event.kind == CHANGED else 0
         names, columns = list(identity["arms"]), body["context_columns"]
         return ExperimentHeader(identity, body["versions"], names, frozenset(), position, position, columns)
-    if header is None:
-        return None
+    if header is None or event.kind != ARMS:
+        return header
     last_refit = event.position if len(body["arms"]) > len(header.names) else header.last_refit
     return header._replace(names=body["arms"], retired=frozenset(body["retired"]), last_refit=last_refit)
 
@@ -93,9 +95,9 @@ def open_experiment(
     projection = initial_projection(task, prior)
     if isinstance(store, MemoryStore):
         return Experiment(store, name, projection, build, burn_in)
-    store.check(name)
     header = _find_header(store, name)
     if header is None:
+        store.check(name)
         identity = experiment_identity(task, prior.engine, burn_in)
         try:
             store.append(name, [_identity_event(OPENED, task, identity)], after=0)
@@ -123,6 +125,8 @@ def _continue(
     else:
         identity = experiment_identity(task, prior.engine, burn_in)
     differences = identity_differences(header.identity, identity)
+    if differences:
+        store.check(name)  # an edited event may be the reason
     if differences and not allow_changed:
         hint = (
             ""
@@ -157,11 +161,22 @@ def _continue(
             f"the experiment {name!r} has the arms {header.names}, and {names} were given: use add_arm for a new one"
         )
     experiment = Experiment(store, name, projection, build, burn_in, identity)
-    checkpoint = load_checkpoint(store, name, identity, projection)
-    if checkpoint is not None and checkpoint[0] >= header.last_refit:
-        experiment.resume(*checkpoint)
-    else:
-        experiment.resume(header.last_refit, None)
+    checkpoint = load_checkpoint(store, name, identity, projection, header.last_refit)
+    if checkpoint is None:
+        store.check(name)
+        experiment.resume(header.last_refit)
+        return experiment
+    store.check(name, since=(checkpoint.position, checkpoint.digest))
+
+    @functools.cache
+    def earlier_rows() -> History:
+        return rows_until(store, name, checkpoint.position, projection)
+
+    history = History(projection.task.model.outcomes, checkpoint.num_rows, earlier_rows)
+    history.num_completed = checkpoint.num_completed
+    fields = checkpoint.fields | {"position": checkpoint.position, "history": history}
+    experiment.restore(projection._replace(**fields), checkpoint.next_number)
+    experiment.catch_up()
     return experiment
 
 

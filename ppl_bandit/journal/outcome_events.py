@@ -18,7 +18,7 @@ import numpy as np
 
 from ppl_bandit.inputs.late_entries import late_numbers
 from ppl_bandit.inputs.partial_rewards import impossible_outcome, irrelevant_outcomes
-from ppl_bandit.journal.decision_record import (
+from ppl_bandit.journal.decision_events import (
     DISCARDED_STATUS,
     PENDING_STATUS,
     REWARDED_STATUS,
@@ -46,11 +46,15 @@ class Reported(NamedTuple):
         values: {outcome: value}.
         late: {late entry of the context: value}.
         unchanged: other entries of the context, which must be those of the decision.
+        shown: index of the arm that was shown, if the caller says so.
+        propensity: the probability with which it was shown; None if that is not known.
     """
 
     values: Mapping[str, float]
     late: Mapping[str, Any] = MappingProxyType({})
     unchanged: Mapping[str, Any] = MappingProxyType({})
+    shown: int | None = None
+    propensity: float | None = None
 
 
 def reward_events(experiment: Experiment, rewards: Mapping[str, Reported], is_correction: bool) -> MakeEvents:
@@ -65,7 +69,7 @@ def reward_events(experiment: Experiment, rewards: Mapping[str, Reported], is_co
                 if not event.settles:
                     task, record = projection.task, records[id]
                     context = context_from_leaves(task.model, record.context)
-                    _refuse_impossible(task, [int(record.decided.arm or 0)], context, reported.values)
+                    _refuse_impossible(task, [int(event.arm or 0)], context, reported.values)
                 events.append(event)
         return events
 
@@ -144,15 +148,26 @@ def _reward_event(
     task = projection.task
     values, outcomes, decided, known = reported.values, task.model.outcomes, record.decided, record.reported
     id = decided.decision
+    if record.is_erased and task.model.context is not None:
+        raise UnknownDecision(
+            f"decision {id!r} was erased with its unit: its reward cannot be learnt without its context"
+        )
+    is_late_reward, is_correction = record.is_expired and not is_correction, is_correction or record.is_expired
     context, is_context_changed = _completed_context(task, record, reported, is_correction)
+    shown = record.shown if reported.shown is None else (reported.propensity,)
+    arm = record.arm if reported.shown is None else reported.shown
+    is_same_arm = (arm, shown) == (record.arm, record.shown)
     differs = any(name in known and known[name] != value for name, value in values.items())
+    differs |= bool(known) and not is_same_arm
     is_repeated = not differs and not is_context_changed and values.keys() <= known.keys()
     if record.status != DISCARDED_STATUS and is_repeated:
         return None
     if differs and not is_correction:
+        names = task.arms.names
+        was, now = ("", "") if is_same_arm else (f" of arm {names[record.arm]!r}", f" of arm {names[arm]!r}")
         raise AlreadyRewarded(
-            f"decision {id!r} already has the reward {_format(known)}, and {_format(values)} was given: pass correct=True to "
-            "replace it"
+            f"decision {id!r} already has the reward {_format(known)}{was}, and {_format(values)}{now} was given: pass "
+            "correct=True to replace it"
         )
     merged = {**known, **values}
     if record.status == DISCARDED_STATUS:
@@ -162,7 +177,7 @@ def _reward_event(
     irrelevant: tuple[str, ...] = ()
     missing = [name for name in outcomes if name not in merged]
     if missing:
-        arm, at = int(decided.arm or 0), context_from_leaves(task.model, context)
+        at = context_from_leaves(task.model, context)
         irrelevant = irrelevant_outcomes(task.model, arm, at, merged)
         merged |= dict.fromkeys(irrelevant, 0.0)
         missing = [name for name in missing if name not in irrelevant]
@@ -178,6 +193,10 @@ def _reward_event(
         body["context"] = context
     if task.late:
         body["late"] = sorted(late)
+    if shown:
+        body["shown"] = shown[0]
+    if is_late_reward:
+        body["is_late"] = True
     if irrelevant and not missing:
         body["irrelevant"] = list(irrelevant)
     kind = CORRECTED if record.status != PENDING_STATUS or (differs and record.row is not None) else REWARDED
@@ -189,7 +208,10 @@ def _reward_event(
             body |= {"reward": merged} | ({} if context is None else {"context": context})
         elif missing:
             body.pop("of", None)  # nothing more to learn yet
-    return new_event(kind, body, decision=id, batch=batch, arm=decided.arm, settles=not missing)
+    if "unit" in decided.body:
+        body["unit"] = decided.body["unit"]
+        body["personal"] = ["unit", "context"] if "context" in body else ["unit"]
+    return new_event(kind, body, decision=id, batch=batch, arm=arm, settles=not missing)
 
 
 def _learnt_in_part(

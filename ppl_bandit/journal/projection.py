@@ -13,6 +13,8 @@ import numpy as np
 
 from ppl_bandit.journal.events import CORRECTED, IMPORTED, REWARDED, Event
 from ppl_bandit.journal.stores.grouped_calls import Request
+from ppl_bandit.journal.stores.personal import ERASED
+from ppl_bandit.journal.stores.store import Key
 from ppl_bandit.posterior.fallback import NotCertified, learn
 from ppl_bandit.posterior.history import History, RowEdit
 from ppl_bandit.posterior.learning import Learner, Rows, start
@@ -25,6 +27,7 @@ __all__ = [
     "Projection",
     "edited_history",
     "extend_history",
+    "forgotten",
     "is_learnt_in_part",
     "learning_in_part",
     "context_from_leaves",
@@ -117,6 +120,18 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
     return LearningStep(projection._replace(learner=after, history=edited), rows, info, warnings)
 
 
+def forgotten(projection: Projection, rows: Sequence[int], is_learning: bool) -> Projection:
+    """Return the projection without the rows of an erased unit.
+
+    The posterior keeps what it has learnt from them, unless its engine stores rows: then it learns the others again.
+    """
+    history = projection.history.edited(dict.fromkeys(rows)) if rows else projection.history
+    projection = projection._replace(history=history)
+    if rows and is_learning and projection.learner.engine.capabilities.reserve is not None:
+        projection = projection._replace(learner=refit(projection, history)[0])
+    return projection
+
+
 def is_learnt_in_part(events: Sequence[Event]) -> bool:
     """Return whether an event brings some outcomes of a row only."""
     return any("counted" in event.body for event in events)
@@ -144,19 +159,23 @@ class LearnRequest(Request):
 
     Args:
         make_events: returns the events, given the latest projection; it may raise to refuse, or return none.
+        repeat: see `Experiment.learn`.
     """
 
-    def __init__(self, make_events: Callable[[Projection], list[Event]]):
-        self.make_events = make_events
+    def __init__(self, make_events: Callable[[Projection], list[Event]], repeat: Any = None):
+        self.make_events, self.repeat = make_events, repeat
 
 
 def learn_requests(
-    projection: Projection, requests: Sequence[LearnRequest]
+    projection: Projection, requests: Sequence[LearnRequest], found: Mapping[str, Key]
 ) -> list[tuple[LearnRequest, list[Event], LearningStep]]:
     """Learn from the events of several calls, one after another; return those to record.
 
     Requests that are refused, or have no events, get their result. Only first rewards of different decisions are learnt in one
     group, because other events are checked against those that are recorded; a request that must wait is left as it is.
+
+    Args:
+        found: the recorded keys of the requests that may be repeated.
     """
     planned: list[tuple[LearnRequest, list[Event], LearningStep]] = []
     decisions: set[str | None] = {None}  # rows of no decision are learnt alone
@@ -164,7 +183,12 @@ def learn_requests(
         if request.is_done:
             continue
         try:
-            events = request.make_events(projection)
+            if request.repeat is not None and any(
+                other.repeat is not None and other.repeat.name == request.repeat.name for other, _, _ in planned
+            ):
+                continue  # it is a repetition of a request in the group
+            is_repeated = request.repeat is not None and request.repeat.is_recorded(found)
+            events = [] if is_repeated else request.make_events(projection)
             if not events:
                 request.result = [], None, []
                 continue
@@ -236,6 +260,7 @@ def reward_changes(
         edit = RowEdit(
             {name: float(values[0]) for name, values in piece.rewards.items()},
             body["context"] if "late" in body else None,
+            event.arm if "shown" in body else None,
         )
         if event.kind == REWARDED:
             completed[position] = edit, piece
@@ -275,6 +300,8 @@ def _rows_of_event(model: RewardModel, event: Event) -> Rows | None:
         rewards = {name: np.asarray(values, np.float64) for name, values in body["rewards"].items()}
         return Rows(np.asarray(body["arms"], np.int64), rewards, context_from_leaves(model, body["contexts"]))
     if event.kind not in (REWARDED, CORRECTED) or not (event.settles or "counted" in body):
+        return None
+    if ERASED in body and model.context is not None:
         return None
     context = context_from_leaves(model, body.get("context"))
     contexts = None if context is None else jax.tree.map(lambda leaf: leaf[None], context)

@@ -12,6 +12,7 @@ from ppl_bandit.journal.decision_events import choose_arms
 from ppl_bandit.journal.events import DECIDED, LOOKED, Event
 from ppl_bandit.journal.experiment import BuildTask, Experiment
 from ppl_bandit.journal.projection import Projection, context_from_leaves, initial_projection
+from ppl_bandit.journal.stores.personal import ERASED
 from ppl_bandit.journal.stores.store import ReadingEvent, Store, read_batches
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
@@ -30,12 +31,14 @@ class ReplayResult(NamedTuple):
         num_checked: number of decisions made again; those before the last change of the experiment cannot be.
         position: of the first decision that differs; None if all agree.
         difference: in words.
+        num_erased: decisions that cannot be made again: a context that they depend on was erased with its unit.
     """
 
     num_decisions: int
     num_checked: int
     position: int | None = None
     difference: str = ""
+    num_erased: int = 0
 
 
 def replay(
@@ -64,20 +67,25 @@ def replay(
     late, num_decisions = _find_late_decisions(store, name, after)
     num_uses = Counter(late.values())
     kept: dict[int, Projection] = {}
-    num_checked, is_started = 0, False
+    num_checked, num_erased, is_started, has_erased_rows = 0, 0, False, False
+    has_context = task.model.context is not None
     for batch in read_batches(store, name, 0, whole=True):
         first = batch[0].position
         if batch[-1].position <= after:
             experiment.fold(batch, is_learning=False)
             continue
         if not is_started:
-            experiment.set_posterior(None)
+            experiment.set_posterior()
             is_started = True
         if first in num_uses:
             kept[first] = experiment.projection
         # A late decision that depends on rewards before `after` cannot be made again.
         if batch[0].kind == DECIDED and late.get(first, after + 1) > after:
             projection = kept[late[first]] if first in late else experiment.projection
+            if has_context and (has_erased_rows or any(ERASED in event.body for event in batch)):
+                num_erased += len(batch)
+                experiment.fold(batch)
+                continue
             num_checked += len(batch)
             with ReadingEvent(name, first):
                 difference = _first_difference(projection, batch)
@@ -87,7 +95,8 @@ def replay(
                 num_uses[late[first]] -= 1
                 if not num_uses[late[first]]:
                     del kept[late[first]]
-        if batch[0].kind == LOOKED:
+        has_erased_rows |= batch[0].kind != DECIDED and any(ERASED in event.body for event in batch)
+        if batch[0].kind == LOOKED and not (has_context and has_erased_rows):
             with ReadingEvent(name, first):
                 difference_of_look = look_difference(experiment.projection, batch[0])
             if difference_of_look:
@@ -95,7 +104,7 @@ def replay(
         experiment.fold(batch)
         if advance is not None:
             advance(len(batch))
-    return ReplayResult(num_decisions, num_checked)
+    return ReplayResult(num_decisions, num_checked, num_erased=num_erased)
 
 
 def _find_late_decisions(store: Store, name: str, after: int) -> tuple[dict[int, int], int]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ppl_bandit.journal.decision_record import DISCARDED_STATUS, PENDING_STATUS, REWARDED_STATUS, DecisionRecord
+from ppl_bandit.journal.decision_events import DISCARDED_STATUS, PENDING_STATUS, REWARDED_STATUS, DecisionRecord
 from ppl_bandit.posterior.learning import Learner, draw
 from ppl_bandit.program.model.reward_model import RewardModel
 
@@ -219,12 +219,14 @@ def _drifts(
     rewarded.sort(key=lambda record: record.row or 0)
     if not rewarded:
         return []
-    has_context = rewarded[0].decided.body.get("context") is not None
+    has_context = any(record.context is not None for record in rewarded)
+    if has_context:  # those of erased units have none
+        rewarded = [record for record in rewarded if record.context is not None]
     if (has_context and (model is None or learner is None)) or (model is not None and model.moving_sites):
         return None
     outcomes = list(rewarded[0].reward)
     values = {name: np.array([record.reward[name] for record in rewarded], float) for name in outcomes}
-    arms = np.array([record.decided.arm for record in rewarded], int)
+    arms = np.array([record.arm for record in rewarded], int)
     if has_context and model is not None and learner is not None:
         values = _predictive_ranks(model, learner, arms, values, rewarded)
     threshold, found = len(names) * len(outcomes) / LEVEL, []

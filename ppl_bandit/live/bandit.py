@@ -13,6 +13,7 @@ from os import PathLike
 from typing import Any, overload
 
 import jax
+import numpy as np
 
 from ppl_bandit import engines, selectors
 from ppl_bandit.inputs.arms import Arms
@@ -20,14 +21,17 @@ from ppl_bandit.inputs.checks import check_contexts, check_engine, check_selecto
 from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_flag, check_text
-from ppl_bandit.journal.checkpoints import save_checkpoint
-from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
+from ppl_bandit.journal.events import CHECKPOINT, Event, new_event
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import open_experiment
 from ppl_bandit.journal.outcome_events import MakeEvents, Reported, discard_events, expiry_events
-from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.projection import LearnRequest, Projection, context_from_leaves
+from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
 from ppl_bandit.journal.stores.memory import MemoryStore
+from ppl_bandit.journal.stores.personal import unit_key
 from ppl_bandit.live.arm_changes import arms_with, retired_with
+from ppl_bandit.live.asking import ask_slate, asks_of, decide_asked, plain, repeat_of
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids, decision_notes
 from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_design
 from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
@@ -36,6 +40,7 @@ from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_va
 from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.slates import check_size
 from ppl_bandit.live.views import ReadableBandit
+from ppl_bandit.live.windows import check_windows
 from ppl_bandit.posterior.deciding import SIZES
 from ppl_bandit.posterior.learning import Learner, prepare_batches, start
 from ppl_bandit.posterior.task import Task
@@ -48,7 +53,7 @@ from ppl_bandit.types import Engine, Selector
 
 __all__ = ["Bandit"]
 
-_ROWS_PER_CHECKPOINT = 1000
+_EVENTS_PER_CHECKPOINT = 2000  # opening folds at most as many, in about 0.1 s
 _DEFAULT_SELECTOR = selectors.double_sampling()  # shared, so that bandits share its compiled functions
 
 
@@ -76,6 +81,9 @@ class Bandit(ReadableBandit):
             are used.
         late: entries of a dict context that are known only with the reward, such as the days of follow-up. Decisions use
             their example values; `update(decision, reward, context={"days": 12.0})` brings those that are learnt.
+        unit_window: seconds or a timedelta that the decision of a unit stands, see `select`; None: for ever.
+        reward_window: seconds or a timedelta after which a pending decision is settled by itself; None: never.
+        default_reward: the reward of overdue decisions, such as 0 for a click that did not come; None discards them.
         allow_changed: whether to continue an experiment with another program or other settings than it was opened with; the
             change is recorded.
 
@@ -101,6 +109,9 @@ class Bandit(ReadableBandit):
         name: str | None = None,
         design: Design | Mapping[str, Any] | None = None,
         late: Sequence[str] = (),
+        unit_window: Any = None,
+        reward_window: Any = None,
+        default_reward: Any = None,
         allow_changed: bool = False,
     ):
         self.num_samples = check_count(num_samples, "num_samples")
@@ -130,13 +141,15 @@ class Bandit(ReadableBandit):
             self._program = program
             self._reward_model = RewardModel(program, len(names), context, outcomes)
         self._late = check_late_names(self._reward_model, late)
+        self._windows = check_windows(self._reward_model, self._late, unit_window, reward_window, default_reward)
+        self._next_sweep = 0.0
         check_information_directed(self._reward_model, self._selector)
         self._context_structure: Any = jax.tree.structure(self._reward_model.context)
         task, prior = self._build(list(names.names), not isinstance(program, RewardModel))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
-        self._num_rows_in_checkpoint = self.num_rewards
+        self._owns_journal = self._journal is not journal
         silent = [self.arms[arm] for arm in outcome_information(self._reward_model).silent]
         if silent:
             warnings.warn(silent_arms_note(silent), stacklevel=2)
@@ -154,12 +167,30 @@ class Bandit(ReadableBandit):
         self._learner.run.wait()
 
     @overload
-    def select(self, context: Any = None, allowed: Any = None, *, size: None = None) -> Decision: ...
+    def select(
+        self,
+        context: Any = None,
+        allowed: Any = None,
+        *,
+        size: None = None,
+        unit: str | None = None,
+        request_id: str | None = None,
+    ) -> Decision: ...
 
     @overload
-    def select(self, context: Any = None, allowed: Any = None, *, size: int) -> Slate: ...
+    def select(
+        self, context: Any = None, allowed: Any = None, *, size: int, unit: None = None, request_id: str | None = None
+    ) -> Slate: ...
 
-    def select(self, context: Any = None, allowed: Any = None, *, size: int | None = None) -> Decision | Slate:
+    def select(
+        self,
+        context: Any = None,
+        allowed: Any = None,
+        *,
+        size: int | None = None,
+        unit: str | None = None,
+        request_id: str | None = None,
+    ) -> Decision | Slate:
         """Decide which arm to play, or which arms to show in order, and record the decision.
 
         Args:
@@ -167,13 +198,35 @@ class Bandit(ReadableBandit):
             allowed: the arms that may be played, as a list or a mask of booleans; None allows all.
             size: number of places of a slate: distinct arms, chosen one after another from the same posterior. Each place is
                 an ordinary decision among the arms that are left. None chooses one arm.
+            unit: who the decision is for, a text of at most 256 bytes. A unit has one standing decision: asking again returns
+                it, as long as its arm is allowed and not retired, it was not discarded, and `unit_window` is not over.
+            request_id: id of this request, a text of at most 256 bytes. The same request gives the same decision, from any
+                process.
+
+        Raises:
+            RequestIdReused: if the request was made with other arguments.
         """
-        projection = self._catch_up(wait=False)
-        if self._design is not None:
-            refuse_stopped(projection, self._design)
-        context = fill_late(projection.task.model, self._late, context)
-        context = check_contexts(projection.task.model, context, None, "context")
-        mask = projection.task.arms.mask(allowed)
+        with self._experiment.call():
+            projection = self._catch_up(wait=False)
+            context = fill_late(projection.task.model, self._late, context)
+            context = check_contexts(projection.task.model, context, None, "context")
+            mask = projection.task.arms.mask(allowed)
+            if unit is None and request_id is None:
+                return self._decide(projection, context, mask, size)
+            leaves = jax.tree.map(lambda leaf: leaf[None], context)
+            asks = asks_of([unit], [request_id], 1, leaves, [plain(allowed), plain(size)], ("unit", "request_id"))
+            if size is not None:
+                if unit is not None:
+                    raise ValueError(
+                        "unit was given with size: a unit has one decision; give request_id to repeat a slate"
+                    )
+                size, refuse = check_size(projection, mask, size), self._refuse_stopped
+                events = ask_slate(self._experiment, projection, mask, context, size, asks[0], refuse)
+                return Slate(tuple(self._decision(projection, event) for event in events))
+            return self._decide_asked(projection, mask, context, asks, is_batch=False)[0]
+
+    def _decide(self, projection: Projection, context: Any, mask: np.ndarray, size: int | None) -> Decision | Slate:
+        self._refuse_stopped(projection, 1)
         if size is not None:
             size = check_size(projection, mask, size)
             events = self._experiment.decide_slate(projection, mask, context, size)
@@ -181,8 +234,26 @@ class Bandit(ReadableBandit):
         (event,) = self._experiment.decide(projection, mask, context, None)
         return self._decision(projection, event)
 
+    def _decide_asked(
+        self, projection: Projection, mask: np.ndarray, contexts: Any, asks: list[Ask], *, is_batch: bool
+    ) -> list[Decision]:
+        window, refuse = self._windows.unit, self._refuse_stopped
+        given = self._experiment, projection, mask, contexts, asks, window, refuse
+        projection, events = decide_asked(*given, is_batch=is_batch)
+        return [self._decision(projection, event) for event in events]
+
+    def _refuse_stopped(self, projection: Projection, num_new: int) -> None:
+        if self._design is not None:
+            refuse_stopped(projection, self._design, num_new)
+
     def select_many(
-        self, contexts: Any = None, *, num_decisions: int | None = None, allowed: Any = None
+        self,
+        contexts: Any = None,
+        *,
+        num_decisions: int | None = None,
+        allowed: Any = None,
+        units: Sequence[str | None] | None = None,
+        request_ids: Sequence[str | None] | None = None,
     ) -> list[Decision]:
         """Make many decisions at once; each has its own posterior draws, as if made one after another.
 
@@ -191,14 +262,21 @@ class Bandit(ReadableBandit):
                 found by name.
             num_decisions: number of decisions, for a program without context.
             allowed: as in `select`.
+            units: the unit of each decision, or None, as in `select`. Equal ones get the same decision.
+            request_ids: the id of each request, or None, as in `select`.
         """
-        projection = self._catch_up(wait=False)
-        contexts, num_rows = contexts_of_decisions(projection.task.model, contexts, num_decisions, self._late)
-        if self._design is not None:
-            refuse_stopped(projection, self._design, num_rows)
-        mask = projection.task.arms.mask(allowed)
-        events = self._experiment.decide(projection, mask, contexts, num_rows)
-        return [self._decision(projection, event) for event in events]
+        with self._experiment.call():
+            projection = self._catch_up(wait=False)
+            contexts, num_rows = contexts_of_decisions(projection.task.model, contexts, num_decisions, self._late)
+            mask = projection.task.arms.mask(allowed)
+            asks = (
+                asks_of(units, request_ids, num_rows, contexts, [plain(allowed), None]) if units or request_ids else []
+            )
+            if asks:
+                return self._decide_asked(projection, mask, contexts, asks, is_batch=True)
+            self._refuse_stopped(projection, num_rows)
+            events = self._experiment.decide(projection, mask, contexts, num_rows)
+            return [self._decision(projection, event) for event in events]
 
     def look(self) -> LookVerdict:
         """Take the look that is due by the design, record it, and say whether to stop.
@@ -227,6 +305,9 @@ class Bandit(ReadableBandit):
         arm: Any = None,
         context: Any = None,
         correct: bool = False,
+        shown: Any = None,
+        propensity: float | None = None,
+        request_id: str | None = None,
     ) -> Any:
         """Learn from one reward: of a decision of this bandit, or of an arm that another system decided to play.
 
@@ -241,13 +322,55 @@ class Bandit(ReadableBandit):
             context: without a decision, its context; with one, {entry: value} of its late entries.
             correct: whether to replace the reward reported before. The posterior then is as if only the new reward had been
                 reported.
+            shown: the arm that was really shown, if another system replaced that of the decision; it is learnt as that arm.
+            propensity: the probability with which it was shown. Without it, `evaluate` leaves this reward out.
+            request_id: id of this request, a text of at most 256 bytes. A repeated request changes nothing.
 
         Returns:
             The engine's diagnostics of this update; None if there was nothing new to learn, or outcomes are missing.
         """
-        if decision is None:
+        with self._experiment.call():
+            if decision is None:
+                self._catch_up()
+            given = decision, reward, arm, context, correct, shown, propensity
+            return self._learn(one_reward(self._experiment, *given), repeat_of(request_id, given))[1]
+
+    def update_each(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | Exception]:
+        """Learn from many rewards at once; one that is refused leaves the others as they are.
+
+        Args:
+            rows: the arguments of `update` for each reward, by name.
+
+        Returns:
+            For each row, whether something was recorded (False if it was known), or the error that `update` would raise.
+        """
+        found: list[bool | Exception | LearnRequest] = []
+        with self._experiment.call():
             self._catch_up()
-        return self._learn(one_reward(self._experiment, decision, reward, arm, context, correct))[1]
+            for row in rows:
+                try:
+                    found.append(self._request(**row))
+                except (ValueError, TypeError) as error:
+                    found.append(error)
+            requests = [one for one in found if isinstance(one, LearnRequest)]
+            results = iter(self._experiment.learn_each(requests))
+            self._checkpoint(_EVENTS_PER_CHECKPOINT)
+            return [next(results) if isinstance(one, LearnRequest) else one for one in found]
+
+    def _request(
+        self,
+        decision: Any = None,
+        reward: Any = None,
+        *,
+        arm: Any = None,
+        context: Any = None,
+        correct: bool = False,
+        shown: Any = None,
+        propensity: float | None = None,
+        request_id: str | None = None,
+    ) -> LearnRequest:
+        given = decision, reward, arm, context, correct, shown, propensity
+        return LearnRequest(one_reward(self._experiment, *given), repeat_of(request_id, given))
 
     def update_many(
         self,
@@ -297,18 +420,56 @@ class Bandit(ReadableBandit):
         correct = check_flag(correct, "correct")
         self._learn(discard_events(self._experiment, decision_ids(decision), correct))
 
-    def expire(self, older_than: Any, reward: Any = None, *, context: Any = None) -> int:
+    def expire(self, older_than: Any = None, reward: Any = None, *, context: Any = None) -> int:
         """Settle decisions whose reward has been pending for too long, and return their number.
 
+        A reward that comes after that is recorded as a correction.
+
         Args:
-            older_than: seconds, or a timedelta.
+            older_than: seconds, or a timedelta; None takes `reward_window` and `default_reward`.
             reward: the reward to record for them, such as 0 for a click that did not come; None discards them.
             context: {entry: value} of the late entries to record with the reward.
         """
+        if older_than is None:
+            if self._windows.reward is None or reward is not None:
+                raise ValueError("older_than is missing: give it, or build the bandit with reward_window=")
+            self._next_sweep = 0.0
+            return self._expire_overdue()
         until = time.time() - as_seconds(older_than, "older_than")
         late, _ = check_late_values(self.model, self._late, context, None, "context")
         values = None if reward is None else Reported(reward_values(self.model, reward), late)
         return len(self._learn(expiry_events(self._experiment, until, values))[0])
+
+    def _expire_overdue(self) -> int:
+        """Settle the decisions that are overdue by `reward_window`; at most once a second, or a tenth of the window."""
+        window, now = self._windows.reward, time.time()
+        if window is None or now < self._next_sweep:
+            return 0
+        self._next_sweep = now + min(1.0, window / 10)
+        until, default = now - window, self._windows.default
+        experiment = self._experiment
+        place = experiment.name, until, experiment.settled_until
+        if not experiment.store.pending(*place):
+            experiment.settled_until = experiment.store.first_after(*place) - 1
+            return 0
+        return len(
+            self._learn(expiry_events(self._experiment, until, None if default is None else Reported(default)))[0]
+        )
+
+    def erase(self, unit: str) -> int:
+        """Erase a unit: blank its name and the contexts of its decisions and rewards; return the number of its decisions.
+
+        The posterior stays as it is, unless its engine stores rows. With a context, the unit's rows leave `history`, pending
+        decisions are discarded, and a later correction or new arm learns without them. A unit that asks again is a new one.
+        """
+        self._catch_up()
+        if unit is None:
+            raise ValueError("unit is missing: give the unit to erase")
+        owner, experiment = unit_key(str(check_unit(unit, "unit"))), self._experiment
+        if self._journal is None:
+            return experiment.erase(owner, lambda projection: (new_event(CHECKPOINT, {}), b""))
+        store = self._journal.store
+        return experiment.erase(owner, lambda projection: make_checkpoint(experiment, store, projection))
 
     def add_arm(self, name: str | None = None) -> Any:
         """Add an arm, which starts at its prior, or bring back a retired one; return its name.
@@ -364,6 +525,26 @@ class Bandit(ReadableBandit):
         saved.restore(bandit._experiment, check_flag(allow_changed, "allow_changed"))
         return bandit
 
+    def close(self) -> None:
+        """Store the posterior, so that the experiment opens at once, and close the journal; later calls raise JournalError.
+
+        A `Journal` that the bandit was given stays open. `with Bandit(...) as bandit:` closes it at the end.
+        """
+        if self._is_closed:
+            return
+        self._check_process()
+        self._checkpoint(2)  # one event is that of the last checkpoint itself
+        self._is_closed = True
+        if self._owns_journal:
+            assert self._journal is not None
+            self._journal.close()
+
+    def __enter__(self) -> "Bandit":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
     def __reduce__(self) -> Any:
         raise TypeError(
             "a Bandit cannot be pickled or copied: it holds compiled functions; use save(path) and Bandit.load(path, program)"
@@ -378,25 +559,36 @@ class Bandit(ReadableBandit):
             model = RewardModel(self._program, len(names), model.context, model.outcomes)
         arms = Arms(len(names), None) if isinstance(names[0], int) else Arms(None, names)
         task = Task(model, arms, self._selector, self.num_samples, self.seed, self._may_fall_back, self._draws)
-        task = task._replace(late=self._late, factory=self._factory)
+        task = task._replace(late=self._late, factory=self._factory, windows=self._windows)
         prior = start(task, self._factory, is_model_new or model is not self._reward_model)
         return task if self._design is None else task._replace(design=design_record(self._design, task, prior)), prior
 
     def _look_difference(self, projection: Projection, event: Event) -> str:
         return "" if self._design is None else look_difference(projection, self._design, event.body)
 
-    def _learn(self, make_events: MakeEvents) -> tuple[list[Event], Any]:
+    def _catch_up(self, *, wait: bool = True) -> Projection:
+        projection = super()._catch_up(wait=wait)
+        return self._experiment.projection if self._expire_overdue() else projection
+
+    def _learn(self, make_events: MakeEvents, repeat: Repeat | None = None) -> tuple[list[Event], Any]:
         """Record events and learn from them; return the events and the engine's diagnostics. An error changes nothing."""
         self._check_process()
-        recorded, info, notes = self._experiment.learn(make_events)
-        if self._journal is not None and self.num_rewards >= self._num_rows_in_checkpoint + _ROWS_PER_CHECKPOINT:
-            with self._experiment.fold_lock:
-                self._num_rows_in_checkpoint = self.num_rewards
-                save_checkpoint(self._experiment, self._journal.store)
+        recorded, info, notes = self._experiment.learn(make_events, repeat)
+        self._checkpoint(_EVENTS_PER_CHECKPOINT)
         for note in notes:
             warnings.warn(note, stacklevel=3)
         return recorded, info
 
+    def _checkpoint(self, num_events: int) -> None:
+        """Store the posterior if the journal has got so many events since the last time."""
+        experiment = self._experiment
+        position = experiment.projection.position
+        if self._journal is not None and position >= experiment.checkpoint_position + num_events:
+            experiment.checkpoint_position = position  # other threads go on
+            save_checkpoint(experiment, self._journal.store)
+
     def _decision(self, projection: Projection, event: Event) -> Decision:
+        if isinstance(event.body["propensities"], list):  # it was recorded before
+            return decision_from_event(event, context_from_leaves(projection.task.model, event.body.get("context")), ())
         context = self._context_structure.unflatten(event.body.get("context") or ())
         return decision_from_event(event, context, decision_notes(projection.task, projection.learner, context))

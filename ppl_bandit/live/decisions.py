@@ -33,6 +33,8 @@ class Decision:
         propensities: (A,), the probability with which each arm would have been played.
         context: the context of the decision, or None.
         notes: warnings about these numbers; usually empty.
+        unit: that the decision is for, or None.
+        version: position of the last event that it knew.
     """
 
     id: str
@@ -43,6 +45,8 @@ class Decision:
     propensities: np.ndarray = field(repr=False)
     context: Any = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+    unit: str | None = None
+    version: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decision as JSON values, for a message or a log."""
@@ -55,6 +59,8 @@ class Decision:
             "propensities": self.propensities.tolist(),
             "context": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self.context),
             "notes": list(self.notes),
+            "unit": self.unit,
+            "version": self.version,
         }
 
 
@@ -96,16 +102,18 @@ class Slate:
 
 def decision_from_event(event: Event, context: Any, notes: tuple[str, ...]) -> Decision:
     """Return the decision that an event records."""
-    body, propensities = event.body, event.body["propensities"]
+    body, propensities = event.body, np.asarray(event.body["propensities"])
     return Decision(
         str(event.decision),
         body["name"],
-        body["best_arm_probs"],
+        np.asarray(body["best_arm_probs"]),
         body["num_candidates"],
-        propensities.item(event.arm),
+        propensities.item(int(event.arm or 0)),
         propensities,
         context,
         notes,
+        body.get("unit"),
+        body["absorbed"],
     )
 
 

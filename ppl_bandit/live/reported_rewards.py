@@ -14,12 +14,22 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.outcome_events import MakeEvents, Reported, import_events, reward_events
 from ppl_bandit.live.decisions import Decision, Slate, decision_id
 from ppl_bandit.posterior.learning import Rows
+from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = ["one_reward", "many_rewards", "reward_values"]
 
 
-def one_reward(experiment: Experiment, decision: Any, reward: Any, arm: Any, context: Any, correct: bool) -> MakeEvents:
+def one_reward(
+    experiment: Experiment,
+    decision: Any,
+    reward: Any,
+    arm: Any,
+    context: Any,
+    correct: bool,
+    shown: Any = None,
+    propensity: Any = None,
+) -> MakeEvents:
     """Return the events of `Bandit.update`; the arguments are its arguments."""
     task, correct = experiment.projection.task, check_flag(correct, "correct")
     if reward is None:
@@ -28,11 +38,17 @@ def one_reward(experiment: Experiment, decision: Any, reward: Any, arm: Any, con
         if arm is not None:
             raise ValueError("give a decision or arm=, not both: a decision has its arm")
         late, unchanged = check_late_values(task.model, task.late, context, None, "context")
+        index, prob = _check_shown(task, decision, shown, propensity)
         given = _by_place(decision, reward) if isinstance(decision, Slate) else {decision_id(decision): reward}
         reported = {
-            id: Reported(reward_values(task.model, own, is_partial=True), late, unchanged) for id, own in given.items()
+            id: Reported(reward_values(task.model, own, is_partial=True), late, unchanged, index, prob)
+            for id, own in given.items()
         }
         return reward_events(experiment, reported, correct)
+    if shown is not None or propensity is not None:
+        raise ValueError(
+            "shown= and propensity= need a decision: without one, give arm=, or update_many(arms=, propensity=)"
+        )
     if arm is None:
         raise ValueError("give a decision, or arm= (and context= for a program that takes one)")
     if correct:
@@ -42,6 +58,22 @@ def one_reward(experiment: Experiment, decision: Any, reward: Any, arm: Any, con
     rewards = check_rewards(task.model, reward, None, "reward")
     contexts = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
     return import_events(Rows(np.array([index]), rewards, contexts))
+
+
+def _check_shown(task: Task, decision: Any, shown: Any, propensity: Any) -> tuple[int | None, float | None]:
+    """Return the index of the arm that was shown, and its probability; None for what was not given."""
+    if shown is None:
+        if propensity is not None:
+            raise ValueError(
+                "propensity was given without shown=: a decision has its propensity; give the arm that was shown"
+            )
+        return None, None
+    if isinstance(decision, Slate):
+        raise ValueError(
+            "shown= was given with a slate: report the places one by one, as in update(slate.decisions[0], ...)"
+        )
+    prob = None if propensity is None else float(_check_propensity([propensity], 1)[0])
+    return task.arms.index(shown), prob
 
 
 def many_rewards(
@@ -76,7 +108,7 @@ def many_rewards(
         values = _by_decision(task.model, decisions, rewards)
         entries = check_late_values(task.model, task.late, contexts, len(values), "contexts")
         reported = {
-            id: Reported(own, *({name: column[row] for name, column in part.items()} for part in entries))
+            id: Reported(own, _row(entries[0], row), _row(entries[1], row))
             for row, (id, own) in enumerate(values.items())
         }
         return reward_events(experiment, reported, correct)
@@ -152,3 +184,7 @@ def _by_decision(model: RewardModel, decisions: Any, rewards: Any) -> dict[str, 
         raise ValueError("decisions has one decision twice: give each once")
     checked = check_rewards(model, rewards, len(ids), "rewards", is_partial=True)
     return {id: {name: float(values[row]) for name, values in checked.items()} for row, id in enumerate(ids)}
+
+
+def _row(entries: Mapping[str, Any], row: int) -> dict[str, Any]:
+    return {name: column[row] for name, column in entries.items()}

@@ -5,8 +5,8 @@ import os
 import textwrap
 import time
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,15 @@ from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.recorded_decisions import decisions_from_experiment
 from ppl_bandit.inputs.checks import check_contexts, count_rows
+from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.inputs.data_frames import contexts_from, is_frame
 from ppl_bandit.inputs.late_entries import at_example_values, fill_late, late_note
 from ppl_bandit.inputs.numbers import as_seconds, check_count
-from ppl_bandit.journal.decision_record import fold_decision
+from ppl_bandit.journal.audit import decision_records
+from ppl_bandit.journal.decision_events import fold_decision
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import find_alarms
 from ppl_bandit.live.show.closed_form import closed_form
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
@@ -41,7 +44,25 @@ from ppl_bandit.types import Interaction, InvalidContext, Selector
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ReadableBandit"]
+__all__ = ["Health", "ReadableBandit"]
+
+
+class Health(NamedTuple):
+    """Whether a bandit can record, and its state.
+
+    Attributes:
+        is_writable: whether its journal can be written now.
+        reason: why not; empty if it can.
+        position: of the last event that it knows.
+        num_decisions: made so far.
+        num_rewards: learnt so far.
+    """
+
+    is_writable: bool
+    reason: str
+    position: int
+    num_decisions: int
+    num_rewards: int
 
 
 class ReadableBandit:
@@ -52,6 +73,7 @@ class ReadableBandit:
     _selector: Selector
     _experiment: Experiment
     _pid: int
+    _is_closed = False
 
     @property
     def model(self) -> RewardModel:
@@ -128,6 +150,25 @@ class ReadableBandit:
             after=-math.inf if after is None else after.timestamp(),
             now=time.time(),
         )
+
+    def records(self, after: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield one row of JSON values per decision, oldest first: what was decided, and what became of it.
+
+        Args:
+            after: the position in the row after which to begin.
+        """
+        self._catch_up()
+        return decision_records(self._experiment.store, self._experiment.name, list(context_columns(self.model)), after)
+
+    def health(self) -> Health:
+        """Return whether decisions and rewards can be recorded now, and how many there are; it never raises JournalError."""
+        experiment, reason = self._experiment, ""
+        try:
+            self._check_process()
+            experiment.store.ping()
+        except JournalError as error:
+            reason = str(error)
+        return Health(not reason, reason, experiment.projection.position, experiment.num_decisions, self.num_rewards)
 
     def logged_decisions(self, outcome: str | None = None) -> LoggedDecisions:
         """Return the rewarded decisions with their propensities, in the order of decisions; see `evaluate`."""
@@ -341,6 +382,8 @@ class ReadableBandit:
         return self._experiment.catch_up(wait=wait)
 
     def _check_process(self) -> None:
+        if self._is_closed:
+            raise JournalError("this bandit was closed: build it again to continue the experiment")
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "this bandit was built before the process was forked: build it in each process, after the fork"

@@ -1,6 +1,6 @@
 """All rows that a live bandit has learnt, in order, as an immutable value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,24 +17,31 @@ class RowEdit(NamedTuple):
     Attributes:
         reward: {outcome: new value}.
         context: leaves of the new context; None keeps the old one.
+        arm: the arm that was shown; None keeps the old one.
     """
 
     reward: Mapping[str, float]
     context: Sequence[Any] | None = None
+    arm: int | None = None
 
 
 class History:
     """Rows of (arms, {outcome: rewards}, contexts), each with the position of its event in the journal.
 
     Rows are stored in parts as they were added, and joined when they are read. An outcome that is not learnt yet is nan.
+
+    Args:
+        num_rows: number of the rows before those that are added.
+        load: returns these rows; called when they are first read.
     """
 
-    def __init__(self, outcomes: tuple[str, ...]):
+    def __init__(self, outcomes: tuple[str, ...], num_rows: int = 0, load: Callable[[], "History"] | None = None):
         self._outcomes = outcomes
+        self._load = load  # histories that extend this one share it, and it loads once
         # Joined blocks, a list of later parts, and the number of these parts that belong to this history: histories that
         # extend it share the list.
         self._parts: tuple[tuple[Any, ...], list[Any], int] = ((), [], 0)
-        self._num_rows = 0
+        self._num_rows = num_rows
         self.num_completed = 0  # number of updates that learnt more outcomes of a row
 
     @property
@@ -59,9 +66,8 @@ class History:
             blocks, pieces = (*blocks, _joined(pieces)), []
         if len(blocks) >= _BLOCK:
             blocks = (_joined(blocks),)
-        longer = History(self._outcomes)
+        longer = History(self._outcomes, self._num_rows + sum(part[0].size for part in parts), self._load)
         longer._parts = blocks, pieces, len(pieces)
-        longer._num_rows = self._num_rows + sum(part[0].size for part in parts)
         longer.num_completed = self.num_completed
         return longer
 
@@ -86,9 +92,14 @@ class History:
             contexts = jax.tree.map(np.copy, contexts)
         for position, edit in edits.items():
             row = int(np.searchsorted(positions, position))
+            if row == positions.size or positions[row] != position:  # the row of a unit that was erased
+                continue
             if edit is None:
                 is_kept[row] = False
                 continue
+            if edit.arm is not None and edit.arm != arms[row]:
+                arms = arms.copy()
+                arms[row] = edit.arm
             for name, value in edit.reward.items():
                 values[name][row] = value
             for leaf, value in zip(jax.tree.leaves(contexts), edit.context or (), strict=False):
@@ -101,11 +112,14 @@ class History:
     def _whole(self) -> tuple[np.ndarray, dict[str, np.ndarray], Any, np.ndarray]:
         blocks, pieces, num_pieces = self._parts
         parts = [*blocks, *pieces[:num_pieces]]
-        if not parts:
-            return np.zeros(0, int), {name: np.zeros(0) for name in self._outcomes}, None, np.zeros(0, np.int64)
         if len(parts) > 1:
             parts = [_joined(parts)]
             self._parts = (parts[0],), [], 0  # the same rows
+        earlier = None if self._load is None else self._load()._whole()
+        if earlier is not None and earlier[0].size:
+            parts = [_joined([earlier, *parts])]
+        if not parts:
+            return np.zeros(0, int), {name: np.zeros(0) for name in self._outcomes}, None, np.zeros(0, np.int64)
         return parts[0]
 
 

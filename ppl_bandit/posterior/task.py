@@ -7,7 +7,7 @@ from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Selector
 
-__all__ = ["DesignRecord", "Task"]
+__all__ = ["DesignRecord", "Task", "Windows"]
 
 
 class DesignRecord(NamedTuple):
@@ -22,6 +22,20 @@ class DesignRecord(NamedTuple):
     allocation: tuple[float, ...] | None
 
 
+class Windows(NamedTuple):
+    """Times that are part of an experiment, in seconds; None is no limit.
+
+    Attributes:
+        unit: how long the decision of a unit stands.
+        reward: after which a pending decision is settled.
+        default: {outcome: value} of its reward; None discards it.
+    """
+
+    unit: float | None = None
+    reward: float | None = None
+    default: Mapping[str, float] | None = None
+
+
 class Task(NamedTuple):
     """The fixed settings of a live bandit.
 
@@ -31,6 +45,7 @@ class Task(NamedTuple):
         design: None for an experiment without one.
         late: entries of the context that are known only with the reward.
         factory: of the engine.
+        windows: of units and rewards.
         is_partial: whether the engine takes rows of which some outcomes do not count.
     """
 
@@ -44,4 +59,5 @@ class Task(NamedTuple):
     design: DesignRecord | None = None
     late: tuple[str, ...] = ()
     factory: Any = None
+    windows: Windows = Windows()
     is_partial: bool = False

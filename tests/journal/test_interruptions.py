@@ -10,7 +10,7 @@ import pytest
 from shared_models import bernoulli_bandit
 
 import ppl_bandit
-from ppl_bandit.journal.decision_record import fold_decision
+from ppl_bandit.journal.decision_events import fold_decision
 
 FOLDERS = tuple(str(Path(ppl_bandit.__file__).parent / name) for name in ("live", "journal", "posterior", "inputs"))
 

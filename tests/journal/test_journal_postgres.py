@@ -177,3 +177,32 @@ def test_four_processes_on_postgresql_decide_and_learn_as_one(server):
     from test_journal_faults import run_four_processes
 
     run_four_processes(server.url, 500)
+
+
+def test_units_requests_and_erasure_on_postgresql(server):
+    options = {"journal": server.url, "name": "units"}
+    bandit = bernoulli_bandit(**options)
+    first = bandit.select(unit="somebody@example.org", request_id="r")
+    bandit.update(first, 1)
+    other = bernoulli_bandit(**options)
+    assert (
+        other.select(unit="somebody@example.org").id
+        == other.select(request_id="r", unit="somebody@example.org").id
+        == first.id
+    )
+    many = other.select_many(num_decisions=3, units=["a", "somebody@example.org", "a"])
+    assert many[1].id == first.id and many[0].id == many[2].id
+    head = bandit._journal.head("units")
+    assert bandit.erase("somebody@example.org") == 1
+    bandit._journal.verify("units", head=head)
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute("CHECKPOINT")
+        for table in ("events", "personal", "keys", "checkpoints", "heads"):
+            rows = admin.execute(f"SELECT t::text FROM ppl_bandit_{table} t").fetchall()
+            assert "somebody" not in str(rows)
+        (path,) = admin.execute("SELECT pg_relation_filepath('ppl_bandit_personal')").fetchone()
+    assert b"somebody" not in (Path(server.data) / path).read_bytes()
+    assert other.select(unit="somebody@example.org").id != first.id
+    assert other.num_rewards == bandit.num_rewards == 1
+    other.close()
+    bandit.close()

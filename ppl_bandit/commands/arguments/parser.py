@@ -160,6 +160,15 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     alarms.add_argument(
         "--overdue-after", type=float, metavar="SECONDS", help="pending rewards older than this are missing"
     )
+    erase = actions.add_parser(
+        "erase", parents=[common, model], help="erase a unit's name and contexts (needs --model)"
+    )
+    erase.add_argument("unit", metavar="UNIT", help="the unit, as it was given to select")
+    expire = actions.add_parser("expire", parents=[common, model], help="settle overdue decisions (needs --model)")
+    expire.add_argument("--older-than", type=float, metavar="SECONDS", help="age (the experiment's reward_window)")
+    expire.add_argument(
+        "--reward", type=float, help="their reward; without it, the default of the reward_window, or none"
+    )
     actions.add_parser("head", parents=[common], help="POSITION:DIGEST of the last event, to keep elsewhere")
     verify = actions.add_parser("verify", parents=[common], help="check that no event was edited or removed")
     verify.add_argument("--head", metavar="HEAD", help="an earlier output of `head`, to compare with")

@@ -8,13 +8,19 @@ from collections.abc import Callable, Sequence
 
 from ppl_bandit.journal.events import DECIDED, Event, digest_of, encode
 from ppl_bandit.journal.stores.grouped_calls import Request
-from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError
-from ppl_bandit.journal.stores.tables import COLUMNS, event_from_row
+from ppl_bandit.journal.stores.personal import split, unit_key
+from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError, Key, KeyTaken
 
-__all__ = ["AppendRequest", "Execute", "append_requests"]
+__all__ = ["MAX_PARAMETERS", "AppendRequest", "Execute", "append_requests"]
 
 Execute = Callable[..., list[tuple]]
 
+MAX_PARAMETERS = 500  # of one statement
+_NEW_PERSONAL = "INSERT INTO ppl_bandit_personal VALUES (?, ?, ?, ?, ?)"
+_NEW_KEY = (
+    "INSERT INTO ppl_bandit_keys VALUES (?, ?, ?, ?, ?) ON CONFLICT (experiment, name) DO UPDATE SET value = excluded.value, "
+    "owner = excluded.owner, arguments = excluded.arguments"
+)
 _LAST = "FROM ppl_bandit_events WHERE experiment = ? ORDER BY position DESC LIMIT 1"
 _END = (
     f"(SELECT position {_LAST}), (SELECT digest {_LAST}), "
@@ -28,10 +34,23 @@ _NUMBER_TAKEN = (
 
 
 class AppendRequest(Request):
-    """Events that a thread wants to append; the result is the recorded events."""
+    """Events that a thread wants to append; the result is the recorded events.
 
-    def __init__(self, experiment: str, events: Sequence[Event], after: int | None):
-        self.experiment, self.events, self.after = experiment, events, after
+    Args:
+        after: see `Store.append`.
+        keys: see `Store.append`.
+        beside: given the recorded events, returns what the same transaction writes to other tables: statements with rows.
+    """
+
+    def __init__(
+        self,
+        experiment: str,
+        events: Sequence[Event],
+        after: int | None,
+        keys: Sequence[Key] = (),
+        beside: Callable[[Sequence[Event]], list[tuple[str, list[tuple]]]] | None = None,
+    ):
+        self.experiment, self.events, self.after, self.keys, self.beside = experiment, events, after, keys, beside
         self.is_tried = False
 
     def numbers(self) -> tuple[int, int] | None:
@@ -59,8 +78,10 @@ def append_requests(
     position, digest, last_not_decision = row[0] or 0, row[1] or "", row[4] or 0
     _check_head(experiment, (position, digest), (row[2] or 0, row[3] or ""))
     is_taken = iter(row[5:])
+    values = _find_keys(execute, experiment, requests)
     results: list[list[Event] | Exception] = []
     rows: list[tuple] = []
+    others: dict[str, list[tuple]] = {}
     numbers_here: list[tuple[int, int]] = []
     for request, pair in zip(requests, ranges, strict=True):
         taken = pair is not None and bool(next(is_taken))
@@ -70,17 +91,29 @@ def append_requests(
             results.append(recorded)
         elif request.after is not None and last_not_decision > request.after:
             results.append(Conflict())
+        elif any(values.get(key.name) != key.expected for key in request.keys):
+            results.append(KeyTaken())
         elif taken or (pair and any(pair[0] <= last and first <= pair[1] for first, last in numbers_here)):
             results.append(DecisionNumberTaken())
         else:
             for event in request.events:
                 position += 1
-                event, body = event._replace(position=position), encode(event.body)
+                event = event._replace(position=position)
+                stored, personal = split(event)
+                body = encode(stored)
+                if personal is not None:
+                    row_beside = (experiment, position, unit_key(event.body["unit"]), *personal)
+                    others.setdefault(_NEW_PERSONAL, []).append(row_beside)
                 digest = digest_of(digest, experiment, event, body)
                 rows.append((experiment, *event[:7], int(event.settles), event.time, body, digest))
                 recorded.append(event)
                 last_not_decision = last_not_decision if event.kind == DECIDED else position
             numbers_here += [pair] if pair else []
+            values |= {key.name: key.value for key in request.keys}
+            if request.keys:
+                others.setdefault(_NEW_KEY, []).extend((experiment, *key[:4]) for key in request.keys)
+            for statement, own in request.beside(recorded) if request.beside is not None else ():
+                others.setdefault(statement, []).extend(own)
             results.append(recorded)
     if rows:
         execute(f"INSERT INTO ppl_bandit_events VALUES ({', '.join('?' * 12)})", rows, True)
@@ -90,6 +123,8 @@ def append_requests(
             [(experiment, position, digest)],
             True,
         )
+    for statement, own in others.items():
+        execute(statement, own, True)
     return results
 
 
@@ -103,10 +138,25 @@ def _check_head(experiment: str, last: tuple[int, str], head: tuple[int, str]) -
 
 def _find_recorded(execute: Execute, request: AppendRequest) -> list[Event]:
     """Return the events of a request that was committed before its connection broke, or before its thread was interrupted."""
+    if not request.events:
+        return []
     batches = list({event.batch: None for event in request.events})
     rows = execute(
-        f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND batch IN ({', '.join('?' * len(batches))}) "
+        f"SELECT position FROM ppl_bandit_events WHERE experiment = ? AND batch IN ({', '.join('?' * len(batches))}) "
         "ORDER BY position",
         (request.experiment, *batches),
     )
-    return [event_from_row(request.experiment, row) for row in rows]
+    return [event._replace(position=row[0]) for event, row in zip(request.events, rows, strict=False)]
+
+
+def _find_keys(execute: Execute, experiment: str, requests: Sequence[AppendRequest]) -> dict[str, str]:
+    """Return the values of the keys that the requests record, as they are now."""
+    names = sorted({key.name for request in requests for key in request.keys})
+    found: dict[str, str] = {}
+    for start in range(0, len(names), MAX_PARAMETERS):
+        some = names[start : start + MAX_PARAMETERS]
+        statement = (
+            f"SELECT name, value FROM ppl_bandit_keys WHERE experiment = ? AND name IN ({', '.join('?' * len(some))})"
+        )
+        found |= {row[0]: row[1] for row in execute(statement, (experiment, *some))}
+    return found

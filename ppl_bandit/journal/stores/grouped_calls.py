@@ -34,6 +34,10 @@ class GroupedCalls(Generic[AnyRequest]):
         self._lock, self._work = lock, work
         self._queue: list[AnyRequest] = []  # appended to by every thread, shortened by the one that holds the lock
 
+    def add(self, requests: Sequence[AnyRequest]) -> None:
+        """Let the next call do these requests too, as far as it can."""
+        self._queue.extend(requests)
+
     def __call__(self, request: AnyRequest) -> Any:
         """Do a request, and those of the threads that wait, or wait until another thread has done it; return its result."""
         self._queue.append(request)

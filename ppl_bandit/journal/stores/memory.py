@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ppl_bandit.journal.events import DECIDED, DISCARDED, IMPORTED, Event
-from ppl_bandit.journal.stores.store import Conflict
+from ppl_bandit.journal.stores.personal import ERASED, unit_key
+from ppl_bandit.journal.stores.store import Conflict, Key, KeyTaken
 
 __all__ = ["MAX_PENDING", "MemoryStore"]
 
 MAX_PENDING = 100_000
-_LARGE_FIELDS = ("best_arm_probs", "allowed")  # dropped once a decision has its reward
 
 
 class MemoryStore:
@@ -30,6 +30,8 @@ class MemoryStore:
         events: those of the decisions up to that position.
     """
 
+    timeout = 86_400.0  # threads that learn may wait for one that compiles
+
     def __init__(self, position: int = 0, events: Sequence[Event] = ()):
         self._lock = threading.Lock()
         self._indexed = position  # the last event that is in the index by decision
@@ -39,20 +41,55 @@ class MemoryStore:
         self._rewarded: dict[str, list[Event]] = {}
         self._discarded: OrderedDict[str, list[Event]] = OrderedDict()
         self._imported: list[Event] = []
+        self._keys: dict[str, Key] = {}
         self.num_dropped = 0
         for event in events:
             self._index(event)
 
-    def append(self, experiment: str, events: Sequence[Event], after: int | None = None) -> list[Event]:
+    def append(
+        self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
+    ) -> list[Event]:
         """Append events."""
         with self._lock:
             self._index_unread()
             if after is not None and self._last_not_decision > after:
                 raise Conflict
+            for key in keys:
+                if key.expected != (self._keys[key.name].value if key.name in self._keys else None):
+                    raise KeyTaken
+            self._keys |= {key.name: key for key in keys}  # one without a decision, after an interruption, is replaced
             recorded = [Event(self._indexed + i, *event[1:]) for i, event in enumerate(events, 1)]
             self._unread.extend(recorded)
             self._index_unread()
             return recorded
+
+    def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
+        """Return the keys with some names."""
+        with self._lock:
+            return {name: self._keys[name] for name in names if name in self._keys}
+
+    def owned(self, experiment: str, owner: str) -> list[Event]:
+        """Return the events with a personal part of a unit."""
+        with self._lock:
+            self._index_unread()
+            groups = (self._pending, self._rewarded, self._discarded)
+            found = [event for group in groups for events in group.values() for event in events]
+            return [event for event in found if "unit" in event.body and unit_key(event.body["unit"]) == owner]
+
+    def erase(self, experiment: str, owner: str, events: Sequence[Event], after: int, checkpoint: bytes) -> list[Event]:
+        """Blank the personal parts of a unit, and append events."""
+        blanked = {event.position: _blanked(event) for event in self.owned(experiment, owner)}
+        recorded = self.append(experiment, events, after)
+        with self._lock:
+            for group in (self._pending, self._rewarded, self._discarded):
+                for name, own in group.items():
+                    if own[0].position in blanked:
+                        group[name] = [blanked.get(event.position, event) for event in own]
+            self._keys = {name: key for name, key in self._keys.items() if key.owner != owner}
+        return recorded
+
+    def scrub(self) -> None:
+        """Do nothing: what was blanked is gone."""
 
     def turn(self, experiment: str) -> AbstractContextManager:
         """Return a context without effect: no other process learns."""
@@ -83,18 +120,26 @@ class MemoryStore:
             groups = (self._pending, self._rewarded, self._discarded)
             return {name: list(group[name]) for name in decisions for group in groups if name in group}
 
-    def pending(self, experiment: str, until: float | None = None) -> list[Event]:
+    def first_after(self, experiment: str, until: float, after: int) -> int:
+        """Return 1: there are few pending decisions, and they are in one place."""
+        return 1
+
+    def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
         """Return the decisions whose reward is pending."""
         with self._lock:
             self._index_unread()
             return [events[0] for events in self._pending.values() if until is None or events[0].time <= until]
 
-    def decisions(self, experiment: str) -> list[list[Event]]:
+    def ping(self) -> None:
+        """Do nothing: memory can be written."""
+
+    def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[list[Event]]:
         """Return the events of every decision in memory."""
         with self._lock:
             self._index_unread()
             groups = [*self._rewarded.values(), *self._pending.values(), *self._discarded.values()]
-            return sorted(map(list, groups), key=lambda events: events[0].position)
+            found = [list(events) for events in groups if events[0].position > after]
+            return sorted(found, key=lambda events: events[0].position)[:limit]
 
     def imported(self, experiment: str) -> list[Event]:
         """Return the imported plays whose propensities were given."""
@@ -135,10 +180,6 @@ class MemoryStore:
             group[name] = events = [*events, event]
         if not event.settles:
             return
-        first = events[0]
-        if "best_arm_probs" in first.body:
-            small = {key: value for key, value in first.body.items() if key not in _LARGE_FIELDS}
-            events = [Event._make((*first[:-1], small)), *events[1:]]
         target: Any = self._discarded if event.kind == DISCARDED else self._rewarded
         if target is self._discarded:
             self._insert_bounded(target, name, events)
@@ -153,3 +194,8 @@ class MemoryStore:
         if len(group) > MAX_PENDING:
             group.popitem(last=False)
             self.num_dropped += 1
+
+
+def _blanked(event: Event) -> Event:
+    kept = {name: value for name, value in event.body.items() if name not in event.body["personal"]}
+    return event._replace(body=kept | {ERASED: True})

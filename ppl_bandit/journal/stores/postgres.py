@@ -10,6 +10,7 @@ A third one is opened when processes were seen to learn at the same time; they t
 """
 
 import contextlib
+import functools
 import re
 import threading
 import time
@@ -17,14 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ppl_bandit.journal.stores.appending import Execute
+from ppl_bandit.journal.stores.deadline import held, seconds_left
 from ppl_bandit.journal.stores.sql import Result
-from ppl_bandit.journal.stores.store import JournalError
-from ppl_bandit.journal.stores.tables import HEADS_OF_EVENTS, TABLES, VERSION
-from ppl_bandit.journal.stores.watchdog import Watchdog
+from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
+from ppl_bandit.journal.stores.tables import HEADS_OF_EVENTS, TABLES, VERSION, VERSION_WITH_HEADS
 
 __all__ = ["PostgresBackend"]
 
 _RETRY_DELAYS = (0.1, 0.4, 1.0, 2.0, 4.0, 8.0)  # seconds between attempts to connect again
+_GRACE = 1.0  # seconds that the server gets to end a statement itself, before the connection is closed
 _TURN_TIMEOUT = 1.0  # seconds to wait for the turn to learn, which only avoids conflicts
 _SECRET_KEYWORDS = ("password", "sslpassword", "passfile", "sslkey", "oauth_client_secret")
 
@@ -34,7 +36,7 @@ class PostgresBackend:
 
     Args:
         connection: URL or connection string.
-        timeout: seconds to wait for a connection, a lock or a statement.
+        timeout: seconds that a call may take, with all that it waits for.
         read_only: whether to refuse a database without a journal, and to write nothing.
     """
 
@@ -46,13 +48,12 @@ class PostgresBackend:
                 "a journal in PostgreSQL needs psycopg 3: install it with `pip install ppl_bandit[postgres]`"
             ) from None
         self._psycopg = psycopg
-        self._timeout, self.read_only = timeout, read_only
+        self.timeout, self.read_only = timeout, read_only
         self._settings = self._parse(connection)
         self.label = _label(self._settings)
         self._locks = {role: threading.RLock() for role in ("reader", "writer", "turn")}
         self._connections: dict[str, Any] = dict.fromkeys(self._locks)
         self._is_closed, self._was_open = False, False
-        self._watchdog = Watchdog(timeout + 2.0)  # the server ends a statement after `timeout`, if it can
         self.version = VERSION
         if read_only:
             self.version = self.run(self._recorded_version)
@@ -62,7 +63,7 @@ class PostgresBackend:
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; connect again if the connection is broken."""
         role = "writer" if locks else "reader"
-        with self._locks[role]:
+        with held(self._locks[role]):
             if self._is_closed:
                 raise JournalError(f"{self.label}: the journal was closed: open it again")
             is_again, delays = False, list(_RETRY_DELAYS if self._was_open else ())
@@ -70,8 +71,8 @@ class PostgresBackend:
                 try:
                     return self._run_once(work, locks, is_again)
                 except (self._psycopg.errors.QueryCanceled, self._psycopg.errors.LockNotAvailable) as error:
-                    raise JournalError(
-                        f"{self.label}: no answer within {self._timeout:g} seconds ({self._scrubbed(error)}): another session "
+                    raise JournalTimeout(
+                        f"{self.label}: no answer within {self.timeout:g} seconds ({self._scrubbed(error)}): another session "
                         "holds a lock, or the server is overloaded; nothing was recorded: call again, or wait longer with "
                         "Journal(url, timeout=...)"
                     ) from None
@@ -83,14 +84,27 @@ class PostgresBackend:
                         raise JournalError(
                             f"{self.label} cannot be opened: {self._scrubbed(error)}; check the server and the URL"
                         ) from None
-                    if not delays or self._watchdog.has_fired(role):
-                        raise JournalError(
+                    is_late = seconds_left() <= 0.001
+                    if not delays or is_late:
+                        raise (JournalTimeout if is_late else JournalError)(
                             f"{self.label} cannot be reached: {self._scrubbed(error)}; this call may or may not have been "
                             "recorded: call again with the same decision and reward; it counts once"
                         ) from None
-                    time.sleep(delays.pop(0))
+                    time.sleep(min(delays.pop(0), seconds_left()))
                 except self._psycopg.Error as error:
                     raise JournalError(f"{self.label}: {self._scrubbed(error)}; nothing was recorded") from None
+
+    blank_statement = "DELETE FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?"
+
+    def scrub(self) -> None:
+        """Write the tables anew: PostgreSQL keeps deleted rows in their pages."""
+
+        def work(execute: Execute, is_again: bool) -> None:
+            for table in ("ppl_bandit_personal", "ppl_bandit_checkpoints"):
+                execute(f"VACUUM FULL {table}")
+
+        with held(self._locks["reader"]):
+            self.run(work)
 
     @contextlib.contextmanager
     def turn(self, experiment: str) -> Iterator[None]:
@@ -104,11 +118,10 @@ class PostgresBackend:
     def _call_in_turn(self, function: str, experiment: str) -> None:
         try:
             if self._connections["turn"] is None and function == "pg_advisory_lock":
-                self._connections["turn"] = self._connect(min(self._timeout, _TURN_TIMEOUT))
+                self._connections["turn"] = self._connect(min(self.timeout, _TURN_TIMEOUT))
             connection = self._connections["turn"]
             if connection is not None:
-                with self._watchdog.watching("turn", connection.fileno()):
-                    connection.execute(f"SELECT {function}(hashtextextended(%s, 1347439683))", (experiment,))
+                connection.execute(f"SELECT {function}(hashtextextended(%s, 1347439683))", (experiment,))
         except self._psycopg.Error as error:
             if not isinstance(error, self._psycopg.errors.LockNotAvailable | self._psycopg.errors.QueryCanceled):
                 self._drop("turn")
@@ -119,12 +132,11 @@ class PostgresBackend:
         for role, lock in self._locks.items():
             with lock:
                 self._drop(role)
-        self._watchdog.stop()
 
     def _run_once(self, work: Callable[[Execute, bool], Result], locks: Sequence[str], is_again: bool) -> Result:
         role = "writer" if locks else "reader"
         if self._connections[role] is None:
-            self._connections[role] = self._connect(self._timeout)
+            self._connections[role] = self._connect(self.timeout)
         connection, self._was_open = self._connections[role], True
         writes: list[tuple[str, Sequence[Any]]] = []
 
@@ -136,16 +148,15 @@ class PostgresBackend:
             cursor = connection.execute(statement, parameters)
             return cursor.fetchall() if cursor.description else []
 
-        with self._watchdog.watching(role, connection.fileno()):
-            if not locks:
-                return work(execute, is_again)
-            with self._transaction(connection, locks):
-                result = work(execute, is_again)
-                with self._pipeline(connection):
-                    for statement, rows in writes:
-                        connection.cursor().executemany(statement, rows)
-                    connection.execute("COMMIT")
-            return result
+        if not locks:
+            return work(execute, is_again)
+        with self._transaction(connection, locks):
+            result = work(execute, is_again)
+            with self._pipeline(connection):
+                for statement, rows in writes:
+                    connection.cursor().executemany(statement, rows)
+                connection.execute("COMMIT")
+        return result
 
     @contextlib.contextmanager
     def _transaction(self, connection: Any, locks: Sequence[str]) -> Iterator[None]:
@@ -175,7 +186,7 @@ class PostgresBackend:
     def _connect(self, timeout: float) -> Any:
         milliseconds = int(1000 * timeout)
         defaults: dict[str, Any] = {
-            "connect_timeout": max(2, min(10, int(timeout))),  # libpq waits for at least 2 seconds
+            "connect_timeout": int(max(2, min(10, timeout, seconds_left()))),  # libpq waits for at least 2 seconds
             "application_name": "ppl_bandit",
             "keepalives": 1,
             "keepalives_idle": 10,
@@ -184,7 +195,8 @@ class PostgresBackend:
             "tcp_user_timeout": milliseconds,
         }
         settings = defaults | self._settings
-        connection = self._psycopg.connect(**settings, autocommit=True, prepare_threshold=None)
+        connect = _limited_connection().connect
+        connection = connect(**settings, autocommit=True, prepare_threshold=None)
         names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
         statements = [f"SET {name} TO {milliseconds}" for name in names]
         statements += ["SET default_transaction_isolation TO 'read committed'"]
@@ -199,7 +211,8 @@ class PostgresBackend:
         for statement in TABLES:
             execute(statement.format(blob="BYTEA"))
         execute("CREATE TABLE IF NOT EXISTS ppl_bandit_journal (version INTEGER NOT NULL)")
-        execute(HEADS_OF_EVENTS)
+        if found is None or found < VERSION_WITH_HEADS:
+            execute(HEADS_OF_EVENTS)
         execute("DELETE FROM ppl_bandit_journal")
         execute("INSERT INTO ppl_bandit_journal VALUES (?)", (VERSION,))
 
@@ -259,6 +272,26 @@ class PostgresBackend:
             secret = self._settings.get(keyword)
             text = text.replace(str(secret), "***") if secret else text
         return text
+
+
+@functools.cache
+def _limited_connection() -> Any:
+    """Return a class of connections that close when the call that uses them is over its limit."""
+    import psycopg
+
+    class LimitedConnection(psycopg.Connection):
+        """A server process that is stopped ends no statement itself, so the client stops waiting."""
+
+        def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+            """Wait for the answer to a statement, within the limit of the call."""
+            limit = seconds_left() + _GRACE
+            try:
+                return super().wait(gen, interval, limit if timeout is None else min(timeout, limit))
+            except psycopg.errors._WaitTimeout as error:
+                self.close()
+                raise psycopg.OperationalError("the server does not answer") from error
+
+    return LimitedConnection
 
 
 def _label(settings: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ A backend runs a function in a transaction; all differences between the database
 the same time share one transaction, and so one flush to disk (group commit).
 """
 
+import hashlib
 import os
 import threading
 from collections import defaultdict
@@ -11,16 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ppl_bandit.journal.events import IMPORTED, Event, digest_of, group_by_decision
-from ppl_bandit.journal.stores.appending import AppendRequest, Execute, append_requests
+from ppl_bandit.journal.events import CHECKPOINT, IMPORTED, Event, decode, digest_of, group_by_decision
+from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, Execute, append_requests
+from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
-from ppl_bandit.journal.stores.store import DamagedEvent, JournalError
-from ppl_bandit.journal.stores.tables import COLUMNS, VERSION_WITH_HEADS, event_from_row
+from ppl_bandit.journal.stores.personal import ERASED, Personal, joined
+from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, Key, ReadingEvent
+from ppl_bandit.journal.stores.tables import COLUMNS, IS_SETTING, VERSION_WITH_HEADS, event_from_row
 
 __all__ = ["Backend", "Damage", "Result", "SqlStore"]
 
 _COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
-_MAX_PARAMETERS = 500  # of one statement
+_NEW_CHECKPOINT = "INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)"
 _PAGE = 10_000  # rows read at once to check the chain
 
 Result = TypeVar("Result")
@@ -35,11 +38,15 @@ class Backend(Protocol):
 
     Attributes:
         label: for messages: path, or host, port and database.
+        timeout: seconds that a call may take.
         version: of the journal's tables.
         read_only: whether nothing can be written.
+        blank_statement: blanks the personal parts of an owner, given the experiment and the owner.
     """
 
+    blank_statement: str
     label: str
+    timeout: float
     version: int
     read_only: bool
 
@@ -48,6 +55,9 @@ class Backend(Protocol):
 
     def turn(self, experiment: str) -> AbstractContextManager:
         """See `SqlStore.turn`; it may be without effect."""
+
+    def scrub(self) -> None:
+        """Remove what the database keeps of personal parts that were blanked."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -67,11 +77,24 @@ class SqlStore:
         self._backend = backend
         self._pid = os.getpid()
         self._writing = threading.Lock()
-        self._append = GroupedCalls[AppendRequest](lambda: self._writing, self._append_all)
+        self._append = GroupedCalls[AppendRequest](lambda: held(self._writing), self._append_all)
 
-    def append(self, experiment: str, events: Sequence[Event], after: int | None = None) -> list[Event]:
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take."""
+        return self._backend.timeout
+
+    def append(
+        self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
+    ) -> list[Event]:
         """Append events; threads that append at the same time share a transaction."""
-        return self._append(AppendRequest(experiment, events, after))
+        with call_within(self.timeout):
+            return self._append(AppendRequest(experiment, events, after, keys))
+
+    def settings(self, experiment: str) -> list[Event]:
+        """Return the events that set identity, arms, looks and checkpoints."""
+        statement = f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND {IS_SETTING} ORDER BY position"
+        return [event_from_row(experiment, row) for row in self._query(statement, experiment)]
 
     def read(
         self,
@@ -97,7 +120,76 @@ class SqlStore:
         if limit is not None:
             statement += " LIMIT ?"
             parameters.append(limit)
-        return [event_from_row(experiment, row) for row in self._query(statement, *parameters)]
+        return self._events(experiment, self._query(statement, *parameters))
+
+    def _events(self, experiment: str, rows: Sequence[tuple]) -> list[Event]:
+        """Return the events in rows of `COLUMNS`, with their personal parts."""
+        events = [event_from_row(experiment, row) for row in rows]
+        sealed = [event.position for event in events if "personal" in event.body]
+        parts = self._personal(experiment, sealed)
+        for index, event in enumerate(events if sealed else ()):
+            if "personal" in event.body:
+                with ReadingEvent(experiment, event.position):
+                    events[index] = joined(event, parts.get(event.position))
+        return events
+
+    def _personal(self, experiment: str, positions: Sequence[int]) -> dict[int, Personal]:
+        """Return the personal parts of the events at some positions."""
+        found: dict[int, Personal] = {}
+        for start in range(0, len(positions), MAX_PARAMETERS):
+            some = positions[start : start + MAX_PARAMETERS]
+            rows = self._query(
+                "SELECT position, salt, contents FROM ppl_bandit_personal WHERE experiment = ? AND position IN "
+                f"({', '.join('?' * len(some))})",
+                experiment,
+                *some,
+            )
+            found |= {row[0]: Personal(*row[1:]) for row in rows}
+        return found
+
+    def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
+        """Return the keys with some names."""
+        found: dict[str, Key] = {}
+        for start in range(0, len(names), MAX_PARAMETERS):
+            some = names[start : start + MAX_PARAMETERS]
+            statement = (
+                "SELECT name, value, owner, arguments FROM ppl_bandit_keys WHERE experiment = ? AND name IN "
+                f"({', '.join('?' * len(some))})"
+            )
+            found |= {row[0]: Key(*row) for row in self._query(statement, experiment, *some)}
+        return found
+
+    def owned(self, experiment: str, owner: str) -> list[Event]:
+        """Return the events with a personal part of a unit."""
+        rows = self._query(
+            f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND position IN "
+            "(SELECT position FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?) ORDER BY position",
+            experiment,
+            experiment,
+            owner,
+        )
+        return [event for event in self._events(experiment, rows) if ERASED not in event.body]
+
+    def erase(self, experiment: str, owner: str, events: Sequence[Event], after: int, checkpoint: bytes) -> list[Event]:
+        """Blank the personal parts of a unit, and append events: the last announces a checkpoint, which replaces all others."""
+
+        def beside(recorded: Sequence[Event]) -> list[tuple[str, list[tuple]]]:
+            return [
+                (self._backend.blank_statement, [(experiment, owner)]),
+                ("DELETE FROM ppl_bandit_keys WHERE experiment = ? AND owner = ?", [(experiment, owner)]),
+                ("DELETE FROM ppl_bandit_checkpoints WHERE experiment = ?", [(experiment,)]),
+                (_NEW_CHECKPOINT, [(experiment, recorded[-1].position, checkpoint)]),
+            ]
+
+        with call_within(self.timeout):
+            recorded = self._append(AppendRequest(experiment, events, after, (), beside))
+            self.scrub()
+            return recorded
+
+    def scrub(self) -> None:
+        """Remove what the database keeps of contents that were blanked."""
+        with call_within(self.timeout):
+            self._backend.scrub()
 
     def last_position(self, experiment: str) -> int:
         """Return the position of the last event; 0 for an experiment that does not exist."""
@@ -106,8 +198,8 @@ class SqlStore:
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
         """Return all events of some decisions."""
         found: dict[str, list[Event]] = defaultdict(list)
-        for start in range(0, len(decisions), _MAX_PARAMETERS):
-            some = decisions[start : start + _MAX_PARAMETERS]
+        for start in range(0, len(decisions), MAX_PARAMETERS):
+            some = decisions[start : start + MAX_PARAMETERS]
             rows = self._query(
                 f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND decision IN "
                 f"({', '.join('?' * len(some))})",
@@ -115,50 +207,89 @@ class SqlStore:
                 *some,
             )
             # With ORDER BY position, or with `decision IS NOT NULL`, SQLite reads the whole index: it is sorted here.
-            for row in sorted(rows, key=lambda row: row[0]):
-                event = event_from_row(experiment, row)
+            for event in self._events(experiment, sorted(rows, key=lambda row: row[0])):
                 found[str(event.decision)].append(event)
         return dict(found)
 
-    def pending(self, experiment: str, until: float | None = None) -> list[Event]:
+    def first_after(self, experiment: str, until: float, after: int) -> int:
+        """See `Store.first_after`."""
+        statement = (
+            "SELECT position FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? AND time > ? "
+            "ORDER BY position LIMIT 1"
+        )
+        rows = self._query(statement, experiment, after, until)
+        return rows[0][0] if rows else self.last_position(experiment) + 1
+
+    def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
         """Return the decisions whose reward is pending."""
         columns = ", ".join(f"made.{name}" for name in COLUMNS.split(", "))
         rows = self._query(
             f"SELECT {columns} FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' "
-            "AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL "
-            "AND later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1) "
+            "AND made.position > ? AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later "
+            "WHERE later.decision IS NOT NULL AND later.experiment = made.experiment AND later.decision = made.decision "
+            "AND later.settles = 1) "
             "ORDER BY made.position",
             experiment,
+            after,
             1e300 if until is None else until,
         )
-        return [event_from_row(experiment, row) for row in rows]
+        return self._events(experiment, rows)
 
-    def decisions(self, experiment: str) -> list[list[Event]]:
-        """Return the events of every decision."""
-        return group_by_decision(self.read(experiment, whole=True))
+    def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[list[Event]]:
+        """Return the events of every decision, or of so many beyond a position."""
+        if limit is None:
+            return group_by_decision(self.read(experiment, after, whole=True))
+        statement = (
+            "SELECT decision FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? "
+            "ORDER BY position LIMIT ?"
+        )
+        ids = [row[0] for row in self._query(statement, experiment, after, limit)]
+        found = self.find(experiment, ids)
+        return [found[one] for one in ids]
+
+    def ping(self) -> None:
+        """Begin to write, and commit nothing.
+
+        Raises:
+            JournalError: if nothing can be written now.
+        """
+        self._run(lambda execute, is_again: None, ["ppl_bandit ping"])
 
     def imported(self, experiment: str) -> list[Event]:
         """Return the imported plays whose propensities were given."""
         return [event for event in self.read(experiment, kinds=(IMPORTED,)) if "propensity" in event.body]
 
-    def checkpoint(self, experiment: str) -> tuple[int, bytes] | None:
-        """Return the position and the contents of the last checkpoint; None if there is none."""
-        rows = self._query(
-            "SELECT position, contents FROM ppl_bandit_checkpoints WHERE experiment = ? ORDER BY position DESC LIMIT 1",
-            experiment,
+    def checkpoints(self, experiment: str) -> list[tuple[int, bytes]]:
+        """Return the positions of the events that announce the checkpoints, and the contents of these, newest first."""
+        statement = "SELECT position, contents FROM ppl_bandit_checkpoints WHERE experiment = ? ORDER BY position DESC"
+        rows = self._query(statement, experiment)
+        return [(int(row[0]), row[1].encode() if isinstance(row[1], str) else bytes(row[1])) for row in rows]
+
+    def write_checkpoint(self, experiment: str, event: Event, contents: bytes) -> None:
+        """Store a checkpoint with the event that announces it; the one before it stays, older ones go."""
+        older = (
+            "DELETE FROM ppl_bandit_checkpoints WHERE experiment = ? AND position < "
+            "(SELECT MAX(position) FROM ppl_bandit_checkpoints WHERE experiment = ?)"
         )
-        return (int(rows[0][0]), bytes(rows[0][1])) if rows else None
+        with call_within(self.timeout):
+            self._append(
+                AppendRequest(
+                    experiment,
+                    [event],
+                    None,
+                    (),
+                    lambda recorded: [
+                        (older, [(experiment, experiment)]),
+                        (_NEW_CHECKPOINT, [(experiment, recorded[0].position, contents)]),
+                    ],
+                )
+            )
 
-    def write_checkpoint(self, experiment: str, position: int, contents: bytes) -> None:
-        """Store a checkpoint in place of earlier ones."""
-
-        def work(execute: Execute, is_again: bool) -> None:
-            old = "DELETE FROM ppl_bandit_checkpoints WHERE experiment = ? AND position <= ?"
-            execute(old, [(experiment, position)], True)
-            execute("INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)", [(experiment, position, contents)], True)
-
-        with self._writing:
-            self._run(work, [experiment])
+    def digest_at(self, experiment: str, position: int) -> str:
+        """Return the digest of an event; the empty text for position 0, or if there is no such event."""
+        statement = "SELECT digest FROM ppl_bandit_events WHERE experiment = ? AND position = ?"
+        rows = self._query(statement, experiment, position)
+        return str(rows[0][0]) if rows else ""
 
     def experiments(self) -> list[str]:
         """Return the names of the experiments."""
@@ -172,11 +303,15 @@ class SqlStore:
         )
         return (int(rows[0][0]), str(rows[0][1])) if rows else (0, "")
 
-    def find_damage(self, experiment: str, head: tuple[int, str] | None = None) -> Damage | None:
-        """Check the chain of digests and the head record; return the first fault, or None.
+    def find_damage(
+        self, experiment: str, head: tuple[int, str] | None = None, since: tuple[int, str] | None = None
+    ) -> Damage | None:
+        """Check the chain of digests, the head record and the checkpoints; return the first fault, or None.
 
         Args:
             head: position and digest of an event, kept elsewhere, to compare with.
+            since: position and digest of an event up to which the chain was checked before; the checkpoints are then not
+                checked, because those that do not follow from the stream are not read.
         """
         heads = [] if head is None else [(*head, "given")]
         if self._backend.version >= VERSION_WITH_HEADS:  # read first: events may be appended in the meantime
@@ -189,28 +324,47 @@ class SqlStore:
             if at is None and last is not None:
                 return Damage(last, "the record of its last event was removed")
             heads += [] if at is None else [(at, recorded, "recorded")]
-        position, digest = 0, ""
-        for row in self._rows_with_digest(experiment):
+        position, digest = since or (0, "")
+        sealed: list[Event] = []
+        announced: dict[int, str] = {}
+        for row in self._rows_with_digest(experiment, position):
             position += 1
             event = Event._make((*row[:7], bool(row[7]), row[8], {}))
             digest = digest_of(digest, experiment, event, row[9])
             if row[0] != position or row[10] != digest:
                 return Damage(position, "the event does not follow from those before it")
+            if '"personal":' in row[9]:
+                sealed.append(Event._make((*row[:7], bool(row[7]), row[8], decode(row[9]))))
+            if row[1] == CHECKPOINT:
+                with ReadingEvent(experiment, position):
+                    announced[position] = decode(row[9])["contents"]
             for at, expected, source in heads:
                 if at == position and expected != digest:
                     return Damage(position, f"the event has another digest than the {source} head")
         for at, _, source in heads:
             if at > position:
                 return Damage(position + 1, f"events were removed: the {source} head is at position {at}")
+        parts = self._personal(experiment, [event.position for event in sealed])
+        for event in sealed:
+            try:
+                joined(event, parts.get(event.position))
+            except ValueError as error:
+                return Damage(event.position, str(error))
+        if announced and since is None:  # checkpoints of version 0.1.0 are announced by no event, and are never read
+            for at, contents in self.checkpoints(experiment):
+                if announced.get(at) != hashlib.sha256(contents).hexdigest():
+                    return Damage(at, "the checkpoint there is not the one that the event announces")
         return None
 
-    def check(self, experiment: str, head: tuple[int, str] | None = None) -> None:
-        """Check that no event was edited or removed; the argument is that of `find_damage`.
+    def check(
+        self, experiment: str, head: tuple[int, str] | None = None, since: tuple[int, str] | None = (0, "")
+    ) -> None:
+        """Check that no event was edited or removed; the arguments are those of `find_damage`.
 
         Raises:
             DamagedEvent: with the first position at which the stream is not what was recorded.
         """
-        damage = self.find_damage(experiment, head)
+        damage = self.find_damage(experiment, head, since)
         if damage is not None:
             raise DamagedEvent(
                 f"the experiment {experiment!r} is damaged at position {damage.position}: {damage.reason}; it was edited or is "
@@ -229,8 +383,7 @@ class SqlStore:
                 f"{self._backend.label} has no experiment {experiment!r}; its experiments: {known}: give one of these names"
             )
 
-    def _rows_with_digest(self, experiment: str) -> Iterator[tuple]:
-        after = 0
+    def _rows_with_digest(self, experiment: str, after: int) -> Iterator[tuple]:
         while True:
             rows = self._query(
                 f"SELECT {COLUMNS}, digest FROM ppl_bandit_events WHERE experiment = ? AND position > ? "
@@ -263,7 +416,8 @@ class SqlStore:
             )
         if locks and self._backend.read_only:
             raise JournalError(f"{self._backend.label} was opened to read only; nothing was recorded")
-        return self._backend.run(work, locks)
+        with call_within(self.timeout):
+            return self._backend.run(work, locks)
 
     def _append_all(self, requests: Sequence[AppendRequest]) -> None:
         """Append the events of all requests in one transaction; if the database fails, none of them is recorded."""

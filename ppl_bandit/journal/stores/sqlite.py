@@ -16,28 +16,29 @@ from typing import Any
 from urllib.parse import quote
 
 from ppl_bandit.journal.stores.appending import Execute
+from ppl_bandit.journal.stores.deadline import held, seconds_left
 from ppl_bandit.journal.stores.sql import Result
-from ppl_bandit.journal.stores.store import JournalError
-from ppl_bandit.journal.stores.tables import HEADS_OF_EVENTS, TABLES, VERSION
+from ppl_bandit.journal.stores.store import JournalError, JournalTimeout
+from ppl_bandit.journal.stores.tables import HEADS_OF_EVENTS, TABLES, VERSION, VERSION_WITH_HEADS
 
 __all__ = ["SqliteBackend"]
 
 _APPLICATION = 0x50504C42  # "PPLB", in the file's header
-_MAX_CHECKED_BYTES = 1 << 28  # a file up to this size is checked completely when it is opened
+_MAX_CHECKED_BYTES = 1 << 22  # a file up to this size is checked completely when it is opened, which takes 5 ms
 
 
 class SqliteBackend:
     """A SQLite file; see `sql.Backend`.
 
     Args:
-        timeout: seconds to wait while another process writes.
+        timeout: seconds that a call may take, also if another process writes.
         read_only: whether to refuse a path without a file, and to write nothing.
     """
 
     def __init__(self, path: str | os.PathLike, timeout: float = 60.0, *, read_only: bool = False):
         self.label = str(path)
         self._path = Path(path).absolute()  # the working directory may change
-        self._timeout, self.read_only, self.version = timeout, read_only, VERSION
+        self.timeout, self.read_only, self.version = timeout, read_only, VERSION
         self._locks = {is_writer: threading.RLock() for is_writer in (False, True)}
         self._connections: dict[bool, sqlite3.Connection] = {}
         if self._path.exists() and not stat.S_ISREG(self._path.stat().st_mode):
@@ -62,7 +63,7 @@ class SqliteBackend:
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer."""
         is_writer = bool(locks)
-        with self._locks[is_writer]:
+        with held(self._locks[is_writer]):
             try:
                 result = self._run_once(work, is_writer)
                 found = self._identify_file()
@@ -92,6 +93,7 @@ class SqliteBackend:
         try:
             if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
                 connection.execute("ROLLBACK")
+            connection.execute(f"PRAGMA busy_timeout={int(1000 * min(seconds_left(), self.timeout)) + 1}")
             connection.execute("BEGIN IMMEDIATE")
             result = work(execute, False)
             connection.execute("COMMIT")
@@ -100,6 +102,26 @@ class SqliteBackend:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+    # Contents of the same length are overwritten in place: pages that shrink would be copied.
+    blank_statement = (
+        "UPDATE ppl_bandit_personal SET salt = hex(zeroblob(length(salt) / 2)), "
+        "contents = printf('%*s', length(CAST(contents AS BLOB)), '') WHERE experiment = ? AND owner = ?"
+    )
+
+    def scrub(self) -> None:
+        """Move the write-ahead log into the file, and empty it: it holds the pages as they were before."""
+        with held(self._locks[True]):
+            while True:
+                is_busy = self._connections[True].execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+                if not is_busy:
+                    return
+                if seconds_left() <= 0.001:
+                    raise JournalTimeout(
+                        f"{self.label}: the unit is erased, but another process has read the write-ahead log for "
+                        f"{self.timeout:g} seconds, so that the log still holds the old pages: call erase again"
+                    )
+                time.sleep(min(0.01, seconds_left()))
 
     def turn(self, experiment: str) -> contextlib.AbstractContextManager:
         """Return a context without effect: SQLite has no lock that outlasts a transaction."""
@@ -137,12 +159,13 @@ class SqliteBackend:
         mode = "immutable=1" if self._is_immutable else "mode=ro" if self.read_only else "mode=rw"
         connection = sqlite3.connect(
             f"file:{quote(str(self._path))}?{mode}",
-            timeout=self._timeout,
+            timeout=self.timeout,
             isolation_level=None,
             check_same_thread=False,
             uri=True,
         )
         connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten
         return connection
 
     def _identify_file(self) -> tuple[int, ...]:
@@ -186,7 +209,8 @@ class SqliteBackend:
         if connection.execute("PRAGMA user_version").fetchone()[0] < VERSION:  # no other process did it in the meantime
             for statement in TABLES:
                 connection.execute(statement.format(blob="BLOB"))
-            connection.execute(HEADS_OF_EVENTS)
+            if found < VERSION_WITH_HEADS:
+                connection.execute(HEADS_OF_EVENTS)
             connection.execute(f"PRAGMA application_id={_APPLICATION}")
             connection.execute(f"PRAGMA user_version={VERSION}")
         connection.execute("COMMIT")
@@ -200,11 +224,12 @@ class SqliteBackend:
             "I/O": "nothing of this call was recorded: check the disk, and call again",
             "readonly": "nothing was recorded: make the file and its folder writable",
             "unable to open": "make the file and its folder readable and writable",
-            "locked": f"another process has been writing for {self._timeout:g} seconds; nothing was recorded: call again",
+            "locked": f"another process has been writing for {self.timeout:g} seconds; nothing was recorded: call again",
             "closed": "the journal was closed: open it again",
         }
         remedy = next((remedy for key, remedy in remedies.items() if key in text), "nothing of this call was recorded")
-        return JournalError(f"{self.label}: {text}; {remedy}")
+        kind = JournalTimeout if "locked" in text else JournalError
+        return kind(f"{self.label}: {text}; {remedy}")
 
 
 def _is_without_log(path: Path) -> bool:

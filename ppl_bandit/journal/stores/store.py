@@ -6,7 +6,18 @@ from typing import Any, NamedTuple, Protocol
 
 from ppl_bandit.journal.events import Event
 
-__all__ = ["Conflict", "DamagedEvent", "DecisionNumberTaken", "JournalError", "Store", "read_batches", "ReadingEvent"]
+__all__ = [
+    "Conflict",
+    "DamagedEvent",
+    "DecisionNumberTaken",
+    "JournalError",
+    "JournalTimeout",
+    "Key",
+    "KeyTaken",
+    "Store",
+    "read_batches",
+    "ReadingEvent",
+]
 
 _PAGE = 10_000  # events read at once
 _CONTENT_ERRORS = (LookupError, TypeError, ValueError, AttributeError, AssertionError)
@@ -14,6 +25,10 @@ _CONTENT_ERRORS = (LookupError, TypeError, ValueError, AttributeError, Assertion
 
 class JournalError(RuntimeError):
     """A journal cannot be opened, read or written; the message gives the cause, what is recorded, and what to do."""
+
+
+class JournalTimeout(JournalError):
+    """A call took longer than the journal's `timeout`; the message says whether it may have been recorded."""
 
 
 class DamagedEvent(JournalError):
@@ -26,6 +41,28 @@ class Conflict(Exception):
 
 class DecisionNumberTaken(Exception):
     """Another process has recorded the decision of this number."""
+
+
+class KeyTaken(Exception):
+    """Another call has recorded a decision for the same request or unit: read it."""
+
+
+class Key(NamedTuple):
+    """The id of a request, or a unit, as a digest.
+
+    Attributes:
+        name: the kind of call or "unit", and the digest.
+        value: ids of the decisions that it stands for, with commas between.
+        owner: key of the unit that erases it; None if none does.
+        arguments: salted digest of the arguments of the request; "" for a unit.
+        expected: to record a key, the value that it has until then; None if it does not exist.
+    """
+
+    name: str
+    value: str
+    owner: str | None
+    arguments: str
+    expected: str | None = None
 
 
 class ReadingEvent(NamedTuple):
@@ -50,13 +87,21 @@ class ReadingEvent(NamedTuple):
 class Store(Protocol):
     """What deciding and learning need of event streams, one per experiment. Threads may share a store."""
 
-    def append(self, experiment: str, events: Sequence[Event], after: int | None = None) -> list[Event]:
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take."""
+
+    def append(
+        self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
+    ) -> list[Event]:
         """Append events, all or none, and return them with their positions; they are durable when this returns.
 
         Args:
             after: the last position that the caller has read; None if the events depend on no earlier event.
+            keys: to record with the events.
 
         Raises:
+            KeyTaken: if a key has another value than expected.
             Conflict: if the stream has an event other than a decision beyond `after`.
             DecisionNumberTaken: if a decision in the empty lane has a number that is already recorded.
         """
@@ -75,14 +120,32 @@ class Store(Protocol):
     def turn(self, experiment: str) -> AbstractContextManager:
         """Wait until no other process learns, if the store can; a hint that avoids conflicts."""
 
+    def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
+        """Return the keys with some names; unknown ones are left out."""
+
+    def owned(self, experiment: str, owner: str) -> list[Event]:
+        """Return the events with a personal part of a unit, given its key, that was not erased."""
+
+    def erase(self, experiment: str, owner: str, events: Sequence[Event], after: int, checkpoint: bytes) -> list[Event]:
+        """Blank the personal parts of a unit, and append events: the last announces a checkpoint, which replaces all others."""
+
+    def scrub(self) -> None:
+        """Remove what the database keeps of contents that were blanked."""
+
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
         """Return all events of some decisions, in order; unknown decisions are left out."""
 
-    def pending(self, experiment: str, until: float | None = None) -> list[Event]:
-        """Return the decisions made until a time whose reward is pending, oldest first."""
+    def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
+        """Return the decisions made until a time, and beyond a position, whose reward is pending, oldest first."""
 
-    def decisions(self, experiment: str) -> list[list[Event]]:
-        """Return the events of every decision, grouped by decision, oldest first."""
+    def first_after(self, experiment: str, until: float, after: int) -> int:
+        """Return the first position beyond another of a decision made after a time; the next position if there is none."""
+
+    def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[list[Event]]:
+        """Return the events of every decision beyond a position, or of the first so many, grouped by decision, oldest first."""
+
+    def ping(self) -> None:
+        """Raise JournalError if nothing can be written now."""
 
     def imported(self, experiment: str) -> list[Event]:
         """Return the imported plays whose propensities were given, oldest first."""

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.inputs.columns import column_values
-from ppl_bandit.journal.decision_record import DecisionRecord, fold_decision
+from ppl_bandit.journal.decision_events import DecisionRecord, fold_decision
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.posterior.partial_rows import why_not_in_part
 from ppl_bandit.program.counted_outcomes import separable_outcomes
@@ -34,7 +34,7 @@ def history_table(experiment: Experiment) -> "pandas.DataFrame":
         "decided": _times([None if r is None else r.decided.time for r in rows]),
         "rewarded": _times([None if r is None else r.settled for r in rows]),
         "arm": [task.arms.names[i] for i in arms],
-        "propensity": [np.nan if r is None else r.propensity for r in rows],
+        "propensity": [np.nan if r is None or r.propensity is None else r.propensity for r in rows],
     }
     for event in experiment.store.imported(experiment.name):
         for row, value in zip(np.flatnonzero(positions == event.position), event.body["propensity"], strict=True):

@@ -1,0 +1,196 @@
+"""Calls that may be repeated: by the id of a request, or because a unit has a standing decision.
+
+A key is the digest of such an id. The table of keys says which decisions it stands for, and is written in the transaction that
+records them: of two calls with one key, the later one is refused and reads what the other has recorded.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_bandit.inputs.numbers import check_text
+from ppl_bandit.journal.decision_events import DISCARDED_STATUS, fold_decision
+from ppl_bandit.journal.events import Event, encode
+from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.stores.personal import unit_key
+from ppl_bandit.journal.stores.store import Key, Store
+from ppl_bandit.types import RequestIdReused
+
+__all__ = ["Ask", "Known", "Repeat", "check_repeat", "check_unit", "find_known", "new_key", "request_key"]
+
+_MAX_BYTES = 256
+
+
+class Ask(NamedTuple):
+    """What a caller gives for one decision, so that it may be asked for again.
+
+    Attributes:
+        unit: that the decision is for, or None.
+        request: id of the request, or None.
+        arguments: of the call, as JSON values.
+    """
+
+    unit: str | None
+    request: str | None
+    arguments: Any = None
+
+    @property
+    def names(self) -> list[str]:
+        """The keys of the request and of the unit, as far as they are given."""
+        found = [] if self.request is None else [request_key("select", self.request)]
+        return found if self.unit is None else [*found, unit_key(self.unit)]
+
+
+class Known(NamedTuple):
+    """What is recorded for an ask.
+
+    Attributes:
+        events: of its decisions, each with its first event first; None if a new decision is needed.
+        keys: to record with the decision, or now.
+        replaces: which decision of the unit does not stand any more, and why; None if there is none.
+    """
+
+    events: list[Event] | None
+    keys: list[Key]
+    replaces: dict[str, str] | None = None
+
+
+class Repeat(NamedTuple):
+    """A call of `update` that may be repeated.
+
+    Attributes:
+        request: id of the request.
+        arguments: of the call, as JSON values.
+    """
+
+    request: str
+    arguments: Any
+
+    @property
+    def name(self) -> str:
+        """The name of its key."""
+        return request_key("update", self.request)
+
+    def is_recorded(self, found: Mapping[str, Key]) -> bool:
+        """Return whether the request was recorded before.
+
+        Raises:
+            RequestIdReused: if it had other arguments.
+        """
+        if self.name not in found:
+            return False
+        check_repeat(found[self.name], "update", self.request, self.arguments)
+        return True
+
+    def key(self, events: Sequence[Event]) -> Key:
+        """Return the key to record with the events of the call; a unit of theirs owns it."""
+        unit = events[0].body.get("unit")
+        return new_key(self.name, None, None if unit is None else unit_key(unit), self.arguments)
+
+
+def check_unit(value: Any, argument: str) -> str | None:
+    """Return a unit or the id of a request.
+
+    Raises:
+        ValueError: for anything but a text of at most 256 bytes.
+    """
+    if value is None:
+        return None
+    num_bytes = len(check_text(value, argument).encode())
+    if num_bytes > _MAX_BYTES:
+        raise ValueError(f"{argument} has {num_bytes} bytes in UTF-8, the limit is {_MAX_BYTES}: pass a digest of it")
+    return value
+
+
+def request_key(call: str, request: str) -> str:
+    """Return the key of a request; `call` is the method that it asks for."""
+    return f"{call}:{hashlib.sha256(request.encode()).hexdigest()}"
+
+
+def check_repeat(key: Key, call: str, request: str, arguments: Any) -> None:
+    """Compare the arguments of a call with those of the earlier call of the same request.
+
+    Raises:
+        RequestIdReused: if they differ.
+    """
+    salt = key.arguments.partition(":")[0]
+    if key.arguments != _salted(salt, arguments):
+        raise RequestIdReused(
+            f"request_id={request!r} was given to {call} with other arguments: give every request an id of its own, and repeat "
+            "a request with the arguments that it had"
+        )
+
+
+def new_key(name: str, expected: Key | None, owner: str | None, arguments: Any) -> Key:
+    """Return the key of a request or a unit, to be recorded in place of the one that was found."""
+    salted = "" if arguments is None else _salted(os.urandom(8).hex(), arguments)
+    return Key(name, "", owner, salted, None if expected is None else expected.value)
+
+
+def find_known(
+    store: Store,
+    experiment: str,
+    asks: Sequence[Ask],
+    projection: Projection,
+    allowed: np.ndarray,
+    unit_window: float | None,
+) -> list[Known]:
+    """Return what is recorded for each ask.
+
+    Args:
+        allowed: mask of the arms that may be played.
+        unit_window: seconds that the decision of a unit stands; None: for ever.
+
+    Raises:
+        RequestIdReused: for an earlier request with the same id and other arguments.
+    """
+    found = store.keys(experiment, [name for ask in asks for name in ask.names])
+    events = store.find(experiment, [one for key in found.values() for one in key.value.split(",") if one])
+    knowns = []
+    for ask in asks:
+        owner = None if ask.unit is None else unit_key(ask.unit)
+        keys: list[Key] = []
+        if ask.request is not None:
+            name = request_key("select", ask.request)
+            earlier = found.get(name)
+            if earlier is not None and all(one in events for one in earlier.value.split(",")):
+                check_repeat(earlier, "select", ask.request, ask.arguments)
+                knowns.append(Known([events[one][0] for one in earlier.value.split(",")], []))
+                continue
+            keys.append(new_key(name, earlier, owner, ask.arguments))
+        replaces = None
+        if owner is not None:
+            standing = found.get(owner)
+            own = None if standing is None else events.get(standing.value)
+            why = "" if own is None else _why_not_standing(own, projection, allowed, unit_window)
+            if own is not None and not why:
+                knowns.append(Known(own[:1], [key._replace(value=str(own[0].decision)) for key in keys]))
+                continue
+            replaces = {"decision": str(own[0].decision), "why": why} if own is not None else None
+            keys.append(new_key(owner, standing, owner, None))
+        knowns.append(Known(None, keys, replaces))
+    return knowns
+
+
+def _why_not_standing(
+    events: Sequence[Event], projection: Projection, allowed: np.ndarray, unit_window: float | None
+) -> str:
+    """Return why a unit's decision does not stand any more, in words; empty if it does."""
+    record, arm = fold_decision(events), int(events[0].arm or 0)
+    if arm in projection.retired:
+        return "its arm was retired"
+    if not allowed[arm]:
+        return "its arm is not allowed now"
+    if record.status == DISCARDED_STATUS and not record.is_expired:
+        return "it was discarded"
+    if unit_window is not None and time.time() - events[0].time > unit_window:
+        return "its unit_window is over"
+    return ""
+
+
+def _salted(salt: str, arguments: Any) -> str:
+    return f"{salt}:{hashlib.sha256((salt + encode({'arguments': arguments})).encode()).hexdigest()}"

@@ -1,0 +1,175 @@
+"""Decisions that may be asked for again, for a unit or with the id of a request, and calls of `update` that may be repeated."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.experiment import Experiment
+from ppl_bandit.journal.projection import Projection
+from ppl_bandit.journal.repeats import Ask, Known, Repeat, check_unit, find_known
+from ppl_bandit.journal.stores.store import Key, KeyTaken
+from ppl_bandit.types import RequestIdReused
+
+__all__ = ["ask_slate", "asks_of", "decide_asked", "plain", "repeat_of"]
+
+
+def asks_of(
+    units: Sequence[str | None] | None,
+    request_ids: Sequence[str | None] | None,
+    num_rows: int,
+    contexts: Any,
+    allowed: Any,
+    names: tuple[str, str] = ("units", "request_ids"),
+) -> list[Ask]:
+    """Return what is asked for each row; empty if no row has a unit or the id of a request.
+
+    Args:
+        contexts: with a leading axis, or None.
+        allowed: as the caller gave it.
+        names: of the first two arguments, for messages.
+
+    Raises:
+        ValueError: if there is not one entry for each row, or one is not a text of at most 256 bytes.
+    """
+    columns = []
+    for values, name in zip((units, request_ids), names, strict=True):
+        values = [None] * num_rows if values is None else values
+        if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != num_rows:
+            raise ValueError(
+                f"{name} must have one entry for each of {num_rows} decisions, None for none, got {values!r}"
+            )
+        columns.append([check_unit(value, name) for value in values])
+    if not any(value is not None for column in columns for value in column):
+        return []
+    leaves, mask = jax.tree.leaves(contexts), plain(allowed)
+    rows = zip(*columns, strict=True)
+    return [
+        Ask(
+            unit,
+            request,
+            None if request is None else [unit, mask, [np.asarray(leaf[row]).tolist() for leaf in leaves]],
+        )
+        for row, (unit, request) in enumerate(rows)
+    ]
+
+
+def decide_asked(
+    experiment: Experiment,
+    projection: Projection,
+    allowed: np.ndarray,
+    contexts: Any,
+    asks: Sequence[Ask],
+    unit_window: float | None,
+    refuse: Callable[[Projection, int], None],
+    *,
+    is_batch: bool,
+) -> tuple[Projection, list[Event]]:
+    """Return the event of each row's decision, recorded now or before, and the projection of the new ones.
+
+    Args:
+        contexts: with a leading axis in a batch; one context otherwise.
+        refuse: raises if so many new decisions may not be made.
+    """
+    while True:
+        knowns = find_known(experiment.store, experiment.name, asks, projection, allowed, unit_window)
+        leader, leaders = _leaders(asks, knowns)
+        keys = [key for known in knowns if known.events is not None for key in known.keys]
+        events = {row: known.events[0] for row, known in enumerate(knowns) if known.events is not None}
+        try:
+            if leaders:
+                refuse(projection, len(leaders))
+                merged = [_merged(row, leader, knowns) for row in leaders]
+                merged[0] = merged[0]._replace(keys=[*merged[0].keys, *keys])
+                index = np.array(leaders)
+                own = jax.tree.map(lambda leaf, index=index: leaf[index], contexts) if is_batch else contexts
+                num_rows = len(leaders) if is_batch else None
+                made = experiment.decide(
+                    projection, allowed, own, num_rows, merged, [asks[row].unit for row in leaders]
+                )
+                events |= dict(zip(leaders, made, strict=True))
+            elif keys:
+                experiment.store.append(experiment.name, [], keys=list({key.name: key for key in keys}.values()))
+        except KeyTaken:
+            projection = experiment.catch_up()
+            continue
+        return projection, [events[leader.get(row, row)] for row in range(len(asks))]
+
+
+def ask_slate(
+    experiment: Experiment,
+    projection: Projection,
+    allowed: np.ndarray,
+    context: Any,
+    size: int,
+    ask: Ask,
+    refuse: Callable[[Projection, int], None],
+) -> list[Event]:
+    """Return the events of a slate's places, recorded now or before."""
+    while True:
+        (known,) = find_known(experiment.store, experiment.name, [ask], projection, allowed, None)
+        if known.events is not None:
+            return known.events
+        refuse(projection, size)
+        try:
+            return experiment.decide_slate(projection, allowed, context, size, known)
+        except KeyTaken:
+            projection = experiment.catch_up()
+
+
+def repeat_of(request_id: Any, arguments: Any) -> Repeat | None:
+    """Return the request of a call of `update`; None without an id."""
+    request = check_unit(request_id, "request_id")
+    return None if request is None else Repeat(request, plain(arguments))
+
+
+def plain(value: Any) -> Any:
+    """Return an argument as JSON values that are equal for equal arguments."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [plain(item) for item in value]
+    return getattr(value, "id", None) or [plain(one.id) for one in getattr(value, "decisions", ())] or repr(value)
+
+
+def _leaders(asks: Sequence[Ask], knowns: Sequence[Known]) -> tuple[dict[int, int], list[int]]:
+    """Return which row decides for each row that needs a decision, and the rows that decide.
+
+    Raises:
+        RequestIdReused: if rows with the same id of a request have other arguments.
+    """
+    leader: dict[int, int] = {}
+    by_name: dict[str, int] = {}
+    for row, (ask, known) in enumerate(zip(asks, knowns, strict=True)):
+        if known.events is not None:
+            continue
+        first = next((by_name[name] for name in ask.names if name in by_name), row)
+        for other in range(row):
+            if (
+                ask.request is not None
+                and asks[other].request == ask.request
+                and asks[other].arguments != ask.arguments
+            ):
+                raise RequestIdReused(
+                    f"request_ids has {ask.request!r} in the rows {other} and {row} with other arguments"
+                )
+        leader[row] = first
+        by_name |= dict.fromkeys(ask.names, first)
+    return leader, [row for row, first in leader.items() if row == first]
+
+
+def _merged(row: int, leader: Mapping[int, int], knowns: Sequence[Known]) -> Known:
+    """Return what is known of a row that decides, with the keys of the rows that it decides for."""
+    keys: dict[str, Key] = {}
+    for other, first in leader.items():
+        if first == row:
+            keys = {key.name: key for key in knowns[other].keys} | keys
+    return knowns[row]._replace(keys=list(keys.values()))

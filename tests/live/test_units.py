@@ -1,0 +1,324 @@
+"""Units, requests that are repeated, shown arms, windows and erasure."""
+
+import sqlite3
+import threading
+from datetime import timedelta
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from shared_models import THOMPSON, bernoulli_bandit, bernoulli_program
+
+from ppl_bandit import AlreadyRewarded, Bandit, Journal, JournalError, RequestIdReused, RewardModel, UnknownArm, engines
+from ppl_bandit.commands.cli import main
+
+
+def linear(arm, context):
+    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
+    numpyro.sample("reward", dist.Normal(jnp.sum(weights[arm] * context["x"], -1), 0.5))
+
+
+@pytest.fixture(scope="module")
+def linear_parts():
+    model = RewardModel(linear, 2, {"x": np.zeros(2)})
+    engine = engines.conjugate(model)
+    return model, lambda _: engine
+
+
+@pytest.fixture(params=["memory", "journal"])
+def place(request, tmp_path):
+    return {} if request.param == "memory" else {"journal": tmp_path / "j.db"}
+
+
+def same(one, other):
+    assert (one.id, one.arm, one.propensity, one.unit) == (other.id, other.arm, other.propensity, other.unit)
+    np.testing.assert_array_equal(one.propensities, other.propensities)
+    return True
+
+
+def test_a_repeated_request_gives_the_same_decision_and_no_second_row(place):
+    bandit = bernoulli_bandit(**place)
+    first = bandit.select(request_id="r1")
+    bandit.update(first, 1)
+    assert same(bandit.select(request_id="r1"), first)
+    assert bandit.select(request_id="r2").id != first.id
+    with pytest.raises(RequestIdReused, match="request_id='r1' was given to select with other arguments"):
+        bandit.select(request_id="r1", allowed=[0, 1])
+    slate = bandit.select(size=2, request_id="s")
+    assert [d.id for d in bandit.select(size=2, request_id="s").decisions] == [d.id for d in slate.decisions]
+    many = bandit.select_many(num_decisions=4, request_ids=["a", None, "a", "r2"])
+    assert same(many[0], many[2]) and many[1].id != many[0].id and same(many[3], bandit.select(request_id="r2"))
+    assert len(bandit.pending()) == 5  # r2, two places, two of the batch
+    if place:
+        again = bernoulli_bandit(**place)
+        assert same(again.select(request_id="r1"), first) and same(again.select(request_id="a"), many[0])
+
+
+def test_a_repeated_update_counts_once(place):
+    bandit = bernoulli_bandit(**place)
+    decision = bandit.select()
+    for _ in range(2):
+        bandit.update(decision, 1, request_id="u1")
+        bandit.update(arm=0, reward=1, request_id="u2")
+        bandit.update(decision, 0, correct=True, request_id="u3")
+    assert bandit.num_rewards == 2 and bandit.history().reward.tolist() == [0.0, 1.0]
+    with pytest.raises(RequestIdReused, match="was given to update with other arguments"):
+        bandit.update(arm=1, reward=1, request_id="u2")
+
+
+def test_a_unit_has_one_standing_decision_until_its_arm_is_gone(place):
+    bandit = bernoulli_bandit(**place)
+    first = bandit.select(unit="user 17")
+    assert first.unit == "user 17" and same(bandit.select(unit="user 17", request_id="x"), first)
+    bandit.update(first, 1)
+    assert same(bandit.select(unit="user 17"), first) and same(bandit.select(unit="user 17", request_id="x"), first)
+    others = [arm for arm in bandit.arms if arm != first.arm]
+    moved = bandit.select(unit="user 17", allowed=others)
+    assert moved.arm in others and same(bandit.select(unit="user 17"), moved)
+    bandit.retire_arm(moved.arm)
+    third = bandit.select(unit="user 17")
+    assert third.arm != moved.arm
+    bandit.discard(third)
+    fourth = bandit.select(unit="user 17")
+    many = bandit.select_many(num_decisions=5, units=["user 17", "b", "b", None, "c"])
+    assert same(many[0], fourth) and same(many[1], many[2]) and len({d.id for d in many}) == 4
+    events = bandit._experiment.store.find("default", [moved.id, third.id, fourth.id])
+    assert events[moved.id][0].body["replaces"] == {"decision": first.id, "why": "its arm is not allowed now"}
+    assert events[third.id][0].body["replaces"]["why"] == "its arm was retired"
+    assert events[fourth.id][0].body["replaces"]["why"] == "it was discarded"
+    if place:
+        assert same(bernoulli_bandit(**place).select(unit="user 17"), fourth)
+
+
+def test_the_decision_of_a_unit_stands_for_its_window(place, monkeypatch):
+    bandit = bernoulli_bandit(unit_window=timedelta(hours=1), **place)
+    first = bandit.select(unit="u")
+    assert same(bandit.select(unit="u"), first)
+    now = __import__("time").time()
+    monkeypatch.setattr("time.time", lambda: now + 3601)
+    second = bandit.select(unit="u")
+    assert second.id != first.id
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda bandit: bandit.select(unit="x" * 257), "unit has 257 bytes in UTF-8, the limit is 256"),
+        (lambda bandit: bandit.select(unit="\u00e9" * 129), "unit has 258 bytes"),
+        (lambda bandit: bandit.select(unit=""), "unit must be a text that is not empty"),
+        (lambda bandit: bandit.select(request_id=7), "request_id must be a text"),
+        (lambda bandit: bandit.select(unit="u", size=2), "give request_id to repeat a slate"),
+        (lambda bandit: bandit.select_many(num_decisions=2, units=["u"]), "one entry for each of 2 decisions"),
+        (lambda bandit: bandit.erase(None), "unit is missing"),
+        (lambda bandit: bandit.update(bandit.select(), 1, propensity=0.5), "without shown="),
+        (lambda bandit: bandit.update(bandit.select(), 1, shown=0, propensity=0.0), "must be in"),
+        (lambda bandit: bandit.expire(), "reward_window"),
+        (lambda bandit: bernoulli_bandit(unit_window=0), "unit_window is 0"),
+        (lambda bandit: bernoulli_bandit(reward_window=timedelta(0)), "reward_window is 0"),
+        (lambda bandit: bernoulli_bandit(default_reward=0), "default_reward was given without reward_window"),
+    ],
+)
+def test_wrong_use_says_what_to_do(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        wrong(bernoulli_bandit())
+
+
+def test_threads_with_the_same_requests_get_the_same_decisions(tmp_path):
+    bandit = bernoulli_bandit(journal=tmp_path / "j.db")
+    bandit.warm_up()
+    found = [dict() for _ in range(8)]
+    barrier = threading.Barrier(8)
+
+    def work(number):
+        barrier.wait()
+        for i in np.random.default_rng(number).permutation(12):
+            found[number][i] = bandit.select(request_id=f"r{i}", unit=f"u{i}").id
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(one == found[0] for one in found) and len(set(found[0].values())) == 12 == len(bandit.pending())
+
+
+def test_what_was_shown_is_learnt_and_weighted_only_with_its_probability(place):
+    bandit = bernoulli_bandit(**place)
+    one, two, three = bandit.select_many(num_decisions=3)
+    other = next(arm for arm in bandit.arms if arm != one.arm)
+    bandit.update(one, 1, shown=other)
+    bandit.update(two, 0)
+    bandit.update(three, 1, shown=0, propensity=0.25)
+    assert bandit.history().arm.tolist() == [other, two.arm, 0]
+    log = bandit.logged_decisions()
+    assert log.arm.tolist() == [two.arm, 0] and log.propensity.tolist() == [two.propensity, 0.25]
+    assert log.num_without_propensity == 1 and log.num_unrewarded == 0
+    bandit.update(one, 1, shown=other)  # repeated
+    with pytest.raises(AlreadyRewarded, match="pass correct=True"):
+        bandit.update(one, 1, shown=one.arm)
+    bandit.update(one, 1, shown=one.arm, correct=True)
+    assert bandit.history().arm.tolist() == [one.arm, two.arm, 0]
+    with pytest.raises(UnknownArm):
+        bandit.update(two, 0, shown=17)
+    if place:
+        again = bernoulli_bandit(**place)
+        assert again.history().arm.tolist() == [one.arm, two.arm, 0]
+        np.testing.assert_array_equal(again.posterior(50)["rate"], bandit.posterior(50)["rate"])
+
+
+@pytest.mark.parametrize("default", [None, 0])
+def test_overdue_decisions_settle_by_themselves_and_a_late_reward_is_a_correction(place, monkeypatch, default):
+    bandit = bernoulli_bandit(reward_window=60, default_reward=default, **place)
+    late, early = bandit.select(), bandit.select()
+    bandit.update(early, 1)
+    now = __import__("time").time()
+    monkeypatch.setattr("time.time", lambda: now + 61)
+    new = bandit.select()
+    assert bandit.pending().decision.tolist() == [new.id]
+    assert bandit.num_rewards == (1 if default is None else 2)
+    bandit.update(late, 1)
+    assert sorted(bandit.history().reward) == [1.0, 1.0]
+    assert bandit.expire() == 0
+    bandit.update(new, 1)
+    if place:
+        again = bernoulli_bandit(reward_window=60, default_reward=default, **place)
+        assert again.num_rewards == 3 and len(again.pending()) == 0
+        with pytest.raises(JournalError, match="reward_window: it was 60.0, now it is None"):
+            bernoulli_bandit(**place)
+
+
+def test_each_reward_of_many_is_refused_alone(place):
+    bandit = bernoulli_bandit(**place)
+    one, two = bandit.select(), bandit.select()
+    bandit.update(two, 1)
+    rows = [
+        {"decision": one, "reward": 1, "request_id": "a"},
+        {"decision": "no such", "reward": 1},
+        {"decision": two, "reward": 1},
+        {"decision": two, "reward": 0},
+        {"decision": bandit.select(), "reward": 0.5},
+        {"decision": bandit.select(), "reward": 0, "request_id": "b"},
+        {"decision": one, "reward": 1, "request_id": "a"},
+        {"decision": one, "rewrad": 1},
+    ]
+    found = bandit.update_each(rows)
+    kinds = [one if isinstance(one, bool) else type(one).__name__ for one in found]
+    assert kinds == [True, "UnknownDecision", False, "AlreadyRewarded", "ValueError", True, False, "TypeError"]
+    assert bandit.num_rewards == 3
+
+
+SECRETS = (b"somebody@example.org", b"0.8080808080808")
+
+
+def test_an_erased_unit_leaves_no_byte_and_the_posterior_stays(linear_parts, tmp_path):
+    model, engine = linear_parts
+    path = tmp_path / "j.db"
+
+    def opened(**options):
+        return Bandit(model, engine=engine, num_samples=100, selector=THOMPSON, journal=path, **options)
+
+    bandit = opened()
+    for number in range(6):
+        bandit.update(bandit.select({"x": np.array([1.0, number])}, unit=f"unit {number}"), 0.3 * number)
+    secret = {"x": np.array([0.8080808080808, -1.0])}
+    mine = bandit.select(secret, unit=SECRETS[0].decode(), request_id="mine")
+    bandit.update(mine, 0.7)
+    assert bandit.history().shape[0] == 7
+    waiting = bandit.select(secret, unit=SECRETS[0].decode(), allowed=[1 - mine.arm])
+    bandit._checkpoint(0)
+    before, head = bandit.posterior_parameters(), bandit._journal.head()
+    assert bandit.erase(SECRETS[0].decode()) == 2 and bandit.erase("nobody") == 0
+    for file in tmp_path.iterdir():
+        assert not any(one in file.read_bytes() for one in SECRETS), file
+    bandit._journal.verify(head=head)
+    bandit._journal.verify()
+    for one in (bandit, opened()):
+        after = one.posterior_parameters()
+        for name, values in before["weights"].items():
+            np.testing.assert_allclose(after["weights"][name], values, rtol=1e-12)
+        assert one.num_rewards == 6 == len(one.history()) and len(one.pending()) == 0
+    with pytest.raises(ValueError, match="was erased with its unit|was discarded"):
+        bandit.update(waiting, 1.0)
+    new = bandit.select(secret, unit=SECRETS[0].decode(), request_id="mine")
+    assert new.id not in (mine.id, waiting.id)
+    assert bandit.logged_decisions().arm.size == 6
+    bandit.close()
+    with Journal(path) as journal:
+        assert "somebody" not in str([event for event in journal.events() if event.kind != "decided"])
+
+
+def test_an_edited_personal_part_is_noticed(tmp_path):
+    with bernoulli_bandit(journal=tmp_path / "j.db") as bandit:
+        bandit.select(unit="one")
+    with sqlite3.connect(tmp_path / "j.db") as file:
+        file.execute("UPDATE ppl_bandit_personal SET contents = replace(contents, 'one', 'two')")
+    with Journal(tmp_path / "j.db") as journal, pytest.raises(JournalError, match="personal part is not the one"):
+        journal.verify()
+
+
+def test_without_a_context_only_the_name_of_a_unit_is_erased(place):
+    bandit = bernoulli_bandit(**place)
+    decision = bandit.select(unit="u")
+    bandit.update(decision, 1)
+    waiting = bandit.select(unit="v")
+    assert bandit.erase("u") == 1 and bandit.erase("v") == 1
+    assert bandit.num_rewards == 1 == len(bandit.history())
+    bandit.update(waiting, 1)
+    assert bandit.select(unit="u").id != decision.id
+    assert bandit.history().decision.tolist() == [decision.id, waiting.id]
+
+
+@pytest.mark.slow
+def test_shares_of_units_equal_the_propensities(tmp_path):
+    bandit = bernoulli_bandit(selector=THOMPSON, journal=tmp_path / "j.db")
+    bandit.update_many(
+        arms=[0] * 10 + [1] * 10 + [2] * 10, rewards=[1] * 4 + [0] * 6 + [1] * 5 + [0] * 5 + [1] * 6 + [0] * 4
+    )
+    num = 20_000
+    arms, expected = np.zeros(3), np.zeros(3)
+    for start in range(0, num, 2000):
+        for decision in bandit.select_many(num_decisions=2000, units=[f"u{i}" for i in range(start, start + 2000)]):
+            arms[decision.arm] += 1
+            expected += decision.propensities
+    error = np.sqrt(num * (expected / num) * (1 - expected / num))
+    assert np.all(np.abs(arms - expected) <= 4 * error)  # four standard errors of a count
+
+
+def test_records_and_health_say_what_is_there(place, monkeypatch):
+    bandit = bernoulli_bandit(**place)
+    decisions = bandit.select_many(num_decisions=3, units=["a", None, "b"])
+    bandit.update(decisions[1], 1)
+    monkeypatch.setattr("ppl_bandit.journal.audit._PAGE", 2)
+    rows = list(bandit.records())
+    assert [(row["decision"], row["unit"], row["status"]) for row in rows] == [
+        (decisions[0].id, "a", "pending"),
+        (decisions[1].id, None, "rewarded"),
+        (decisions[2].id, "b", "pending"),
+    ]
+    assert rows[1]["reward"] == {"reward": 1.0} and list(bandit.records(after=rows[1]["position"])) == rows[2:]
+    found = bandit.health()
+    assert found.is_writable and (found.num_decisions, found.num_rewards) == (3, 1)
+    bandit.close()
+    assert "closed" in bandit.health().reason
+
+
+def test_units_are_erased_and_decisions_expire_from_the_command_line(tmp_path, capsys):
+    path, code = tmp_path / "j.db", tmp_path / "model.py"
+    lines = ["from shared_models import bernoulli_program", "model = bernoulli_program(3)", "num_arms = 3"]
+    code.write_text("\n".join(lines))
+    with Bandit(bernoulli_program(3), 3, journal=path, reward_window=1e-3, default_reward=0) as bandit:
+        bandit.select(unit="somebody@example.org")
+    for action, said in (
+        (["expire", "--model", str(code), "--json"], '"num_expired": 1'),
+        (["pending", "--json"], "[]"),
+        (["erase", "somebody@example.org", "--model", str(code)], "erased 1 decisions"),
+        (["erase", "nobody", "--model", str(code)], "no decision of this unit"),
+        (["verify"], "is whole"),
+        (["replay", "--model", str(code)], "all agree"),
+    ):
+        assert main(["journal", str(path), *action]) == 0
+        assert said in capsys.readouterr().out
+    assert main(["journal", str(path), "erase", "x"]) == 2
+    assert b"somebody" not in path.read_bytes()
