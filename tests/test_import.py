@@ -21,7 +21,7 @@ def test_importing_the_package_loads_none_of_the_heavy_libraries():
     assert loaded("from ppl_bandit import Bandit") == ["jax", "numpyro", "scipy"]  # none that only draws or tabulates
 
 
-@pytest.mark.parametrize("words", [["--help"], ["journal", "--help"], ["evaluate", "--help"], ["run"]])
+@pytest.mark.parametrize("words", [["--help"], ["journal", "--help"], ["serve", "--help"], ["keys", "list"], ["run"]])
 def test_help_and_refused_arguments_wait_for_no_library(words):
     script = f"""
 import contextlib

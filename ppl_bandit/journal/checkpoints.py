@@ -81,6 +81,7 @@ def make_checkpoint(experiment: Experiment, store: SqlStore, projection: Project
         "next_number": experiment.num_decisions,
         "num_played": projection.num_played.tolist(),
         "retired": sorted(projection.retired),
+        "is_paused": projection.is_paused,
         "look": None if projection.look is None else dict(projection.look),
     }
     contents = write_archive(header, learner_trees(learner))
@@ -118,6 +119,7 @@ def load_checkpoint(
             "learner": learner,
             "num_played": np.asarray(header["num_played"], np.int64),
             "retired": frozenset(header["retired"]),
+            "is_paused": header.get("is_paused", False),
             "look": header["look"],
         }
         return Checkpoint(position, digest, fields, header["num_rows"], header["num_completed"], header["next_number"])

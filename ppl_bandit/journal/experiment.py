@@ -56,6 +56,7 @@ from ppl_bandit.journal.stores.store import (
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
+from ppl_bandit.types import ExperimentStopped
 
 __all__ = ["BuildTask", "Experiment", "rows_until"]
 
@@ -223,6 +224,10 @@ class Experiment:
         make: Callable[[Projection, str, range], list[Event]],
         keys: Callable[[Sequence[Event]], list[Key]],
     ) -> list[Event]:
+        if projection.is_paused:
+            raise ExperimentStopped(
+                "the experiment is paused: call resume(), or play a default meanwhile; rewards may still be reported"
+            )
         while True:
             with self._numbering:
                 first, last = self._next_number, self._next_number + num
@@ -358,11 +363,12 @@ class Experiment:
                 self.projection = after._replace(position=position, num_played=num_played)
                 return len(decisions)
 
-    def change_arms(self, names: list[Any], retired: frozenset[int]) -> None:
-        """Record new or retired arms, and continue with them."""
+    def change_arms(self, names: list[Any], retired: frozenset[int], *, is_paused: bool) -> None:
+        """Record new or retired arms, or a pause, and continue with them."""
 
         def make(projection: Projection) -> tuple[Event, Projection]:
-            event = new_event(ARMS, {"arms": names, "retired": sorted(retired)})
+            paused = {"is_paused": True} if is_paused else {}
+            event = new_event(ARMS, {"arms": names, "retired": sorted(retired), **paused})
             return event, self._with_arms(projection, event)
 
         self._record_event(make)
@@ -461,7 +467,8 @@ class Experiment:
         projection, first = self.projection, batch[0]
         if first.kind == ARMS:
             if not is_learning:
-                return projection._replace(retired=frozenset(first.body["retired"]))
+                is_paused = first.body.get("is_paused", False)
+                return projection._replace(retired=frozenset(first.body["retired"]), is_paused=is_paused)
             return self._with_arms(projection, first)
         if first.kind == CHECKPOINT:
             return projection
@@ -494,7 +501,8 @@ class Experiment:
             projection = learning_in_part(projection) if is_partial else projection
             projection = projection._replace(learner=refit(projection, projection.history)[0])
         num_played = _padded(projection.num_played, len(projection.task.arms))
-        return projection._replace(retired=frozenset(event.body["retired"]), num_played=num_played)
+        is_paused = event.body.get("is_paused", False)
+        return projection._replace(retired=frozenset(event.body["retired"]), is_paused=is_paused, num_played=num_played)
 
     def _playable(self, projection: Projection, allowed: np.ndarray) -> np.ndarray:
         mask, num_added = allowed, len(projection.task.arms) - allowed.size

@@ -50,6 +50,7 @@ class Projection(NamedTuple):
         history: all rows that were learnt.
         num_played: number of decisions for each arm.
         retired: indices of the arms that are no longer played.
+        is_paused: whether new decisions are refused.
         look: body of the last look at a designed experiment; None before the first.
     """
 
@@ -60,6 +61,7 @@ class Projection(NamedTuple):
     history: History
     num_played: np.ndarray
     retired: frozenset[int] = frozenset()
+    is_paused: bool = False
     look: Mapping[str, Any] | None = None
 
     @property

@@ -480,14 +480,30 @@ class Bandit(ReadableBandit):
         Raises:
             ValueError: if the program does not take the keyword `num_arms`.
         """
-        added, names, retired = arms_with(self._catch_up(), self._program, name)
-        self._experiment.change_arms(names, retired)
+        projection = self._catch_up()
+        added, names, retired = arms_with(projection, self._program, name)
+        self._experiment.change_arms(names, retired, is_paused=projection.is_paused)
         return added
 
     def retire_arm(self, arm: Any) -> None:
         """Stop playing an arm; its posterior is kept, and its pending rewards are still learnt."""
         projection = self._catch_up()
-        self._experiment.change_arms(list(projection.task.arms.names), retired_with(projection, arm))
+        retired = retired_with(projection, arm)
+        self._experiment.change_arms(list(projection.task.arms.names), retired, is_paused=projection.is_paused)
+
+    def pause(self) -> None:
+        """Refuse new decisions, in every process, until `resume`; rewards are still learnt, and repeated requests answered."""
+        self._pause(True)
+
+    def resume(self) -> None:
+        """Make decisions again."""
+        self._pause(False)
+
+    def _pause(self, is_paused: bool) -> None:
+        projection = self._catch_up()
+        if projection.is_paused != is_paused:
+            names = list(projection.task.arms.names)
+            self._experiment.change_arms(names, projection.retired, is_paused=is_paused)
 
     def save(self, path: str | PathLike) -> None:
         """Write the bandit to one file, without pickle; an existing file is replaced atomically.

@@ -92,6 +92,11 @@ class ReadableBandit:
         return [projection.task.arms.names[index] for index in sorted(projection.retired)]
 
     @property
+    def is_paused(self) -> bool:
+        """Whether new decisions are refused until `resume`."""
+        return self._experiment.projection.is_paused
+
+    @property
     def explanation(self) -> Any:
         """The engine, and why it was chosen."""
         return self._learner.engine.explanation

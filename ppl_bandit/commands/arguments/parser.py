@@ -29,6 +29,8 @@ def make_parser() -> argparse.ArgumentParser:
         "journal": (_journal, "inspect, replay, verify or export a recorded experiment"),
         "evaluate": (_evaluate, "say what may be concluded from a recorded experiment"),
         "design": (_design, "plan an experiment: how large, when to stop, how often it is wrong"),
+        "serve": (_serve, "an HTTP service of experiments: decisions, rewards, dashboard, metrics"),
+        "keys": (_keys, "make, list and revoke the keys of a service"),
     }.items():
         describe(commands.add_parser(name, help=text))
     return parser
@@ -255,6 +257,37 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help="auto, exact, collapsed, reweight, nuts, svi or laplace; of latents that move: kalman, collapsed-kalman or "
         "particle-filter (%(default)s)",
     )
+
+
+def _serve(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("model", metavar="MODEL", help=f"{_MODEL}; or a file of several experiments, path/to/file.toml")
+    serve.add_argument("--journal", metavar="URL", help="path, sqlite:///path or postgresql://... (ppl_bandit.db)")
+    serve.add_argument("--name", help="of the experiment, in the address and in the journal (default)")
+    serve.add_argument("--selector", help="double_sampling, thompson, top_two, ... (double_sampling)")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; another than loopback needs --keys")
+    serve.add_argument("--port", type=_whole, default=8000, help="(%(default)s)")
+    serve.add_argument("--keys", type=Path, metavar="FILE", help="keys made with `ppl-bandit keys create`")
+    serve.add_argument(
+        "--proxies",
+        default="127.0.0.1",
+        help="addresses of proxies whose X-Forwarded headers are believed (%(default)s)",
+    )
+    serve.add_argument("--json", action="store_true", help="print the experiments as JSON at the end")
+
+
+def _keys(keys: argparse.ArgumentParser) -> None:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--file", type=Path, default=Path("keys.toml"), help="the file of keys (%(default)s)")
+    common.add_argument("--json", action="store_true", help="print JSON")
+    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = actions.add_parser("create", parents=[common], help="make a key, which is printed once")
+    create.add_argument("--role", choices=("decide", "read", "admin"), required=True, help="what it opens")
+    create.add_argument(
+        "--experiment", action="append", metavar="NAME", help="bind it to an experiment; may be repeated"
+    )
+    actions.add_parser("list", parents=[common], help="ids, roles and experiments")
+    revoke = actions.add_parser("revoke", parents=[common], help="remove a key")
+    revoke.add_argument("id", metavar="ID", help="of the key, from `list`")
 
 
 def _add_common(parser: argparse.ArgumentParser, *, out: str, has_seed: bool = True, has_samples: bool = False) -> None:

@@ -130,6 +130,10 @@ class MemoryStore:
             self._index_unread()
             return [events[0] for events in self._pending.values() if until is None or events[0].time <= until]
 
+    def num_pending(self, experiment: str, until: float | None = None) -> int:
+        """Return the number of decisions whose reward is pending."""
+        return len(self.pending(experiment, until))
+
     def ping(self) -> None:
         """Do nothing: memory can be written."""
 

@@ -28,6 +28,12 @@ _PAGE = 10_000  # rows read at once to check the chain
 
 Result = TypeVar("Result")
 
+_PENDING = (
+    "FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' AND made.position > ? AND made.time <= ? "
+    "AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later WHERE later.decision IS NOT NULL AND "
+    "later.experiment = made.experiment AND later.decision = made.decision AND later.settles = 1)"
+)
+
 
 class Backend(Protocol):
     """A database connection.
@@ -223,17 +229,12 @@ class SqlStore:
     def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
         """Return the decisions whose reward is pending."""
         columns = ", ".join(f"made.{name}" for name in COLUMNS.split(", "))
-        rows = self._query(
-            f"SELECT {columns} FROM ppl_bandit_events made WHERE made.experiment = ? AND made.kind = 'decided' "
-            "AND made.position > ? AND made.time <= ? AND NOT EXISTS (SELECT 1 FROM ppl_bandit_events later "
-            "WHERE later.decision IS NOT NULL AND later.experiment = made.experiment AND later.decision = made.decision "
-            "AND later.settles = 1) "
-            "ORDER BY made.position",
-            experiment,
-            after,
-            1e300 if until is None else until,
-        )
-        return self._events(experiment, rows)
+        given = experiment, after, 1e300 if until is None else until
+        return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", *given))
+
+    def num_pending(self, experiment: str, until: float | None = None) -> int:
+        """Return the number of decisions whose reward is pending."""
+        return int(self._query(f"SELECT COUNT(*) {_PENDING}", experiment, 0, 1e300 if until is None else until)[0][0])
 
     def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[list[Event]]:
         """Return the events of every decision, or of so many beyond a position."""

@@ -138,6 +138,9 @@ class Store(Protocol):
     def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
         """Return the decisions made until a time, and beyond a position, whose reward is pending, oldest first."""
 
+    def num_pending(self, experiment: str, until: float | None = None) -> int:
+        """Return the number of decisions made until a time whose reward is pending."""
+
     def first_after(self, experiment: str, until: float, after: int) -> int:
         """Return the first position beyond another of a decision made after a time; the next position if there is none."""
 

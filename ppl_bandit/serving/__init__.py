@@ -1,0 +1,30 @@
+"""An experiment behind an address: the HTTP service of live bandits, and its Python client.
+
+Nothing else of the package imports this folder; it needs the extra `serve`, but for `Client`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppl_bandit.serving.app import create_app
+    from ppl_bandit.serving.batches import Limits
+    from ppl_bandit.serving.client import Client
+    from ppl_bandit.serving.keys import KeyFile
+
+__all__ = ["Client", "KeyFile", "Limits", "create_app"]
+
+_HOMES = {"Client": "client", "KeyFile": "keys", "Limits": "batches", "create_app": "app"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ppl_bandit"):
+            raise
+        raise ImportError(
+            f"{__name__}.{name} needs {error.name}: python -m pip install 'ppl_bandit[serve]'", name=error.name
+        ) from error

@@ -1,0 +1,230 @@
+"""The endpoints that read, correct and administer experiments: FastAPI routes, each a thin form of a method of `Bandit`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from ppl_bandit.display.plain_values import to_plain
+from ppl_bandit.serving.access import Gate
+from ppl_bandit.serving.experiments import Correction, Discard, ServedExperiment, rows_of
+from ppl_bandit.serving.hot import unknown_experiment
+from ppl_bandit.serving.keys import Access
+from ppl_bandit.serving.messages import Message, RewardValue, Text
+from ppl_bandit.serving.metrics import Metrics
+from ppl_bandit.serving.problems import REFUSALS, Problem, ProblemDocument, as_problem
+
+__all__ = ["make_router", "problems"]
+
+_MAX_ROWS = 10_000
+_ROWS_PER_PART = 200  # of a streamed history
+
+
+class NewArm(Message):
+    """An arm to add; without a name if the arms are numbered."""
+
+    name: Text | None = None
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the refusals of a route for its documentation."""
+    content = {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{ProblemDocument.__name__}"}}}
+    return {status: {"description": "refused", "content": content} for status in statuses}
+
+
+def make_router(experiments: Mapping[str, ServedExperiment], gate: Gate, metrics: Metrics) -> APIRouter:
+    """Return the routes below /v1, and those of a monitoring system."""
+    router = APIRouter()
+    everywhere = problems(*REFUSALS)
+    changes: dict[str, Any] = {
+        "tags": ["admin"],
+        "status_code": 204,
+        "response_class": Response,
+        "responses": everywhere,
+    }
+    Name = Annotated[str, Path(min_length=1, max_length=100)]
+
+    def enter(request: Request) -> Access:
+        return gate.enter(request.scope, dict(request.scope["headers"]))
+
+    def opener(role: str) -> Callable[..., ServedExperiment]:
+        def opened(request: Request, name: Name) -> ServedExperiment:
+            gate.check(enter(request), role, name)
+            if name not in experiments:
+                raise unknown_experiment(name)
+            return experiments[name]
+
+        return opened
+
+    Read = Annotated[ServedExperiment, Depends(opener("read"))]
+    Decide = Annotated[ServedExperiment, Depends(opener("decide"))]
+    Admin = Annotated[ServedExperiment, Depends(opener("admin"))]
+
+    @router.get("/v1/experiments", tags=["read"], responses=problems(401, 403, 500))
+    def list_experiments(request: Request) -> dict[str, Any]:
+        """List the experiments that the key opens."""
+        access = enter(request)
+        gate.check_role(access, "read")
+        opened = [experiment for name, experiment in experiments.items() if access.opens(name)]
+        return {"experiments": [_state(experiment) for experiment in opened]}
+
+    @router.get("/v1/experiments/{name}", tags=["read"], responses=everywhere)
+    def show_experiment(experiment: Read) -> dict[str, Any]:
+        """Show one experiment."""
+        return _state(experiment)
+
+    for part, (summary, read) in _READINGS.items():
+        _add_reading(router, part, summary, read, Read, everywhere)
+
+    @router.get("/v1/experiments/{name}/pending", tags=["read"], responses=everywhere)
+    def pending(experiment: Read, limit: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = 1000) -> dict[str, Any]:
+        """List the decisions that wait for a reward, oldest first."""
+        rows = experiment.reading("pending", lambda: to_plain(rows_of(experiment.bandit.pending())))
+        return {"rows": rows[:limit]}
+
+    @router.get(
+        "/v1/experiments/{name}/history",
+        tags=["read"],
+        responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}, **everywhere},
+        response_class=StreamingResponse,
+    )
+    def history(experiment: Read) -> StreamingResponse:
+        """Stream the decisions with their rewards, oldest first: one JSON object a line."""
+
+        def lines() -> Iterator[bytes]:
+            part = []
+            for row in experiment.bandit.records():
+                part.append(orjson.dumps(to_plain(row), option=orjson.OPT_APPEND_NEWLINE))
+                if len(part) == _ROWS_PER_PART:
+                    yield b"".join(part)
+                    part = []
+            yield b"".join(part)
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    @router.put("/v1/experiments/{name}/decisions/{decision}/reward", tags=["decide"], responses=everywhere)
+    async def correct(
+        experiment: Decide, decision: Annotated[str, Path(max_length=256)], body: RewardValue
+    ) -> dict[str, bool]:
+        """Replace the reward of a decision; the posterior then is as if only the new one had been reported."""
+        if (body.reward is None) == (body.outcomes is None):
+            raise Problem(422, "invalid_body", "give either reward, a number, or outcomes, {name: number}")
+        return {"recorded": await _queued(experiment, Correction(decision, body))}
+
+    @router.delete("/v1/experiments/{name}/decisions/{decision}", **(changes | {"tags": ["decide"]}))
+    async def discard(experiment: Decide, decision: Annotated[str, Path(max_length=256)]) -> None:
+        """Say that a decision was not shown, so that no reward will come."""
+        await _queued(experiment, Discard(decision))
+
+    @router.post("/v1/experiments/{name}/arms", tags=["admin"], status_code=201, responses=everywhere)
+    def add_arm(experiment: Admin, body: NewArm) -> dict[str, Any]:
+        """Add an arm, which starts at its prior, or bring back a retired one."""
+        return {"arm": _changed(experiment, lambda: experiment.bandit.add_arm(body.name))}
+
+    @router.post("/v1/experiments/{name}/arms/{arm}/retire", **changes)
+    def retire_arm(experiment: Admin, arm: Annotated[str, Path(min_length=1, max_length=256)]) -> None:
+        """Stop playing an arm; its posterior is kept."""
+        _changed(experiment, lambda: experiment.bandit.retire_arm(arm_of(experiment, arm)))
+
+    @router.post("/v1/experiments/{name}/pause", **changes)
+    def pause(experiment: Admin) -> None:
+        """Refuse further decisions; rewards are still learnt."""
+        _changed(experiment, experiment.bandit.pause)
+
+    @router.post("/v1/experiments/{name}/resume", **changes)
+    def resume(experiment: Admin) -> None:
+        """Take decisions again."""
+        _changed(experiment, experiment.bandit.resume)
+
+    @router.delete("/v1/experiments/{name}/units/{unit}", **changes)
+    def erase(experiment: Admin, unit: Annotated[str, Path(min_length=1, max_length=256)]) -> None:
+        """Erase the personal data of a unit; its rewards stay learnt, and the journal still verifies."""
+        _changed(experiment, lambda: experiment.bandit.erase(unit))
+
+    @router.get("/healthz", tags=["monitoring"], responses=problems(500))
+    def healthz() -> dict[str, str]:
+        """Say that the process is alive."""
+        return {"status": "alive"}
+
+    @router.get("/readyz", tags=["monitoring"], responses=problems(503))
+    def readyz() -> dict[str, str]:
+        """Say whether every experiment is compiled, its journal works, and its queues have room."""
+        why = {reason for own in experiments.values() if (reason := own.not_ready())}
+        if why:  # without the names of experiments: no key is asked for
+            raise Problem(503, "not_ready", "; ".join(sorted(why)), retry_after=2)
+        return {"status": "ready"}
+
+    @router.get("/metrics", tags=["monitoring"], responses=problems(401, 403, 500), response_class=Response)
+    def show_metrics(request: Request) -> Response:
+        """Return the metrics in the text format of Prometheus."""
+        gate.check(enter(request), "read", None)
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router
+
+
+def arm_of(experiment: ServedExperiment, text: str) -> Any:
+    """Return the arm that a text in an address names: numbered arms are numbers."""
+    arms = experiment.bandit.arms
+    return next((arm for arm in arms if str(arm) == text), text)
+
+
+def _changed(experiment: ServedExperiment, change: Callable[[], Any]) -> Any:
+    found = change()
+    experiment.forget_readings()
+    return found
+
+
+async def _queued(experiment: ServedExperiment, request: Any) -> bool:
+    found = await experiment.submit(experiment.rewards, request)
+    if isinstance(found, BaseException):
+        raise as_problem(found)
+    return found
+
+
+def _state(experiment: ServedExperiment) -> dict[str, Any]:
+    bandit = experiment.bandit
+    return {
+        "name": experiment.name,
+        "state": experiment.not_ready() or "ready",
+        "is_paused": bandit.is_paused,
+        "arms": bandit.arms,
+        "retired": bandit.retired,
+        "num_rewards": bandit.num_rewards,
+        "num_pending": int(experiment.gauges()["pending"]),
+        "engine": bandit.explanation.engine,
+        "selector": str(bandit._selector),
+    }
+
+
+def _arms(experiment: ServedExperiment) -> dict[str, Any]:
+    retired, shares = experiment.bandit.retired, experiment.arm_shares()
+    rows = experiment.bandit.summary().to_dict("records")
+    own = ({"share": shares.get(row["arm"], 0.0), "is_retired": row["arm"] in retired} for row in rows)
+    return {"rows": [row | more for row, more in zip(rows, own, strict=True)]}
+
+
+_READINGS: dict[str, tuple[str, Callable[[ServedExperiment], dict[str, Any]]]] = {
+    "report": (
+        "Say which arm leads, by how much, how certain that is, and what more data would change.",
+        lambda own: own.bandit.report().to_dict(),
+    ),
+    "arms": (
+        "List the arms: rewards, expected reward, interval, P(best), expected loss, share of the decisions.",
+        _arms,
+    ),
+    "looks": ("List the looks of a designed experiment, oldest first.", lambda own: {"rows": own.looks()}),
+    "alarms": ("List what is wrong, as of the last half minute.", lambda own: {"rows": own.alarms}),
+    "explain": ("Say which engine learns, and why.", lambda own: {"text": own.bandit.explain()}),
+}
+
+
+def _add_reading(router: APIRouter, part: str, summary: str, read: Any, Read: Any, responses: Any) -> None:
+    def reading(experiment: Read) -> dict[str, Any]:  # type: ignore[valid-type]
+        return experiment.reading(part, lambda: to_plain(read(experiment)))  # type: ignore[attr-defined]
+
+    router.get(f"/v1/experiments/{{name}}/{part}", tags=["read"], responses=responses, name=part, summary=summary)(
+        reading
+    )

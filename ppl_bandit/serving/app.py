@@ -1,0 +1,178 @@
+"""The application: the hot endpoints in front, the FastAPI routes behind them, and the life of the experiments."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import re
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route
+
+from ppl_bandit.journal.stores.store import JournalError
+from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.serving.access import Gate
+from ppl_bandit.serving.api import make_router
+from ppl_bandit.serving.batches import Limits
+from ppl_bandit.serving.dashboard import make_dashboard
+from ppl_bandit.serving.experiments import ServedExperiment
+from ppl_bandit.serving.hot import HotRoutes
+from ppl_bandit.serving.keys import KeyFile
+from ppl_bandit.serving.metrics import Metrics
+from ppl_bandit.serving.openapi import complete_document
+from ppl_bandit.serving.problems import Problem, as_problem
+from ppl_bandit.types import BanditError
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger("ppl_bandit.serving")
+
+_SECONDS_BETWEEN_CHECKS = 2.0  # of the journals; /readyz speaks of the last 5 s
+_SECONDS_TO_DRAIN = 6.0  # of the 10 s in which the service stops
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+def create_app(
+    experiments: Mapping[str, Bandit],
+    *,
+    keys: str | PathLike | KeyFile | None = None,
+    flag_values: Mapping[str, Mapping[Any, Any]] | None = None,
+    limits: Limits | None = None,
+    closes: bool = False,
+) -> FastAPI:
+    """Return the ASGI application of some experiments, for any ASGI server.
+
+    Args:
+        experiments: {name in the address: bandit}.
+        keys: the file of keys; None answers callers on this machine alone.
+        flag_values: {experiment: {arm: value}} of OpenFeature flags; without it the value is the arm.
+        limits: of each queue.
+        closes: whether the bandits are closed when the application stops.
+
+    Raises:
+        ValueError: for a name that an address cannot hold, or a file of keys that cannot be used.
+    """
+    if not experiments:
+        raise ValueError("experiments is empty: give {name: Bandit}")
+    if keys is not None and not isinstance(keys, KeyFile):
+        keys = KeyFile(keys)
+    if keys is not None:
+        keys.check()
+    served = {}
+    for name, bandit in experiments.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"the experiment {name!r} must have a name of letters, digits, '_', '.' and '-', at most 100"
+            )
+        if not isinstance(bandit, Bandit):
+            raise ValueError(f"experiments[{name!r}] must be a Bandit, got {type(bandit).__name__}")
+        values = (flag_values or {}).get(name)
+        if values is not None and set(values) != set(bandit.arms):
+            raise ValueError(f"flag_values[{name!r}] must have a value for each of the arms {bandit.arms}")
+        served[name] = ServedExperiment(name, bandit, values=values, limits=limits or Limits())
+    metrics, gate = Metrics(served), Gate(keys)
+    for experiment in served.values():
+        experiment.metrics = metrics
+    app = FastAPI(
+        title="ppl_bandit",
+        description="Decisions, rewards and reports of live bandits.",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lambda app: _lifespan(served, closes),
+        redirect_slashes=False,
+    )
+    endpoints, pages = make_router(served, gate, metrics), make_dashboard(served, gate)
+    app.include_router(endpoints)
+    app.include_router(pages, include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
+    app.add_middleware(HotRoutes, experiments=served, gate=gate, metrics=metrics)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        problem = _as_problem(error)
+        metrics.count_refusal(request.path_params.get("name", ""), problem.code)
+        allowed = {"allow": _methods([*endpoints.routes, *pages.routes], request)} if problem.status == 405 else {}
+        headers = {name.decode(): value.decode() for name, value in problem.headers()}
+        return Response(problem.body(), problem.status, {**allowed, **headers})
+
+    for kind in (Problem, RequestValidationError, HTTPException, BanditError, JournalError):
+        app.add_exception_handler(kind, refuse)
+    described = app.openapi
+    app.openapi = lambda: app.openapi_schema or complete_document(described())  # type: ignore[method-assign]
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(experiments: Mapping[str, ServedExperiment], closes: bool) -> AsyncIterator[None]:
+    """Start the queues, and compile behind an open port; at the end record what waits, and close.
+
+    It is the lifespan's part: uvicorn raises the signal that stopped it again as soon as it has served.
+    """
+    for experiment in experiments.values():
+        for queue in experiment.queues:
+            queue.start()
+    stopping = threading.Event()
+    threading.Thread(target=_keep_house, args=(experiments, stopping), name="housekeeping", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        await asyncio.to_thread(_stop, experiments, closes)
+
+
+def _keep_house(experiments: Mapping[str, ServedExperiment], stopping: threading.Event) -> None:
+    """Compile the experiments one after another, then look after their journals."""
+    for experiment in experiments.values():
+        if not stopping.is_set():
+            experiment.compile()
+    gc.collect()
+    gc.freeze()  # what exists by now stays: a collection that looks at it would interrupt single answers
+    while not stopping.wait(_SECONDS_BETWEEN_CHECKS):
+        for experiment in experiments.values():
+            try:
+                experiment.refresh()
+            except Exception as error:
+                logger.error("%s: reading the journal failed: %s", experiment.name, as_problem(error).code)
+
+
+def _stop(experiments: Mapping[str, ServedExperiment], closes: bool) -> None:
+    logger.info("stopping: recording what waits")
+    for experiment in experiments.values():
+        done = [queue.close(_SECONDS_TO_DRAIN / len(experiments) / 2) for queue in experiment.queues]
+        if not all(done):
+            logger.error(
+                "%s: the journal did not take what was waiting; unanswered requests may be lost", experiment.name
+            )
+        elif closes:
+            try:
+                experiment.bandit.close()
+            except Exception as error:
+                logger.error("%s: closing failed: %s", experiment.name, as_problem(error).code)
+    logger.info("stopped")
+
+
+def _methods(routes: Sequence[BaseRoute], request: Request) -> str:
+    """Return the methods that the routes of an address have; Starlette names those of the first one alone."""
+    found = [route for route in routes if isinstance(route, Route) and route.path_regex.match(request.url.path)]
+    return ", ".join(sorted({method for route in found for method in route.methods or ()}))
+
+
+def _as_problem(error: Exception) -> Problem:
+    """Return the refusal of a route, which FastAPI and Starlette raise in forms of their own."""
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return Problem(400, "invalid_json", f"the body is not JSON: {first['msg']}")
+        return Problem(422, "invalid_body", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    if isinstance(error, HTTPException):
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
+        return Problem(error.status_code, code, str(error.detail))
+    return as_problem(error)

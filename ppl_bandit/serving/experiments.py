@@ -1,0 +1,304 @@
+"""One served experiment: its bandit, its two queues, and what is read from it without disturbing them.
+
+Decisions and rewards wait in queues of their own, each with one thread. What arrived together is recorded together; a row that
+is refused does not refuse the others of its batch, unless they are one request of the caller.
+"""
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+
+from ppl_bandit.journal.events import LOOKED
+from ppl_bandit.journal.stores.store import JournalError, read_batches
+from ppl_bandit.live.bandit import Bandit
+from ppl_bandit.live.decisions import Decision, Slate
+from ppl_bandit.serving.batches import BatchQueue, Limits
+from ppl_bandit.serving.messages import BatchDecision, DecisionBatch, DecisionRequest, RewardRequest, RewardValue
+from ppl_bandit.serving.metrics import Metrics
+from ppl_bandit.serving.problems import Problem, as_problem
+from ppl_bandit.types import InvalidContext
+
+__all__ = ["Correction", "Discard", "ServedExperiment", "rows_of"]
+
+logger = logging.getLogger("ppl_bandit.serving")
+
+_MAX_QUEUE_SHARE = 0.8  # above it the experiment is not ready
+_DEFAULT_LIMITS = Limits()
+_SECONDS_BETWEEN_COUNTS = 30.0  # of pending decisions and alarms
+_PAUSE_PER_COUNT = 50  # times as long as the count took: long journals are counted less often
+_SECONDS_BETWEEN_READINGS = 1.0  # of the same report, however many ask for it
+
+
+class Correction(NamedTuple):
+    """A reward that replaces the one that is recorded."""
+
+    decision: str
+    reward: RewardValue
+
+
+class Discard(NamedTuple):
+    """A decision that was not shown: no reward will come."""
+
+    decision: str
+
+
+class ServedExperiment:
+    """An experiment behind an address.
+
+    Args:
+        name: in the address.
+        values: {arm: value} of its OpenFeature flag; None gives the arms themselves.
+    """
+
+    def __init__(
+        self, name: str, bandit: Bandit, *, values: Mapping[Any, Any] | None = None, limits: Limits = _DEFAULT_LIMITS
+    ):
+        self.name, self.bandit, self.values = name, bandit, values
+        self.metrics: Metrics | None = None
+        self.decisions = BatchQueue("decisions", self._decide, limits)
+        self.rewards = BatchQueue("rewards", self._learn, limits)
+        self.queues = (self.decisions, self.rewards)
+        self.state = "compiling"
+        self._journal_failure = ""
+        self._learnt = time.time()
+        self.alarms: list[dict[str, Any]] = []
+        self._counts, self._next_count = {"pending": 0, "overdue": 0, "alarms": 0}, 0.0
+        self._reading = threading.Lock()
+        self._readings: dict[str, tuple[float, Any]] = {}
+
+    def compile(self) -> None:
+        """Compile what the queues will call."""
+        begun = time.monotonic()
+        logger.info("%s: compiling; decisions are refused until then", self.name)
+        try:
+            self.bandit.warm_up(batches=True)
+            self.refresh()
+        except Exception as error:
+            self.state = "failed"
+            logger.error("%s cannot be served: %s: %s", self.name, type(error).__name__, error)
+            return
+        self.state = "ready"
+        logger.info("%s: ready after %.1f s", self.name, time.monotonic() - begun)
+
+    def not_ready(self) -> str:
+        """Return why the experiment is not ready; empty if it is."""
+        if self.state != "ready":
+            return self.state
+        if self._journal_failure:
+            return "the journal failed"
+        full = [queue.name for queue in self.queues if queue.depth > _MAX_QUEUE_SHARE * queue.limits.waiting]
+        return f"the queue of {full[0]} is nearly full" if full else ""
+
+    def submit(self, queue: BatchQueue, request: Any, num_rows: int = 1) -> Any:
+        """Add a request to a queue, and return the future of its result.
+
+        Raises:
+            Problem: 503 while the experiment is compiling, or if the queue is full.
+        """
+        if self.state != "ready":
+            raise Problem(503, "not_ready", f"the experiment is {self.state}; nothing was recorded: repeat it later", 2)
+        return queue.put(request, num_rows)
+
+    def refresh(self) -> None:
+        """Count again what takes a reading of the journal; and if the journal failed, try whether it works again."""
+        health = self.bandit.health()
+        if not health.is_writable:
+            self._journal_failure = health.reason
+            return
+        if self._journal_failure:
+            logger.info("%s: the journal works again", self.name)
+        self._journal_failure = ""
+        if time.monotonic() >= self._next_count:
+            begun = time.monotonic()
+            experiment, window = self.bandit._experiment, self.bandit._windows.reward
+            overdue = 0 if window is None else experiment.store.num_pending(experiment.name, time.time() - window)
+            pending = experiment.store.num_pending(experiment.name)
+            self.alarms = rows_of(self.bandit.alarms())  # it reads every decision
+            self._counts = {"pending": pending, "overdue": overdue, "alarms": len(self.alarms)}
+            now = time.monotonic()
+            self._next_count = now + max(_SECONDS_BETWEEN_COUNTS, _PAUSE_PER_COUNT * (now - begun))
+
+    def gauges(self) -> dict[str, float]:
+        """Return the numbers of the metrics."""
+        return {
+            "ready": float(not self.not_ready()),
+            "posterior_age": time.time() - self._learnt,
+            **{name: float(count) for name, count in self._counts.items()},
+        }
+
+    def arm_shares(self) -> dict[Any, float]:
+        """Return the share of each arm in all decisions; none before the first."""
+        projection = self.bandit._experiment.projection
+        total = projection.num_played.sum()
+        shares = zip(projection.task.arms.names, (projection.num_played / max(total, 1)).tolist(), strict=False)
+        return dict(shares) if total else {}
+
+    def reading(self, name: str, read: Callable[[], Any]) -> Any:
+        """Return what a function reads, computed at most once a second, by one thread at a time."""
+        with self._reading:
+            found = self._readings.get(name)
+            if found is None or time.monotonic() - found[0] > _SECONDS_BETWEEN_READINGS:
+                found = time.monotonic(), read()
+                self._readings[name] = found
+            return found[1]
+
+    def looks(self) -> list[dict[str, Any]]:
+        """Return the looks of a designed experiment, oldest first."""
+        if self.bandit._design is None:
+            return []
+        batches = read_batches(self.bandit._experiment.store, self.bandit._experiment.name, 0)
+        return [{"time": event.time, **event.body} for batch in batches for event in batch if event.kind == LOOKED]
+
+    def forget_readings(self) -> None:
+        """Let the next reading see a change that was just made."""
+        self._readings = {}
+
+    def _decide(self, requests: Sequence[Any]) -> list[Any]:
+        """Return the decisions of each request, or its refusal."""
+        results: list[Any] = [None] * len(requests)
+        together: dict[Any, list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            if isinstance(request, DecisionBatch):
+                results[index] = self._attempt(partial(self._select, request.requests, request.allowed))
+            elif request.size is not None:
+                results[index] = self._attempt(partial(self._select_slate, request))
+            else:
+                together[None if request.allowed is None else tuple(request.allowed)].append(index)
+        for allowed, indices in together.items():
+            given = None if allowed is None else list(allowed)
+            rows = [requests[index] for index in indices]
+            found = self._row_by_row(rows, partial(self._select, allowed=given))
+            for index, result in zip(indices, found, strict=True):
+                results[index] = result
+        self._count_decisions(results)
+        return results
+
+    def _select(self, rows: Sequence[BatchDecision], allowed: list[Any] | None) -> list[Decision]:
+        units: Any = [row.unit for row in rows]
+        ids: Any = [row.request_id for row in rows]
+        if len(rows) == 1:
+            row = rows[0]
+            return [self.bandit.select(row.context, allowed, unit=row.unit, request_id=row.request_id)]
+        contexts = self._stacked([row.context for row in rows])
+        return self.bandit.select_many(
+            contexts,
+            num_decisions=len(rows) if contexts is None else None,
+            allowed=allowed,
+            units=units if any(unit is not None for unit in units) else None,
+            request_ids=ids if any(id is not None for id in ids) else None,
+        )
+
+    def _select_slate(self, row: DecisionRequest) -> Slate:
+        assert row.size is not None
+        given: Any = {} if row.unit is None else {"unit": row.unit}  # which the library refuses, with the remedy
+        return self.bandit.select(row.context, row.allowed, size=row.size, request_id=row.request_id, **given)
+
+    def _stacked(self, contexts: list[Any]) -> Any:
+        """Return contexts with a leading axis.
+
+        Raises:
+            InvalidContext: if they are not alike; a context alone is checked by the library, with a better message.
+        """
+        example, late = self.bandit.model.context, self.bandit._late
+        if example is None:
+            if any(context is not None for context in contexts):
+                raise InvalidContext("context was given, but the program takes arm alone: leave it out")
+            return None
+        if late and isinstance(example, Mapping):
+            example = {name: value for name, value in example.items() if name not in late}
+        return _stack(example, contexts)
+
+    def _count_decisions(self, results: Sequence[Any]) -> None:
+        arms: list[Any] = []
+        for result in results:
+            if isinstance(result, Decision):
+                arms.append(result.arm)
+            elif isinstance(result, Slate):
+                arms += result.arms
+            elif isinstance(result, list):
+                arms += [decision.arm for decision in result]
+        if self.metrics is not None:
+            self.metrics.count_decisions(self.name, arms)
+
+    def _discard(self, decision: str) -> bool:
+        self.bandit.discard(decision)
+        return True
+
+    def _learn(self, requests: Sequence[Any]) -> list[Any]:
+        """Return for each request whether something new was recorded (for a batch: of each row), or its refusal."""
+        results: list[Any] = [None] * len(requests)
+        rows: list[RewardRequest | Correction] = []
+        for index, request in enumerate(requests):
+            if isinstance(request, Discard):
+                results[index] = self._attempt(partial(self._discard, request.decision))
+            else:
+                rows += request if isinstance(request, list) else [request]
+        recorded = self._attempt(lambda: self.bandit.update_each(list(map(_update_arguments, rows)))) if rows else []
+        if isinstance(recorded, Problem):
+            recorded = [recorded] * len(rows)
+        found = [as_problem(one) if isinstance(one, Exception) else one for one in recorded]
+        if self.metrics is not None:
+            self.metrics.count_rewards(self.name, found.count(True), found.count(False))
+        self._learnt = time.time() if True in found else self._learnt
+        by_row = iter(found)
+        for index, request in enumerate(requests):
+            if isinstance(request, list):
+                results[index] = [next(by_row) for _ in request]
+            elif not isinstance(request, Discard):
+                results[index] = next(by_row)
+        return results
+
+    def _row_by_row(self, rows: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
+        """Do work on rows together; if they are refused, on each half, so that only the wrong rows are refused in the end."""
+        result = self._attempt(lambda: work(rows))
+        if not isinstance(result, Problem):
+            return list(result)
+        if len(rows) == 1 or result.status in (503, 504):
+            return [result] * len(rows)
+        middle = len(rows) // 2
+        return self._row_by_row(rows[:middle], work) + self._row_by_row(rows[middle:], work)
+
+    def _attempt(self, work: Callable[[], Any]) -> Any:
+        """Do work, and return its result or the refusal; remember whether the journal works."""
+        try:
+            result = work()
+        except Exception as error:
+            if isinstance(error, JournalError):
+                self._journal_failure = str(error)
+            return as_problem(error)
+        return result
+
+
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """Return a DataFrame as rows of JSON values; times are texts."""
+    return orjson.loads(table.to_json(orient="records", date_format="iso", date_unit="us", double_precision=15))
+
+
+def _update_arguments(row: RewardRequest | Correction) -> dict[str, Any]:
+    """Return the arguments of `Bandit.update`."""
+    if isinstance(row, Correction):
+        found = {"decision": row.decision, "reward": row.reward.value, "correct": True}
+        return found if row.reward.context is None else found | {"context": row.reward.context}
+    found = {"decision": row.decision, "reward": row.value}
+    for name in ("context", "shown", "propensity", "request_id"):
+        if (value := getattr(row, name)) is not None:
+            found[name] = value
+    return found
+
+
+def _stack(example: Any, rows: list[Any]) -> Any:
+    if isinstance(example, Mapping):
+        if any(not isinstance(row, dict) or row.keys() != example.keys() for row in rows):
+            raise InvalidContext(f"context must have the entries {sorted(example)}")
+        return {name: _stack(value, [row[name] for row in rows]) for name, value in example.items()}
+    if isinstance(example, list | tuple):
+        if any(not isinstance(row, list) or len(row) != len(example) for row in rows):
+            raise InvalidContext(f"context must have {len(example)} entries")
+        return type(example)(_stack(value, [row[place] for row in rows]) for place, value in enumerate(example))
+    return rows

@@ -1,0 +1,95 @@
+"""Metrics for Prometheus: what is counted as it happens, and what is read from the experiments when it is asked for."""
+
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Metrics:
+    """The metrics of one service.
+
+    Args:
+        experiments: {name: `ServedExperiment`}, which are read at every scrape.
+    """
+
+    def __init__(self, experiments: Mapping[str, Any]):
+        self._experiments, self._registry = experiments, CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"ppl_bandit_{name}", text, ("experiment", *labels), registry=self._registry)
+
+        self._decisions = counter("decisions", "Decisions that were answered, by arm.", "arm")
+        self._rewards = counter(
+            "rewards", "Rewards that were answered; is_new is false for one that was known.", "is_new"
+        )
+        self._refusals = counter("refusals", "Requests that were refused, by reason.", "reason")
+        self._seconds = Histogram(
+            "ppl_bandit_request_seconds",
+            "Seconds from the end of a request to its answer.",
+            ("experiment", "kind"),
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+        self._registry.register(self)
+        self._observers: dict[tuple[str, str], Callable[[float], None]] = {}
+
+    def count_decisions(self, experiment: str, arms: Iterable[Any]) -> None:
+        """Count the answered decisions of a batch."""
+        for arm, number in Counts(arms).items():
+            self._decisions.labels(experiment, str(arm)).inc(number)
+
+    def count_rewards(self, experiment: str, num_new: int, num_known: int) -> None:
+        """Count the answered rewards of a batch."""
+        for is_new, number in (("true", num_new), ("false", num_known)):
+            if number:
+                self._rewards.labels(experiment, is_new).inc(number)
+
+    def count_refusal(self, experiment: str, reason: str, number: int = 1) -> None:
+        """Count refused requests; an experiment that does not exist has no label, since callers could make up any number."""
+        self._refusals.labels(experiment if experiment in self._experiments else "", reason).inc(number)
+
+    def observe(self, experiment: str, kind: str, seconds: float) -> None:
+        """Record how long an answer took."""
+        observer = self._observers.get((experiment, kind))
+        if observer is None:
+            observer = self._observers[experiment, kind] = self._seconds.labels(experiment, kind).observe
+        observer(seconds)
+
+    def describe(self) -> list[Any]:
+        """Return no names: they would be read from the experiments before these are open."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield what is read from the experiments."""
+
+        def gauge(name: str, text: str, label: str | None = None) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"ppl_bandit_{name}", text, labels=["experiment", *filter(None, [label])])
+
+        depth = gauge("queue_rows", "Rows that wait to be recorded.", "queue")
+        share = gauge("arm_share", "Share of each arm in all decisions of the experiment.", "arm")
+        single = {
+            "ready": gauge("ready", "1 if the experiment is compiled, its journal works and its queues have room."),
+            "pending": gauge("pending_decisions", "Decisions whose reward has not come."),
+            "overdue": gauge("overdue_decisions", "Pending decisions that are older than the reward window."),
+            "alarms": gauge("alarms", "Alarms that are raised now."),
+            "posterior_age": gauge("posterior_age_seconds", "Seconds since the posterior last changed."),
+        }
+        for name, experiment in self._experiments.items():
+            for queue in experiment.queues:
+                depth.add_metric([name, queue.name], queue.depth)
+            for arm, value in experiment.arm_shares().items():
+                share.add_metric([name, str(arm)], value)
+            for key, value in experiment.gauges().items():
+                single[key].add_metric([name], value)
+        yield from (depth, share, *single.values())
+
+    def text(self) -> bytes:
+        """Return everything in the text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,174 @@
+"""Parts of the service without a server: keys, the file of experiments, and addresses."""
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+from ppl_bandit.commands.cli import main
+from ppl_bandit.commands.experiments_file import read_config
+from ppl_bandit.serving.access import Gate
+from ppl_bandit.serving.batches import BatchQueue, Limits
+from ppl_bandit.serving.keys import KeyFile
+from ppl_bandit.serving.problems import Problem
+from ppl_bandit.serving.server import check_address
+
+
+def test_a_key_is_shown_once_and_kept_as_its_digest(tmp_path, capsys):
+    file = tmp_path / "keys.toml"
+    create = ["keys", "create", "--role", "decide", "--experiment", "a", "--file", str(file)]
+    assert main(create) == 0
+    key = capsys.readouterr().out.split()[-1]
+    access = KeyFile(file).find(key)
+    assert access.role == "decide" and access.opens("a") and not access.opens("b")
+    assert key not in file.read_text() and os.stat(file).st_mode & 0o077 == 0
+    assert KeyFile(file).find(key + "x") is None and KeyFile(file).find("") is None
+    assert main(["keys", "list", "--file", str(file)]) == 0
+    id = capsys.readouterr().out.split()[0]
+    assert main(["keys", "revoke", id, "--file", str(file)]) == 0
+    assert KeyFile(file).find(key) is None
+    assert main(["keys", "revoke", id, "--file", str(file)]) == 2
+
+
+def test_keys_made_at_once_are_all_kept(tmp_path):
+    files = [KeyFile(tmp_path / "keys.toml") for _ in range(8)]
+    threads = [threading.Thread(target=file.create, args=("read",)) for file in files]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(files[0].records()) == 8
+
+
+def test_a_revoked_key_opens_nothing_and_a_damaged_file_neither(tmp_path):
+    file = KeyFile(tmp_path / "keys.toml")
+    record, key = file.create("admin", ('quote " and \\',))
+    assert file.find(key).opens('quote " and \\')
+    KeyFile(file.path).revoke(record.id)
+    file._looked = -10.0  # as if a second had passed
+    assert file.find(key) is None
+    _, key = file.create("admin")
+    file._looked = -10.0
+    assert file.find(key) is not None
+    file.path.write_text("[[keys")
+    file._looked = -10.0
+    assert file.find(key) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
+def test_an_address_that_others_reach_needs_keys(host, tmp_path):
+    with pytest.raises(ValueError, match="keys create"):
+        check_address(host, None)
+    check_address(host, KeyFile(tmp_path / "keys.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "experiments"),
+        ("[experiments.a]\nmodel = 'bernoulli'", "needs model and journal"),
+        ("[experiments.a]\nmodel = 'bernoulli'\njournal = 'j'\nselektor = 'x'", "selektor"),
+        ("[experiments.a]\nmodel = 'bernoulli'\njournal = 'j'\nreward_window = 'soon'", "7 days"),
+        ("[experiments.a]\nmodel = 'bernoulli'\njournal = 'env:NOT_SET_HERE'", "NOT_SET_HERE"),
+        ("[experiments.a]\nmodel = 3\njournal = 'j'", "must be a text"),
+    ],
+)
+def test_a_wrong_file_of_experiments_is_refused(text, message, tmp_path):
+    (tmp_path / "e.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path / "e.toml")
+
+
+def test_a_file_of_experiments_names_secrets_spans_and_files_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("JOURNAL_URL", "postgresql://secret")
+    fields = "model = 'm.py:f'\njournal = 'env:JOURNAL_URL'\nreward_window = '1.5 hours'\nunit_window = 60"
+    (tmp_path / "e.toml").write_text(
+        f"[experiments.a]\n{fields}\n[experiments.b]\nmodel = 'bernoulli'\njournal = 'j.db'\n"
+    )
+    found = read_config(tmp_path / "e.toml")
+    assert found["a"]["model"] == str(tmp_path / "m.py:f") and found["a"]["journal"] == "postgresql://secret"
+    assert found["a"]["reward_window"].total_seconds() == 5400 and found["a"]["unit_window"].total_seconds() == 60
+    assert found["b"] == {"model": "bernoulli", "journal": str(tmp_path / "j.db")}
+
+
+def queue_results(work, limits, requests):
+    """Put requests into a queue in an event loop; return their results, refusals included."""
+
+    async def main():
+        queue = BatchQueue("test", work, limits)
+        queue.start()
+        found = []
+        for request in requests:
+            try:
+                found.append(queue.put(request))
+            except Problem as problem:
+                found.append(problem)
+        results = [one if isinstance(one, Problem) else await one for one in found]
+        return results, queue
+
+    return asyncio.run(main())
+
+
+def test_a_full_queue_refuses_and_the_refused_are_never_worked_on():
+    release, worked = threading.Event(), []
+
+    def work(requests):
+        release.wait(5)
+        worked.extend(requests)
+        return list(requests)
+
+    threading.Timer(0.3, release.set).start()
+    results, queue = queue_results(work, Limits(waiting=4, batch=2, deadline=5), range(20))
+    refused = {index for index, result in enumerate(results) if isinstance(result, Problem)}
+    assert {result.code for result in results if isinstance(result, Problem)} == {"queue_full"}
+    assert 4 <= 20 - len(refused) <= 6  # those that wait, and a batch that was taken
+    assert queue.close(5) and sorted(worked) == [index for index in range(20) if index not in refused]
+
+
+def test_a_request_whose_deadline_passes_is_answered_then_and_not_recorded_later():
+    release, worked = threading.Event(), []
+
+    def work(requests):
+        worked.extend(requests)
+        release.wait(5)
+        return list(requests)
+
+    begun = time.monotonic()
+    results, queue = queue_results(work, Limits(waiting=10, batch=1, deadline=0.5), range(3))
+    assert time.monotonic() - begun < 1 and {result.status for result in results} == {504}
+    release.set()
+    assert queue.close(5) and worked == [0]
+
+
+def test_a_batch_that_fails_answers_each_of_its_requests():
+    def work(requests):
+        raise RuntimeError("broken")
+
+    results, queue = queue_results(work, Limits(), range(3))
+    assert [type(result) for result in results] == [RuntimeError] * 3 and queue.close(5)
+
+
+@pytest.mark.parametrize(
+    ("headers", "client", "is_open"),
+    [
+        ({b"host": b"127.0.0.1:8000"}, "127.0.0.1", True),
+        ({b"host": b"[::1]:8000"}, "::1", True),
+        ({b"host": b"localhost"}, "127.0.0.1", True),
+        ({b"host": b"localhost:8000", b"origin": b"http://localhost:8000"}, "127.0.0.1", True),
+        ({b"host": b"localhost:8000"}, "192.0.2.1", False),
+        ({b"host": b"evil.example:8000"}, "127.0.0.1", False),  # a domain that resolves to this machine
+        ({b"host": b"localhost:8000", b"origin": b"https://evil.example"}, "127.0.0.1", False),
+        ({b"host": b"localhost:8000", b"origin": b"null"}, "127.0.0.1", False),
+        ({}, "127.0.0.1", False),
+    ],
+)
+def test_without_keys_only_callers_on_this_machine_enter(headers, client, is_open):
+    scope = {"client": (client, 1)}
+    if is_open:
+        assert Gate(None).enter(scope, headers).has_role("admin")
+    else:
+        with pytest.raises(Problem) as refused:
+            Gate(None).enter(scope, headers)
+        assert refused.value.status == 403
