@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ppl_bandit.online import Online
     from ppl_bandit.posterior.fallback import NotCertified
     from ppl_bandit.program.model.reward_model import RewardModel
-    from ppl_bandit.simulation.elimination import Tuned
     from ppl_bandit.simulation.environment import Environment
     from ppl_bandit.simulation.simulate import simulate
+    from ppl_bandit.simulation.standings import Tuned
     from ppl_bandit.simulation.tune import tune
     from ppl_bandit.trials import stopping
     from ppl_bandit.trials.calibrate import calibrate
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         InvalidContext,
         InvalidProgram,
         NotConjugate,
+        RequestIdReused,
         Selection,
         Selector,
         UnknownArm,
@@ -67,9 +68,9 @@ __all__ = [
     "NotConjugate",
     "Online",
     "OperatingCharacteristics",
+    "RequestIdReused",
     "RewardModel",
     "Selection",
-    "RequestIdReused",
     "Selector",
     "Slate",
     "Tuned",
@@ -107,7 +108,7 @@ _HOMES = {
     "RewardModel": "program.model.reward_model",
     "Online": "online",
     "compare": "comparison",
-    "Tuned": "simulation.elimination",
+    "Tuned": "simulation.standings",
     "simulate": "simulation.simulate",
     "tune": "simulation.tune",
 }

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import ppl_bandit
+
 HEAVY = ("arviz", "jax", "matplotlib", "numpyro", "pandas", "scipy", "xarray")
 
 
@@ -19,6 +21,11 @@ def loaded(script):
 def test_importing_the_package_loads_none_of_the_heavy_libraries():
     assert loaded("import ppl_bandit") == []
     assert loaded("from ppl_bandit import Bandit") == ["jax", "numpyro", "scipy"]  # none that only draws or tabulates
+
+
+def test_every_public_name_is_there():
+    for name in ppl_bandit.__all__:
+        assert getattr(ppl_bandit, name) is not None
 
 
 @pytest.mark.parametrize("words", [["--help"], ["journal", "--help"], ["serve", "--help"], ["keys", "list"], ["run"]])

@@ -13,6 +13,7 @@ from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.sequences import ScoredRows, Sequence, confidence_sequence
 from ppl_bandit.evaluation.targets import Component, contrast_words, resolve_target
+from ppl_bandit.inputs.numbers import as_plain_numbers
 
 if TYPE_CHECKING:
     import pandas
@@ -222,6 +223,8 @@ def resolve_arguments(
             raise ValueError(
                 "baseline was given with a pair of arms: give one arm or policy as target, one as baseline"
             )
+        if components[0].arm is not None and components[0].arm == others[0].arm:
+            raise ValueError(f"baseline is the arm {baseline!r}, and so is the target: give two different ones")
         components += others
     return components, bounds
 
@@ -240,13 +243,19 @@ def _checked_bounds(log: LoggedDecisions, bounds: tuple[float, float] | None) ->
         return (
             (float(values[0]), float(values[1])) if values.size == 2 and counts.min() >= MIN_EFFECTIVE_EVENTS else None
         )
-    low, high = map(float, bounds)
-    if not low < high:
-        raise ValueError(f"bounds must be (smallest, largest) possible reward, got {bounds}")
+    try:
+        low, high = as_plain_numbers(bounds, "bounds")
+    except (TypeError, ValueError):
+        raise ValueError(f"bounds must be (smallest, largest) possible reward, got {bounds!r}") from None
+    if not (low < high and np.isfinite([low, high]).all()):
+        raise ValueError(
+            f"bounds must be (smallest, largest) possible reward, two finite numbers, got {bounds!r}; leave bounds out where a "
+            "reward has none"
+        )
     outside = np.flatnonzero((log.reward < low) | (log.reward > high))
     if outside.size:
         raise ValueError(f"bounds are {bounds}, but row {outside[0]} has the reward {log.reward[outside[0]]:g}")
-    return low, high
+    return float(low), float(high)
 
 
 def _check_propensities(log: LoggedDecisions) -> None:
@@ -439,7 +448,11 @@ def _verdict(
     said = [f"Caution: {caution}." for caution in cautions]
     last = sequence.frame.iloc[-1]
     is_bounded = math.isfinite(last["upper"] - last["lower"])
-    anytime = f"{last['lower']:.4g} to {last['upper']:.4g}"
+    is_turned = (
+        len(components) == 2 and interval[1] < 0
+    )  # the answer is then told the other way round, the sequence with it
+    low, high = (-last["upper"], -last["lower"]) if is_turned else (last["lower"], last["upper"])
+    anytime = f"{low:.4g} to {high:.4g}"
     if reasons:
         is_asymptotic = sequence.kind.startswith("asymptotic")
         remains = (
@@ -464,7 +477,7 @@ def _verdict(
         first, second = (component.label for component in components)
         if interval[0] > 0:
             answer = f"{first} beats {second} by {chosen.value:.4g} ({shown})."
-        elif interval[1] < 0:
+        elif is_turned:
             turned = f"{level:.0%} interval {-interval[1]:.4g} to {-interval[0]:.4g}"
             answer = f"{second} beats {first} by {-chosen.value:.4g} ({turned})."
         else:

@@ -40,7 +40,9 @@ def check_repeated_rows(columns: Mapping[str, Any], what: str = "log") -> None:
                     f"{what}: rows {first} and {row} have the same {name!r}, {given[name][row]!r}: every decision may stand "
                     "in one row only; drop the copies"
                 )
-    codes = _codes(list(given.values()))
+    # The number of a row, which tools write beside it, tells nothing about the row.
+    own = [values for name, values in given.items() if name in _ID_COLUMNS or not _is_row_number(values)]
+    codes = _codes(own or list(given.values()))
     num_rows, num_kinds = codes.size, int(codes.max(initial=-1)) + 1
     remedy = "drop the copies; if they are decisions of their own, add a column 'decision' with the id of each"
     copies = _num_copies(codes, num_kinds)
@@ -48,7 +50,7 @@ def check_repeated_rows(columns: Mapping[str, Any], what: str = "log") -> None:
         raise ValueError(f"{what}: its {num_rows} rows are {copies} copies of {num_rows // copies} rows: {remedy}")
     row, first = _first_copy(codes)
     kept = np.unique(codes, return_index=True)[1]
-    reals = [values[kept] for values in given.values() if values.dtype.kind == "f"]
+    reals = [values[kept] for values in own if values.dtype.kind == "f"]
     num = num_rows - num_kinds
     is_many = num > max(_MOST_BY_CHANCE * num_rows, _FEWEST_COPIES)
     if is_many and num_kinds >= _FEWEST_ROWS and any(_is_hardly_repeated(values) for values in reals):
@@ -99,6 +101,10 @@ def _as_column(values: Any) -> np.ndarray:
     if found.ndim > 1:  # one code for each row of an array
         found = _codes([found.reshape(found.shape[0], -1)[:, i] for i in range(int(np.prod(found.shape[1:])))])
     return np.array([repr(value) for value in found]) if found.dtype.kind == "O" else found
+
+
+def _is_row_number(values: np.ndarray) -> bool:
+    return values.dtype.kind in "iu" and values.size > 1 and bool((np.diff(values) == 1).all())
 
 
 def _codes(columns: list[np.ndarray]) -> np.ndarray:

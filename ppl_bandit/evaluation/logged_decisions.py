@@ -1,13 +1,14 @@
 """The data of an evaluation: decisions in the order in which they were made, with their propensities and rewards."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppl_bandit.evaluation.log_checks import check_repeated_rows, propensity_doubts
-from ppl_bandit.inputs.data_frames import check_columns
+from ppl_bandit.inputs.columns import cell_number
+from ppl_bandit.inputs.data_frames import check_columns, column_cells
 
 __all__ = ["LoggedDecisions", "decisions_from_frame"]
 
@@ -68,14 +69,16 @@ def decisions_from_frame(
     check_repeated_rows({str(column): frame[column] for column in frame.columns})
     columns = [str(column) for column in frame.columns]
     played = np.asarray(frame["arm"])
-    known = _arm_names(played, columns, num_arms) if names is None else tuple(names)
+    unnamed = np.flatnonzero([cell is None for cell in column_cells(frame, "arm")])
+    if unnamed.size:
+        raise ValueError(f"log: row {unnamed[0]} has no arm: fill in the cell, or remove the row")
+    known = _arm_names(played, columns, num_arms) if names is None else _given_names(names)
     index = {name: position for position, name in enumerate(known)}
     unknown = next((row for row, name in enumerate(played.tolist()) if name not in index), None)
     if unknown is not None:
         raise ValueError(f"log: row {unknown} has the arm {played[unknown]!r}, expected one of {list(known)}")
     arm = np.fromiter((index[name] for name in played.tolist()), np.int64, len(played))
-    reward = np.asarray(frame["reward"], float)
-    propensity = np.asarray(frame["propensity"], float)
+    reward, propensity = _numbers(frame, "reward"), _numbers(frame, "propensity")
     _check_probabilities(propensity, "propensity")
     if (propensity == 0).any():
         raise ValueError(
@@ -109,6 +112,26 @@ def decisions_from_frame(
     )
 
 
+def _numbers(frame: Any, column: str) -> np.ndarray:
+    """Return a column of numbers, nan where a cell is empty."""
+    values = np.asarray(frame[column])
+    if values.dtype.kind in "biuf":
+        return values.astype(float)
+    cells = enumerate(column_cells(frame, column))
+    where = f"log: column {column!r}, row"
+    return np.array([np.nan if cell is None else cell_number(cell, "f", f"{where} {row}") for row, cell in cells])
+
+
+def _given_names(names: Any) -> tuple[Any, ...]:
+    if isinstance(names, str | bytes | set | frozenset | Mapping) or not hasattr(names, "__len__"):
+        raise ValueError(
+            f"arms must be a sequence of names, got {names!r}: pass a list, in the order of the model's arms"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"arms must be different names, got {names!r}")
+    return tuple(names)
+
+
 def _arm_names(played: np.ndarray, columns: Sequence[str], num_arms: int | None) -> tuple[Any, ...]:
     found = set(played.tolist())
     shown = {str(name) for name in found}
@@ -130,7 +153,7 @@ def _all_propensities(
     lacking = [name for name in names if str(name) not in given]
     if lacking:
         raise ValueError(f"log has columns propensity_<arm>, but none for {lacking}: give one for every arm, or none")
-    every = np.stack([np.asarray(frame[given[str(name)]], float) for name in names], axis=1)
+    every = np.stack([_numbers(frame, given[str(name)]) for name in names], axis=1)
     for position, name in enumerate(names):
         _check_probabilities(every[:, position], f"propensity_{name}")
     with np.errstate(invalid="ignore"):

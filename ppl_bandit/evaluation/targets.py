@@ -15,6 +15,7 @@ import jax.random as jr
 import numpy as np
 
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
+from ppl_bandit.inputs.numbers import as_plain_numbers
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.numpyro_adapter import mask_of
 from ppl_bandit.types import Selector, UnknownArm
@@ -53,7 +54,10 @@ def resolve_target(
         ValueError: for an unknown arm, or probabilities that are none.
     """
     if isinstance(target, Mapping):
-        return [Component(_policy_words(target), np.broadcast_to(_fixed(log, target), (log.arm.size, len(log.names))))]
+        probs = _fixed(log, target)
+        return [Component(_policy_words(target), np.broadcast_to(probs, (log.arm.size, len(log.names))))]
+    if isinstance(target, np.ndarray):
+        raise ValueError(f"target is an array, {target!r}: give the probabilities by arm, {{arm: probability}}")
     if isinstance(target, tuple | list) and target not in log.names:
         if len(target) != 2 or target[0] == target[1]:
             raise ValueError(f"target is {target!r}, expected a pair of two different arms (first minus second)")
@@ -90,7 +94,9 @@ def _fixed(log: LoggedDecisions, target: Mapping[Any, float]) -> np.ndarray:
     unknown = [name for name in target if name not in log.names]
     if unknown:
         raise UnknownArm(f"target names the arms {unknown}, expected some of {list(log.names)}")
-    probs = np.array([float(target.get(name, 0.0)) for name in log.names])
+    probs = as_plain_numbers([target.get(name, 0.0) for name in log.names], "the probabilities of target")
+    if probs.ndim > 1:
+        raise ValueError(f"target is {target!r}, expected one probability for each arm")
     return _checked(probs[None], "target")[0]
 
 

@@ -209,6 +209,8 @@ def check_data(model: RewardModel, data: Interaction, arms: Arms) -> Interaction
     Raises:
         ValueError: for a row with a wrong shape or kind, or a reward that the program cannot produce.
     """
+    if not isinstance(data, Interaction):
+        raise ValueError(f"data must be an Interaction(arm, reward, context), got {type(data).__name__}")
     is_indexed = np.asarray(data.arm).dtype.kind in "iu"  # numbers are indices, also where arms have names
     indices: Any = (Arms(len(arms), None) if is_indexed else arms).indices(data.arm, "data.arm")
     if indices.size == 0:

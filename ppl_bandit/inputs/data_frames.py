@@ -20,6 +20,7 @@ from ppl_bandit.types import InvalidContext
 __all__ = [
     "FrameRows",
     "check_columns",
+    "column_cells",
     "column_numbers",
     "contexts_from",
     "contexts_of_decisions",
@@ -59,7 +60,7 @@ def rows_from(
         raise ValueError(f"reward has the outcomes {sorted(unknown)}, expected some of {list(model.outcomes)}")
     columns = {outcome: given.get(outcome, outcome) for outcome in model.outcomes}
     check_columns(frame, [arm, *columns.values()])
-    arms = _cells(frame, arm)
+    arms = column_cells(frame, arm)
     missing = next((row for row, value in enumerate(arms) if value is None), None)
     if missing is not None:
         raise ValueError(f"frame: row {missing}, column {arm!r}: the cell is empty; fill it in, or remove the row")
@@ -178,7 +179,7 @@ def check_columns(frame: Any, needed: Sequence[str], argument: str = "frame") ->
         )
 
 
-def _cells(frame: Any, column: str) -> list[Any]:
+def column_cells(frame: Any, column: str) -> list[Any]:
     """Return the cells of a column as Python values; None where one is missing."""
     series = frame[column]
     return [_python_value(cell) for cell in (series.to_list() if hasattr(series, "to_list") else series)]
@@ -202,5 +203,5 @@ def column_numbers(frame: Any, column: Any) -> np.ndarray:
 
 
 def _numbers(frame: Any, column: str, kind: str) -> np.ndarray:
-    cells = enumerate(_cells(frame, column))
+    cells = enumerate(column_cells(frame, column))
     return np.array([cell_number(cell, kind, f"frame: row {row}, column {column!r}") for row, cell in cells])

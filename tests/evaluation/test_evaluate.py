@@ -146,6 +146,15 @@ def test_wrong_propensities_are_noticed():
         (lambda log: log.assign(propensity_low=0.5), {}, "add up to 1"),
         (lambda log: log.drop(columns="propensity_low"), {}, "one for every arm"),
         (lambda log: log.assign(reward=np.nan), {}, "nothing to evaluate"),
+        (lambda log: log.assign(reward="yes"), {}, "column 'reward', row 0: 'yes' is not a number"),
+        (lambda log: log.assign(reward=np.datetime64("2020-01-01", "ns")), {}, "is not a number"),
+        (lambda log: log.assign(propensity="0.5"), {}, "column 'propensity', row 0: '0.5' is not a number"),
+        (lambda log: log.assign(arm=[None, *log.arm[1:]]), {}, "row 0 has no arm"),
+        (lambda log: log, {"bounds": (0.0, np.inf)}, "two finite numbers"),
+        (lambda log: log, {"bounds": 1.0}, "bounds must be"),
+        (lambda log: log, {"arms": {"low", "middle", "high"}}, "arms must be a sequence"),
+        (lambda log: log, {"arms": ["low", "low", "high"]}, "arms must be different"),
+        (lambda log: log, {"baseline": "high"}, "two different ones"),
         (lambda log: 7, {}, "log must be"),
     ],
 )
@@ -160,6 +169,9 @@ def test_bad_logs_and_settings_are_refused_in_words(change, settings, words):
         ("nobody", "expected one of"),
         (("high", "high"), "two different arms"),
         ({"high": 0.7}, "add up to 1"),
+        ({"high": "most"}, "must be a number"),
+        ({"high": np.array([1.0])}, "must be a number"),
+        (np.array([0.5, 0.5, 0.0]), "give the probabilities by arm"),
         ({"nobody": 1.0}, "expected some of"),
         (lambda context: [1, 0, 0], "no contexts"),
         (selectors.thompson(), "give model="),
@@ -171,6 +183,12 @@ def test_bad_targets_are_refused_in_words(target, words):
 
 
 @pytest.mark.slow
+def test_an_answer_that_is_told_the_other_way_round_turns_its_sequence_too():
+    log = frame(2000)
+    one, other = evaluate(log, ("high", "low")), evaluate(log, ("low", "high"))
+    assert one.verdict.startswith("high beats low") and other.verdict == one.verdict
+
+
 def test_context_dependent_policies_and_the_models_outcome_model_narrow_the_interval():
     # Arm 0 earns x, arm 1 earns -x: playing by the sign of x earns E|x| = .798, which no fixed arm does.
     rng = np.random.default_rng(2)

@@ -52,6 +52,13 @@ def test_single_rows_that_were_sent_twice_are_refused_where_they_can_be_told():
     evaluate(pandas.concat([uniform_frame()] * 2, ignore_index=True).assign(decision=np.arange(800)), 0)
 
 
+def test_copies_are_told_beside_a_running_number_of_the_row():
+    twice = pandas.concat([thompson_frame()] * 2, ignore_index=True).reset_index()
+    with pytest.raises(ValueError, match="2 copies of 400 rows"):
+        evaluate(twice, 0)
+    evaluate(thompson_frame().reset_index(), 0)
+
+
 def test_imported_plays_that_came_twice_are_refused():
     bandit, log = bernoulli_bandit(2), thompson_frame(100)
     for _ in range(2):

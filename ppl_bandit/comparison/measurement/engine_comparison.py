@@ -38,7 +38,7 @@ from ppl_bandit.comparison.output.tables import comparison_text
 from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
-from ppl_bandit.inputs.numbers import check_count
+from ppl_bandit.inputs.numbers import check_count, check_text
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime import disk_cache
 from ppl_bandit.runtime.compile_ahead import quick_jit
@@ -93,11 +93,20 @@ def compare(
     Raises:
         ValueError: if an argument is invalid.
     """
+    if not isinstance(reward_model, RewardModel):
+        raise ValueError(
+            f"reward_model must be a RewardModel, got {reward_model!r}: give RewardModel(program, num_arms)"
+        )
     if engines is None:
         engines = _MOVING_ENGINES if reward_model.moving_sites else _DEFAULT_ENGINES
     factories = _labelled(engines)
+    if reference is not None and not callable(reference):
+        raise ValueError(f"reference must be an engine factory, such as engines.nuts, got {reference!r}")
+    if not callable(say):
+        raise ValueError(f"say must be a function of a line of text, such as print, got {say!r}")
     check_count(num_samples, "num_samples", 20)
     check_count(num_runs, "num_runs", 2)
+    check_count(seed, "seed", 0)
     selector = selectors.double_sampling() if selector is None else as_selector(selector)
     names = Arms(reward_model.num_arms, arms)
     with jax.enable_x64(True):
@@ -167,19 +176,19 @@ def compare(
 
 
 def _labelled(engines: Sequence[EngineFactory] | Mapping[str, EngineFactory]) -> dict[str, EngineFactory]:
-    if isinstance(engines, Mapping):
-        return dict(engines)
-    if callable(engines) or isinstance(engines, str) or not all(callable(factory) for factory in engines):
+    is_mapping = isinstance(engines, Mapping)
+    given = list(engines.values()) if isinstance(engines, Mapping) else engines
+    if callable(given) or not isinstance(given, list | tuple) or not given or not all(map(callable, given)):
         raise ValueError(
             f"engines must be a sequence of engine factories, such as (engines.conjugate, engines.nuts), or a mapping of "
             f"names to them, got {engines!r}"
         )
-    labels = [_name_of(factory) for factory in engines]
+    labels = [check_text(name, "a name in engines") for name in engines] if is_mapping else list(map(_name_of, given))
     if len(set(labels)) < len(labels):
         raise ValueError(
             f"engines has {labels}: give them different names with a mapping, such as {{'long nuts': factory}}"
         )
-    return dict(zip(labels, engines, strict=True))
+    return dict(zip(labels, given, strict=True))
 
 
 def _name_of(factory: Any) -> str:
@@ -191,6 +200,8 @@ def _name_of(factory: Any) -> str:
 def _checkpoints(given: Sequence[int] | None, num_rows: int) -> list[int]:
     if given is None:
         return [n for n in sorted({num_rows // 8, num_rows // 4, num_rows // 2}) if n > 0]
+    if isinstance(given, str | set | Mapping) or not hasattr(given, "__iter__"):
+        raise ValueError(f"checkpoints must be a sequence of numbers of rows, got {given!r}")
     numbers = list(given)
     if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 < n <= num_rows for n in numbers):
         raise ValueError(f"checkpoints must be numbers of rows between 1 and {num_rows}, got {numbers}")
