@@ -6,9 +6,10 @@ that are compiled before and after the change see different numbers, and posteri
 
 import dis
 import functools
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,14 +21,15 @@ from ppl_bandit.runtime.jax_adapter import is_tracer
 __all__ = ["changed_name", "numbers_closed_over"]
 
 _MAX_DEPTH = 6  # of helpers that call helpers, and of containers
-_STORES = {"STORE_GLOBAL", "STORE_DEREF"}
+_NO_NAMES = frozenset[str]()
+_STORES = {"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"}
 
 
 def numbers_closed_over(program: Callable) -> dict[str, int]:
     """Return a digest of every number and array that a program reads from its module or an enclosing function, by name.
 
-    Those of the user's own helpers count, also inside containers. Names that the program itself assigns do not: it may count
-    how often it runs.
+    Those of the user's own helpers count, also inside containers and in attributes of the user's own objects. Names that the
+    program itself assigns do not: it may count how often it runs.
     """
     found: dict[str, int] = {}
     for name, value in _read_by(program, set(), 0):
@@ -48,12 +50,15 @@ def _read_by(function: Any, seen: set[int], depth: int) -> Iterator[tuple[str, A
         return
     seen.add(id(function))
     if isinstance(function, functools.partial):
-        yield from _parts("an argument", [*function.args, *function.keywords.values()], seen, depth)
+        yield from _parts("an argument", [*function.args, *function.keywords.values()], _NO_NAMES, seen, depth)
         yield from _read_by(function.func, seen, depth)
         return
     wrapped = getattr(function, "__wrapped__", None)  # of `jax.jit`
     if wrapped is not None:
         yield from _read_by(wrapped, seen, depth)
+    owner = getattr(function, "__self__", None)  # of a method
+    if not hasattr(function, "__code__") and _is_own_object(function):
+        owner, function = function, type(function).__call__
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
@@ -61,14 +66,17 @@ def _read_by(function: Any, seen: set[int], depth: int) -> Iterator[tuple[str, A
     if not is_users_file(code.co_filename):
         return
     names, stored = _names_in(code)
+    read = names - stored
+    if _is_own_object(owner):
+        yield from _parts(type(owner).__name__, owner, read, seen, depth)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if name not in stored:
             try:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            yield from _parts(name, value, seen, depth)
-    for name in sorted(names - stored):
+            yield from _parts(name, value, read, seen, depth)
+    for name in sorted(read):
         if name in function.__globals__:
             value = function.__globals__[name]
             if isinstance(value, ModuleType):
@@ -76,18 +84,20 @@ def _read_by(function: Any, seen: set[int], depth: int) -> Iterator[tuple[str, A
                 if file is not None and is_users_file(file):
                     own = {key: vars(value)[key] for key in names if key in vars(value)}
                     for key, part in own.items():
-                        yield from _parts(f"{name}.{key}", part, seen, depth + 1)
+                        yield from _parts(f"{name}.{key}", part, read, seen, depth + 1)
             else:
-                yield from _parts(name, value, seen, depth)
-    yield from _parts(
-        "a default", [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()], seen, depth
-    )
+                yield from _parts(name, value, read, seen, depth)
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    yield from _parts("a default", defaults, read, seen, depth)
 
 
-def _parts(name: str, value: Any, seen: set[int], depth: int, *, is_inside: bool = False) -> Iterator[tuple[str, Any]]:
+def _parts(
+    name: str, value: Any, names: frozenset[str], seen: set[int], depth: int, *, is_inside: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Yield the numbers and arrays in a value, and those that it reads if it is a function.
 
     Args:
+        names: attributes that count.
         is_inside: whether it is inside a container, where integers do not count: a program may count its runs there.
     """
     if depth > _MAX_DEPTH:
@@ -97,12 +107,27 @@ def _parts(name: str, value: Any, seen: set[int], depth: int, *, is_inside: bool
             yield name, value
     elif isinstance(value, Mapping):
         for key, part in list(value.items())[:1000]:
-            yield from _parts(f"{name}[{key!r}]", part, seen, depth + 1, is_inside=True)
+            yield from _parts(f"{name}[{key!r}]", part, names, seen, depth + 1, is_inside=True)
     elif isinstance(value, list | tuple):
         for number, part in enumerate(value[:1000]):
-            yield from _parts(f"{name}[{number}]", part, seen, depth + 1, is_inside=True)
-    elif callable(value) and not isinstance(value, type):
-        yield from _read_by(value, seen, depth + 1)
+            yield from _parts(f"{name}[{number}]", part, names, seen, depth + 1, is_inside=True)
+    else:
+        if _is_own_object(value):
+            for key in sorted(names & vars(value).keys()):
+                yield from _parts(f"{name}.{key}", vars(value)[key], names, seen, depth + 1, is_inside=True)
+        if callable(value) and not isinstance(value, type):
+            yield from _read_by(value, seen, depth + 1)
+
+
+def _is_own_object(value: Any) -> bool:
+    """Return whether a value is an object with attributes whose class is the user's, or a namespace."""
+    if isinstance(value, SimpleNamespace):
+        return True
+    if isinstance(value, type | ModuleType | FunctionType) or not hasattr(value, "__dict__"):
+        return False
+    name = type(value).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or (file is not None and is_users_file(file))
 
 
 @functools.cache

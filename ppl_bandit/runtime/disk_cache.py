@@ -23,7 +23,7 @@ import numpy as np
 from ppl_bandit.runtime.archive import read_archive, write_archive
 from ppl_bandit.runtime.cpu_threads import num_cores
 from ppl_bandit.runtime.private_folders import make_private, refusal
-from ppl_bandit.runtime.xla_options import is_cache_off
+from ppl_bandit.runtime.xla_options import compilation_cache, is_cache_off
 
 __all__ = ["CacheKey", "cache_key", "compiler_settings", "folder", "is_plain", "load", "save"]
 
@@ -42,11 +42,8 @@ class CacheKey(NamedTuple):
 
 def folder() -> Path | None:
     """Return the folder of the cache, inside JAX's compilation cache; None if either is off or not on a local disk."""
-    settings: Any = jax.config
-    parent = settings.jax_compilation_cache_dir
-    if is_cache_off() or not parent or "://" in parent or not settings.jax_enable_compilation_cache:
-        return None
-    return Path(parent) / "warm_starts"
+    parent = compilation_cache()
+    return None if parent is None or is_cache_off() else parent / "warm_starts"
 
 
 def cache_key(fingerprint: Callable[[], str | None], *inputs: Any) -> CacheKey | None:

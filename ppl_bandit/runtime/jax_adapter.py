@@ -14,6 +14,7 @@ import jax
 import jax.custom_batching
 import numpy as np
 from jax import export
+from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
@@ -35,6 +36,7 @@ __all__ = [
     "outside_trace",
     "scan_parts",
     "sequential_vmap",
+    "set_compilation_cache",
     "source_frames",
     "vmap_rule",
 ]
@@ -51,6 +53,12 @@ class Frame(NamedTuple):
 def is_tracer(value: Any) -> bool:
     """Return whether a value is traced, and therefore has no number yet."""
     return isinstance(value, jax.core.Tracer)
+
+
+def set_compilation_cache(folder: str | None) -> None:
+    """Set the folder of JAX's compilation cache, also if JAX has opened another one already; None turns the cache off."""
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()
 
 
 def outside_trace() -> AbstractContextManager[None]:

@@ -22,11 +22,13 @@ import jax
 from jax.sharding import Mesh
 
 from ppl_bandit.runtime.cpu_threads import is_on_cpu, num_cores
+from ppl_bandit.runtime.jax_adapter import set_compilation_cache
 from ppl_bandit.runtime.private_folders import make_private
 
 __all__ = [
     "batch_options",
     "cache_folder",
+    "compilation_cache",
     "in_order_options",
     "is_cache_off",
     "large_options",
@@ -129,6 +131,27 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "ppl_bandit" / "jax"
 
 
+def compilation_cache() -> Path | None:
+    """Return the folder of JAX's compilation cache; None if it is off or not on a local disk.
+
+    Turns the cache off if it is in a folder that others can write, also one that was set after the import: compiled programs
+    are code.
+    """
+    settings: Any = jax.config
+    given = settings.jax_compilation_cache_dir
+    if not given or "://" in given or not settings.jax_enable_compilation_cache:
+        return None
+    if not _is_private(given):
+        set_compilation_cache(None)
+        return None
+    return Path(given)
+
+
+@functools.cache
+def _is_private(folder: str) -> bool:
+    return make_private(Path(folder))
+
+
 def _set_jax_defaults() -> None:
     """Turn JAX's compilation cache on and its asynchronous dispatch on CPUs off, unless the user configured them.
 
@@ -142,14 +165,13 @@ def _set_jax_defaults() -> None:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     settings: Any = jax.config
     given = settings.jax_compilation_cache_dir
-    if given and "://" not in given and settings.jax_enable_compilation_cache and not make_private(Path(given)):
-        jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache()
     if is_cache_off() or given or not settings.jax_enable_compilation_cache:
         return
     folder = cache_folder()
     if not make_private(folder):
         return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    set_compilation_cache(str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -78,3 +78,23 @@ def test_jax_caches_only_where_nobody_else_writes(tmp_path, given, mode):
         assert done.stdout.startswith(str(place)) and not done.stderr
         for folder in (place, *place.rglob("*")):
             assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_is_set_after_the_import_is_judged_before_anything_is_compiled(tmp_path):
+    place = tmp_path / "cache"
+    place.mkdir()
+    place.chmod(0o777)
+    code = f"""
+import os, jax, ppl_bandit.runtime.disk_cache as cache
+jax.config.update("jax_compilation_cache_dir", {str(place)!r})
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.jit(lambda x: x + 1)(1.0)  # JAX has opened the folder
+files = lambda: len(os.listdir({str(place)!r}))
+before = files()
+assert before and cache.folder() is None and cache.folder() is None
+jax.jit(lambda x: x + 2)(1.0)
+print(jax.config.jax_compilation_cache_dir, files() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None 0" and done.stderr.count("is not used: other users can write") == 1

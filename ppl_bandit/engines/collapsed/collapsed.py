@@ -51,6 +51,7 @@ _MIN_ESS = 0.5  # as a share of the particles
 # Budget of the moves of one row if there are many outer dimensions: operations (`num_operations`) for each particle. The 15,000
 # of a horseshoe regression with 14 outer dimensions give 400 evaluations; the longest update of 80 rows took 1.8 s.
 MAX_WORK = 6_000_000
+_MAX_UNDEFINED = 0.02  # their region may hold posterior mass; proposals with heavy tails reach far beyond the posterior
 _PERMANENT_CHECKS = (
     Check("the residual of a row's certificate, relative to its tolerance,", 1.0),
     ROOM_CHECK,
@@ -63,6 +64,7 @@ _REFRESH_CHECKS = (
     Check("the effective sample size of the weights, as a share of the particles,", _MIN_ESS, is_minimum=True),
     Check("Pareto k-hat of the weights", MAX_K_HAT),
     Check("the autocorrelation of the particles with their starting positions, beyond chance,", max_autocorrelation()),
+    Check("the share of proposals, or of particles, whose log density is nan or infinite,", _MAX_UNDEFINED),
 )
 _CHECKS = (*_PERMANENT_CHECKS, *_REFRESH_CHECKS)
 
@@ -221,6 +223,7 @@ def _update(
         state.squared_error,
         state.autocorrelation,
         state.acceptance,
+        state.share_undefined,
         jnp.zeros_like(state.num_refreshes),
     )
     budget = _max_evaluations(added, start) if mask.shape[0] == 1 else None
@@ -240,9 +243,11 @@ def _update(
         squared_error=moved.squared_error,
         autocorrelation=moved.autocorrelation,
         acceptance=moved.acceptance,
+        share_undefined=moved.share_undefined,
         num_refreshes=state.num_refreshes + has_moved,
     )
     after = _select(are_certified, after, state)
+    is_undefined = jnp.isnan(added.log_targets) | (added.log_targets == jnp.inf)
     is_inside = jnp.all(jax.vmap(lambda x: split.contains(split.space.constrain(x)[0]))(after.particles))
     is_rounded = (roundings_of(posterior, after) > MAX_ROUNDING).astype(dtype)
     values = (
@@ -254,6 +259,7 @@ def _update(
         ess / num_particles,
         k_hat,
         _autocorrelation_beyond_chance(after),
+        jnp.maximum(after.share_undefined, jnp.mean(is_undefined)),
     )
     check_values = jnp.stack([value.astype(dtype) for value in values])
     is_passed = passed_checks(_CHECKS, check_values)

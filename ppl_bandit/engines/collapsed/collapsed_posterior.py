@@ -76,7 +76,7 @@ class CollapsedState(NamedTuple):
         log_mean: log of the mean of these weights.
         log_evidence: log p(data); with a discount, the sum of log predictive densities.
         squared_error: of the log evidence, at the last refresh.
-        autocorrelation, acceptance: of the last refresh; see `TemperingResult`.
+        autocorrelation, acceptance, share_undefined: of the last refresh; see `TemperingResult`.
         num_refreshes: refreshes so far.
     """
 
@@ -93,6 +93,7 @@ class CollapsedState(NamedTuple):
     squared_error: Float[Array, ""]
     autocorrelation: Float[Array, ""]
     acceptance: Float[Array, ""]
+    share_undefined: Float[Array, ""]
     num_refreshes: Int[Array, ""]
 
     @property
@@ -185,6 +186,7 @@ def first_state(posterior: CollapsedPosterior, key: Key, num_particles: int, cap
         zero,
         zero,
         zero + 1.0,
+        zero,
         jnp.zeros((), int),
     )
 

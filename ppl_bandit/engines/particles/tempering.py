@@ -60,6 +60,8 @@ class TemperingResult(NamedTuple):
         squared_error: of the log ratio, as if the particles of each stage were independent and exact.
         autocorrelation: largest correlation of a coordinate, or of its squared deviation, over the moves of the last stage.
         acceptance: acceptance rate of the last stage.
+        share_undefined: share of the proposals of the last stage whose density is nan or infinite. They are rejected, so that
+            nothing else shows the posterior mass that may be there.
         num_stages: stages so far; 0 if nothing was moved.
     """
 
@@ -70,6 +72,7 @@ class TemperingResult(NamedTuple):
     squared_error: Float[Array, ""]
     autocorrelation: Float[Array, ""]
     acceptance: Float[Array, ""]
+    share_undefined: Float[Array, ""]
     num_stages: Int[Array, ""]
 
 
@@ -81,7 +84,7 @@ class _Stage(NamedTuple):
         part, next_part: where on the path the stage starts and ends.
         phase: 0 evaluates the end of the path and decides how far to go, 1 resamples, and later ones are moves.
         starts: positions after resampling.
-        sum_accepted: sum over moves of the share of accepted proposals.
+        sum_accepted, sum_undefined: sums over moves of the shares of accepted proposals, and of those without a density.
     """
 
     number: Int[Array, ""]
@@ -90,6 +93,7 @@ class _Stage(NamedTuple):
     phase: Int[Array, ""]
     starts: Float[Array, "M K"]
     sum_accepted: Float[Array, ""]
+    sum_undefined: Float[Array, ""]
     particles: TemperingResult
 
 
@@ -143,7 +147,8 @@ def _follow_path(
             lambda: (particles.positions, jnp.zeros_like(start.log_weights)),
         )
         found = log_targets(data, proposed, jnp.where(stage.phase == _LOOK_AHEAD, 1.0, stage.next_part))
-        found = jnp.where(jnp.isnan(found) | (found == jnp.inf), -jnp.inf, found)
+        is_undefined = jnp.isnan(found) | (found == jnp.inf)
+        found = jnp.where(is_undefined, -jnp.inf, found)
         is_spent = jnp.array(False) if max_evaluations is None else stage.number >= max_evaluations
         is_accepted = jnp.log(uniform[1:, 0]) < found - particles.log_targets + log_odds
         after = jax.lax.switch(
@@ -151,12 +156,12 @@ def _follow_path(
             (
                 lambda: _choose_next_part(stage, found),
                 lambda: _resample(stage, found, uniform[0, 0]),
-                lambda: _accept(stage, proposed, found, is_accepted, is_spent),
+                lambda: _accept(stage, proposed, found, is_accepted, is_undefined, is_spent),
             ),
         )
         return after._replace(number=stage.number + 1)
 
-    first = _Stage(jnp.zeros((), int), zero, zero, jnp.zeros((), int), start.positions, zero, start)
+    first = _Stage(jnp.zeros((), int), zero, zero, jnp.zeros((), int), start.positions, zero, zero, start)
     return jax.lax.while_loop(is_unfinished, body, first).particles
 
 
@@ -183,6 +188,7 @@ def _resample(stage: _Stage, log_targets: Float[Array, " M"], offset: Float[Arra
         phase=stage.phase + 1,
         starts=positions,
         sum_accepted=jnp.zeros_like(stage.sum_accepted),
+        sum_undefined=jnp.zeros_like(stage.sum_undefined),
         particles=particles._replace(
             positions=positions,
             log_targets=log_targets[index],
@@ -198,12 +204,14 @@ def _accept(
     proposed: Float[Array, "M K"],
     log_targets: Float[Array, " M"],
     is_accepted: Bool[Array, " M"],
+    is_undefined: Bool[Array, " M"],
     is_spent: Bool[Array, ""],
 ) -> _Stage:
     """Accept or reject proposals, and end the stage once the autocorrelation with its start is small or the budget spent."""
     particles = stage.particles
     positions = jnp.where(is_accepted[:, None], proposed, particles.positions)
     sum_accepted, num_moves = stage.sum_accepted + jnp.mean(is_accepted), stage.phase - _RESAMPLE
+    sum_undefined = stage.sum_undefined + jnp.mean(is_undefined)
     autocorrelation = coordinate_autocorrelation(stage.starts, positions)
     is_mixed = autocorrelation <= max_autocorrelation(len(log_targets))
     is_done = (num_moves >= _MIN_MOVES) & (is_mixed | is_spent) | (num_moves >= _MAX_MOVES)
@@ -211,11 +219,13 @@ def _accept(
         part=jnp.where(is_done, stage.next_part, stage.part),
         phase=jnp.where(is_done, _LOOK_AHEAD, stage.phase + 1),
         sum_accepted=sum_accepted,
+        sum_undefined=sum_undefined,
         particles=particles._replace(
             positions=positions,
             log_targets=jnp.where(is_accepted, log_targets, particles.log_targets),
             autocorrelation=jnp.where(is_done, autocorrelation, particles.autocorrelation),
             acceptance=jnp.where(is_done, sum_accepted / num_moves, particles.acceptance),
+            share_undefined=jnp.where(is_done, sum_undefined / num_moves, particles.share_undefined),
             num_stages=particles.num_stages + is_done,
         ),
     )

@@ -1,4 +1,4 @@
-"""Check that the arguments of every outcome stay inside their domains: a probability in [0, 1], a scale above 0.
+"""Check that the arguments of every outcome and latent stay inside their domains: a probability in [0, 1], a scale above 0.
 
 NumPyro's own checks are disabled while a program is traced, because their comparisons would end up in the jaxpr. An argument
 that leaves its domain leads to rewards that nobody can observe: an expected reward of -.7 for a Bernoulli outcome.
@@ -29,11 +29,11 @@ _REACHES, _NUM_SEEDS = (1.5, 8.0), 4  # of latents in unconstrained space, and t
 _POSITIVE = (constraints.positive, constraints.nonnegative, constraints.softplus_positive)
 _UNCHECKED = (constraints.real, constraints.real_vector, constraints.simplex)  # simplexes are checked with the rows
 
-Argument = tuple[str, str, str, Any]  # outcome, distribution, name and constraint of an argument
+Argument = tuple[str, str, str, Any]  # site, distribution, name and constraint of an argument
 
 
 def check_domains(spec: ProgramSpec) -> bool:
-    """Refuse a program whose outcomes have arguments outside of their domains at draws from the prior.
+    """Refuse a program whose outcomes or latents have arguments outside of their domains at draws from the prior.
 
     Arguments that are powers and products of positive latents, or probabilities by their support, need no draw.
 
@@ -50,7 +50,7 @@ def check_domains(spec: ProgramSpec) -> bool:
 
     def flags(latents: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
         trace = spec.run(latents, arm, context, _zero_outcomes(spec, arm.shape[0]))
-        found = _arguments(trace, spec.outcomes)
+        found = _arguments(trace, (*spec.outcomes, *spec.latents))
         arguments[:] = [argument for argument, _, _ in found]
         insides = [jnp.all(_is_inside(argument[-1], value) | masked) for argument, value, masked in found]
         return insides, [jnp.min(jnp.where(masked, jnp.inf, value)) for _, value, masked in found]
@@ -76,14 +76,14 @@ def check_domains(spec: ProgramSpec) -> bool:
         return flags({name: trace[name]["value"] for name in spec.latents})
 
     insides, least = run_once(lambda: jax.vmap(drawn)(jr.split(jr.key(0), _NUM_DRAWS)))
-    for (outcome, law, name, constraint), inside, values in zip(arguments, insides, least, strict=True):
+    for (site, law, name, constraint), inside, values in zip(arguments, insides, least, strict=True):
         share = 1.0 - float(np.mean(inside))
         if share > 0.0:
             example = float(np.asarray(values)[~np.asarray(inside)][0])
             domain = "[0, 1]" if constraint is constraints.unit_interval else class_name(constraint).lower()
             raise InvalidProgram(
-                f"the {name} of '{outcome}' ({law}) leaves its domain, {domain}, in {share:.1%} of {_NUM_DRAWS:,} draws from "
-                f"the prior (it is {example:.3g} in one of them), so that the program has no such reward: give the latents a "
+                f"the {name} of '{site}' ({law}) leaves its domain, {domain}, in {share:.1%} of {_NUM_DRAWS:,} draws from "
+                f"the prior (it is {example:.3g} in one of them), so that there is no such distribution: give the latents a "
                 "prior that stays inside (Beta for a probability, Gamma or HalfNormal for a rate or scale), or map them there "
                 "by jax.nn.sigmoid, jnp.exp or jax.nn.softplus"
             )
@@ -100,22 +100,24 @@ def _zero_outcomes(spec: ProgramSpec, num_rows: int) -> dict[str, Array]:
     return {name: jnp.zeros(num_rows, DTYPE_OF_KIND[kind]) for name, kind in spec.kinds.items()}
 
 
-def _arguments(trace: Trace, outcomes: tuple[str, ...]) -> list[tuple[Argument, Array, Array]]:
-    """Return the arguments of outcomes that have a domain of single numbers, and in which rows they do not count."""
+def _arguments(trace: Trace, sites: tuple[str, ...]) -> list[tuple[Argument, Array, Array]]:
+    """Return the arguments of sites that have a domain of single numbers, and in which rows they do not count."""
     found = []
-    for outcome in outcomes:
-        fn = trace[outcome]["fn"]
-        masked, _ = masked_rows(fn, jnp.shape(trace[outcome]["value"]))
+    for site in sites:
+        fn = trace[site]["fn"]
+        masked, _ = masked_rows(fn, jnp.shape(trace[site]["value"]))
         for part in components(fn):
             if not isinstance(part, Distribution):
                 continue
-            for name, constraint in part.arg_constraints.items():
-                constraint, value = element_support(constraint), vars(part).get(name)
+            given = [(name, element_support(own), vars(part).get(name)) for name, own in part.arg_constraints.items()]
+            if {"low", "high"} <= part.arg_constraints.keys():
+                given.append(("width of the support", constraints.positive, jnp.asarray(part.high - part.low, float)))
+            for name, constraint, value in given:
                 if value is None or constraint in _UNCHECKED or not _is_of_numbers(constraint):
                     continue
                 value = jnp.asarray(value, float)
                 rows = masked if value.ndim and value.shape[-1:] == masked.shape else jnp.zeros((), bool)
-                found.append(((outcome, distribution_name(part), name, constraint), value, rows))
+                found.append(((site, distribution_name(part), name, constraint), value, rows))
     return found
 
 
@@ -143,7 +145,7 @@ def _stay_inside(spec: ProgramSpec) -> bool:
     def compute(latents: Mapping[str, Array], arm: Array, context: Any) -> list[Array]:
         trace = spec.run(latents, arm, context, _zero_outcomes(spec, spec.num_arms))
         supports.update({name: element_support(trace[name]["fn"].support) for name in spec.latents})
-        found = _arguments(trace, spec.outcomes)
+        found = _arguments(trace, (*spec.outcomes, *spec.latents))
         arguments[:] = [argument for argument, _, _ in found]
         return [value for _, value, _ in found]
 

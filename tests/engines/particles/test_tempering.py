@@ -13,7 +13,7 @@ from ppl_bandit.engines.particles.tempering import TemperingResult, follow_path,
 def start_of(positions, log_targets):
     zero = jnp.zeros((), positions.dtype)
     return TemperingResult(
-        positions, log_targets, jnp.zeros_like(log_targets), zero, zero, zero, zero, jnp.zeros((), int)
+        positions, log_targets, jnp.zeros_like(log_targets), zero, zero, zero, zero, zero, jnp.zeros((), int)
     )
 
 
@@ -103,6 +103,22 @@ def test_particles_that_cannot_move_have_a_large_autocorrelation():
 
     moved = follow_path(jr.key(1), targets, (), start_of(positions, jnp.zeros(100)), jnp.array(True))
     assert float(moved.autocorrelation) > max_autocorrelation(100) and float(moved.acceptance) == 0.0
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_proposals_without_a_density_are_counted_apart_from_impossible_ones(value):
+    """N(0, 1) without a density above 0: about half of the proposals of a random walk would go there."""
+    positions = -jnp.abs(jr.normal(jr.key(0), (200, 1)))
+
+    def targets(_, x, part):
+        return jnp.where(x[:, 0] > 0, value, -0.5 * x[:, 0] ** 2)
+
+    moved = jax.jit(lambda key, x: follow_path(key, targets, (), start_of(x, targets((), x, 0.0)), jnp.array(True)))(
+        jr.key(1), positions
+    )
+    share = float(moved.share_undefined)
+    assert share == 0.0 if value == -jnp.inf else 0.1 < share < 0.6
+    assert bool(jnp.all(moved.positions <= 0))
 
 
 @pytest.mark.slow  # an edge of the path that the tests above follow

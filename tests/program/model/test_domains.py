@@ -1,5 +1,7 @@
 """Programs whose outcomes leave their domains, laws far in a tail, and numbers that change behind a program's back."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -30,6 +32,14 @@ LEAVES = {
     "a rate by a square": (lambda arm: dist.Poisson(normals()[arm] ** 2 - 0.01), r"rate of 'reward' \(Poisson\)"),
     "a concentration": (lambda arm: dist.Beta(normals(3.0)[arm], 1.0), r"concentration1 of 'reward' \(Beta\)"),
     "inside a transform": (lambda arm: dist.LogNormal(0.0, normals(2.0, 1.0)[arm]), r"scale of 'reward'"),
+    "an interval upside down": (
+        lambda arm: dist.Uniform(0.0, normals()[arm]),
+        r"width of the support of 'reward' \(Uniform\)",
+    ),
+    "a latent's scale": (
+        lambda arm: dist.Normal(normals(0.0, numpyro.sample("scale", dist.Normal(1.0, 0.5)))[arm], 1.0),
+        r"scale of 'z' \(Normal\)",
+    ),
     "twice a probability": (
         lambda arm: dist.Bernoulli(2.0 * numpyro.sample("u", dist.Beta(1.0, 1.0).expand([A]))[arm]),
         r"probs of 'reward'.* in 7\d\.\d% of 1,000 draws",
@@ -211,6 +221,37 @@ def test_an_array_that_changes_after_a_model_was_built_is_named():
             model.expected_rewards(draws)
         restore()
     model.expected_rewards(draws)
+
+
+class Settings:
+    def __init__(self):
+        self.scale, self.prior, self.runs = 1.0, types.SimpleNamespace(width=np.ones(2)), 0.0
+
+    def __call__(self, arm):
+        self.runs += 1.0
+        return self.scale * self.prior.width
+
+    def read(self, arm):
+        return self.scale
+
+
+@pytest.mark.parametrize("read", [lambda own: own, lambda own: own.read, lambda own: lambda arm: own.scale])
+def test_attributes_of_own_objects_count_as_far_as_a_program_reads_them(read):
+    own = Settings()
+    program = read(own)
+    before = numbers_closed_over(program)
+    program(0)
+    own.unread = 2.0
+    assert changed_name(program, before) is None
+    own.scale = 2.0
+    assert changed_name(program, before).endswith(".scale")
+
+
+def test_attributes_of_attributes_count():
+    own = Settings()
+    before = numbers_closed_over(own)
+    own.prior.width[0] = 3.0
+    assert changed_name(own, before) == "Settings.prior.width"
 
 
 def test_names_that_a_program_assigns_itself_do_not_count():

@@ -265,10 +265,13 @@ def with_context(arm, context):
         (dict(program=with_context, num_arms=0, context=np.ones(3)), "num_arms must be a positive integer, got 0"),
         (dict(program=with_context, num_arms=2.0, context=np.ones(3)), "num_arms must be a positive integer, got 2.0"),
         (dict(program=with_context, num_arms=2, context="big"), "context must hold numbers"),
-        (dict(program=with_context, num_arms=2, context=np.ones(3), outcomes=()), "outcomes must be one or more"),
+        (
+            dict(program=with_context, num_arms=2, context=np.ones(3), outcomes=()),
+            "outcomes must be a list or tuple of different",
+        ),
         (
             dict(program=with_context, num_arms=2, context=np.ones(3), outcomes=3),
-            "outcomes must be one or more .* got 3",
+            "outcomes must be a list or tuple of different .* got 3",
         ),
         (dict(program=with_context, num_arms=2, context=np.ones(4)), "the program failed on 2 rows"),
     ],
