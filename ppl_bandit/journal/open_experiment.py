@@ -71,6 +71,8 @@ def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHea
     if event.kind in (OPENED, CHANGED):
         identity, position = body["identity"], event.position if event.kind == CHANGED else 0
         names, columns = list(identity["arms"]), body["context_columns"]
+        if header is not None and header.names[: len(names)] == names:
+            names = header.names  # arms that were added stay
         return ExperimentHeader(identity, body["versions"], names, frozenset(), position, position, columns)
     if header is None or event.kind != ARMS:
         return header
@@ -139,7 +141,7 @@ def _continue(
             "opened with, give another name=, or continue with allow_changed=True, which records the change"
         )
     if differences:
-        if len(names) < len(header.names):
+        if len(names) < len(header.names) and not has_added_arms:
             raise JournalError(
                 f"the experiment {name!r} has the arms {header.names}, and {names} were given: give all arms, and use "
                 "retire_arm to stop playing one"

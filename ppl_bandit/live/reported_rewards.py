@@ -132,6 +132,11 @@ def reward_values(model: RewardModel, reward: Any, *, is_partial: bool = False) 
 
 def _check_propensity(propensity: Any, num_rows: int) -> np.ndarray:
     """Return the probabilities of imported plays as an array."""
+    if isinstance(propensity, str):
+        raise ValueError(
+            f"propensity={propensity!r} names a column, and no frame was given: give one probability for each row; with a "
+            "frame, give the name of its column"
+        )
     values = as_numbers(propensity, "propensity")
     if values.dtype == bool:
         raise ValueError("propensity must hold probabilities, got True and False: give the probability of each play")

@@ -72,8 +72,8 @@ def test_status_and_report_write_the_posterior_as_figures_and_a_page(recorded, c
     assert status == 2 and "give --model too" in err
     words = folder / "j.db", "report", "--model", folder / "slopes.py", "--more", "50", "--out", tmp_path / "page"
     status, out, _ = run(capsys, *words)
-    assert status == 0 and "leads after 4 rewards" in out and "after 50 more decisions" in out
-    assert "leads after 4 rewards" in (tmp_path / "page" / "report.html").read_text()
+    assert status == 0 and "is the best single arm after 4 rewards" in out and "after 50 more decisions" in out
+    assert "is the best single arm after 4 rewards" in (tmp_path / "page" / "report.html").read_text()
     assert (tmp_path / "page" / "report.png").exists()
     status, _, err = run(capsys, folder / "j.db", "report")
     assert status == 2 and "report needs the program" in err

@@ -77,6 +77,7 @@ def test_the_reference_of_a_linear_gaussian_world_is_the_exact_law_of_the_next_s
     np.testing.assert_allclose(reference.target.sd, sd, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_engines_of_a_moving_world_are_measured_and_too_few_particles_show():
     found = comparison()
     # 4 runs of 500 draws: .022 sd in a mean. 4,000 particles of an effective size of about a third: .014. Three times both.

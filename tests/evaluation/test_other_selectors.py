@@ -90,6 +90,7 @@ def test_worlds_drawn_from_a_posterior_have_its_draws_as_truths():
         Environment.from_draws(bernoulli_model(2), {"rate": np.full((3, 2), 1.5)})
 
 
+@pytest.mark.slow
 def test_the_true_program_predicts_better_and_its_score_is_that_of_the_beta_binomial():
     log = uniform_log(400)
     found = compare_programs(log, {"own rates": bernoulli_model(2), "same rate": RewardModel(same_rate, 2)})

@@ -95,6 +95,7 @@ def test_batches_and_corrections_keep_each_outcome_whatever_the_order_of_the_nam
     assert_posterior(bandit, zip(arms, sales, spends, returns, strict=True))
 
 
+@pytest.mark.slow
 def test_each_outcome_is_learnt_as_soon_as_its_own_factor_is_known():
     bandit = make()
     first, second, third, fourth = bandit.select_many(num_decisions=4)

@@ -21,7 +21,7 @@ def drifting(arm, context):
     shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
     with numpyro.plate("arms", 2):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-    numpyro.sample("reward", dist.Normal(mean[arm] + jnp.where(context > 100, jnp.sin(2.0 * shift), shift), 0.5))
+    numpyro.sample("reward", dist.Normal(mean[arm] + jnp.where(context > 100, shift**2, shift), 0.5))
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_a_datum_that_is_conjugate_given_one_site_leads_to_the_collapsed_engine(
     log_density, moments = -0.5 * grid**2, []
     for arm in (0, 1):
         offsets = [(r, grid) for a, r in zip(arms, rewards, strict=True) if a == arm] + (
-            [(1.2, np.sin(2.0 * grid))] if arm == 0 else []
+            [(1.2, grid**2)] if arm == 0 else []
         )
         residuals = np.stack([r - offset for r, offset in offsets]) / 0.25
         precision = 1.0 + len(offsets) / 0.25

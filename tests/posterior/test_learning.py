@@ -3,63 +3,16 @@
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import pytest
 from shared_models import bernoulli_bandit, bernoulli_model
 
-from ppl_bandit import Bandit, Capabilities, Engine, Explanation
+from ppl_bandit import Bandit, Engine, Explanation
 from ppl_bandit.posterior.learning import batch_sizes
-
-
-class Kept(NamedTuple):
-    rewards: Any
-    num_rows: Any
 
 
 class Trust(NamedTuple):
     is_trusted: Any
-
-
-def hoarding(model):
-    """An engine that stores rewards in a buffer of 4 that doubles."""
-
-    def update(key, state, rows):
-        kept = state.rewards.at[state.num_rows].set(rows.reward[0])
-        return Kept(kept, state.num_rows + 1), Trust(jnp.asarray(True))
-
-    def reserve(state, num_rows):
-        capacity, kept = state.rewards.shape[0], np.asarray(state.rewards)
-        while capacity < int(state.num_rows) + num_rows:
-            capacity *= 2
-        return state._replace(rewards=np.concatenate([kept, np.zeros(capacity - kept.size)]))
-
-    return Engine(
-        lambda key: Kept(jnp.zeros(4), jnp.zeros((), int)),
-        update,
-        lambda key, state, num: {"rate": jr.uniform(key, (num, 3))},
-        Explanation("hoarding", False, "a test", {}),
-        capabilities=Capabilities(reserve=reserve),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_steps, capacity", [(20, 32), (2000, 2048)])
-def test_growth_is_compiled_before_it_is_needed(num_steps, capacity, monkeypatch):
-    monkeypatch.setattr("ppl_bandit.posterior.learning._FIRST_CAPACITY", 4)
-    bandit = Bandit(bernoulli_model(3), engine=hoarding, num_samples=8)
-    run = bandit._learner.run
-
-    def step():
-        bandit.warm_up()  # the time that passes between two steps of a user's program
-        bandit.update(bandit.select(), 1.0)
-
-    step()
-    before = run.select.num_waits, run.update.num_waits
-    for _ in range(num_steps):
-        step()
-    assert bandit._learner.state.rewards.shape == (capacity,)
-    assert (run.select.num_waits, run.update.num_waits) == before == (0, 0)
 
 
 def swelling(model):

@@ -220,7 +220,7 @@ def test_a_tied_inferiority_threshold_is_calibrated_by_search(model, capsys):
 @pytest.mark.parametrize(
     "name, looks, num_trials",
     [
-        ("two rules", [50, 150, 400], 4000),  # a rule more is compiled in some two seconds
+        pytest.param("two rules", [50, 150, 400], 4000, marks=pytest.mark.slow),
         pytest.param("without a control", range(50, 501, 50), 20_000, marks=pytest.mark.slow),
         pytest.param("with a control", range(50, 501, 50), 20_000, marks=pytest.mark.slow),
     ],

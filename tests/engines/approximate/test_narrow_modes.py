@@ -110,6 +110,7 @@ def rewards_of(kind, noise, num_rows=60):
     return np.linspace(-100.0, 100.0, num_rows) if kind == "lattice" else rewards
 
 
+@pytest.mark.slow
 def test_a_narrow_mode_is_found_from_the_outcomes_themselves():
     runs = few_particles()
     for noise in (10.0, 1e-2, 1e-4):  # prior over noise: 10, 1e4, 1e6

@@ -54,6 +54,7 @@ def chosen():
     return engines.choose(RewardModel(horseshoe, 1, jnp.zeros(2)))
 
 
+@pytest.mark.slow
 def test_a_horseshoe_is_exact_given_its_scales():
     engine = chosen()
     assert engine.explanation.engine == "collapsed" and set(engine.settings["outer"]) == {"overall", "noise", "local"}

@@ -267,32 +267,9 @@ def bent_in_rare_contexts(arm, context):
     numpyro.sample("reward", dist.Bernoulli(jnp.where(context > 100.0, rate[arm] ** 2, rate[arm])))
 
 
-def kinked_in_rare_contexts(arm, context):
-    with numpyro.plate("arms", A):
-        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))[arm]
-    kinked = jnp.where(rate > 0.999, rate**2, rate)
-    numpyro.sample("reward", dist.Bernoulli(jnp.where(context > 100.0, kinked, rate)))
-
-
-def bump_in_rare_contexts(arm, context):
-    mean = numpyro.sample("mean", dist.Normal(0.5, 1.0).expand([A]))[arm]
-    bump = 20.0 / (1.0 + ((mean - 2.5) / 0.05) ** 14)
-    numpyro.sample("reward", dist.Normal(mean + jnp.where(context > 100.0, 0.01 * bump, 0.0), 1.0))
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        bent_in_rare_contexts,
-        *(
-            pytest.param(program, marks=pytest.mark.slow)
-            for program in (bump_in_rare_contexts, kinked_in_rare_contexts)
-        ),
-    ],
-)
-def test_a_datum_that_is_not_conjugate_changes_nothing_and_says_so(program):
+def test_a_datum_that_is_not_conjugate_changes_nothing_and_says_so():
     with jax.enable_x64(True):
-        engine = conjugate(RewardModel(program, A, 1.0))
+        engine = conjugate(RewardModel(bent_in_rare_contexts, A, 1.0))
         update = jax.jit(engine.update)
         rows = Interaction(jnp.array([0, 1, 2]), jnp.array([1, 0, 0]), jnp.array([1.0, 50.0, 3.0]))
         state, info = update(KEY, engine.init(KEY), rows)

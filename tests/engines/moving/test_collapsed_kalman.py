@@ -49,6 +49,7 @@ def quadrature(arms, rewards):
     return map(np.array, zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_an_unknown_drift_agrees_with_quadrature_beyond_the_window():
     rng = np.random.default_rng(1)
     levels = np.cumsum(np.vstack([rng.normal(size=(1, 2)), 0.1 * rng.normal(size=(NUM_STEPS - 1, 2))]), axis=0)

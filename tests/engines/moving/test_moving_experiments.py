@@ -82,6 +82,7 @@ def test_seconds_since_1970_are_a_clock_and_a_late_reward_is_learnt_at_the_lates
     np.testing.assert_allclose(bandit.posterior_parameters()["level"]["mean"], filtered(rows)[0], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_rewards_a_nanosecond_apart_are_learnt_at_one_time_and_no_time_is_lost():
     bandit, rows = build("kalman"), []
     # In 1e-9 seconds the levels lose 2e-11 of their variance, less than a certificate can see. A step of 30 seconds follows.

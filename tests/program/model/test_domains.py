@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_bandit import Bandit, RewardModel
+from ppl_bandit import Bandit, RewardModel, engines
 from ppl_bandit.program.closed_over import changed_name, numbers_closed_over
 from ppl_bandit.program.model.stable_laws import stable
 from ppl_bandit.types import Interaction, InvalidProgram
@@ -149,7 +149,7 @@ def test_a_beta_outcome_at_0_or_1_is_named_by_its_row():
     model = RewardModel(program, A)
     rows = Interaction(jnp.zeros(4, int), jnp.array([0.0, 0.5, 1.0, 1e-6]))
     assert model.in_support({"shape": jnp.ones(A) * 3.0}, rows)["reward"].tolist() == [False, True, False, True]
-    bandit = Bandit(program, num_arms=A)
+    bandit = Bandit(program, num_arms=A, engine=engines.laplace, num_samples=20)
     with pytest.raises(ValueError, match=r"reward=1 in row 2 is outside the support.*on arm 1"):
         bandit.update_many(arms=[0, 1, 1], rewards=[0.2, 0.3, 1.0])
 
