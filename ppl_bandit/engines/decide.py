@@ -70,6 +70,8 @@ def decision_function(
 
 
 def _from_table(key: Key, selector: Selector, table: Any, step: Any, allowed: Any, marginals: Any) -> Selection:
-    if marginals is None or not selector.uses_marginals:
-        return selector(key, table, step, allowed=allowed)
-    return selector(key, table, step, allowed=allowed, marginals=marginals)
+    more = {} if marginals is None or not selector.uses_marginals else {"marginals": marginals}
+    found = selector(key, table, step, allowed=allowed, **more)
+    if not isinstance(found, Selection):
+        raise ValueError(f"selector {selector.name} returned {type(found).__name__}, expected a Selection")
+    return found

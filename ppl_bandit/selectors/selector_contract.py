@@ -5,6 +5,7 @@ A selection rule is a function `(key, RuleInputs) -> (arm, num_candidates, prope
 result is then arm -1 with nan propensities, and the caller outside the trace raises.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -248,7 +249,7 @@ def as_selector(selector: Any) -> Selector:
     """Return a selector unchanged, or make one of a plain function with the arguments of a selector.
 
     Raises:
-        ValueError: for a value that is not callable, and for a factory that was not called.
+        ValueError: for a value that is not callable, for a factory that was not called, and for other arguments.
     """
     if isinstance(selector, Selector):
         return selector
@@ -256,6 +257,15 @@ def as_selector(selector: Any) -> Selector:
         raise ValueError(f"selector must be a selector, got {selector!r}; use one such as selectors.double_sampling()")
     if getattr(selector, "__module__", "").startswith("ppl_bandit.selectors"):
         raise ValueError(f"selector is the factory {selector.__name__}: call it, as in selectors.{selector.__name__}()")
+    try:
+        inspect.signature(selector).bind("key", "table", "step", allowed=None, marginals=None)
+    except ValueError:  # a callable that has no signature
+        pass
+    except TypeError as error:
+        raise ValueError(
+            f"selector {_factory_of(selector)} cannot be called as select(key, table, step, *, allowed, marginals) ({error}): "
+            "take these arguments, or **more, and return a Selection"
+        ) from None
     return Selector(_factory_of(selector), {}, selector)
 
 

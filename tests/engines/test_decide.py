@@ -190,3 +190,10 @@ def test_a_mixture_is_asked_for_its_probabilities_only_by_selectors_that_want_th
         expected = jax.jit(lambda: exact.capabilities.marginals(state, None).best_arm_probs(None))()
         # Compiled otherwise, densities in single precision round otherwise, by 1e-7 each; p-hat is a multiple of .01.
         np.testing.assert_allclose(wanted, expected, atol=1e-7)
+
+
+def test_a_selector_that_returns_an_arm_is_told_what_to_return():
+    engine, rule = bernoulli_engine(3), selectors.selector_contract.as_selector(lambda key, table, step, **more: 0)
+    decide = decision_function(bernoulli_model(3).expected_rewards, engine, rule, NUM_SAMPLES)
+    with pytest.raises(ValueError, match="returned int, expected a Selection"):
+        decide(jr.key(0), jr.key(1), engine.init(jr.key(2)), None, jnp.asarray(1))

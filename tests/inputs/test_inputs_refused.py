@@ -121,6 +121,10 @@ BUILT = {
     "a bool for draws": (dict(num_arms=3, num_samples=True), "num_samples must be a positive integer"),
     "an engine's name": (dict(num_arms=3, engine="nuts"), r"pass the factory itself, as in engine=engines\.nuts"),
     "a selector's name": (dict(num_arms=3, selector="thompson"), r"as in selector=selectors\.thompson\(\)"),
+    "a selector without allowed": (
+        dict(num_arms=3, selector=lambda key, table, step: None),
+        r"cannot be called as select\(key, table, step, .*'allowed'.*return a Selection",
+    ),
     "an uncalled selector": (dict(num_arms=3, selector=selectors.thompson), r"call it, as in selectors\.thompson\(\)"),
     "an engine of something else": (dict(num_arms=3, engine=lambda model: 3), "it returned int"),
     "a module for an engine": (dict(num_arms=3, engine=engines), "engine must be a factory"),

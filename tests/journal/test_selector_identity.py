@@ -55,7 +55,7 @@ MAKERS = {
     "an object": Rule,
     "a bound method": lambda share: Rule(share).__call__,
     "a partial": lambda share: functools.partial(own(0.1), share=share),
-    "a default": lambda share: lambda key, table, step, share=share: share,
+    "a default": lambda share: lambda key, table, step, share=share, **more: share,
     "an array": lambda share: own(np.array(share)),
     "an array of jax": lambda share: own(jnp.array(share)),
     "a jitted function": lambda share: jax.jit(own(share)),
