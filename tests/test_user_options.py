@@ -35,6 +35,7 @@ def run_pytest(*arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_checks_pass_under_the_compiler_options_of_users():
     run_pytest(*FILES)
 

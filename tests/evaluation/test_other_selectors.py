@@ -52,6 +52,7 @@ def test_decisions_accepted_from_logs_earn_what_a_simulated_selector_earns():
     assert np.mean(earned) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_path_says_for_how_many_decisions_it_holds():
     found = evaluate_by_rejection(uniform_log(300), THOMPSON, model=bernoulli_model(2))
     assert "not for 300" in found.verdict and not found.is_refused

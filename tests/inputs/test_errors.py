@@ -188,6 +188,7 @@ def test_an_evaluation_checks_its_arguments_first(no_work, case):
         evaluate(log, *arguments, model=RewardModel(clicks, 2), **settings)
 
 
+@pytest.mark.slow
 def test_an_arm_that_another_process_adds_during_a_decision_is_not_played_by_it(tmp_path, monkeypatch):
     def make():
         return Bandit(clicks, 2, num_samples=20, journal=tmp_path / "e.db")

@@ -45,6 +45,7 @@ def test_finding_many_decisions_searches_the_index(tmp_path, monkeypatch):
     assert "SEARCH" in plan[-1] and "decision=?" in plan[-1]
 
 
+@pytest.mark.slow
 def test_a_process_does_not_read_its_own_decisions_back(tmp_path, monkeypatch):
     bandit = bernoulli_bandit(journal=tmp_path / "j.db")
     bandit.select()

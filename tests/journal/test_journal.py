@@ -211,6 +211,7 @@ def test_a_reward_counts_once_and_a_correction_is_as_if_the_first_had_never_been
         assert table["propensity"].between(0, 1).all()
 
 
+@pytest.mark.slow
 def test_outcomes_come_one_by_one_and_expire_as_the_user_says(hurdle_parts, tmp_path):
     for place in (None, tmp_path / "j.db"):
         bandit = make(hurdle_parts, journal=place)

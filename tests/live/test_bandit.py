@@ -125,6 +125,7 @@ def test_rewards_may_come_late_and_in_any_order(conversion_parts):
         )
 
 
+@pytest.mark.slow
 def test_history_in_one_batch_is_history_row_by_row(linear_parts):
     model, engine = linear_parts
     batch, single = (Bandit(model, engine=engine) for _ in range(2))

@@ -11,7 +11,7 @@ ARMS = ["a", "b"]
 ROWS = pandas.DataFrame({"arm": ARMS * 20, "reward": [1, 0, 0, 1] * 10, "p": np.linspace(0.3, 0.7, 40)})
 
 
-@pytest.mark.parametrize("kind", ["file", "journal"])
+@pytest.mark.parametrize("kind", [pytest.param("file", marks=pytest.mark.slow), "journal"])
 def test_logged_propensities_of_imported_rows_are_kept_for_evaluation(kind, tmp_path):
     place = {"journal": tmp_path / "j.db"} if kind == "journal" else {}
     bandit = bernoulli_bandit(2, arms=ARMS, **place)

@@ -62,6 +62,7 @@ def assert_posterior(bandit, rows):
     np.testing.assert_allclose(found["amount"]["mean"], mean, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_no_sale_is_learnt_at_once_and_settles_the_decision(tmp_path):
     bandit = make(journal=tmp_path / "journal.db")
     first, second = bandit.select_many(num_decisions=2)

@@ -105,7 +105,10 @@ def compiled(family, num_arms, is_double):
 
 
 @pytest.mark.parametrize("is_double", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("Beta(.5, .5)", "Gamma") else name for name in CASES],
+)
 def test_probabilities_of_joint_events_match_scipy(family, is_double):
     cases = CASES[family][1]
     for num_arms in sorted({len(laws) for _, laws in cases}):

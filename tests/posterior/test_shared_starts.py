@@ -12,6 +12,7 @@ import pytest
 from ppl_bandit import Bandit, RewardModel, engines, selectors
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.posterior.warm_start import MAX_STARTS, find_start, forget_starts, share_start, start_key
+from ppl_bandit.types import InvalidProgram
 
 PRIOR = SimpleNamespace(successes=1.0)
 
@@ -60,14 +61,18 @@ def test_bandits_of_several_threads_share_a_start(first):
         assert all(found == first for found in pool.map(lambda _: played(), range(4)))
 
 
-def test_a_variable_that_changed_is_read_again_also_through_the_same_model(first, monkeypatch):
+def test_a_variable_that_changed_is_read_again_and_refused_in_a_model_that_read_another_value(first, monkeypatch):
     model = RewardModel(conversion, 2)
     counts = []
     for successes in (1.0, 5.0, 1.0):
         monkeypatch.setattr(PRIOR, "successes", successes)
-        bandits = Bandit(conversion, 2, num_samples=20), Bandit(model, num_samples=20)
-        counts.append([bandit.posterior_parameters()["rate"]["concentration1"].tolist() for bandit in bandits])
-    assert counts == [[[1.0, 1.0]] * 2, [[5.0, 5.0]] * 2, [[1.0, 1.0]] * 2]
+        bandit = Bandit(conversion, 2, num_samples=20)
+        counts.append(bandit.posterior_parameters()["rate"]["concentration1"].tolist())
+        if successes == 5.0:
+            with pytest.raises(InvalidProgram, match="PRIOR.successes, which the program reads, has changed"):
+                Bandit(model, num_samples=20)
+    assert counts == [[1.0, 1.0], [5.0, 5.0], [1.0, 1.0]]
+    assert Bandit(model, num_samples=20).posterior_parameters()["rate"]["concentration1"].tolist() == [1.0, 1.0]
 
 
 def task_of(model, **changed):

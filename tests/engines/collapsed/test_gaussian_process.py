@@ -84,6 +84,7 @@ def compiled_learning():
     return jax.jit(learn)
 
 
+@pytest.mark.slow
 def test_the_curve_has_the_moments_of_quadrature_over_length_scale_and_amplitude():
     info, draws, arm, reward = learnt()
     mean, sd = quadrature(arm, reward)

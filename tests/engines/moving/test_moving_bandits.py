@@ -45,6 +45,7 @@ def build(**settings):
     return Bandit(model(), engine=lambda _: engine(), num_samples=100, **settings)
 
 
+@pytest.mark.slow
 def test_a_live_bandit_steps_once_for_each_reward_in_the_order_of_arrival():
     bandit = build()
     decisions = [bandit.select() for _ in range(4)]

@@ -115,6 +115,7 @@ def test_a_journal_replays_and_a_saved_bandit_decides_the_same(name, tmp_path):
     assert len(bandit.summary({"time": [START + 90.0]})) == 2
 
 
+@pytest.mark.slow
 def test_each_row_of_a_log_is_predicted_at_its_own_time(monkeypatch):
     monkeypatch.setattr(posterior_path, "_MAX_BLOCKS", 2)  # programs that do not move would be read in two blocks
     times, arms, rewards = np.array([0.0, 30.0, 300.0, 320.0]), np.array([0, 0, 0, 1]), np.array([1.5, -1.0, 0.5, 2.0])

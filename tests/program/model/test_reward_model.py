@@ -232,6 +232,7 @@ def test_a_missing_mean_is_computed_another_way_and_says_so(program, latents, wa
     np.testing.assert_allclose(model.expected_rewards(draws)[0], expected, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_monte_carlo_means_use_the_same_random_numbers_for_every_arm_and_say_that_they_are_rough():
     model = RewardModel(sometimes_nothing, 2)  # a law with a point mass has no density to integrate
     assert "Monte Carlo" in model.expected_reward_method and "does not fall with data" in model.expected_reward_note
