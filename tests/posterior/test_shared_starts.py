@@ -69,6 +69,7 @@ def test_a_variable_that_changed_is_read_again_and_refused_in_a_model_that_read_
         bandit = Bandit(conversion, 2, num_samples=20)
         counts.append(bandit.posterior_parameters()["rate"]["concentration1"].tolist())
         if successes == 5.0:
+            forget_starts()  # else it might be given the start of the bandit above, which read the same value
             with pytest.raises(InvalidProgram, match="PRIOR.successes, which the program reads, has changed"):
                 Bandit(model, num_samples=20)
     assert counts == [[1.0, 1.0], [5.0, 5.0], [1.0, 1.0]]
