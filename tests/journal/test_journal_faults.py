@@ -41,7 +41,7 @@ def kill_recorders(path, num_kills, seed):
     rng, acknowledged = random.Random(seed), set()
     for _ in range(num_kills):
         child = subprocess.Popen(
-            [sys.executable, "-S", journal_children.__file__, str(path)], stdout=subprocess.PIPE, text=True
+            [sys.executable, journal_children.__file__, str(path)], stdout=subprocess.PIPE, text=True
         )
         child.stdout.readline()
         time.sleep(rng.uniform(0.0, 0.1))

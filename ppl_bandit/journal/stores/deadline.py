@@ -11,6 +11,9 @@ from ppl_bandit.journal.stores.store import JournalTimeout
 __all__ = ["call_within", "held", "seconds_left"]
 
 
+_STALE = 5.0  # seconds after its limit at which no call is still running
+
+
 class _Call(threading.local):
     deadline: float | None = None  # of the call that this thread is in, by the monotonic clock
     seconds = 0.0
@@ -21,15 +24,17 @@ _CALL = _Call()
 
 @contextlib.contextmanager
 def call_within(seconds: float) -> Iterator[None]:
-    """Limit the time of a call; within another call, that one's limit holds."""
-    if _CALL.deadline is not None:
-        yield
-        return
-    _CALL.deadline, _CALL.seconds = time.monotonic() + seconds, seconds
+    """Limit the time of a call; within another call, the earlier of the two limits holds."""
+    outer, now = (_CALL.deadline, _CALL.seconds), time.monotonic()
+    if outer[0] is not None and outer[0] < now - _STALE:  # left by a call that Ctrl-C ended
+        outer = (None, 0.0)
     try:
+        _CALL.deadline, _CALL.seconds = outer
+        if outer[0] is None or now + seconds < outer[0]:
+            _CALL.deadline, _CALL.seconds = now + seconds, seconds
         yield
     finally:
-        _CALL.deadline = None
+        _CALL.deadline, _CALL.seconds = outer
 
 
 def seconds_left() -> float:
