@@ -215,39 +215,28 @@ class Experiment:
             keys: returns the keys to record with them.
         """
         with call_within(self.store.timeout):
-            return self._record_within(projection, num, make, keys)
-
-    def _record_within(
-        self,
-        projection: Projection,
-        num: int,
-        make: Callable[[Projection, str, range], list[Event]],
-        keys: Callable[[Sequence[Event]], list[Key]],
-    ) -> list[Event]:
-        if projection.is_paused:
-            raise ExperimentStopped(
-                "the experiment is paused: call resume(), or play a default meanwhile; rewards may still be reported"
-            )
-        while True:
-            with self._numbering:
-                first, last = self._next_number, self._next_number + num
-                self._next_number, lane = last, self._lane
-            try:
-                events = make(projection, lane, range(first, last))
-                recorded = self.store.append(self.name, events, keys=keys(events))
-            except (
-                DecisionNumberTaken
-            ):  # another process decides at the same time: use a random number stream of our own
-                self._lane = self._lane or new_id()[:12]
-                projection = self.catch_up()
-            except BaseException:
+            if projection.is_paused:
+                raise ExperimentStopped(
+                    "the experiment is paused: call resume(), or play a default meanwhile; rewards may still be reported"
+                )
+            while True:
                 with self._numbering:
-                    if self._next_number == last:  # no other thread took a later number: this one is used again
-                        self._next_number = first
-                raise
-            else:
-                self._fold_own(recorded)
-                return recorded
+                    first, last = self._next_number, self._next_number + num
+                    self._next_number, lane = last, self._lane
+                try:
+                    events = make(projection, lane, range(first, last))
+                    recorded = self.store.append(self.name, events, keys=keys(events))
+                except DecisionNumberTaken:  # by another process: use a random number stream of our own
+                    self._lane = self._lane or new_id()[:12]
+                    projection = self.catch_up()
+                except BaseException:
+                    with self._numbering:
+                        if self._next_number == last:  # no other thread took a later number: this one is used again
+                            self._next_number = first
+                    raise
+                else:
+                    self._fold_own(recorded)
+                    return recorded
 
     def learn(
         self, make_events: Callable[[Projection], list[Event]], repeat: Repeat | None = None
