@@ -7,8 +7,6 @@ from urllib.parse import urlsplit
 from ppl_bandit.serving.keys import Access, KeyFile
 from ppl_bandit.serving.problems import Problem
 
-__all__ = ["COOKIE", "Gate", "is_loopback", "is_own_origin"]
-
 COOKIE = "ppl_bandit_key"
 _EVERYTHING = Access(None)
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")

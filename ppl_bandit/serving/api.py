@@ -16,8 +16,6 @@ from ppl_bandit.serving.messages import Message, RewardValue, Text
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.problems import REFUSALS, Problem, ProblemDocument, as_problem
 
-__all__ = ["make_router", "problems"]
-
 _MAX_ROWS = 10_000
 _ROWS_PER_PART = 200  # of a streamed history
 
@@ -34,97 +32,123 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": "refused", "content": content} for status in statuses}
 
 
-def make_router(experiments: Mapping[str, ServedExperiment], gate: Gate, metrics: Metrics) -> APIRouter:
-    """Return the routes below /v1, and those of a monitoring system."""
-    router = APIRouter()
-    everywhere = problems(*REFUSALS)
-    changes: dict[str, Any] = {
-        "tags": ["admin"],
-        "status_code": 204,
-        "response_class": Response,
-        "responses": everywhere,
-    }
-    Name = Annotated[str, Path(min_length=1, max_length=100)]
+_WITHOUT_ANSWER: dict[str, Any] = {"status_code": 204, "response_class": Response, "responses": problems(*REFUSALS)}
 
-    def enter(request: Request) -> Access:
-        return gate.enter(request.scope, dict(request.scope["headers"]))
 
-    def opener(role: str) -> Callable[..., ServedExperiment]:
-        def opened(request: Request, name: Name) -> ServedExperiment:
-            gate.check(enter(request), role, name)
-            if name not in experiments:
+class _Doors:
+    """Lets a request in to an experiment, or to what concerns all of them, if its key opens it."""
+
+    def __init__(self, experiments: Mapping[str, ServedExperiment], gate: Gate):
+        self.experiments, self.gate = experiments, gate
+
+    def enter(self, request: Request) -> Access:
+        """Return what the caller may do."""
+        return self.gate.enter(request.scope, dict(request.scope["headers"]))
+
+    def opener(self, role: str) -> Callable[..., ServedExperiment]:
+        """Return a dependency of a route: the experiment in the address, for callers with a role."""
+
+        def opened(request: Request, name: Annotated[str, Path(min_length=1, max_length=100)]) -> ServedExperiment:
+            self.gate.check(self.enter(request), role, name)
+            if name not in self.experiments:
                 raise unknown_experiment(name)
-            return experiments[name]
+            return self.experiments[name]
 
         return opened
 
-    Read = Annotated[ServedExperiment, Depends(opener("read"))]
-    Decide = Annotated[ServedExperiment, Depends(opener("decide"))]
-    Admin = Annotated[ServedExperiment, Depends(opener("admin"))]
+
+def make_router(experiments: Mapping[str, ServedExperiment], gate: Gate, metrics: Metrics) -> APIRouter:
+    """Return the routes below /v1, and those of a monitoring system."""
+    router, doors = APIRouter(), _Doors(experiments, gate)
+    _add_reading(router, doors)
+    _add_correcting(router, doors)
+    _add_administration(router, doors)
+    _add_monitoring(router, doors, metrics)
+    return router
+
+
+def _add_reading(router: APIRouter, doors: _Doors) -> None:
+    """Add what a role may read."""
+    Read = Annotated[ServedExperiment, Depends(doors.opener("read"))]
+    everywhere: dict[str, Any] = {"tags": ["read"], "responses": problems(*REFUSALS)}
 
     @router.get("/v1/experiments", tags=["read"], responses=problems(401, 403, 500))
     def list_experiments(request: Request) -> dict[str, Any]:
         """List the experiments that the key opens."""
-        access = enter(request)
-        gate.check_role(access, "read")
-        opened = [experiment for name, experiment in experiments.items() if access.opens(name)]
+        access = doors.enter(request)
+        doors.gate.check_role(access, "read")
+        opened = [experiment for name, experiment in doors.experiments.items() if access.opens(name)]
         return {"experiments": [_state(experiment) for experiment in opened]}
 
-    @router.get("/v1/experiments/{name}", tags=["read"], responses=everywhere)
+    @router.get("/v1/experiments/{name}", **everywhere)
     def show_experiment(experiment: Read) -> dict[str, Any]:
         """Show one experiment."""
         return _state(experiment)
 
-    for part, (summary, read) in _READINGS.items():
-        _add_reading(router, part, summary, read, Read, everywhere)
+    def add(part: str, summary: str, read: Callable[[ServedExperiment], dict[str, Any]]) -> None:
+        @router.get(f"/v1/experiments/{{name}}/{part}", name=part, summary=summary, **everywhere)
+        def reading(experiment: Read) -> dict[str, Any]:
+            return experiment.reading(part, lambda: to_plain(read(experiment)))
 
-    @router.get("/v1/experiments/{name}/pending", tags=["read"], responses=everywhere)
+    for part, (summary, read) in _READINGS.items():
+        add(part, summary, read)
+
+    @router.get("/v1/experiments/{name}/pending", **everywhere)
     def pending(experiment: Read, limit: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = 1000) -> dict[str, Any]:
         """List the decisions that wait for a reward, oldest first."""
         rows = experiment.reading("pending", lambda: to_plain(rows_of(experiment.bandit.pending())))
         return {"rows": rows[:limit]}
 
-    @router.get(
-        "/v1/experiments/{name}/history",
-        tags=["read"],
-        responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}, **everywhere},
-        response_class=StreamingResponse,
-    )
+    streamed = {200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}, **everywhere["responses"]}
+
+    @router.get("/v1/experiments/{name}/history", tags=["read"], responses=streamed, response_class=StreamingResponse)
     def history(experiment: Read) -> StreamingResponse:
         """Stream the decisions with their rewards, oldest first: one JSON object a line."""
+        return StreamingResponse(_history_lines(experiment), media_type="application/x-ndjson")
 
-        def lines() -> Iterator[bytes]:
-            part = []
-            for row in experiment.bandit.records():
-                part.append(orjson.dumps(to_plain(row), option=orjson.OPT_APPEND_NEWLINE))
-                if len(part) == _ROWS_PER_PART:
-                    yield b"".join(part)
-                    part = []
+
+def _history_lines(experiment: ServedExperiment) -> Iterator[bytes]:
+    part = []
+    for row in experiment.bandit.records():
+        part.append(orjson.dumps(to_plain(row), option=orjson.OPT_APPEND_NEWLINE))
+        if len(part) == _ROWS_PER_PART:
             yield b"".join(part)
+            part = []
+    yield b"".join(part)
 
-        return StreamingResponse(lines(), media_type="application/x-ndjson")
 
-    @router.put("/v1/experiments/{name}/decisions/{decision}/reward", tags=["decide"], responses=everywhere)
-    async def correct(
-        experiment: Decide, decision: Annotated[str, Path(max_length=256)], body: RewardValue
-    ) -> dict[str, bool]:
+def _add_correcting(router: APIRouter, doors: _Doors) -> None:
+    """Add what the product corrects about single decisions."""
+    Decide = Annotated[ServedExperiment, Depends(doors.opener("decide"))]
+    Decision = Annotated[str, Path(max_length=256)]
+    address = "/v1/experiments/{name}/decisions/{decision}"
+
+    @router.put(f"{address}/reward", tags=["decide"], responses=problems(*REFUSALS))
+    async def correct(experiment: Decide, decision: Decision, body: RewardValue) -> dict[str, bool]:
         """Replace the reward of a decision; the posterior then is as if only the new one had been reported."""
         if (body.reward is None) == (body.outcomes is None):
             raise Problem(422, "invalid_body", "give either reward, a number, or outcomes, {name: number}")
         return {"recorded": await _queued(experiment, Correction(decision, body))}
 
-    @router.delete("/v1/experiments/{name}/decisions/{decision}", **(changes | {"tags": ["decide"]}))
-    async def discard(experiment: Decide, decision: Annotated[str, Path(max_length=256)]) -> None:
+    @router.delete(address, tags=["decide"], **_WITHOUT_ANSWER)
+    async def discard(experiment: Decide, decision: Decision) -> None:
         """Say that a decision was not shown, so that no reward will come."""
         await _queued(experiment, Discard(decision))
 
-    @router.post("/v1/experiments/{name}/arms", tags=["admin"], status_code=201, responses=everywhere)
+
+def _add_administration(router: APIRouter, doors: _Doors) -> None:
+    """Add what changes an experiment."""
+    Admin = Annotated[ServedExperiment, Depends(doors.opener("admin"))]
+    Name = Annotated[str, Path(min_length=1, max_length=256)]
+    changes: dict[str, Any] = {"tags": ["admin"], **_WITHOUT_ANSWER}
+
+    @router.post("/v1/experiments/{name}/arms", tags=["admin"], status_code=201, responses=problems(*REFUSALS))
     def add_arm(experiment: Admin, body: NewArm) -> dict[str, Any]:
         """Add an arm, which starts at its prior, or bring back a retired one."""
         return {"arm": _changed(experiment, lambda: experiment.bandit.add_arm(body.name))}
 
     @router.post("/v1/experiments/{name}/arms/{arm}/retire", **changes)
-    def retire_arm(experiment: Admin, arm: Annotated[str, Path(min_length=1, max_length=256)]) -> None:
+    def retire_arm(experiment: Admin, arm: Name) -> None:
         """Stop playing an arm; its posterior is kept."""
         _changed(experiment, lambda: experiment.bandit.retire_arm(arm_of(experiment, arm)))
 
@@ -139,9 +163,13 @@ def make_router(experiments: Mapping[str, ServedExperiment], gate: Gate, metrics
         _changed(experiment, experiment.bandit.resume)
 
     @router.delete("/v1/experiments/{name}/units/{unit}", **changes)
-    def erase(experiment: Admin, unit: Annotated[str, Path(min_length=1, max_length=256)]) -> None:
+    def erase(experiment: Admin, unit: Name) -> None:
         """Erase the personal data of a unit; its rewards stay learnt, and the journal still verifies."""
         _changed(experiment, lambda: experiment.bandit.erase(unit))
+
+
+def _add_monitoring(router: APIRouter, doors: _Doors, metrics: Metrics) -> None:
+    """Add what a monitoring system asks."""
 
     @router.get("/healthz", tags=["monitoring"], responses=problems(500))
     def healthz() -> dict[str, str]:
@@ -151,7 +179,7 @@ def make_router(experiments: Mapping[str, ServedExperiment], gate: Gate, metrics
     @router.get("/readyz", tags=["monitoring"], responses=problems(503))
     def readyz() -> dict[str, str]:
         """Say whether every experiment is compiled, its journal works, and its queues have room."""
-        why = {reason for own in experiments.values() if (reason := own.not_ready())}
+        why = {reason for own in doors.experiments.values() if (reason := own.not_ready())}
         if why:  # without the names of experiments: no key is asked for
             raise Problem(503, "not_ready", "; ".join(sorted(why)), retry_after=2)
         return {"status": "ready"}
@@ -159,10 +187,8 @@ def make_router(experiments: Mapping[str, ServedExperiment], gate: Gate, metrics
     @router.get("/metrics", tags=["monitoring"], responses=problems(401, 403, 500), response_class=Response)
     def show_metrics(request: Request) -> Response:
         """Return the metrics in the text format of Prometheus."""
-        gate.check(enter(request), "read", None)
+        doors.gate.check(doors.enter(request), "read", None)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return router
 
 
 def arm_of(experiment: ServedExperiment, text: str) -> Any:
@@ -219,12 +245,3 @@ _READINGS: dict[str, tuple[str, Callable[[ServedExperiment], dict[str, Any]]]] =
     "alarms": ("List what is wrong, as of the last half minute.", lambda own: {"rows": own.alarms}),
     "explain": ("Say which engine learns, and why.", lambda own: {"text": own.bandit.explain()}),
 }
-
-
-def _add_reading(router: APIRouter, part: str, summary: str, read: Any, Read: Any, responses: Any) -> None:
-    def reading(experiment: Read) -> dict[str, Any]:  # type: ignore[valid-type]
-        return experiment.reading(part, lambda: to_plain(read(experiment)))  # type: ignore[attr-defined]
-
-    router.get(f"/v1/experiments/{{name}}/{part}", tags=["read"], responses=responses, name=part, summary=summary)(
-        reading
-    )

@@ -31,8 +31,6 @@ from ppl_bandit.serving.openapi import complete_document
 from ppl_bandit.serving.problems import Problem, as_problem
 from ppl_bandit.types import BanditError
 
-__all__ = ["create_app"]
-
 logger = logging.getLogger("ppl_bandit.serving")
 
 _SECONDS_BETWEEN_CHECKS = 2.0  # of the journals; /readyz speaks of the last 5 s

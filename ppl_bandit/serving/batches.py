@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from ppl_bandit.serving.problems import Problem
 
-__all__ = ["BatchQueue", "Limits"]
-
 logger = logging.getLogger("ppl_bandit.serving")
 
 _SECONDS_BETWEEN_SWEEPS = 0.1

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-__all__ = ["Client", "ServiceError"]
-
 _AGAIN = (408, 429, 500, 502, 503, 504)
 
 

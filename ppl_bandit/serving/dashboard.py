@@ -6,15 +6,15 @@ script but the service's own file. Changes come from the dashboard's own pages a
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader
-from starlette.concurrency import run_in_threadpool
 
 from ppl_bandit.journal.events import DECIDED
 from ppl_bandit.serving.access import COOKIE, Gate, is_own_origin
@@ -23,8 +23,6 @@ from ppl_bandit.serving.experiments import ServedExperiment
 from ppl_bandit.serving.hot import unknown_experiment
 from ppl_bandit.serving.keys import Access
 from ppl_bandit.serving.problems import Problem, as_problem
-
-__all__ = ["make_dashboard"]
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
@@ -44,126 +42,132 @@ _WIDTH, _HEIGHT = 600, 160  # of the curves
 
 def make_dashboard(experiments: Mapping[str, ServedExperiment], gate: Gate) -> APIRouter:
     """Return the pages."""
-    router = APIRouter(default_response_class=HTMLResponse)
-    pages = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True)
-    pages.filters |= {
-        "number": _number,
-        "percent": lambda share: f"{100 * share:.0f}%",
-        "segment": lambda s: quote(str(s), ""),
-    }
+    pages = _Pages(experiments, gate)
 
-    def page(template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        text = pages.get_template(template).render(has_keys=gate.keys is not None, **values)
+    class PageRoute(APIRoute):
+        """A route whose refusals are pages."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def answer(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except Exception as error:
+                    return pages.refusal(request, as_problem(error))
+
+            return answer
+
+    router = APIRouter(default_response_class=HTMLResponse, route_class=PageRoute)
+    for path, show in (
+        ("/", pages.index),
+        ("/experiments/{name}", pages.experiment),
+        ("/experiments/{name}/{change}", pages.confirm),
+        ("/login", pages.ask),
+        ("/docs", pages.docs),
+    ):
+        router.add_api_route(path, show, methods=["GET"])
+    for path, change in (
+        ("/experiments/{name}/{change}", pages.apply),
+        ("/login", pages.login),
+        ("/logout", pages.logout),
+    ):
+        router.add_api_route(path, change, methods=["POST"])
+    return router
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form of the dashboard's own.
+
+    Raises:
+        Problem: 403 for a form of another site, which may not use the cookie.
+    """
+    if not is_own_origin(dict(request.scope["headers"]), default=False):
+        raise Problem(403, "foreign_form", "a change must come from a page of this dashboard")
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    return {name: values[0] for name, values in fields.items()}
+
+
+_Form = Annotated[dict[str, str], Depends(_read_form)]
+
+
+class _Pages:
+    """Each page as a function of a request, called in a thread."""
+
+    def __init__(self, experiments: Mapping[str, ServedExperiment], gate: Gate):
+        self._experiments, self._gate = experiments, gate
+        self._templates = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True)
+        self._templates.filters |= {
+            "number": _number,
+            "percent": lambda share: f"{100 * share:.0f}%",
+            "segment": lambda s: quote(str(s), ""),
+        }
+
+    def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        text = self._templates.get_template(template).render(has_keys=self._gate.keys is not None, **values)
         return HTMLResponse(text, status, _HEADERS)
 
-    def enter(request: Request, role: str = "read", name: str | None = None) -> Access:
-        headers = dict(request.scope["headers"])
-        access = gate.enter(request.scope, headers, request.cookies.get(COOKIE, "") if gate.keys else None)
-        gate.check_role(access, role)
+    def _enter(self, request: Request, role: str = "read", name: str | None = None) -> Access:
+        cookie = request.cookies.get(COOKIE, "") if self._gate.keys else None
+        access = self._gate.enter(request.scope, dict(request.scope["headers"]), cookie)
+        self._gate.check_role(access, role)
         if name is not None:
-            gate.check(access, role, name)
-            if name not in experiments:
+            self._gate.check(access, role, name)
+            if name not in self._experiments:
                 raise unknown_experiment(name)
         return access
 
-    async def answered(make: Callable[[], HTMLResponse | RedirectResponse]) -> Response:
-        """Return a page made in a thread, or one that says why not."""
-        try:
-            return await run_in_threadpool(make)
-        except Exception as error:
-            problem = as_problem(error)
-            if problem.status == 401:
-                return page("login.html", 401, title="Log in")
-            return page("message.html", problem.status, title="This did not work", message=problem.detail)
+    def refusal(self, request: Request, problem: Problem) -> HTMLResponse:
+        if problem.status == 401:
+            message = problem.detail if request.method == "POST" else ""  # a wrong key, not a missing one
+            return self._page("login.html", 401, title="Log in", message=message)
+        return self._page("message.html", problem.status, title="This did not work", message=problem.detail)
 
-    async def form(request: Request) -> dict[str, str]:
-        """Return the fields of a form of the dashboard's own.
+    def index(self, request: Request) -> Response:
+        access = self._enter(request)
+        opened = [own for name, own in self._experiments.items() if access.opens(name)]
+        rows = [(own, own.not_ready(), _report_lines(own)[:1]) for own in opened]
+        return self._page("index.html", title="Experiments", rows=rows)
 
-        Raises:
-            Problem: 403 for a form of another site, which may not use the cookie.
-        """
-        if not is_own_origin(dict(request.scope["headers"]), default=False):
-            raise Problem(403, "foreign_form", "a change must come from a page of this dashboard")
-        fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
-        return {name: values[0] for name, values in fields.items()}
+    def experiment(self, request: Request, name: str) -> Response:
+        access = self._enter(request, "read", name)
+        own = self._experiments[name]
+        found = own.reading("page", lambda: _page_values(own)) if own.state == "ready" else {}
+        values = {"own": own, "why": own.not_ready(), "is_admin": access.has_role("admin"), **found}
+        return self._page("experiment.html", title=name, **values)
 
-    @router.get("/")
-    async def index(request: Request) -> Response:
-        def make() -> HTMLResponse:
-            access = enter(request)
-            opened = [own for name, own in experiments.items() if access.opens(name)]
-            rows = [(own, own.not_ready(), _report_lines(own)[:1]) for own in opened]
-            return page("index.html", title="Experiments", rows=rows)
+    def confirm(self, request: Request, name: str, change: str, arm: str = "") -> Response:
+        self._enter(request, "admin", name)
+        return self._page("confirm.html", title=f"{change.capitalize()}?", name=name, change=_known(change), arm=arm)
 
-        return await answered(make)
+    def apply(self, request: Request, name: str, change: str, fields: _Form) -> Response:
+        self._enter(request, "admin", name)
+        own = self._experiments[name]
+        if _known(change) == "retire":
+            own.bandit.retire_arm(arm_of(own, fields.get("arm", "")))
+        else:
+            getattr(own.bandit, change)()
+        own.forget_readings()
+        return RedirectResponse(f"/experiments/{name}", 303, _HEADERS)
 
-    @router.get("/experiments/{name}")
-    async def show(request: Request, name: str) -> Response:
-        def make() -> HTMLResponse:
-            access = enter(request, "read", name)
-            own = experiments[name]
-            found = own.reading("page", lambda: _page_values(own)) if own.state == "ready" else {}
-            values = {"own": own, "why": own.not_ready(), "is_admin": access.has_role("admin"), **found}
-            return page("experiment.html", title=name, **values)
+    def ask(self) -> Response:
+        return self._page("login.html", title="Log in")
 
-        return await answered(make)
-
-    @router.get("/experiments/{name}/{change}")
-    async def confirm(request: Request, name: str, change: str, arm: str = "") -> Response:
-        def make() -> HTMLResponse:
-            enter(request, "admin", name)
-            return page("confirm.html", title=f"{change.capitalize()}?", name=name, change=_known(change), arm=arm)
-
-        return await answered(make)
-
-    @router.post("/experiments/{name}/{change}")
-    async def apply(request: Request, name: str, change: str) -> Response:
-        try:
-            fields = await form(request)
-        except Problem as problem:
-            return page("message.html", problem.status, title="This did not work", message=problem.detail)
-
-        def make() -> RedirectResponse:
-            enter(request, "admin", name)
-            own = experiments[name]
-            if _known(change) == "retire":
-                own.bandit.retire_arm(arm_of(own, fields.get("arm", "")))
-            else:
-                getattr(own.bandit, change)()
-            own.forget_readings()
-            return RedirectResponse(f"/experiments/{name}", 303, _HEADERS)
-
-        return await answered(make)
-
-    @router.get("/login")
-    async def ask() -> Response:
-        return page("login.html", title="Log in")
-
-    @router.post("/login")
-    async def login(request: Request) -> Response:
-        try:
-            key = (await form(request)).get("key", "").strip()
-            access = gate.enter(request.scope, dict(request.scope["headers"]), key)
-            gate.check_role(access, "read")
-        except Problem as problem:
-            return page("login.html", problem.status, title="Log in", message=problem.detail)
+    def login(self, request: Request, fields: _Form) -> Response:
+        key = fields.get("key", "").strip()
+        self._gate.check_role(self._gate.enter(request.scope, dict(request.scope["headers"]), key), "read")
         answer = RedirectResponse("/", 303, _HEADERS)
         is_secure = request.url.scheme == "https"
         answer.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=is_secure, max_age=30 * 86400)
         return answer
 
-    @router.post("/logout")
-    async def logout(request: Request) -> Response:
+    def logout(self) -> Response:
         answer = RedirectResponse("/login", 303, _HEADERS)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
-    @router.get("/docs")
-    async def docs(request: Request) -> Response:
-        document = request.app.openapi()
-        return page("docs.html", title="Endpoints", document=document)
-
-    return router
+    def docs(self, request: Request) -> Response:
+        return self._page("docs.html", title="Endpoints", document=request.app.openapi())
 
 
 def _known(change: str) -> str:
@@ -203,12 +207,13 @@ def _page_values(own: ServedExperiment) -> dict[str, Any]:
         }
         for index in order
     ]
-    best, allocation = _curves(own, order[:_NUM_CURVES])
+    curves, top = _curves(own, order[:_NUM_CURVES])
     return {
         "lines": report.text.splitlines(),
         "arms": arms[:_NUM_ROWS],
         "more_arms": arms[_NUM_ROWS:],
-        "curves": [("P(best) at each decision", best), ("Probability of being played", allocation)] if best else [],
+        "curves": list(zip(("P(best) at each decision", "Probability of being played"), curves, strict=False)),
+        "top": top,
         "legend": [found.arms[index] for index in order[:_NUM_CURVES]],
         "alarms": own.alarms,
         "looks": own.looks(),
@@ -220,28 +225,30 @@ def _page_values(own: ServedExperiment) -> dict[str, Any]:
     }
 
 
-def _curves(own: ServedExperiment, arms: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Return P(best) and the propensity of some arms at decisions spread over the journal, as points of SVG."""
+def _curves(own: ServedExperiment, arms: Sequence[int]) -> tuple[list[list[str]], float]:
+    """Return P(best) and the propensity of some arms at decisions spread over the journal, as points of SVG, and the scale."""
     experiment = own.bandit._experiment
     last, store = experiment.projection.position, experiment.store
     step = max(last // _NUM_POINTS, 1)
     found = []
     for position in range(0, last, step):
         events = store.read(experiment.name, position, limit=min(step, 50), whole=True)
-        found += [event for event in events if event.kind == DECIDED][:1]
+        found += [event.body for event in events if event.kind == DECIDED][:1]
     if len(found) < 2:
-        return [], []
+        return [], 1.0
+    curves = [
+        [[float(body[field][arm]) if arm < len(body[field]) else math.nan for body in found] for arm in arms]
+        for field in ("best_arm_probs", "propensities")
+    ]
+    largest = max(value for lines in curves for line in lines for value in line if not math.isnan(value))
+    top = next(scale for scale in (0.1, 0.2, 0.5, 1.0) if largest <= scale or scale == 1.0)
 
-    def points(field: str, arm: int) -> str:
-        values = [body[arm] if arm < len(body := event.body[field]) else math.nan for event in found]
-        places = [
-            f"{_WIDTH * index / (len(found) - 1):.1f},{_HEIGHT * (1 - float(value)):.1f}"
-            for index, value in enumerate(values)
-            if not math.isnan(value)
-        ]
-        return " ".join(places)
+    def points(line: list[float]) -> str:
+        places = ((index, value) for index, value in enumerate(line) if not math.isnan(value))  # an arm added later
+        across = _WIDTH / (len(found) - 1)
+        return " ".join(f"{across * index:.1f},{_HEIGHT * (1 - value / top):.1f}" for index, value in places)
 
-    return [points("best_arm_probs", arm) for arm in arms], [points("propensities", arm) for arm in arms]
+    return [[points(line) for line in lines] for lines in curves], top
 
 
 def _source(program: Callable[..., Any]) -> str:

@@ -24,8 +24,6 @@ from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.problems import Problem, as_problem
 from ppl_bandit.types import InvalidContext
 
-__all__ = ["Correction", "Discard", "ServedExperiment", "rows_of"]
-
 logger = logging.getLogger("ppl_bandit.serving")
 
 _MAX_QUEUE_SHARE = 0.8  # above it the experiment is not ready

@@ -21,8 +21,6 @@ from ppl_bandit.serving.messages import DecisionBatch, DecisionRequest, FlagRequ
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.problems import Problem, as_problem
 
-__all__ = ["MAX_BODY", "HotRoutes", "decision_answer"]
-
 MAX_BODY = 1 << 20
 MAX_HEADERS = 16 << 10
 _SECONDS_FOR_BODY = 5.0

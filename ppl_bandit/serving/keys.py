@@ -13,14 +13,13 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
-
-__all__ = ["ROLES", "Access", "KeyFile", "KeyRecord"]
 
 ROLES = ("decide", "read", "admin")
 _SECONDS_BETWEEN_LOOKS = 1.0  # a revoked key opens nothing after this time
@@ -180,6 +179,10 @@ class KeyFile:
             blocks.append("[[keys]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items()))
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # a service may read it as another user
+                before = self.path.stat()
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
             file.write("\n".join(blocks))
             file.flush()
             os.fsync(file.fileno())

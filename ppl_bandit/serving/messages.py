@@ -9,17 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from ppl_bandit.serving.problems import Problem
 
-__all__ = [
-    "BatchDecision",
-    "DecisionBatch",
-    "DecisionRequest",
-    "FlagRequest",
-    "RewardBatch",
-    "RewardRequest",
-    "RewardValue",
-    "parse",
-]
-
 MAX_ROWS = 1000
 
 Text = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00]+$")]  # PostgreSQL stores no NUL

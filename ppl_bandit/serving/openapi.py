@@ -8,8 +8,6 @@ from pydantic.json_schema import models_json_schema
 from ppl_bandit.serving.messages import DecisionBatch, DecisionRequest, FlagRequest, RewardBatch, RewardRequest
 from ppl_bandit.serving.problems import REFUSALS, ProblemDocument
 
-__all__ = ["complete_document"]
-
 
 class DecisionAnswer(BaseModel):
     """A decision: send `id` with the reward; `propensity` is the probability with which this arm was played."""

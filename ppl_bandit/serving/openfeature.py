@@ -14,8 +14,6 @@ from ppl_bandit.serving.experiments import ServedExperiment
 from ppl_bandit.serving.messages import DecisionRequest
 from ppl_bandit.serving.problems import Problem, as_problem
 
-__all__ = ["entity_tag", "error_answer", "evaluate", "evaluate_all"]
-
 _CODES = {  # {reason of a refusal: (status, the specification's code)}
     "invalid_json": (400, "PARSE_ERROR"),
     "invalid_body": (400, "INVALID_CONTEXT"),

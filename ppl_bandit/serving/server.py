@@ -11,8 +11,6 @@ from ppl_bandit.serving.access import is_loopback
 from ppl_bandit.serving.hot import MAX_HEADERS
 from ppl_bandit.serving.keys import KeyFile
 
-__all__ = ["check_address", "serve"]
-
 logger = logging.getLogger("ppl_bandit.serving")
 
 _SECONDS_FOR_HEADERS = 10.0

@@ -34,6 +34,18 @@ def test_a_key_is_shown_once_and_kept_as_its_digest(tmp_path, capsys):
     assert main(["keys", "revoke", id, "--file", str(file)]) == 2
 
 
+def test_a_change_keeps_the_owner_and_the_mode_of_the_file(tmp_path):
+    """A service that runs as another user reads the file."""
+    file = KeyFile(tmp_path / "keys.toml")
+    id = file.create("read")[0].id
+    os.chmod(file.path, 0o640)
+    owner = (10001, 10001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    os.chown(file.path, *owner)
+    file.revoke(id)
+    found = file.path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (*owner, 0o640)
+
+
 def test_keys_made_at_once_are_all_kept(tmp_path):
     files = [KeyFile(tmp_path / "keys.toml") for _ in range(8)]
     threads = [threading.Thread(target=file.create, args=("read",)) for file in files]
