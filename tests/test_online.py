@@ -56,6 +56,7 @@ def test_counts_have_the_posterior_and_the_evidence_of_a_gamma():
     assert predicted.shape == (4000, 1) and predicted.mean() == pytest.approx(a / b, abs=4 * sd / np.sqrt(4000))
 
 
+@pytest.mark.slow
 def test_a_line_of_unknown_noise_has_the_evidence_of_a_t_distribution(line_data):
     x, y = line_data
     online = Online(line)
@@ -73,6 +74,7 @@ def test_a_line_of_unknown_noise_has_the_evidence_of_a_t_distribution(line_data)
     np.testing.assert_allclose(predicted.mean(axis=0), new @ slope, atol=4 * 2.0 / np.sqrt(4000))
 
 
+@pytest.mark.slow
 def test_rows_that_arrive_late_are_put_in_their_place():
     time, y = np.array([0.0, 1.0, 2.5, 3.0]), np.array([0.3, -0.2, 1.1, 0.8])
     late, ordered = Online(walk), Online(walk)

@@ -73,13 +73,14 @@ def decisions(program, context, rewards, draws):
     return marginals, found
 
 
+@pytest.mark.slow  # statistical; test_selector_contract.py compares plays with propensities
 @pytest.mark.parametrize(
     "program, context, rewards, route",
     [
         (conversion, None, [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0], "p-hat"),
-        pytest.param(priced, None, [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], "p-hat", marks=pytest.mark.slow),
-        pytest.param(alike, 0.7, [0.3, -0.2, 0.1, 0.9, 0.4, 0.2], "table", marks=pytest.mark.slow),
-        pytest.param(one_noise, None, [0.3, -0.2, 0.1, 0.9, 0.4, 0.2], "table", marks=pytest.mark.slow),
+        (priced, None, [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], "p-hat"),
+        (alike, 0.7, [0.3, -0.2, 0.1, 0.9, 0.4, 0.2], "table"),
+        (one_noise, None, [0.3, -0.2, 0.1, 0.9, 0.4, 0.2], "table"),
     ],
 )
 def test_every_route_has_the_law_of_the_draws(program, context, rewards, route):

@@ -69,6 +69,7 @@ def test_rows_that_could_not_play_an_arm_are_left_out_without_contexts_and_refus
         evaluate_by_rejection(log, selectors.greedy(), model=bernoulli_model(2))
 
 
+@pytest.mark.slow
 def test_worlds_drawn_from_a_posterior_have_its_draws_as_truths():
     draws = {"rate": np.array([[0.1, 0.9], [0.4, 0.3]])}
     world = Environment.from_draws(bernoulli_model(2), draws)
@@ -126,6 +127,7 @@ def test_a_frame_with_numbered_arms_has_the_order_of_the_model():
         evaluate(named, "good", model=RewardModel(many, 12))
 
 
+@pytest.mark.slow
 def test_a_selector_may_be_compared_with_a_policy():
     found = evaluate(uniform_log(300), THOMPSON, model=bernoulli_model(2), baseline={0: 0.5, 1: 0.5})
     assert "thompson() on the logged path" in found.verdict

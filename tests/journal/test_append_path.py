@@ -56,6 +56,7 @@ def test_a_process_does_not_read_its_own_decisions_back(tmp_path, monkeypatch):
     assert read == [2, 3, 4] and bandit._experiment.projection.num_played.sum() == 4
 
 
+@pytest.mark.slow
 def test_warmed_up_batches_compile_nothing_later(count_compilations):
     bandit = bernoulli_bandit()
     bandit.warm_up(batches=True)

@@ -35,7 +35,11 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("outcomes", "linear") else name for name in OPTIONS]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("outcomes", "linear", "lanes") else name
+        for name in OPTIONS
+    ],
 )
 def test_an_earlier_journal_opens_to_the_same_posterior_and_replays(name, tmp_path, capsys):
     path, allowed = copy_of(name, tmp_path)

@@ -477,6 +477,7 @@ def test_decisions_do_not_wait_for_a_reward_that_is_being_learnt(parts, monkeypa
     np.testing.assert_array_equal(bandit.select().best_arm_probs, plain.select().best_arm_probs)
 
 
+@pytest.mark.slow
 def test_a_partial_outcome_outside_its_support_is_refused_when_it_is_reported(hurdle_parts):
     bandit = make(hurdle_parts)
     decision = bandit.select()

@@ -53,6 +53,7 @@ def assert_gamma(bandit, rows):
         np.testing.assert_allclose(found, right, rtol=1e-10)  # a few roundings of float64
 
 
+@pytest.mark.slow
 def test_the_days_that_come_with_the_reward_are_the_exposure_that_is_learnt():
     bandit = make()
     first, second, third = bandit.select({"is_new": 0.0}), *bandit.select_many({"is_new": [0.0, 0.0]})

@@ -159,6 +159,7 @@ def test_the_last_look_waits_for_pending_rewards_and_missed_looks_are_skipped():
         bandit.select()
 
 
+@pytest.mark.slow
 def test_predicted_success_counts_pending_rewards_and_equals_an_enumeration():
     success, num_left = 0.8, 2
     rule = stopping.predictive_success(0.9999, at=8, success=success)

@@ -129,6 +129,7 @@ def test_each_outcome_is_learnt_as_soon_as_its_own_factor_is_known():
     assert_posterior(bandit, [*rows, (fourth.arm, 1, 1.0, 0)])
 
 
+@pytest.mark.slow
 def test_later_rewards_in_part_compile_nothing(count_compilations):
     bandit = make()
     decisions = bandit.select_many(num_decisions=8)

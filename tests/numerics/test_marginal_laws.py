@@ -342,12 +342,14 @@ def same_element(arm):
     numpyro.sample("reward", dist.Bernoulli(jnp.broadcast_to(rate, arm.shape)))
 
 
-@pytest.mark.parametrize("program", [clipped, *(pytest.param(p, marks=pytest.mark.slow) for p in (squared, shared))])
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [clipped, squared, shared])
 def test_what_is_not_affine_in_one_element_has_no_closed_form(program):
     engine = engines.conjugate(RewardModel(program, 2))
     assert engine.capabilities.marginals(jax.jit(engine.init)(jr.key(0)), None) is None
 
 
+@pytest.mark.slow
 def test_arms_that_share_an_element_are_not_independent():
     engine = engines.conjugate(RewardModel(same_element, 2))
 

@@ -61,6 +61,7 @@ def test_an_update_in_several_batches_is_one_update():
     assert bandit.num_rewards == 70
 
 
+@pytest.mark.slow
 def test_both_routes_decide_and_a_batch_decides_as_single_calls_do():
     for draws in (False, True):
         one, many = (bernoulli_bandit(seed=3, draws=draws) for _ in range(2))

@@ -61,6 +61,7 @@ def test_bandits_of_several_threads_share_a_start(first):
         assert all(found == first for found in pool.map(lambda _: played(), range(4)))
 
 
+@pytest.mark.slow
 def test_a_variable_that_changed_is_read_again_and_refused_in_a_model_that_read_another_value(first, monkeypatch):
     model = RewardModel(conversion, 2)
     counts = []

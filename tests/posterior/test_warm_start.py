@@ -137,6 +137,7 @@ def test_a_warm_start_with_particles_makes_the_same_decisions_and_proves_nothing
     check_warm_start(unknown_spread, "collapsed", first, cache, count_compilations)
 
 
+@pytest.mark.slow
 def test_an_engine_is_built_when_more_than_the_first_functions_is_needed(warm_cache, tmp_path):
     bandit = later(conversion, 3, num_samples=50)
     # The batch update is traced now, and the engine is built inside that trace.
@@ -208,6 +209,7 @@ def hoarding(model):
     return Engine(init, update, sample, given, capabilities=capabilities)
 
 
+@pytest.mark.slow
 def test_an_engine_that_stores_rows_traces_its_update_in_the_background_starts_warm_and_grows(cache, monkeypatch):
     monkeypatch.setattr(warm_start, "_FACTORIES", {"hoarding"})
     monkeypatch.setattr(engines, "hoarding", hoarding, raising=False)
@@ -288,6 +290,7 @@ def logit(arm):
     numpyro.sample("reward", dist.Bernoulli(logits=level[arm]))
 
 
+@pytest.mark.slow
 def test_a_later_process_skips_proofs_that_failed_until_the_explanation_is_read(cache, monkeypatch):
     with jax.enable_x64(True):  # as a live bandit does it
         first = engines.choose(RewardModel(logit, 2)).explanation

@@ -54,7 +54,7 @@ def test_a_duel_of_an_item_with_itself_tells_nothing_and_other_duels_tell_about_
 @pytest.mark.parametrize(
     ("program", "settings"),
     [
-        (price, {}),
+        pytest.param(price, {}, marks=pytest.mark.slow),
         pytest.param(hurdle, {"outcomes": ("kind", "spend")}, marks=pytest.mark.slow),
         (linear, {"context": np.zeros(2)}),
     ],

@@ -126,6 +126,7 @@ def test_the_mean_excess_and_the_probability_above_match_scipy_at_every_node(cas
     np.testing.assert_allclose(table.above[0], slopes, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_arm_that_is_known_is_worth_its_mean():
     with jax.enable_x64(True):
         sure = marginal_laws.beta_law(

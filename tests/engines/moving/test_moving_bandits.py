@@ -70,6 +70,7 @@ def test_a_live_bandit_steps_once_for_each_reward_in_the_order_of_arrival():
     assert tree["posterior"].attrs["step"].startswith("the one after 4 rows")
 
 
+@pytest.mark.slow
 def test_a_journal_continues_and_a_corrected_reward_is_refitted_in_the_same_order(tmp_path):
     settings = {"journal": tmp_path / "journal.db", "name": "drift"}
     bandit = build(**settings)
@@ -83,6 +84,7 @@ def test_a_journal_continues_and_a_corrected_reward_is_refitted_in_the_same_orde
     np.testing.assert_allclose(again.posterior_parameters()["level"]["mean"], filtered(arms, [-1.0, 2.0, 3.0])[0])
 
 
+@pytest.mark.slow
 def test_regret_is_measured_against_the_best_arm_of_each_step():
     path = np.random.default_rng(0).normal(size=(12, 3))
     world = Environment.from_path(model(), {"level": path})

@@ -95,7 +95,8 @@ def test_rewards_a_nanosecond_apart_are_learnt_at_one_time_and_no_time_is_lost()
     np.testing.assert_allclose(np.diag(known["covariance"]), variance, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["kalman", pytest.param("particle_filter", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kalman", "particle_filter"])
 def test_a_journal_replays_and_a_saved_bandit_decides_the_same(name, tmp_path):
     bandit = build(name, journal=tmp_path / "j.db")
     for number in range(4):

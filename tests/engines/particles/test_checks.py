@@ -87,6 +87,7 @@ class BudgetInfo(NamedTuple):
         return describe_failures(MOVE_CHECKS, self.check_values)
 
 
+@pytest.mark.slow
 def test_a_bandit_whose_moves_end_at_their_budget_keeps_its_engine_and_every_decision_says_so():
     """`laplace` under the name of an engine that has a fallback; the first 11 updates report moves that did not finish."""
     num_unfinished = 11  # one more than the doubted refreshes after which other evidence leads to the fallback

@@ -47,6 +47,7 @@ EXACT = np.array([0.0797, 0.2611, 0.6827])  # 2 Phi(s) - 1
 ALLOWED = 4 * np.sqrt(EXACT * (1 - EXACT) / NUM)
 
 
+@pytest.mark.slow
 def test_coordinate_moves_keep_the_law_of_particles():
     end = after_moves(jr.key(0), exact_draws(0))
     assert np.all(np.abs(shares(end.positions) - EXACT) < ALLOWED)

@@ -30,6 +30,7 @@ def test_k_hat_finds_the_shape_of_pareto_weights(shape):
     assert abs(float(k_hat(log_weights)) - shape) < 4 * (1 + shape) / 949**0.5
 
 
+@pytest.mark.slow
 def test_a_tail_is_fitted_only_if_the_largest_weight_is_large_enough_to_matter():
     """Weights 1 + scale X, X of a Pareto tail with k = 0.7, from nearly equal ones to ones of which a few count.
 

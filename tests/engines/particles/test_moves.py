@@ -44,6 +44,7 @@ def moved(*arguments, **options):
     return compiled_moves(*arguments, **options)(jr.key(1))
 
 
+@pytest.mark.slow
 def test_moved_particles_keep_their_law_and_have_a_small_autocorrelation():
     end = moved(GAUSSIAN, jr.normal(jr.key(0), (1000, 3)), step_size=30.0)  # far too large at first
     assert bool(end.evidence.is_sound) and 0.05 < float(end.step_size) < 2.0

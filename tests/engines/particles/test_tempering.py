@@ -63,6 +63,7 @@ def sum_of_twenty(_, x, part):
     return -0.5 * jnp.sum(x**2, axis=1) - part * 0.5 * (jnp.sum(x, axis=1) - 12.0) ** 2
 
 
+@pytest.mark.slow
 def test_particles_in_many_dimensions_reach_a_correlated_target():
     """The posterior has means 12 / 21 and variances 20 / 21; the sum has variance 20 / 21 too, not 20.
 

@@ -141,15 +141,20 @@ def test_a_model_of_a_truncated_outcome_reads_the_stable_forms():
     assert np.isfinite(model.log_likelihood(latents, Interaction(jnp.zeros(1, int), jnp.full(1, 0.01)))).all()
 
 
-def test_a_beta_outcome_at_0_or_1_is_named_by_its_row():
-    def program(arm):
-        shape = numpyro.sample("shape", dist.Gamma(4.0, 1.0).expand([A]))
-        numpyro.sample("reward", dist.Beta(shape[arm], 2.0))
+def beta_outcome(arm):
+    shape = numpyro.sample("shape", dist.Gamma(4.0, 1.0).expand([A]))
+    numpyro.sample("reward", dist.Beta(shape[arm], 2.0))
 
-    model = RewardModel(program, A)
+
+def test_a_beta_outcome_at_0_or_1_is_outside_its_support():
+    model = RewardModel(beta_outcome, A)
     rows = Interaction(jnp.zeros(4, int), jnp.array([0.0, 0.5, 1.0, 1e-6]))
     assert model.in_support({"shape": jnp.ones(A) * 3.0}, rows)["reward"].tolist() == [False, True, False, True]
-    bandit = Bandit(program, num_arms=A, engine=engines.laplace, num_samples=20)
+
+
+@pytest.mark.slow
+def test_a_bandit_names_the_row_of_a_beta_outcome_at_1():
+    bandit = Bandit(beta_outcome, num_arms=A, engine=engines.laplace, num_samples=20)
     with pytest.raises(ValueError, match=r"reward=1 in row 2 is outside the support.*on arm 1"):
         bandit.update_many(arms=[0, 1, 1], rewards=[0.2, 0.3, 1.0])
 

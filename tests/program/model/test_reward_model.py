@@ -221,7 +221,10 @@ def sometimes_nothing(arm):
         # 100 standard deviations below the support: its end, and .01 / 100 above it.
         pytest.param(*(share, {"base": [-1.0, 0.5]}, "own formula", [1e-4, 0.5], 1e-6), marks=pytest.mark.slow),
         # The mean of the angle, by SciPy's quadrature of its density; NumPyro's `.mean` is the direction, 2 and 0.5.
-        (direction, {"base": [2.0, 0.5]}, "quadrature of its density", [ANGLE_MEANS[2.0], ANGLE_MEANS[0.5]], 1e-4),
+        pytest.param(
+            *(direction, {"base": [2.0, 0.5]}, "quadrature of its density", [ANGLE_MEANS[2.0], ANGLE_MEANS[0.5]], 1e-4),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -242,6 +245,7 @@ def test_monte_carlo_means_use_the_same_random_numbers_for_every_arm_and_say_tha
     np.testing.assert_allclose(table[:, 0], 0.7 * st.foldnorm([0.7, 1.5]).mean(), atol=4 / 32)
 
 
+@pytest.mark.slow
 def test_the_best_of_two_folded_arms_is_found_as_by_quadrature():
     # Noise of 1 and 0.2, unequal sharpness: 1,024 fixed draws were off by 1.55 posterior standard deviations here.
     noise = np.array([1.0, 0.2])
