@@ -1,4 +1,4 @@
-"""What may be concluded from decisions that were made adaptively: estimates, intervals, and whether the log can carry them."""
+"""What may be concluded from decisions that were made adaptively: estimates, intervals, and whether the data support them."""
 
 import html
 import math
@@ -61,7 +61,7 @@ class Evaluation(NamedTuple):
         posterior: the model's own interval; None without a model, and if latents of the model move: what it knows at the end
             is the next step, while the estimate is an average over the decisions.
         diagnostics: what the weights are worth, by name.
-        is_refused: whether the log cannot carry the interval.
+        is_refused: whether the data do not support an interval.
         verdict: the answer in words.
         estimates: every estimator's result.
         level: of all intervals.
@@ -375,7 +375,7 @@ def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, floa
 
 
 def _refusals(log: LoggedDecisions, parts: list[_Prepared]) -> list[str]:
-    """Return why the log cannot carry an interval; empty where it can."""
+    """Return why the data do not support an interval; empty where they do."""
     reasons = list(log.doubts)
     for part in parts:
         label, weights = part.component.label, part.weights

@@ -224,8 +224,12 @@ class ReadableBandit:
             return self._experiment.next_propensities(projection, mask, context)
         return place_propensities(self._experiment, projection, mask, context, size)
 
-    def explain(self) -> str:
-        """Return a text: the engine and why it was chosen, the arms so far, and the selector."""
+    def explain(self, *, details: bool = False) -> str:
+        """Return a text: the engine and why it was chosen, the arms so far, and the selector.
+
+        Args:
+            details: whether to add, for a program that is not exact, measures and what was tried.
+        """
         learner = self._catch_up().learner
         evidence = None
         with jax.enable_x64(True):  # `log_evidence` may be a computed property
@@ -233,7 +237,9 @@ class ReadableBandit:
             if hasattr(state, "log_evidence"):
                 evidence = float(state.log_evidence), float(state.log_evidence_error)
         note = late_note(self.model, self._task.late)
-        return explanation_text(self.explanation, self._overview(), self._selector, evidence, learner.doubts, note)
+        return explanation_text(
+            self.explanation, self._overview(), self._selector, evidence, learner.doubts, note, details
+        )
 
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
         """Return a table with one row per arm.

@@ -97,8 +97,10 @@ def _candidates(model: RewardModel, kinds: dict[str, str | None]) -> Iterator[tu
 
 
 def _refused(model: RewardModel, reason: str, tried: list[str]) -> NotConjugate:
-    text = "; ".join([f"has no Kalman filters over particles: {reason}", *tried])
-    return refusal(model, text, "engines.particle_filter needs no proof")
+    details = "; ".join(tried)
+    return refusal(
+        model, f"has no Kalman filters over particles: {reason}", "engines.particle_filter needs no proof", details
+    )
 
 
 def explain_split(model: RewardModel, split: FilterSplit, num_own: int, window: int) -> Explanation:
