@@ -180,8 +180,9 @@ def _draw_curves(axis: Any, results: Sequence[DemoResult]) -> None:
         axis.plot(x, y, color=colour, linestyle=dash, linewidth=2.4 if number == 0 else 1.2, zorder=3 - (number > 0))
         if number == 0:
             margin = 196.0 * each.std(axis=1, ddof=1) / np.sqrt(each.shape[1])
-            low, high = np.clip(share - margin, 0, 100), np.clip(share + margin, 0, 100)
-            axis.fill_between(centres, low, high, color=colour, alpha=0.18, linewidth=0)
+            around = np.array([0.0, *margin, margin[-1]])  # before the first decision the share is known
+            low, high = np.clip(y - around, 0, 100), np.clip(y + around, 0, 100)
+            axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
         ends.append((share[-1], model.title, colour))
     axis.set(
         xlabel="decisions made, each followed by its reward",

@@ -326,6 +326,7 @@ class ReadableBandit:
             note="" if contexts is not None else slot_note(self.model),
             rules=self._rule_distances(pending),
             profiles=functools.partial(self._context_profiles, found.contexts),
+            seed=self.seed,
         )
 
     def _rule_distances(self, pending: Any) -> tuple[RuleDistance, ...]:

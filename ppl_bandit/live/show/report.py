@@ -62,6 +62,7 @@ class Report:
     gain_interval: tuple[float, float] | None = None
     rules: tuple[RuleDistance, ...] = ()
     profiles: Callable[[], list[ContextProfile]] = field(default=list, repr=False)
+    seed: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -96,7 +97,7 @@ class Report:
         by_context = self.plot_contexts()
         if by_context is not None:
             parts.append(html_figure("Expected reward of each arm along the entries of the context.", by_context))
-        page = html_page(self.title, answer, parts)
+        page = html_page(self.title, answer, parts, self.seed)
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
@@ -117,6 +118,7 @@ def make_report(
     note: str = "",
     rules: tuple[RuleDistance, ...] = (),
     profiles: Callable[[], list[ContextProfile]] = list,
+    seed: int = 0,
 ) -> Report:
     """Write the report.
 
@@ -128,6 +130,7 @@ def make_report(
         note: a remark about what the arms mean; empty for none.
         rules: what each stopping rule of the design would find now.
         profiles: the expected rewards along each entry of the context.
+        seed: of the bandit.
     """
     order, num_rewards = found.leaders, int(found.num_rewards.sum())
     leader = int(order[0])
@@ -183,6 +186,7 @@ def make_report(
         None if personal is None else personal.gain_interval,
         rules,
         profiles,
+        seed,
     )
 
 
