@@ -15,8 +15,8 @@ context = {name: jnp.array(middle) for name, (middle, _) in columns.items()}
 
 
 def model(arm, context):
-    features = [(context[name] - middle) / width for name, (middle, width) in columns.items()]
-    features = jnp.stack([jnp.ones_like(features[0]), *features], axis=-1)
+    standardised = [(context[name] - middle) / width for name, (middle, width) in columns.items()]
+    features = jnp.stack([jnp.ones_like(standardised[0]), *standardised], axis=-1)
     prior_mean = jnp.zeros(features.shape[-1]).at[0].set(centre)
     with numpyro.plate("arms", num_arms):
         variance = numpyro.sample("variance", dist.InverseGamma(2.0, scale**2))

@@ -32,7 +32,7 @@ journal = "{name}.db"
 arms = ["control", "low", "high"]
 selector = "double_sampling"
 """
-_TEST = '''"""`python -m pytest` in this folder: the program is valid, and the bandit finds the best arm of its example world."""
+_TEST = '''"""`python -m pytest` in this folder: the program is valid, the bandit finds the best arm of its world."""
 
 import jax.random as jr
 import model

@@ -120,7 +120,7 @@ def _with_settings(source: str, settings: dict[str, Any]) -> str:
     """Return a program's text with other values in the lines that set its numbers."""
     for name, value in settings.items():
         written = ", ".join(map(repr, value)) if isinstance(value, tuple) else json.dumps(value, ensure_ascii=False)
-        line = re.compile(rf"^{re.escape(name)} = .*?(?P<comment>  #.*)?$", re.MULTILINE)
-        source, num = line.subn(lambda found, own=f"{name} = {written}": own + (found["comment"] or ""), source)
-        assert num == 1, name
+        found = re.search(rf"^{re.escape(name)} = .*?(?P<comment>  #.*)?$", source, re.MULTILINE)
+        assert found is not None, name
+        source = f"{source[: found.start()]}{name} = {written}{found['comment'] or ''}{source[found.end() :]}"
     return source

@@ -111,13 +111,13 @@ def read_plays(
     names = _sorted(set(played)) if arms is None else list(arms)
     unknown = next((row for row, name in zip(kept, played, strict=True) if name not in names), None)
     if unknown is not None:
-        given = unknown[1][index[arm]]
+        other = unknown[1][index[arm]]
         raise DataFileError(
-            f"{path}: row {unknown[0]} has the arm {given!r}, which --arms does not name: {', '.join(names)}"
+            f"{path}: row {unknown[0]} has the arm {other!r}, which --arms does not name: {', '.join(names)}"
         )
     earned = numbers(needed[0]) if expression is None else expression.compute({name: numbers(name) for name in needed})
     if propensity == EQUAL:
-        probs = np.full(len(kept), 1.0 / len(names))
+        probs: Any = np.full(len(kept), 1.0 / len(names))
     else:
         probs = None if propensity is None else numbers(propensity)
     entries: dict[str, np.ndarray] = {}

@@ -87,6 +87,8 @@ def parse_value(text: str) -> ValueExpression:
         raise ValueError(f"--value {text!r} has {ast.unparse(node)!r}, but may have only {_ALLOWED}")
 
     part = compile_part(tree)
+    if not columns:
+        raise ValueError(f"--value {text!r} names no column: it would be the same in every row")
 
     def compute(rows: Mapping[str, np.ndarray]) -> np.ndarray:
         num_rows = len(next(iter(rows.values())))
