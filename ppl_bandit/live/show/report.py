@@ -19,6 +19,7 @@ from ppl_bandit.types import Explanation
 __all__ = ["Report", "evidence_text", "make_report", "name_of"]
 
 _MOST_NAMED = 6  # arms in a sentence
+_LEAST_WORTH = 0.02  # of today's loss: less is within the error of the loss after more decisions
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +242,5 @@ def _loss_text(loss: float, after: Mapping[int, float], is_by_context: bool) -> 
         return f"{text}."
     num, least = max(after.items())
     worth = max(loss - least, 0.0)
-    return (
-        f"{text}; about {', '.join(later)}, so {num:,} more are worth up to {worth:.2g} for each decision after them."
-    )
+    gained = f"up to {worth:.2g} for each decision after them" if worth > _LEAST_WORTH * loss else "almost nothing"
+    return f"{text}; about {', '.join(later)}, so {num:,} more are worth {gained}."
