@@ -217,8 +217,10 @@ def test_a_report_says_how_far_each_rule_is_from_its_threshold(warm_starts):
     bandit.update_many(arms=[0] * 40 + [1] * 40, rewards=[1] * 12 + [0] * 28 + [1] * 17 + [0] * 23)
     report = bandit.report(more=(100,))
     found = {rule.name: rule for rule in report.rules}
-    assert found["superiority"].value == pytest.approx(report.best_prob, abs=1e-6) and not found["superiority"].is_met
-    assert found["inferiority"].value == pytest.approx(1 - report.best_prob, abs=1e-6)
+    assert found["superiority"].value == pytest.approx(report.best_prob, abs=1e-3) and not found["superiority"].is_met
+    assert found["inferiority"].value == pytest.approx(
+        1 - report.best_prob, abs=1e-3
+    )  # both are within 1e-3 of quadrature
     assert found["expected_loss"].value == pytest.approx(report.loss, rel=1e-3) and found["expected_loss"].is_met
     (line,) = [line for line in str(report).splitlines() if line.startswith("Stopping rules at this posterior: ")]
     assert "the largest probability that an arm is best is 0.8" in line and ", and 0.99 or more stops;" in line

@@ -52,7 +52,7 @@ def context_profiles(model: RewardModel, draws: Mapping[str, np.ndarray], contex
     leaves, structure = jax.tree.flatten(others)
     num_others = len(leaves[0])
     for name, (number, index) in list(context_columns(model).items())[:_MAX_COMPUTED]:
-        place = (slice(None), *index)
+        place: Any = (slice(None), *index)
         seen = np.asarray(jax.tree.leaves(contexts)[number])[place]
         values = _values(seen)
         if values.size < 2:
@@ -135,5 +135,6 @@ def _values(seen: np.ndarray) -> np.ndarray:
     distinct = np.unique(seen)
     if distinct.size <= _NUM_VALUES:
         return distinct
-    values = np.linspace(*np.quantile(seen, [0.025, 0.975]), _NUM_VALUES)
+    low, high = np.quantile(seen, [0.025, 0.975]).tolist()
+    values = np.linspace(low, high, _NUM_VALUES)
     return np.unique(values.round()) if seen.dtype.kind in "iu" else values
