@@ -139,7 +139,7 @@ class Evaluation(NamedTuple):
 
 def _visible(sequence: "pandas.DataFrame") -> tuple[float, float] | None:
     """Return limits of an axis that show the sequence from a tenth of the decisions on; wider bounds before leave the panel."""
-    later = sequence.iloc[len(sequence) // 10 :]
+    later = sequence[sequence.index >= sequence.index[-1] / 10]
     values = later[["estimate", "lower", "upper"]].to_numpy()
     values = values[np.isfinite(values).all(axis=1)]
     if not values.size:

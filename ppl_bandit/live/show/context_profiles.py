@@ -87,7 +87,9 @@ def plot_profiles(profiles: Sequence[ContextProfile], overview: Overview, title:
     shown = sorted(profiles, key=change, reverse=True)[:_MAX_SHOWN]
     num_columns = min(3, len(shown))
     num_rows = -(-len(shown) // num_columns)
-    arms = [int(arm) for arm in overview.leaders[:_MAX_ARMS]]
+    shares = np.zeros(len(overview.arms)) if overview.by_context is None else overview.by_context.lead_shares
+    places = np.argsort(overview.leaders)  # of the arms by their means
+    arms = np.lexsort((places, -shares))[:_MAX_ARMS].tolist()  # those that lead in most contexts come first
     figure, axes = figure_tools().subplots(
         num_rows, num_columns, figsize=(11, 0.6 + 3.2 * num_rows), sharey=True, squeeze=False, layout="constrained"
     )
@@ -121,7 +123,7 @@ def plot_profiles(profiles: Sequence[ContextProfile], overview: Overview, title:
         row[0].set_ylabel(f"expected reward{f' ({unit})' if unit else ''}")
     axes[0, 0].legend(fontsize=8)
     figure.suptitle(title, fontsize=11)
-    rest = f"; the {len(arms)} arms with the largest means" if len(arms) < len(overview.arms) else ""
+    rest = f"; the {len(arms)} arms that lead most" if len(arms) < len(overview.arms) else ""
     more = f"; {len(shown)} of {len(profiles)} entries" if len(shown) < len(profiles) else ""
     figure.supxlabel(
         f"posterior mean and central 95% interval, the other entries as in the contexts that were seen{rest}{more}",

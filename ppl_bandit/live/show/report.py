@@ -221,7 +221,11 @@ def _context_text(found: Overview, personal: ByContext, leader: int) -> str:
         return f"It leads in each of the {found.num_contexts} contexts, so choosing by context gains nothing."
     shares = ", ".join(f"{name_of(found.arms[arm])} {personal.lead_shares[arm]:.0%}" for arm in order[:_MOST_NAMED])
     others = len(order) - _MOST_NAMED
-    more = f", {others} others {personal.lead_shares[order[_MOST_NAMED:]].sum():.0%}" if others > 0 else ""
+    more = (
+        f", {others} other{'s' if others > 1 else ''} {personal.lead_shares[order[_MOST_NAMED:]].sum():.0%}"
+        if others > 0
+        else ""
+    )
     low, high = personal.gain_interval
     shown = "" if low > 0 else "; no gain is shown"
     return (
