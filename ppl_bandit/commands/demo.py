@@ -24,6 +24,8 @@ HURDLE_NOTE = (
     "  Why hurdle is near random play: its arms earn 6, 8 and 6 per visitor, and one reward has a standard deviation of 14 to\n"
     f"  26, so {NUM_STEPS} decisions hardly tell the arms apart."
 )
+# Between one result and the next, measured on two busy cores; the first has the start of both processes in it.
+_SECONDS = (45.0, 28.0, 21.0, 21.0, 14.0, 9.0)
 _NUM_BLOCKS = 15  # points of a curve, each an average over steps
 
 
@@ -57,7 +59,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     from ppl_bandit.simulation.chunks import run_in_processes
 
     results = list[DemoResult]()
-    advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models")
+    advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models", seconds=_SECONDS[: len(CONJUGATE_MODELS)])
     progress("starting two processes; the first model takes longest, because each process imports and compiles first")
     for result in run_in_processes([partial(_play, name, arguments.seed) for name in CONJUGATE_MODELS]):
         mean, error = result.regret["double sampling"]

@@ -169,6 +169,7 @@ class Bandit(ReadableBandit):
         if check_flag(batches, "batches"):
             prepare_batches(self._task, self._learner, SIZES[:-1])
         self._learner.run.wait()
+        import pandas  # noqa: F401 - a quarter of the time of the first `report`
 
     @overload
     def select(
