@@ -7,7 +7,7 @@ import pytest
 from ppl_bandit.display import progress
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(None, [60, 30, 20, 0]), ((30.0, 10.0, 5.0, 5.0), [13, 10, 7, 0])])
+@pytest.mark.parametrize(("seconds", "expected"), [(None, [60, 30, 20, 0]), ((30.0, 10.0, 5.0, 5.0), [13, 8, 7, 0])])
 def test_the_time_left_counts_what_the_units_take(monkeypatch, capsys, seconds, expected):
     now = iter([0.0, 20.0, 30.0, 60.0, 70.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
