@@ -67,6 +67,7 @@ def _run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--realizations", type=int, default=1000, help="independent repetitions (%(default)s)")
     run.add_argument("--devices", type=_whole, metavar="N", help="spread realizations over N devices; 0 for all")
+    _add_workers(run)
     _add_common(run, out="ppl-bandit-run", has_samples=True)
 
 
@@ -77,6 +78,7 @@ def _tune(tune: argparse.ArgumentParser) -> None:
     tune.add_argument("--criterion", default="mean", help="mean, or a quantile such as 0.95 (%(default)s)")
     _add_engine(tune)
     tune.add_argument("--num-worlds", type=int, default=256, help="worlds that each candidate plays (%(default)s)")
+    _add_workers(tune)
     _add_common(tune, out="ppl-bandit-tune", has_samples=True)
 
 
@@ -94,6 +96,7 @@ def _reproduce(reproduce: argparse.ArgumentParser) -> None:
         help="fewer realizations: about 3 minutes on two cores (the default)",
     )
     size.add_argument("--full", action="store_true", help="the paper's sizes, 5,000 realizations: use a GPU")
+    _add_workers(reproduce)
     _add_common(reproduce, out="ppl-bandit-paper")
 
 
@@ -304,7 +307,16 @@ def _design(design: argparse.ArgumentParser) -> None:
     design.add_argument("--burn-in", type=_whole, default=0, help="decisions shared equally at the start (%(default)s)")
     design.add_argument("--max-rows", type=_whole, help="decisions in all; the last look waits for all outcomes")
     design.add_argument("--trials", type=int, default=10_000, help="simulated trials per scenario (%(default)s)")
+    _add_workers(design)
     _add_common(design, out="ppl-bandit-design")
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--workers", type=_whole, metavar="N", help="simulate in N processes (default: this one, all cores)"
+    )
+    place.add_argument("--dask", metavar="ADDRESS", help="simulate on the workers of this Dask scheduler (extra dask)")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
