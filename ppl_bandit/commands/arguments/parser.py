@@ -184,23 +184,25 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     common.add_argument("--name", help="the experiment (default: the only one, or 'default')")
     common.add_argument("--json", action="store_true", help="print JSON")
     model = argparse.ArgumentParser(add_help=False)
-    model.add_argument("--model", metavar="MODEL", help=f"the program: {_MODEL}")
+    model.add_argument(
+        "--model", metavar="MODEL", help=f"the program: {_MODEL} (default: the one that the journal records)"
+    )
     actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
     status = actions.add_parser(
         "status",
         parents=[common, model],
         help="arms, counts, pending; with --model intervals, P(best) and expected loss of each arm",
     )
-    actions.add_parser("look", parents=[common, model], help="take the look that is due by the design (needs --model)")
+    actions.add_parser("look", parents=[common, model], help="take the look that is due by the design")
     status.add_argument("--out", type=Path, help="with --model: write a figure of the posterior to this PNG file")
-    report = actions.add_parser("report", parents=[common, model], help="the answer in five lines (needs --model)")
+    report = actions.add_parser("report", parents=[common, model], help="the answer in five lines")
     report.add_argument(
         "--more", type=int, nargs="+", metavar="N", help="further decisions after which to state the expected loss"
     )
     report.add_argument("--out", type=Path, help="folder for report.html and report.png")
     show = actions.add_parser("show", parents=[common], help="everything recorded about one decision")
     show.add_argument("id", metavar="ID", help="the decision's id")
-    actions.add_parser("replay", parents=[common, model], help="recompute every decision (needs --model)")
+    actions.add_parser("replay", parents=[common, model], help="recompute every decision")
     export = actions.add_parser("export", parents=[common], help="write a table: one row per decision")
     export.add_argument("--to", choices=("csv", "parquet", "netcdf"), required=True, help="the format")
     export.add_argument("--out", type=Path, help="the file (NAME.csv, .parquet or .nc)")
@@ -216,11 +218,9 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     alarms.add_argument(
         "--overdue-after", type=float, metavar="SECONDS", help="pending rewards older than this are missing"
     )
-    erase = actions.add_parser(
-        "erase", parents=[common, model], help="erase a unit's name and contexts (needs --model)"
-    )
+    erase = actions.add_parser("erase", parents=[common, model], help="erase a unit's name and contexts")
     erase.add_argument("unit", metavar="UNIT", help="the unit, as it was given to select")
-    expire = actions.add_parser("expire", parents=[common, model], help="settle overdue decisions (needs --model)")
+    expire = actions.add_parser("expire", parents=[common, model], help="settle overdue decisions")
     expire.add_argument("--older-than", type=float, metavar="SECONDS", help="age (the experiment's reward_window)")
     expire.add_argument(
         "--reward", type=float, help="their reward; without it, the default of the reward_window, or none"
