@@ -19,7 +19,7 @@ from ppl_bandit.serving.access import Gate
 from ppl_bandit.serving.experiments import ServedExperiment
 from ppl_bandit.serving.messages import DecisionBatch, DecisionRequest, FlagRequest, RewardBatch, RewardRequest, parse
 from ppl_bandit.serving.metrics import Metrics
-from ppl_bandit.serving.problems import Problem, as_problem
+from ppl_bandit.serving.problems import Problem, as_problem, or_raise
 
 MAX_BODY = 1 << 20
 MAX_HEADERS = 16 << 10
@@ -78,18 +78,18 @@ class HotRoutes:
         if is_batch:
             batch = parse(DecisionBatch, content)
             found = await experiment.submit(experiment.decisions, batch, len(batch.requests))
-            return orjson.dumps({"decisions": list(map(decision_answer, _or_raise(found)))}, option=_NUMPY)
+            return orjson.dumps({"decisions": list(map(decision_answer, or_raise(found)))}, option=_NUMPY)
         found = await experiment.submit(experiment.decisions, parse(DecisionRequest, content))
-        return orjson.dumps(decision_answer(_or_raise(found)), option=_NUMPY)
+        return orjson.dumps(decision_answer(or_raise(found)), option=_NUMPY)
 
     async def _rewards(self, experiment: ServedExperiment, content: bytes, is_batch: bool) -> bytes:
         if not is_batch:
             found = await experiment.submit(experiment.rewards, parse(RewardRequest, content))
-            return b'{"recorded":true}' if _or_raise(found) else b'{"recorded":false}'
+            return b'{"recorded":true}' if or_raise(found) else b'{"recorded":false}'
         rows = parse(RewardBatch, content).rewards
         found = await experiment.submit(experiment.rewards, rows, len(rows))
         results = []
-        for result in _or_raise(found):
+        for result in or_raise(found):
             if isinstance(result, Problem):
                 self._metrics.count_refusal(experiment.name, result.code)
                 results.append({"problem": result.to_dict()})
@@ -176,12 +176,6 @@ def decision_answer(decision: Decision | Slate) -> dict[str, Any]:
 def unknown_experiment(name: str) -> Problem:
     """Return the refusal of an experiment that is not served."""
     return Problem(404, "unknown_experiment", f"there is no experiment {name!r}: GET /v1/experiments lists them")
-
-
-def _or_raise(result: Any) -> Any:
-    if isinstance(result, BaseException):
-        raise as_problem(result)
-    return result
 
 
 def _check_size(scope: Any, headers: Mapping[bytes, bytes]) -> None:
