@@ -45,9 +45,10 @@ def learn_rows(
                 if isinstance(result, Exception) and len(part.rows) > 1:
                     refused += _halves(experiment, part)
                     continue
-                recorded = None if isinstance(result, Exception) else {event.decision for event in result}
+                recorded = set() if isinstance(result, Exception) else {event.decision for event in result}
                 for index, own in part.rows.items():
-                    found[index] = result if recorded is None else bool(recorded if not own else recorded & own.keys())
+                    is_new = bool(recorded & own.keys() if own else recorded)
+                    found[index] = result if isinstance(result, Exception) else is_new
             parts = refused
     return found
 

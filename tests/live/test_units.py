@@ -224,7 +224,7 @@ def test_rewards_of_one_call_are_learnt_in_one_update(place):
     expected = [number in wrong or number >= 10 for number in range(23)]
     assert [one is not False for one in found[:23]] == expected
     assert {number for number, one in enumerate(found) if isinstance(one, ValueError)} == {*wrong, 23}
-    assert found[24] is True and bandit.num_rewards == 21
+    assert found[24] is True and bandit.num_rewards == 20
     record = next(one for one in bandit.records() if one["decision"] == made[12].id)
     assert record["reward"] == again["reward"]
 
