@@ -226,7 +226,7 @@ def test_rewards_of_one_call_are_learnt_in_one_update(place):
     assert {number for number, one in enumerate(found) if isinstance(one, ValueError)} == {*wrong, 23}
     assert found[24] is True and bandit.num_rewards == 20
     record = next(one for one in bandit.records() if one["decision"] == made[12].id)
-    assert record["reward"] == again["reward"]
+    assert record["reward"] == {"reward": again["reward"]}
 
 
 SECRETS = (b"somebody@example.org", b"0.8080808080808")
