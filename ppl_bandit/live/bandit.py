@@ -47,7 +47,11 @@ from ppl_bandit.posterior.learning import Learner, prepare_batches, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.outcome_information import check_information_directed, outcome_information, silent_arms_note
+from ppl_bandit.program.outcome_information import (
+    check_information_directed,
+    outcome_information,
+    uninformative_arms_note,
+)
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.recorded_design import design_from_settings
 from ppl_bandit.types import Engine, Selector
@@ -151,9 +155,9 @@ class Bandit(ReadableBandit):
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
         self._owns_journal = self._journal is not journal
-        silent = [self.arms[arm] for arm in outcome_information(self._reward_model).silent]
-        if silent:
-            warnings.warn(silent_arms_note(silent), stacklevel=2)
+        uninformative = [self.arms[arm] for arm in outcome_information(self._reward_model).uninformative]
+        if uninformative:
+            warnings.warn(uninformative_arms_note(uninformative), stacklevel=2)
         if self._selector.is_deterministic:
             warnings.warn(evaluation_note(self._selector), stacklevel=2)
 
@@ -166,6 +170,7 @@ class Bandit(ReadableBandit):
         if check_flag(batches, "batches"):
             prepare_batches(self._task, self._learner, SIZES[:-1])
         self._learner.run.wait()
+        import pandas  # noqa: F401 - a quarter of the time of the first `report`
 
     @overload
     def select(

@@ -886,7 +886,7 @@ def robust_noise(arm):
         (
             clipped,
             r"in `clip` \(line \d+ of test_conjugate_refused.py: `bernoulli\(rates\(\).clip\(0.01, 0.99\)\[arm\]\)`\), which "
-            r"reaches the probs of 'reward' \(Bernoulli\); the log likelihood of reward",
+            r"reaches the probs of 'reward' \(Bernoulli\);",
             "a Bernoulli outcome is conjugate to a Beta prior on its probability itself; or keep the program",
         ),
         pytest.param(
