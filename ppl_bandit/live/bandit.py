@@ -37,6 +37,7 @@ from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_d
 from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
+from ppl_bandit.live.reward_rows import learn_rows
 from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.slates import check_size
 from ppl_bandit.live.views import ReadableBandit
@@ -349,18 +350,11 @@ class Bandit(ReadableBandit):
         Returns:
             For each row, whether something was recorded (False if it was known), or the error that `update` would raise.
         """
-        found: list[bool | Exception | LearnRequest] = []
         with self._experiment.call():
             self._catch_up()
-            for row in rows:
-                try:
-                    found.append(self._request(**row))
-                except (ValueError, TypeError) as error:
-                    found.append(error)
-            requests = [one for one in found if isinstance(one, LearnRequest)]
-            results = iter(self._experiment.learn_each(requests))
+            found = learn_rows(self._experiment, rows, self._request)
             self._checkpoint(_EVENTS_PER_CHECKPOINT)
-            return [next(results) if isinstance(one, LearnRequest) else one for one in found]
+            return found
 
     def _request(
         self,
