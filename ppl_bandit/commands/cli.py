@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     show: Callable[[str], None] = (lambda line: None) if arguments.json else _print
     try:
-        command = importlib.import_module(f"ppl_bandit.commands.{arguments.command}")
+        module = {"import": "import_rows"}.get(arguments.command, arguments.command)  # `import` is a keyword
+        command = importlib.import_module(f"ppl_bandit.commands.{module}")
         result, status = command.execute(arguments, show, _print_progress)
         if arguments.json:
             print(json.dumps(to_plain(result), indent=2))

@@ -1,6 +1,7 @@
-"""`ppl-bandit evaluate`: what may be concluded from a recorded experiment; verdict first, then table, then diagnostics."""
+"""`ppl-bandit evaluate`: what may be concluded from a journal or a table; verdict first, then table, then diagnostics."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment, make_selectors
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.display.csv_cells import safe_frame
-from ppl_bandit.evaluation.evaluate import evaluate
+from ppl_bandit.evaluation.evaluate import evaluate, logged_decisions
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.predictive_scores import ProgramComparison, compare_programs
+from ppl_bandit.inputs.columns import context_columns
+from ppl_bandit.inputs.tables import read_plays
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -23,24 +26,95 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     if arguments.model is None and (arguments.selector or arguments.against):
         option = "--selector" if arguments.selector else "--against"
         raise ValueError(f"{option} needs the program: give --model path/to/file.py, or file.py:function")
-    with Journal(arguments.url, read_only=True) as journal:
+    if Path(arguments.log).suffix.lower() in (".csv", ".tsv"):
+        return _evaluate_table(arguments, show)
+    for option in ("arm_column", "arms", "reward", "value", "propensity"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(
+                f"--{option.replace('_', '-')} names a column of a table, but {arguments.log} is a journal"
+            )
+    with Journal(arguments.log, read_only=True) as journal:
         name = find_experiment(journal, arguments.name)
-        header = read_header(journal.store, name)
-        files = [load_model(spec) for spec in (arguments.model, arguments.against) if spec is not None]
-        models = [_with_arms(file, len(header.names)) for file in files]
+        names = read_header(journal.store, name).names
         settings = {"level": arguments.level, "name": name, "outcome": arguments.outcome}
-        if arguments.against is not None:
-            first, second = (str(file.path) if files[0].name == files[1].name else file.name for file in files)
-            compared = compare_programs(journal, {first: models[0], second: models[1]}, **settings)
-            return _show_comparison(compared, arguments.out, show), 0
-        found = evaluate(
-            journal,
-            _target(arguments, header.names, journal.store.last_position(name)),
-            model=models[0] if models else None,
-            bounds=None if arguments.bounds is None else tuple(arguments.bounds),
-            **settings,
+        return _evaluate(arguments, journal, names, journal.store.last_position(name), settings, show)
+
+
+def _evaluate_table(arguments: argparse.Namespace, show: ShowLine) -> CommandResult:
+    columns = {
+        "arm": arguments.arm_column,
+        "reward": arguments.reward,
+        "value": arguments.value,
+        "propensity": arguments.propensity,
+        "arms": arguments.arms,
+    }
+    model = None if arguments.model is None else load_model(arguments.model).reward_model()
+    table = read_plays(arguments.log, **columns, context=() if model is None else list(context_columns(model)))
+    if table.propensity is None:
+        raise ValueError(
+            f"{arguments.log} has no column of probabilities: name the column with the probability of the arm that was played, "
+            "--propensity COLUMN, or say --propensity equal if every arm had the same; "
+            f"`ppl-bandit report {arguments.log}` needs none"
         )
+    log = logged_decisions(table.frame(), model, arms=table.arms)
+    return _evaluate(arguments, log, table.arms, len(table.arm), {"level": arguments.level}, show)
+
+
+def _evaluate(
+    arguments: argparse.Namespace,
+    log: Any,
+    names: Sequence[Any],
+    horizon: int,
+    settings: dict[str, Any],
+    show: ShowLine,
+) -> CommandResult:
+    files = [load_model(spec) for spec in (arguments.model, arguments.against) if spec is not None]
+    models = [_with_arms(file, len(names)) for file in files]
+    if arguments.against is not None:
+        first, second = (str(file.path) if files[0].name == files[1].name else file.name for file in files)
+        compared = compare_programs(log, {first: models[0], second: models[1]}, **settings)
+        return _show_comparison(compared, arguments.out, show), 0
+    settings["model"] = models[0] if models else None
+    settings["bounds"] = None if arguments.bounds is None else tuple(arguments.bounds)
+    if not (arguments.arm or arguments.contrast or arguments.selector):
+        return _show_arms(log, names, settings, show), 0
+    found = evaluate(log, _target(arguments, names, horizon), **settings)
     return _show_evaluation(found, arguments.out, show), 0
+
+
+def _show_arms(log: Any, names: Sequence[Any], settings: dict[str, Any], show: ShowLine) -> dict[str, Any]:
+    """Show what every arm earns, with intervals that hold for all arms at once."""
+    level = settings["level"]
+    each = settings | {"level": 1.0 - (1.0 - level) / len(names)}  # Bonferroni
+    found = {str(name): evaluate(log, name, **each) for name in names}
+    order = sorted(found, key=lambda name: -found[name].estimate)
+    best = found[order[0]]
+    rivals = [name for name in order[1:] if not found[name].interval[1] < best.interval[0]]
+    if best.is_refused:
+        verdict = best.verdict
+    elif rivals:
+        verdict = f"{order[0]} has the largest estimate, but the data do not separate it from {', '.join(rivals)}."
+    else:
+        verdict = f"{order[0]} earns more than every other arm."
+    show(f"{verdict}\n")
+    width = max(map(len, order))
+    for name in order:
+        one = found[name]
+        interval = "refused: " + one.verdict.splitlines()[0] if one.is_refused else _interval(one.interval)
+        show(f"  {name:<{width}}  {one.estimate:.4g}  {interval}")
+    show(
+        f"\nThe {level:.0%} intervals hold for all arms at once, also if the arms were chosen adaptively; "
+        "`--contrast ARM OTHER` says more about two of them."
+    )
+    arms = {
+        name: {"estimate": one.estimate, "interval": one.interval, "is_refused": one.is_refused}
+        for name, one in found.items()
+    }
+    return {"verdict": verdict, "level": level, "arms": arms}
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    return f"[{interval[0]:.4g}, {interval[1]:.4g}]"
 
 
 def _target(arguments: argparse.Namespace, names: Any, horizon: int) -> Any:

@@ -18,7 +18,7 @@ from ppl_bandit.inputs.columns import cell_number, column_values, context_column
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import BanditError, Interaction
 
-__all__ = ["DataFileError", "read_data", "write_data"]
+__all__ = ["DataFileError", "read_data", "read_table", "write_data"]
 
 
 class DataFileError(BanditError):
@@ -38,7 +38,7 @@ def read_data(path: str | PathLike, model: RewardModel, arms: Sequence[str] | No
         names = Arms(model.num_arms, arms)
     except ValueError as error:
         raise DataFileError(str(error)) from None
-    header, table = _read_table(path)
+    header, table = read_table(path)
     outcomes = {name: name for name in model.outcomes}
     if len(outcomes) == 1 and model.outcomes[0] not in header and "reward" in header:
         outcomes = {model.outcomes[0]: "reward"}
@@ -86,11 +86,14 @@ def write_data(path: str | PathLike, model: RewardModel, data: Interaction, arms
         writer.writerows(map(safe_cell, row) for row in zip(*columns.values(), strict=True))
 
 
-def _read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header, and the rows that are not blank with their numbers."""
+def read_table(path: str | PathLike) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header, and the rows that are not blank with their numbers; commas, semicolons or tabs separate cells."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = [[cell.strip() for cell in line] for line in csv.reader(file)]
+            first = file.readline()
+            delimiter = max(",;\t", key=first.count)
+            file.seek(0)
+            lines = [[cell.strip() for cell in line] for line in csv.reader(file, delimiter=delimiter)]
         if lines:
             lines[0] = [original_cell(name) for name in lines[0]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:

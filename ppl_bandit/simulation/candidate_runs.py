@@ -1,6 +1,7 @@
 """Simulate the candidates of `tune` on numbered worlds; candidates that share a program are compiled once."""
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,14 +9,15 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from ppl_bandit import selectors as rules
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
-from ppl_bandit.simulation.chunks import ChunkFunction, run_jobs, trace_chunk
+from ppl_bandit.simulation.chunks import ChunkFunction, run_chunks, run_jobs, trace_chunk
 from ppl_bandit.simulation.datasets import is_stuck
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.executors import ExecutorLost, Study, run_on_workers
 from ppl_bandit.simulation.posterior_regret import has_posterior_regret, posterior_regret
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.types import Engine, Key, Selection, Selector
@@ -44,6 +46,7 @@ class CandidateSimulator:
     Args:
         num_worlds: number of worlds, an upper bound of the chunk size.
         num_truths: posterior draws by which each history is judged, where `has_posterior_regret`; None is 32.
+        executor: runs the chunks on its workers; None runs them in this process.
 
     Attributes:
         chunk_size: number of worlds that are simulated at once.
@@ -60,27 +63,35 @@ class CandidateSimulator:
         seed: int,
         num_worlds: int,
         num_truths: int | None = None,
+        executor: Executor | None = None,
     ):
         self._model, self._engine, self._environment = model, engine, environment
         self._settings: dict[str, Any] = {"num_steps": int(horizon), "num_samples": int(num_samples)}
-        self._seed = seed
+        self._seed, self._executor = seed, executor
         self.chunk_size = max(1, min(_CPU_CHUNK if is_on_cpu() else _ACCELERATOR_CHUNK, num_worlds))
         most = _NUM_TRUTHS if has_posterior_regret(model, engine, environment) else 1
         self.num_truths = most if num_truths is None else min(num_truths, most)
-        self._compiled: dict[str, tuple[ChunkFunction, tuple[float, float]]] = {}
+        self._runs: dict[str, tuple[Callable[..., Any], tuple[float, float]]] = {}
 
     def compile(self, candidates: Mapping[str, Selector]) -> None:
-        """Compile the candidates that are not compiled yet, several at once."""
-        new = {name: rule for name, rule in candidates.items() if name not in self._compiled}
-        groups = group_selectors(new)
-        # NumPyro keeps its handlers in one global stack, so tracing stays in this thread.
-        for group, function in zip(groups, run_jobs([self._trace(group) for group in groups]), strict=True):
-            self._compiled |= {name: (function, numbers) for name, numbers in group.numbers.items()}
+        """Compile the candidates that are not compiled yet, several at once; an executor's workers compile their own."""
+        groups = group_selectors({name: rule for name, rule in candidates.items() if name not in self._runs})
+        studies = [self._study(group) for group in groups]
+        if self._executor is None:
+            # NumPyro keeps its handlers in one global stack, so tracing stays in this thread.
+            functions = run_jobs([self._trace(study) for study in studies])
+            runs = [partial(run_chunks, function) for function in functions]
+        else:
+            runs = [partial(run_on_workers, self._executor, study) for study in studies]
+        for group, run in zip(groups, runs, strict=True):
+            self._runs |= {name: (run, numbers) for name, numbers in group.numbers.items()}
 
     def simulate(
         self, candidates: Iterable[str], num_worlds: int, say: Callable[[str], None] = lambda line: None
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Simulate the worlds from 0 with each candidate.
+
+        After Ctrl-C, or if the executor is lost, the candidates that have played all worlds are returned, if there are any.
 
         Args:
             say: called with a line whenever a candidate has played all worlds.
@@ -88,39 +99,44 @@ class CandidateSimulator:
         Returns:
             {name: (cumulative regret, is_stuck)}, each (worlds, truths).
         """
-        names, key, starts = list(candidates), jr.key(self._seed), range(0, num_worlds, self.chunk_size)
-
-        def job(name: str, start: int) -> Callable[[], Any]:
-            function, numbers = self._compiled[name]
-            return lambda: jax.device_get(function.run(key, jnp.asarray(start), jnp.asarray(numbers)))
-
-        parts = run_jobs(job(name, start) for name in names for start in starts)
-        found = {}
-        for number, name in enumerate(names, 1):
-            chunks = [next(parts) for _ in starts]
-            regret, stuck = (np.concatenate(part)[:num_worlds] for part in zip(*chunks, strict=True))
-            found[name] = regret.astype(float), stuck
-            say(f"{number} of {len(names)} candidates have played: {name}")
+        names, key = list(candidates), jr.key(self._seed)
+        found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        try:
+            for number, name in enumerate(names, 1):
+                run, numbers = self._runs[name]
+                chunks = run(key, num_worlds, arguments=(jnp.asarray(numbers),))
+                regret, stuck = (np.concatenate(part) for part in zip(*chunks, strict=True))
+                found[name] = regret.astype(float), stuck
+                say(f"{number} of {len(names)} candidates have played: {name}")
+        except (KeyboardInterrupt, ExecutorLost) as error:
+            if not found:
+                raise
+            say(f"{str(error) or 'interrupted'}: the {len(found)} candidates that have played are compared")
         return found
 
-    def _trace(self, group: SelectorGroup) -> Callable[[], ChunkFunction]:
-        model, engine, environment = self._model, self._engine, self._environment
+    def _study(self, group: SelectorGroup) -> Study:
+        model, environment, settings, make = self._model, self._environment, self._settings, group.make
+        num_truths = self.num_truths
 
-        def play(key: Key, number: Array, numbers: Float[Array, " 2"]) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:
+        def play(engine: Engine, key: Key, number: Array, numbers: Float[Array, " 2"]) -> tuple[Array, Array]:
             key = jr.fold_in(key, number)
-            record, contexts, state = rollout(key, model, engine, group.make(numbers), environment, **self._settings)
-            if self.num_truths == 1:
+            record, contexts, state = rollout(key, model, engine, make(numbers), environment, **settings)
+            if num_truths == 1:
                 return jnp.sum(record.regret)[None], is_stuck(record.regret[None])
-            truths = engine.sample(jr.fold_in(key, 3), state, self.num_truths)  # the rollout uses 0 to 2
+            truths = engine.sample(jr.fold_in(key, 3), state, num_truths)  # the rollout uses 0 to 2
             return posterior_regret(model, truths, record.arm, contexts)
 
+        is_sequential = is_on_cpu() and not self._engine.explanation.is_exact
+        return Study(model, self._engine, play, self.chunk_size, is_sequential)
+
+    def _trace(self, study: Study) -> Callable[[], ChunkFunction]:
         return trace_chunk(
-            play,
+            partial(study.play, study.engine),
             jr.key(self._seed),
             self.chunk_size,
             arguments=(jnp.zeros(2),),
             size=self.chunk_size,
-            is_sequential=is_on_cpu() and not engine.explanation.is_exact,
+            is_sequential=study.is_sequential,
         )
 
 

@@ -24,10 +24,21 @@ from ppl_bandit.runtime.jax_adapter import eliminate_dead_code, inner_jaxprs
 from ppl_bandit.runtime.xla_options import simulation_options
 from ppl_bandit.types import Key
 
-__all__ = ["ChunkFunction", "num_workers", "run_chunks", "run_in_processes", "run_jobs", "trace_chunk"]
+__all__ = [
+    "ChunkFunction",
+    "chunk_size",
+    "num_workers",
+    "run_chunk",
+    "run_chunks",
+    "run_in_processes",
+    "run_jobs",
+    "trace_chunk",
+]
 
 _CACHE_BYTES = 1 << 20  # of the largest array of a chunk on a CPU; larger chunks take as long per realization
 _MIN_CPU_CHUNK = 4
+# On a CPU chunks are the same for any number of cores: the last digit of a sum over realizations depends on them.
+_NUM_SHARES, _SMALL_CHUNK = 8, 64
 _WORKING_COPIES = 6  # of the largest array of a step, while draws are made and compared
 
 _T = TypeVar("_T")
@@ -72,9 +83,7 @@ def trace_chunk(
     num_devices = 1 if mesh is None else mesh.size
     play = jax.jit(play)  # so that it is traced once, for its size and inside `run`
     if size is None:
-        num_parallel = num_devices * num_workers(mesh)
-        share = (working_memory(mesh) if memory is None else memory) // num_parallel
-        size = _chunk_size(play, (key, jnp.asarray(0), *arguments), -(-num_realizations // num_parallel), share, mesh)
+        size = chunk_size(play, key, num_realizations, arguments=arguments, memory=memory, mesh=mesh)
 
     def run(key: Key, start: Int[Array, ""], *arguments: Any) -> Any:
         position = 0 if mesh is None else jax.lax.axis_index(mesh.axis_names[0])
@@ -98,23 +107,35 @@ def run_chunks(
     *,
     first: int = 0,
     arguments: tuple[Any, ...] = (),
+    summarise: Callable[[Any], Any] | None = None,
 ) -> Iterator[Any]:
     """Run all chunks; yield the results of each as NumPy arrays.
 
     Args:
         first: number of the first realization.
         arguments: further arguments of the function.
+        summarise: results of a chunk -> what is yielded of it; None yields them.
     """
     end = first + num_realizations
 
     def job(start: int) -> Callable[[], Any]:
-        def run() -> Any:
-            found = _fetch(function.run(key, jnp.asarray(start), *arguments))
-            return jax.tree.map(lambda leaf: leaf[: end - start], found)  # the last chunk runs a few too many
-
-        return run
+        return lambda: run_chunk(function, key, start, end, arguments, summarise)
 
     yield from run_jobs((job(start) for start in range(first, end, function.size)), mesh)
+
+
+def run_chunk(
+    function: ChunkFunction,
+    key: Key,
+    start: int,
+    end: int,
+    arguments: tuple[Any, ...] = (),
+    summarise: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Run the chunk that begins with a realization; return its results before the realization `end` as NumPy arrays."""
+    found = _fetch(function.run(key, jnp.asarray(start), *arguments))
+    kept = jax.tree.map(lambda leaf: leaf[: end - start], found)  # the last chunk runs a few too many
+    return kept if summarise is None else summarise(kept)
 
 
 def run_jobs(jobs: Iterable[Callable[[], _T]], mesh: Mesh | None = None) -> Iterator[_T]:
@@ -161,18 +182,35 @@ def num_workers(mesh: Mesh | None = None) -> int:
     return num_cores() if is_on_cpu(mesh) and mesh is None else 1
 
 
-def _chunk_size(
-    play: jax.stages.Wrapped, arguments: tuple[Any, ...], num_realizations: int, memory: int, mesh: Mesh | None
+def chunk_size(
+    play: Callable[..., Any],
+    key: Key,
+    num_realizations: int,
+    *,
+    arguments: tuple[Any, ...] = (),
+    memory: int | None = None,
+    mesh: Mesh | None = None,
 ) -> int:
-    """Return how many realizations fit the memory and, on a CPU, the cache."""
-    traced = play.trace(*arguments)
+    """Return how many realizations fit the memory and, on a CPU, the cache; the arguments are those of `trace_chunk`.
+
+    On a CPU without `memory`, it does not depend on the number of cores: sums over chunks are then the same on every machine.
+    """
+    is_shared = is_on_cpu(mesh) and mesh is None
+    num_parallel = (1 if mesh is None else mesh.size) * num_workers(mesh)
+    most = -(-num_realizations // num_parallel)
+    share = (working_memory(mesh) if memory is None else memory) // num_parallel
+    if is_shared:
+        most = max(-(-num_realizations // _NUM_SHARES), min(_SMALL_CHUNK, num_realizations))
+        share = working_memory(mesh) // _NUM_SHARES if memory is None else share
+    traced = jax.jit(play).trace(key, jnp.asarray(0), *arguments)
     kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(traced.out_info))
     # XLA removes unused results too, such as the propensities.
     largest = _largest_array(eliminate_dead_code(traced.jaxpr.jaxpr))
-    fits = memory // (kept + _WORKING_COPIES * largest)
+    fits = share // (kept + _WORKING_COPIES * largest)
     if is_on_cpu(mesh):
         fits = min(fits, max(_CACHE_BYTES // largest, _MIN_CPU_CHUNK))
-    return int(np.clip(fits, 1, num_realizations))
+    size = int(np.clip(fits, 1, most))
+    return -(-num_realizations // -(-num_realizations // size)) if is_shared else size  # chunks of about equal sizes
 
 
 def _largest_array(jaxpr: Any) -> int:

@@ -3,8 +3,10 @@
 All selectors see the same realizations (common random numbers), so their differences are paired.
 """
 
+import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,8 +21,9 @@ from ppl_bandit.program.outcome_information import check_information_directed
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation import datasets
-from ppl_bandit.simulation.chunks import run_chunks, trace_chunk
+from ppl_bandit.simulation.chunks import chunk_size, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, run_on_workers
 from ppl_bandit.simulation.rollouts import Rollout, rollout
 from ppl_bandit.types import Engine, Key, Selector
 
@@ -45,11 +48,12 @@ def simulate(
     draws: bool = False,
     precision: str = "float64",
     mesh: Mesh | None = None,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> "xarray.Dataset":
     """Simulate realizations of a bandit, and return every step, or a summary.
 
-    After Ctrl-C it returns the finished realizations; the attribute `is_complete` is then 0.
+    After Ctrl-C, or if the executor is lost, it returns the finished realizations; the attribute `is_complete` is then 0.
 
     Args:
         key: a key, or a seed.
@@ -65,6 +69,8 @@ def simulate(
         draws: whether to draw all M rows of every table, even if p-hat can be drawn from its own law (see `rollout`).
         precision: "float64", as in the live bandit, or "float32", several times faster on a GPU.
         mesh: devices, in one axis, over which to spread the realizations; None is JAX's default device.
+        executor: runs chunks of realizations on its workers, anything like `concurrent.futures.Executor`; the result is the
+            same for every executor and number of workers. None runs them in this process, on all cores.
         progress: whether to report progress on the standard error.
 
     Returns:
@@ -87,6 +93,7 @@ def simulate(
     named = {name: as_selector(select) for name, select in several.items()}
     if not named:
         raise ValueError("selector is empty: give at least one")
+    check_executor(executor, mesh)
     for select in named.values():
         check_information_directed(reward_model, select)
     num_realizations = int(num_realizations)
@@ -95,12 +102,13 @@ def simulate(
             engine = engine(reward_model)
         key = jr.key(key) if isinstance(key, int | np.integer) else key
         # On a CPU, realizations of an approximate engine run one at a time: see `trace_chunk`.
+        summarise = datasets.summarise_chunk if summary else None
         is_sequential = not engine.explanation.is_exact and mesh is None and is_on_cpu()
         parts: dict[str, list[Any]] = {name: [] for name in named}
         try:
             for order, (name, select) in enumerate(named.items(), 1):
 
-                def play(key: Key, number: Array, select: Selector = select) -> Rollout:
+                def play(engine: Engine, key: Key, number: Array, select: Selector = select) -> Rollout:
                     played, _, _ = rollout(
                         jr.fold_in(key, number),
                         reward_model,
@@ -115,24 +123,27 @@ def simulate(
 
                 if progress:
                     sys.stderr.write(f"{name}: compiling ({order} of {len(named)} selectors)\n")
-                compile_chunk = trace_chunk(
-                    play,
-                    key,
-                    num_realizations,
-                    size=1 if is_sequential else None,
-                    memory=memory,
-                    mesh=mesh,
-                    is_sequential=is_sequential,
-                )
                 advance = progress_reporter(name, num_realizations, "realizations", " for this selector")
-                for part in run_chunks(compile_chunk(), key, num_realizations, mesh):
-                    parts[name].append(datasets.summarise_chunk(part) if summary else part)
+                found: Iterator[Any]
+                own = functools.partial(play, engine)
+                if executor is None:
+                    size = 1 if is_sequential else None
+                    compile_chunk = trace_chunk(
+                        own, key, num_realizations, size=size, memory=memory, mesh=mesh, is_sequential=is_sequential
+                    )
+                    found = run_chunks(compile_chunk(), key, num_realizations, mesh, summarise=summarise)
+                else:
+                    size = 1 if is_sequential else chunk_size(own, key, num_realizations, memory=memory)
+                    study = Study(reward_model, engine, play, size, is_sequential, summarise)
+                    found = run_on_workers(executor, study, key, num_realizations)
+                for part in found:
+                    parts[name].append(part)
                     if progress:
-                        advance(len(part.arm))
-        except KeyboardInterrupt:
+                        advance(part.num_runs if summary else len(part.arm))
+        except (KeyboardInterrupt, ExecutorLost) as error:
             if not any(parts.values()):
                 raise
-            sys.stderr.write("\ninterrupted: the finished realizations are kept\n")
+            sys.stderr.write(f"\n{str(error) or 'interrupted'}: the finished realizations are kept\n")
     make = datasets.summary_dataset if summary else datasets.step_dataset
     made = {name: make(found) for name, found in parts.items() if found}
     facts = datasets.provenance(key, reward_model, engine, environment, counts) | {"precision": precision}

@@ -6,6 +6,7 @@ standard errors than their means.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.selectors.selector_contract import as_selector
 from ppl_bandit.simulation.candidate_runs import CandidateSimulator, group_selectors
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.executors import check_executor
 from ppl_bandit.simulation.simulate import check_sizes
 from ppl_bandit.simulation.standings import CandidateRegret, Tuned, choose_candidate
 from ppl_bandit.types import Engine, Key, Selector
@@ -38,6 +40,7 @@ def tune(
     num_samples: int = 1000,
     precision: str = "float64",
     seed: int = 0,
+    executor: Executor | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Tuned:
     """Find the selector with the least regret over a horizon, in worlds drawn from the program's prior.
@@ -49,6 +52,8 @@ def tune(
 
     If the engine is exact and worlds come from its own prior, each history is judged by 32 draws from its posterior instead of
     its truth (`ppl_bandit.simulation.posterior_regret`): the same law, and at most a tenth of the worlds for the same errors.
+
+    After Ctrl-C, or if the executor is lost, the candidates that have played all worlds are compared.
 
     Args:
         horizon: decisions in the experiment.
@@ -62,6 +67,7 @@ def tune(
         num_samples: posterior draws M behind a decision, where any are drawn.
         precision: "float64", or "float32", several times faster on a GPU.
         seed: random seed.
+        executor: as in `simulate`.
         say: called with a line of progress: the compilation, and each candidate that has played.
 
     Returns:
@@ -76,6 +82,7 @@ def tune(
         raise ValueError(f'criterion must be "mean" or a quantile strictly inside (0, 1), got {criterion!r}')
     if environment is not None and contexts is not None:
         raise ValueError("contexts was given together with environment, which draws its own: leave one of them out")
+    check_executor(executor)
     say = say or (lambda line: None)
     with jax.enable_x64(precision == "float64"):
         built = engine if isinstance(engine, Engine) else (engine or engines.choose)(reward_model)
@@ -86,7 +93,9 @@ def tune(
         else:
             named = {name: as_selector(rule) for name, rule in _named(selectors).items()}
         begun = time.perf_counter()
-        simulator = CandidateSimulator(reward_model, built, environment, horizon, num_samples, seed, num_worlds)
+        simulator = CandidateSimulator(
+            reward_model, built, environment, horizon, num_samples, seed, num_worlds, executor=executor
+        )
         say(f"compiling {len(group_selectors(named))} functions for {len(named)} candidates ...")
         simulator.compile(named)
         say(f"compiled in {time.perf_counter() - begun:.0f} s; simulating {num_worlds} worlds")

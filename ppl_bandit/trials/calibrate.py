@@ -9,7 +9,8 @@ found by search: probit regression on trials with several thresholds.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import optimize, special
@@ -20,9 +21,12 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.performance import declares_superiority
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 __all__ = ["calibrate"]
 
@@ -43,6 +47,8 @@ def calibrate(
     engine: Engine | Callable[[RewardModel], Engine] | None = None,
     num_samples: int = 1000,
     arms: Sequence[str] | None = None,
+    mesh: "Mesh | None" = None,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> Design:
     """Return the design with the superiority threshold at which its type I error is as given.
@@ -61,7 +67,7 @@ def calibrate(
         num_trials: simulated trials of each null to find the threshold, and as many to judge it. The error of the result has
             the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default; .0019 after a search.
         seed: random seed; the threshold is judged with seed + 1.
-        engine, num_samples, arms, progress: as in `operating_characteristics`.
+        engine, num_samples, arms, mesh, executor, progress: as in `operating_characteristics`.
 
     Returns:
         The design; its `calibration` says how the threshold was found and what its error is on fresh seeds.
@@ -87,13 +93,22 @@ def calibrate(
     worlds = _nulls(model, null)
     # Thresholds are tried that the rules' own checks would refuse, so the design is only a template here.
     simulator = TrialSimulator(
-        model, design.with_threshold("superiority", _MOST_SEARCHED), engine, num_samples, arms=arms
+        model,
+        design.with_threshold("superiority", _MOST_SEARCHED),
+        engine,
+        num_samples,
+        arms=arms,
+        mesh=mesh,
+        executor=executor,
     )
     advance = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials") if progress else None
 
     def run(world: Environment, threshold: float, num: int, seed: int, first: int = 0) -> TrialRecord:
         limits = _thresholds(design, threshold, symmetric)
-        return simulator.run(world, num, seed, first=first, thresholds=limits, advance=advance)
+        try:
+            return simulator.run(world, num, seed, first=first, thresholds=limits, advance=advance)
+        except TrialsInterrupted as error:  # a part of the trials has no threshold
+            raise error.__cause__ or error from None
 
     def measure(world: Environment, threshold: float, num: int, seed: int, first: int = 0) -> float:
         found = run(world, threshold, num, seed, first)

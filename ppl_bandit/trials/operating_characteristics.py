@@ -1,7 +1,9 @@
 """Operating characteristics of a design: simulate it in scenarios, and tabulate how it ends."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +13,18 @@ from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.executors import ExecutorLost
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.performance import calibration_frame, performance
-from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment, check_kinds
+from ppl_bandit.trials.simulated.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
 
 if TYPE_CHECKING:
     import pandas
     import xarray
+    from jax.sharding import Mesh
 
 __all__ = ["OperatingCharacteristics", "operating_characteristics"]
 
@@ -38,6 +42,7 @@ class OperatingCharacteristics:
         seconds: time of the simulation, with compilation.
         method: how the posterior at a look was computed, in words.
         arms: names of the arms, or their numbers.
+        is_complete: whether all trials have finished.
     """
 
     design: Design
@@ -48,6 +53,7 @@ class OperatingCharacteristics:
     method: str
     _seed: int
     arms: list[Any]
+    is_complete: bool = True
 
     @property
     def dataset(self) -> "xarray.Dataset":
@@ -55,10 +61,10 @@ class OperatingCharacteristics:
         import xarray
 
         names = list(self._records)
-        first = self._records[names[0]]
+        first, num = self._records[names[0]], min(found.look.size for found in self._records.values())
         data = {}
         for field in first._fields:
-            values = np.stack([getattr(self._records[name], field) for name in names])
+            values = np.stack([getattr(self._records[name], field)[:num] for name in names])
             own = ("at_look", "rule" if field in _RULE_FIELDS else "arm")[4 - max(values.ndim, 2) :]
             data[field] = (("scenario", "trial", *own), values)
         coords = {
@@ -72,6 +78,7 @@ class OperatingCharacteristics:
             "design": self.design.describe(),
             "seed": self._seed,
             "method": self.method,
+            "is_complete": int(self.is_complete),
         }
         return xarray.Dataset(data, coords, attrs)
 
@@ -124,9 +131,13 @@ def operating_characteristics(
     num_samples: int = 1000,
     num_futures: int = 100,
     arms: Sequence[str] | None = None,
+    mesh: "Mesh | None" = None,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> OperatingCharacteristics:
     """Simulate a design in scenarios, and return how it ends.
+
+    After Ctrl-C, or if the executor is lost, it returns the finished trials: the scenarios in turn, the last one with fewer.
 
     All scenarios use the same random numbers for trial i, so that their differences have small errors. The posterior and
     the verdict of every look are computed as in the live bandit. Where the program is conjugate and has no context, a block of
@@ -146,6 +157,7 @@ def operating_characteristics(
         num_futures: simulated continuations behind a predictive probability of success.
         arms: names of the arms, in the program's order, for a control that is given by name, the table and the figure; None
             numbers them.
+        mesh, executor: devices, or workers, over which to spread the trials, as in `simulate`.
         progress: whether to report progress on the standard error.
 
     Raises:
@@ -161,11 +173,19 @@ def operating_characteristics(
         raise ValueError("scenarios is empty: give at least one, {name: truth}")
     worlds = {str(name): as_environment(model, scenario, str(name)) for name, scenario in named.items()}
     begun = time.perf_counter()
-    simulator = TrialSimulator(model, design, engine, num_samples, num_futures, arms)
-    records = {}
-    for name, world in worlds.items():
-        report = progress_reporter(name, num_trials, "trials") if progress else None
-        records[name] = simulator.run(world, num_trials, seed, advance=report)
+    simulator = TrialSimulator(model, design, engine, num_samples, num_futures, arms, mesh=mesh, executor=executor)
+    records: dict[str, TrialRecord] = {}
+    try:
+        for name, world in worlds.items():
+            report = progress_reporter(name, num_trials, "trials") if progress else None
+            records[name] = simulator.run(world, num_trials, seed, advance=report)
+    except (KeyboardInterrupt, ExecutorLost, TrialsInterrupted) as error:
+        if isinstance(error, TrialsInterrupted):
+            records[name] = error.found
+        elif not records:
+            raise
+        reason = str(error.__cause__ or error) or "interrupted"
+        sys.stderr.write(f"\n{reason}: the finished trials are kept\n")
     setting = simulator.setting
     method = f"{setting.engine.explanation.engine}, {setting.learner.method}"
     return OperatingCharacteristics(
@@ -177,6 +197,7 @@ def operating_characteristics(
         method,
         seed,
         simulator.arms,
+        all(name in records and records[name].look.size == num_trials for name in worlds),
     )
 
 

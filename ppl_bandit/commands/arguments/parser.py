@@ -26,8 +26,11 @@ def make_parser() -> argparse.ArgumentParser:
         "tune": (_tune, "find the selector with the least regret in worlds drawn from the model's prior"),
         "reproduce": (_reproduce, "run the paper's evaluation: its figures, and a verdict on each number"),
         "compare": (_compare, "measure engines against the exact posterior, or rank several models"),
+        "report": (_report, "answer from a table (CSV): which arm leads, by how much, how certain that is"),
+        "import": (_import, "record the rows of a table (CSV) in a journal, to continue as an experiment"),
+        "init": (_init, "write a project: a program, the settings of its service, a test"),
         "journal": (_journal, "inspect, replay, verify or export a recorded experiment"),
-        "evaluate": (_evaluate, "say what may be concluded from a recorded experiment"),
+        "evaluate": (_evaluate, "say what may be concluded from a table (CSV) or a recorded experiment"),
         "design": (_design, "plan an experiment: how large, when to stop, how often it is wrong"),
         "serve": (_serve, "an HTTP service of experiments: decisions, rewards, dashboard, metrics"),
         "keys": (_keys, "make, list and revoke the keys of a service"),
@@ -124,6 +127,54 @@ def _compare(compare: argparse.ArgumentParser) -> None:
     _add_common(compare, out="ppl-bandit-compare", has_samples=True)
 
 
+def _report(report: argparse.ArgumentParser) -> None:
+    _add_table(report)
+    report.add_argument("--html", type=Path, metavar="FILE", help="write one page with a figure, to open in a browser")
+    report.add_argument(
+        "--save-model", type=Path, metavar="FILE.py", help="write the program that was used, to change it"
+    )
+    report.add_argument(
+        "--more", type=int, nargs="+", metavar="N", help="further rows after which to state the expected loss"
+    )
+    report.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _import(rows: argparse.ArgumentParser) -> None:
+    _add_table(rows)
+    rows.add_argument("--journal", required=True, metavar="URL", help="path, sqlite:///path or postgresql://...")
+    rows.add_argument("--name", help="of the experiment in the journal (default)")
+    rows.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _init(init: argparse.ArgumentParser) -> None:
+    init.add_argument("name", metavar="NAME", help="a new folder, such as price-test")
+    init.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", type=Path, metavar="LOG.csv", help="a header, and one row per play")
+    parser.add_argument("--arm", metavar="COLUMN", help="which arm was played (found by names such as arm, variant)")
+    _add_columns(parser)
+    parser.add_argument(
+        "--context", type=_names, default=[], metavar="A,B", help="columns known before the play: numbers or groups"
+    )
+    parser.add_argument("--kind", choices=("binary", "counts", "positive", "real"), help="of outcome (found)")
+    parser.add_argument("--model", metavar="MODEL", help=f"a program of your own: {_MODEL}")
+
+
+def _add_columns(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arms", type=_names, metavar="A,B", help="names of the arms in a program's order (sorted)")
+    parser.add_argument("--reward", metavar="COLUMN", help="what it earned (found by names such as reward, converted)")
+    parser.add_argument(
+        "--value", metavar="EXPRESSION", help="what it earned, arithmetic on columns: 'price*sold - 0.5'"
+    )
+    parser.add_argument(
+        "--propensity",
+        metavar="COLUMN",
+        help='probability of the arm that was played, or "equal" if all arms had the same',
+    )
+
+
 def _journal(journal: argparse.ArgumentParser) -> None:
     journal.add_argument("url", metavar="URL", help="path of a journal, sqlite:///path or postgresql://...")
     common = argparse.ArgumentParser(add_help=False)
@@ -178,9 +229,11 @@ def _journal(journal: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument("url", metavar="JOURNAL", help="path of a journal, sqlite:///path or postgresql://...")
-    target = evaluate.add_mutually_exclusive_group(required=True)
-    target.add_argument("--arm", metavar="ARM", help="what this arm earns")
+    evaluate.add_argument(
+        "log", metavar="LOG", help="a table, log.csv; or a journal: a path, sqlite:///path, postgresql://..."
+    )
+    target = evaluate.add_mutually_exclusive_group()
+    target.add_argument("--arm", metavar="ARM", help="what this arm earns (without a target: every arm)")
     target.add_argument("--contrast", nargs=2, metavar="ARM", help="how much more the first arm earns than the second")
     target.add_argument(
         "--selector", help="what another selector earns on the logged path: ds, ts, top-two, ..., as for run"
@@ -195,6 +248,10 @@ def _evaluate(evaluate: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help=f"the program: {_MODEL} (without it, outcomes are predicted by running means; --selector and --against need it)",
     )
+    evaluate.add_argument(
+        "--arm-column", metavar="COLUMN", help="of a table: which arm was played (found by usual names)"
+    )
+    _add_columns(evaluate)
     evaluate.add_argument("--name", help="the experiment (default: the only one, or 'default')")
     evaluate.add_argument("--outcome", help="the outcome to evaluate, for a program with several")
     evaluate.add_argument("--level", type=float, default=0.95, help="of the intervals (%(default)s)")

@@ -28,7 +28,7 @@ from ppl_bandit.trials.arm_posterior import ArmPosterior, arm_posterior
 from ppl_bandit.trials.design import Design
 from ppl_bandit.types import Engine, Interaction, Key, Selection
 
-__all__ = ["BlockOutcomes", "Learner", "Setting", "learner_of", "sums_of_outcomes"]
+__all__ = ["BlockOutcomes", "Learner", "Setting", "learner_of", "make_setting", "sums_of_outcomes"]
 
 Sums = Callable[[Key, Float[Array, " A"]], tuple[Array, Array | None]]
 
@@ -84,6 +84,10 @@ class Setting(NamedTuple):
     num_samples: int
     num_futures: int
 
+    def __reduce__(self) -> Any:
+        """Describe the setting by what it was made of: learners hold functions of the engine."""
+        return make_setting, (self.model, self.engine, self.design, self.control, self.num_samples, self.num_futures)
+
     def posterior(self, key: Key, state: Any, deltas: Sequence[float] = ()) -> ArmPosterior:
         """Return the posterior of the arms' expected rewards; the arguments are those of `arm_posterior`."""
         return arm_posterior(key, self.model, self.engine, state, self.model.context, self.num_samples, deltas)
@@ -91,6 +95,15 @@ class Setting(NamedTuple):
     def decision_function(self) -> Callable[..., Selection]:
         """Return the function that decides with the selector of the design; see `engines.decide`."""
         return decision_function(self.model.expected_rewards, self.engine, self.design.selector, self.num_samples)
+
+
+def make_setting(
+    model: RewardModel, engine: Engine, design: Design, control: int, num_samples: int, num_futures: int
+) -> Setting:
+    """Return the setting of a design, with the learner of its engine."""
+    return Setting(
+        model, engine, learner_of(model, engine, design.last_rows), design, control, num_samples, num_futures
+    )
 
 
 def learner_of(model: RewardModel, engine: Engine, num_rows: int) -> Learner:

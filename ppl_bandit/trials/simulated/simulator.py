@@ -1,12 +1,15 @@
 """Simulate many trials of one design: compiled once, run in chunks, for any scenario and thresholds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from ppl_bandit import engines
@@ -15,18 +18,20 @@ from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.runtime.cpu_threads import is_on_cpu
-from ppl_bandit.simulation.chunks import ChunkFunction, run_chunks, trace_chunk
+from ppl_bandit.simulation.chunks import ChunkFunction, chunk_size, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, run_on_workers
 from ppl_bandit.trials.allocation import check_limits
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
-from ppl_bandit.trials.simulated.learners import Setting, learner_of
+from ppl_bandit.trials.simulated.learners import Setting, make_setting
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord, run_trial
 from ppl_bandit.types import Engine, Key
 
 __all__ = [
     "NUM_PRIOR_DRAWS",
     "TrialSimulator",
+    "TrialsInterrupted",
     "as_environment",
     "check_kinds",
     "check_units",
@@ -45,6 +50,7 @@ class TrialSimulator:
         num_samples: posterior draws M, where a probability has no closed form.
         num_futures: simulated continuations behind a predictive probability of success.
         arms: names of the arms, in the program's order; None numbers them.
+        mesh, executor: devices, or workers, over which to spread the trials, as in `simulate`.
     """
 
     def __init__(
@@ -55,7 +61,11 @@ class TrialSimulator:
         num_samples: int = 1000,
         num_futures: int = 100,
         arms: Sequence[str] | None = None,
+        *,
+        mesh: Mesh | None = None,
+        executor: Executor | None = None,
     ):
+        check_executor(executor, mesh)
         if model.moving_sites:
             raise ValueError(
                 f"the program's sites {sorted(model.moving_sites)} move with time, and designs are simulated for programs "
@@ -73,10 +83,9 @@ class TrialSimulator:
         with jax.enable_x64(True):
             check_units(design, lambda: run_once(draw_prior))
             built = engine if isinstance(engine, Engine) else (engine or engines.choose)(model)
-            learner = learner_of(model, built, design.last_rows)
-        self.setting = Setting(
-            model, built, learner, design, NO_ARM if control is None else control, num_samples, num_futures
-        )
+            first = NO_ARM if control is None else control
+            self.setting = make_setting(model, built, design, first, num_samples, num_futures)
+        self._mesh, self._executor = mesh, executor
         self._compiled: dict[Any, ChunkFunction] = {}
 
     def run(
@@ -98,36 +107,64 @@ class TrialSimulator:
             first: number of the first trial.
             thresholds: in place of the design's own, (rules, looks).
             advance: called with the number of trials that have finished.
+
+        Raises:
+            TrialsInterrupted: after Ctrl-C, or if the executor is lost, with the finished trials, if there are any.
         """
         with jax.enable_x64(True):
             limits = jnp.asarray(self.setting.design.thresholds() if thresholds is None else thresholds)
             truth = None if environment.truth is None else {k: jnp.asarray(v) for k, v in environment.truth.items()}
             key, arguments = jr.key(seed), (limits,) if truth is None else (limits, truth)
-            function = self._function(environment, key, num_trials, arguments)
-            parts = []
-            for part in run_chunks(function, key, num_trials, first=first, arguments=arguments):
-                parts.append(part)
-                if advance is not None:
-                    advance(part.look.size)
-        return jax.tree.map(lambda *own: np.concatenate(own), *parts)
+            parts: list[TrialRecord] = []
+            interruption: BaseException | None = None
+            try:
+                for part in self._run_chunks(environment, key, num_trials, first, arguments):
+                    parts.append(part)
+                    if advance is not None:
+                        advance(part.look.size)
+            except (KeyboardInterrupt, ExecutorLost) as error:
+                if not parts:
+                    raise
+                interruption = error
+        found = jax.tree.map(lambda *own: np.concatenate(own), *parts)
+        if interruption is not None:
+            raise TrialsInterrupted(found) from interruption
+        return found
 
-    def _function(self, environment: Environment, key: Key, num_trials: int, arguments: tuple) -> ChunkFunction:
-        setting, engine = self.setting, self.setting.engine
-        is_sequential = is_on_cpu() and not engine.explanation.is_exact
-        size = min(num_trials, 4 if is_sequential else _CPU_CHUNK) if is_on_cpu() else None
-        is_shared = environment.truth is not None and setting.model.context is None
+    def _run_chunks(
+        self, environment: Environment, key: Key, num_trials: int, first: int, arguments: tuple
+    ) -> Iterator[TrialRecord]:
+        setting, engine, mesh = self.setting, self.setting.engine, self._mesh
+        is_sequential = is_on_cpu() and mesh is None and not engine.explanation.is_exact
+        size = min(num_trials, 4 if is_sequential else _CPU_CHUNK) if is_on_cpu() and mesh is None else None
+        is_own = environment.reward_model is setting.model and setting.model.context is None
+        is_shared = environment.truth is not None and is_own
+        worlds = Environment.from_prior(setting.model) if is_shared else environment  # one function for all truths
+
+        def play(setting: Setting, key: Key, number: Array, limits: Array, truth: Any = None) -> TrialRecord:
+            world = worlds if truth is None else worlds.at(truth)
+            return run_trial(jr.fold_in(key, number), setting, world, limits)
+
+        own = partial(play, setting)
+        if self._executor is not None:
+            if size is None:
+                size = chunk_size(own, key, num_trials, arguments=arguments)
+            study = Study(setting.model, setting, play, size, is_sequential)
+            return run_on_workers(self._executor, study, key, num_trials, first=first, arguments=arguments)
         cached = "truth" if is_shared else id(environment)
         if cached not in self._compiled:
+            self._compiled[cached] = trace_chunk(
+                own, key, num_trials, arguments=arguments, size=size, mesh=mesh, is_sequential=is_sequential
+            )()
+        return run_chunks(self._compiled[cached], key, num_trials, mesh, first=first, arguments=arguments)
 
-            def play(key: Key, number: Array, limits: Array, truth: Any = None) -> TrialRecord:
-                world = environment if truth is None else environment.at(truth)
-                return run_trial(jr.fold_in(key, number), setting, world, limits)
 
-            compile_chunk = trace_chunk(
-                play, key, num_trials, arguments=arguments, size=size, is_sequential=is_sequential
-            )
-            self._compiled[cached] = compile_chunk()
-        return self._compiled[cached]
+class TrialsInterrupted(Exception):
+    """Trials ended early, by Ctrl-C or a lost executor; `found` has those that were finished."""
+
+    def __init__(self, found: TrialRecord):
+        super().__init__("the finished trials are kept")
+        self.found = found
 
 
 def check_kinds(model: Any, design: Any) -> None:
@@ -153,7 +190,7 @@ def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:
     if isinstance(scenario, Environment):
         return scenario
     if isinstance(scenario, Mapping):
-        return Environment(model, scenario)
+        return _checked(model, scenario, name)
     if scenario == "prior" and isinstance(scenario, str):
         return Environment.from_prior(model)
     is_numbers = isinstance(scenario, int | float | Sequence | np.ndarray) and not isinstance(scenario, str | bool)
@@ -161,11 +198,18 @@ def as_environment(model: RewardModel, scenario: Any, name: str) -> Environment:
         (site,) = model.latent_shapes
         values = np.asarray(scenario, float)
         if values.shape in ((), (model.num_arms,)):
-            return Environment(model, {site: np.broadcast_to(values, (model.num_arms,))})
+            return _checked(model, {site: np.broadcast_to(values, (model.num_arms,))}, name)
     raise ValueError(
         f"scenario {name!r} is {scenario!r}, expected a truth, {{site: value}} with the sites {sorted(model.latent_shapes)}, "
         'an Environment, or "prior"; a number, or one per arm, where the program has one latent per arm and no others'
     )
+
+
+def _checked(model: RewardModel, truth: Mapping[str, Any], name: str) -> Environment:
+    try:
+        return Environment(model, truth)
+    except ValueError as error:
+        raise ValueError(f"scenario {name!r}: {error}") from None
 
 
 def check_units(design: Design, draw_table: Callable[[], np.ndarray]) -> None:

@@ -1,0 +1,29 @@
+"""`ppl-bandit import LOG.csv`: record the rows of a table in a journal, to continue them as an experiment."""
+
+import argparse
+
+from ppl_bandit.commands import CommandResult, ShowLine
+from ppl_bandit.commands.tables import learn_table, read_arguments, table_program
+from ppl_bandit.journal.journal import Journal
+
+__all__ = ["execute"]
+
+
+def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
+    """Record the rows; an experiment that has some already is refused, because they would count twice."""
+    if arguments.model is None:
+        raise ValueError(
+            f"import needs the program that continues the experiment: write one with `ppl-bandit report {arguments.table} "
+            "--save-model model.py`, and give --model model.py"
+        )
+    table, name = read_arguments(arguments), arguments.name or "default"
+    with table_program(table, arguments.model, arguments.kind) as program, Journal(arguments.journal) as journal:
+        if name in journal.experiments():
+            raise ValueError(
+                f"{arguments.journal} has an experiment {name!r} already: give another --name, or add rows in Python with "
+                "update_many"
+            )
+        learn_table(table, program, journal=journal, name=name).close()
+    show(f"recorded {table.words}")
+    show(f"in {arguments.journal} as the experiment {name!r}")
+    return {"journal": arguments.journal, "name": name, "num_rows": len(table.arm), "table": table.words}, 0

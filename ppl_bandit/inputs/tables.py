@@ -1,0 +1,186 @@
+"""Tables of users, one row per play: which columns are the arm, the reward, its probability and the context."""
+
+import re
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppl_bandit.display.csv_cells import original_cell
+from ppl_bandit.inputs.data_files import DataFileError, read_table
+from ppl_bandit.inputs.value_expressions import parse_value
+
+__all__ = ["EQUAL", "Table", "read_plays"]
+
+EQUAL = "equal"  # in place of a column: every arm had the same probability
+_KNOWN = {  # names of columns that are found without being named
+    "--arm": ("arm", "variant", "treatment", "group", "action", "variation"),
+    "--reward": ("reward", "outcome", "converted", "conversion", "click", "clicked", "y"),
+    "--propensity": ("propensity", "probability", "pscore"),
+}
+_IDS = ("decision", "decision_id", "request_id")
+_MOST_LEVELS = 20  # of a column of texts that is taken for groups
+_TRUTH = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+
+
+class Table(NamedTuple):
+    """The rows of a table that have a reward.
+
+    Attributes:
+        arms: names, as given or sorted.
+        arm: (N,), the name in each row.
+        reward: (N,).
+        propensity: (N,), probability of the arm that was played; None where the table has none.
+        entries: {entry: (N,)} of the context; a column of groups has an entry of 0 and 1 for each group but the first.
+        others: further columns by name, such as ids and probabilities of all arms.
+        words: what was read, in one line.
+    """
+
+    arms: list[str]
+    arm: list[str]
+    reward: np.ndarray
+    propensity: np.ndarray | None
+    entries: dict[str, np.ndarray]
+    others: dict[str, Any]
+    words: str
+
+    def frame(self) -> Any:
+        """Return a DataFrame with the columns arm, reward, propensity, those of the context and the others."""
+        import pandas
+
+        columns = self.others | self.entries | {"arm": self.arm, "reward": self.reward}
+        return pandas.DataFrame(columns if self.propensity is None else columns | {"propensity": self.propensity})
+
+
+def read_plays(
+    path: str | PathLike,
+    *,
+    arm: str | None = None,
+    reward: str | None = None,
+    value: str | None = None,
+    propensity: str | None = None,
+    context: Sequence[str] = (),
+    arms: Sequence[str] | None = None,
+) -> Table:
+    """Read a CSV file with a header and one row per play; rows with an empty reward are left out.
+
+    Args:
+        arm, reward, propensity: names of columns; None finds a column by usual names. `propensity` may be "equal".
+        value: what a row earned, arithmetic on columns, in place of `reward`.
+        arms: names of all arms, in the order of a program; None sorts those that occur.
+        context: columns known before the play: numbers, or texts with at most 20 different values.
+
+    Raises:
+        DataFileError: with the row (the first below the header is 1), the column, the fault and what to do.
+        ValueError: for an expression that is not arithmetic on columns.
+    """
+    header, lines = read_table(path)
+    if arm is None:
+        arm = _find(header, "--arm", path)
+    expression = None if value is None else parse_value(value)
+    if expression is None:
+        reward = _find(header, "--reward", path) if reward is None else reward
+        needed: tuple[str, ...] = (reward,)
+    else:
+        needed = expression.columns
+    if propensity is None:
+        propensity = next((name for name in header if name.lower() in _KNOWN["--propensity"]), None)
+    given = [] if propensity in (None, EQUAL) else [propensity]
+    missing = [name for name in (arm, *needed, *given, *context) if name not in header]
+    if missing:
+        raise DataFileError(f"{path} has no column {', '.join(map(repr, missing))}; its columns: {', '.join(header)}")
+    index = {name: place for place, name in enumerate(header)}
+    kept = [(number, line) for number, line in lines if all(line[index[name]] != "" for name in needed)]
+    if not kept:
+        raise DataFileError(
+            f"{path}: every row has an empty cell in {', '.join(needed)}: there is nothing to learn from"
+        )
+
+    def cells(name: str) -> list[str]:
+        return [line[index[name]] for _, line in kept]
+
+    def numbers(name: str) -> np.ndarray:
+        return np.array([_number(line[index[name]], path, number, name) for number, line in kept])
+
+    played = [original_cell(cell) for cell in cells(arm)]
+    if "" in played:
+        raise DataFileError(
+            f"{path}: row {kept[played.index('')][0]} has no {arm}: fill in the cell, or remove the row"
+        )
+    names = _sorted(set(played)) if arms is None else list(arms)
+    unknown = next((row for row, name in zip(kept, played, strict=True) if name not in names), None)
+    if unknown is not None:
+        other = unknown[1][index[arm]]
+        raise DataFileError(
+            f"{path}: row {unknown[0]} has the arm {other!r}, which --arms does not name: {', '.join(names)}"
+        )
+    earned = numbers(needed[0]) if expression is None else expression.compute({name: numbers(name) for name in needed})
+    if propensity == EQUAL:
+        probs: Any = np.full(len(kept), 1.0 / len(names))
+    else:
+        probs = None if propensity is None else numbers(propensity)
+    entries: dict[str, np.ndarray] = {}
+    for name in context:
+        entries |= _entries(name, cells(name), numbers, path)
+    of_arms = [name for name in header if name.startswith("propensity_")]
+    others: dict[str, Any] = {name: cells(name) for name in header if name in _IDS}
+    others |= {name: numbers(name) for name in of_arms}
+    what = f"reward {value if expression is not None else needed[0]!r}"
+    left_out = len(lines) - len(kept)
+    words = (
+        f"{len(kept):,} rows of {path}: arm {arm!r} ({len(names)} arms), {what}"
+        + (f", context {', '.join(context)}" if context else "")
+        + ("" if propensity is None else f", probabilities {propensity!r}")
+        + (f"; {left_out:,} rows without a reward were left out" if left_out else "")
+    )
+    return Table(names, played, earned, probs, entries, others, words)
+
+
+def _find(header: list[str], option: str, path: str | PathLike) -> str:
+    usual = _KNOWN[option]
+    found = [name for known in usual for name in header if name.lower() == known]
+    if not found:
+        raise DataFileError(
+            f"{path} has no column named {', '.join(usual[:-1])} or {usual[-1]}: say which one it is with {option} COLUMN; "
+            f"its columns: {', '.join(header)}"
+        )
+    return found[0]
+
+
+def _sorted(names: set[str]) -> list[str]:
+    return sorted(names, key=float) if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names) else sorted(names)
+
+
+def _number(cell: str, path: str | PathLike, row: int, column: str) -> float:
+    try:
+        found = _TRUTH.get(cell.lower())
+        number = float(cell) if found is None else found
+    except ValueError:
+        number = np.nan
+    if not np.isfinite(number):
+        given = "the cell is empty" if cell == "" else f"{cell!r} is not a finite number"
+        raise DataFileError(f"{path}: row {row}, column {column!r}: {given}; correct it, or remove the row")
+    return number
+
+
+def _entries(name: str, cells: list[str], numbers: Any, path: str | PathLike) -> dict[str, np.ndarray]:
+    """Return the context entries of a column: its numbers, or 0 and 1 for each group but the first."""
+    if _is_numeric(cells):
+        return {name: numbers(name)}
+    levels = sorted(set(cells))
+    if len(levels) > _MOST_LEVELS:
+        raise DataFileError(
+            f"{path}: column {name!r} has {len(levels)} different texts, expected numbers or at most {_MOST_LEVELS} groups: "
+            "group its values, or leave it out of --context"
+        )
+    own = np.array(cells)
+    return {f"{name}={level or 'empty'}": (own == level).astype(float) for level in levels[1:]}
+
+
+def _is_numeric(cells: list[str]) -> bool:
+    try:
+        [float(cell) for cell in cells if cell.lower() not in _TRUTH and cell != ""]
+    except ValueError:
+        return False
+    return any(cells)

@@ -1,0 +1,86 @@
+"""Tables of users: columns are found by usual names or named, and every refusal says what to do."""
+
+import numpy as np
+import pytest
+
+from ppl_bandit.inputs.data_files import DataFileError
+from ppl_bandit.inputs.tables import read_plays
+
+LOG = """variant,converted,price,device,age,p
+b,1,12,mobile,30,0.5
+a,0,9,desktop,41,0.5
+b,,12,mobile,22,0.5
+a,1,9,tablet,35.5,0.5
+"""
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(LOG)
+    return path
+
+
+def test_columns_are_found_by_usual_names_and_rows_without_reward_are_left_out(log):
+    table = read_plays(log)
+    assert table.arms == ["a", "b"] and table.arm == ["b", "a", "a"]
+    assert table.reward.tolist() == [1.0, 0.0, 1.0] and table.propensity is None
+    assert "arm 'variant'" in table.words and "1 rows without a reward were left out" in table.words
+
+
+def test_columns_can_be_named_and_valued(log):
+    table = read_plays(log, arm="device", value="price*converted", propensity="p", context=["age"])
+    assert table.arms == ["desktop", "mobile", "tablet"]
+    assert table.reward.tolist() == [12.0, 0.0, 9.0] and table.propensity.tolist() == [0.5] * 3
+    assert table.entries["age"].tolist() == [30.0, 41.0, 35.5]
+    assert list(table.frame().columns) == ["age", "arm", "reward", "propensity"]
+
+
+def test_a_column_of_texts_becomes_an_entry_for_each_group_but_the_first(log):
+    entries = read_plays(log, context=["device"]).entries
+    assert {name: values.tolist() for name, values in entries.items()} == {
+        "device=mobile": [1.0, 0.0, 0.0],
+        "device=tablet": [0.0, 0.0, 1.0],
+    }
+
+
+def test_equal_probabilities_and_arms_in_a_given_order(log):
+    table = read_plays(log, propensity="equal", arms=["b", "a", "c"])
+    assert table.arms == ["b", "a", "c"] and np.allclose(table.propensity, 1 / 3)
+
+
+def test_arms_that_are_numbers_are_sorted_as_numbers_and_semicolons_separate_too(tmp_path):
+    path = tmp_path / "prices.csv"
+    path.write_text("price;sold\n10;yes\n9;no\n")
+    table = read_plays(path, arm="price", reward="sold")
+    assert table.arms == ["9", "10"] and table.reward.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        (
+            ("variant", "cell"),
+            {},
+            "no column named arm, variant.*say which one it is with --arm COLUMN; its columns: cell",
+        ),
+        (("converted", "sales"), {}, "with --reward COLUMN"),
+        (("variant", "variant"), {"reward": "clicks"}, "has no column 'clicks'; its columns: variant, converted"),
+        (("a,0", "a,maybe"), {}, "row 2, column 'converted': 'maybe' is not a finite number; correct it"),
+        (("a,0", ",0"), {}, "row 2 has no variant: fill in the cell"),
+        (("a,0", "c,0"), {"arms": ["a", "b"]}, "row 2 has the arm 'c', which --arms does not name: a, b"),
+        (("41", ""), {"context": ["age"]}, "row 2, column 'age': the cell is empty"),
+    ],
+)
+def test_refusals_name_the_row_the_column_and_the_remedy(tmp_path, change, settings, message):
+    path = tmp_path / "log.csv"
+    path.write_text(LOG.replace(*change))
+    with pytest.raises(DataFileError, match=message):
+        read_plays(path, **settings)
+
+
+def test_a_column_with_too_many_texts_is_refused(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("arm,reward,name\n" + "".join(f"a,1,name {i}\n" for i in range(21)))
+    with pytest.raises(DataFileError, match="21 different texts.*leave it out of --context"):
+        read_plays(path, context=["name"])

@@ -1,0 +1,168 @@
+"""Chunks on the workers of an executor: the same numbers as in this process, also after a worker's death."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import types
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray
+from shared_models import bernoulli_engine, bernoulli_model
+
+from ppl_bandit import Design, Environment, RewardModel, operating_characteristics, selectors, simulate, stopping, tune
+from ppl_bandit.simulation import executors
+
+DESIGN = Design([20, 40], selector=selectors.thompson(), allocation="looks", stopping=[stopping.superiority(0.9)])
+SCENARIOS = {"null": 0.5, "gap": [0.4, 0.6]}
+
+
+def simulated(executor=None, **settings):
+    world = Environment(bernoulli_model(2), {"rate": np.array([0.4, 0.8])})
+    settings = {"num_steps": 10, "num_realizations": 150, "num_samples": 20, "summary": True} | settings
+    select = selectors.thompson()
+    return simulate(0, bernoulli_model(2), bernoulli_engine(2), select, world, executor=executor, **settings)
+
+
+def trials(executor=None, num_trials=600):
+    model, engine = bernoulli_model(2), bernoulli_engine(2)
+    return operating_characteristics(model, DESIGN, SCENARIOS, num_trials=num_trials, engine=engine, executor=executor)
+
+
+def tuned(executor=None):
+    candidates = [selectors.thompson(), selectors.greedy(), selectors.optimistic_gittins(10, 0.1)]
+    model, engine = bernoulli_model(2), bernoulli_engine(2)
+    return tune(model, 10, candidates, engine=engine, num_worlds=20, num_samples=20, executor=executor)
+
+
+def spawned(num_workers):
+    return ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+@pytest.fixture(scope="module")
+def here():
+    return simulated().drop_attrs(), trials().dataset
+
+
+def assert_same(executor, here):
+    xarray.testing.assert_identical(simulated(executor).drop_attrs(), here[0])
+    xarray.testing.assert_identical(trials(executor).dataset, here[1])
+
+
+class Recorded(Executor):
+    """Runs every task at once, and keeps what was sent."""
+
+    def __init__(self):
+        self.payloads = []
+
+    def submit(self, function, /, *arguments):
+        self.payloads.append(arguments[0])
+        future = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def test_an_executor_gives_the_numbers_of_this_process_and_workers_compile_each_study_once(here):
+    before = len(executors._COMPILED)
+    assert_same(executor := Recorded(), here)
+    assert len(set(executor.payloads)) == len(executors._COMPILED) - before == 2  # both scenarios are one study
+    assert max(map(len, executor.payloads)) < 10_000
+
+
+def test_a_worker_that_is_killed_changes_nothing_and_is_replaced(here):
+    with spawned(2) as pool:
+        pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL)
+        xarray.testing.assert_identical(trials(pool).dataset, here[1])
+
+
+@pytest.mark.slow
+def test_loky_gives_the_same_numbers(here):
+    loky = pytest.importorskip("loky", reason="loky is not installed")
+    pool = loky.ProcessPoolExecutor(2)
+    assert_same(pool, here)
+    expected = tuned().regret
+    for name, regret in tuned(pool).regret.items():
+        np.testing.assert_array_equal(regret, expected[name])
+    pool.submit(os.kill, pool.submit(os.getpid).result(), signal.SIGKILL)
+    xarray.testing.assert_identical(trials(pool).dataset, here[1])
+
+
+def test_two_workers_of_a_dask_cluster_give_the_same_numbers(here):
+    distributed = pytest.importorskip("distributed", reason="dask is not installed")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        xarray.testing.assert_identical(trials(client.get_executor()).dataset, here[1])
+
+
+class Interrupted(Recorded):
+    """An executor whose third task fails with an error."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def submit(self, function, /, *arguments):
+        if len(self.payloads) < 2:
+            return super().submit(function, *arguments)
+        future = Future()
+        future.set_exception(self.error)
+        return future
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), ConnectionError("the scheduler is gone")], ids=["Ctrl-C", "lost"]
+)
+def test_finished_chunks_are_kept_if_the_user_interrupts_or_the_scheduler_is_lost(error, here, capsys):
+    runs = simulated(Interrupted(error))
+    assert runs.sizes["realization"] == 100 and runs.attrs["is_complete"] == 0  # two of three chunks of 50
+    np.testing.assert_array_equal(runs.final_regret, here[0].final_regret[:100])
+    found = trials(Interrupted(error))
+    assert not found.is_complete and found.dataset.sizes["trial"] == 512
+    np.testing.assert_array_equal(found.dataset.arm[0], here[1].arm[0, :512])
+    said = capsys.readouterr().err
+    assert said.count("are kept") == 2 and ("scheduler" in said) == isinstance(error, OSError)
+
+
+def test_an_error_of_a_chunk_is_raised_as_it_is():
+    with pytest.raises(ZeroDivisionError):
+        simulated(Interrupted(ZeroDivisionError()))
+
+
+def test_a_program_that_a_worker_cannot_load_is_named(monkeypatch):
+    def program(arm):
+        with numpyro.plate("arms", 2):
+            rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        numpyro.sample("reward", dist.Bernoulli(rate[arm]))
+
+    module = types.ModuleType("only_here")  # a worker process does not have it
+    program.__module__, program.__qualname__, module.program = "only_here", "program", program
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    model = RewardModel(program, 2)
+    with spawned(1) as pool, pytest.raises(executors.WorkerFailed, match="cannot load the program.*only_here"):
+        operating_characteristics(model, DESIGN, 0.5, num_trials=10, executor=pool)
+
+
+def test_executors_that_cannot_work_are_refused_in_words():
+    with pytest.raises(ValueError, match=r"client.get_executor\(\)"):
+        simulated(3)
+    with (
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool,
+        pytest.raises(ValueError, match="spawn"),
+    ):
+        trials(pool)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="together with mesh"):
+        simulated(pool, mesh="devices")
+
+
+def test_a_scenario_with_bad_values_is_named_before_anything_runs():
+    with pytest.raises(ValueError, match=r"scenario 'bad'.*\[0.4, nan\]"):
+        operating_characteristics(bernoulli_model(2), DESIGN, {"good": 0.5, "bad": [0.4, np.nan]}, executor=Recorded())
