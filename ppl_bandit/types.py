@@ -16,6 +16,7 @@ __all__ = [
     "BanditError",
     "BestArmMoments",
     "Capabilities",
+    "DETAILS",
     "Draws",
     "Engine",
     "ExperimentStopped",
@@ -182,6 +183,9 @@ class Selector:
         return f"{self.name}({', '.join(given)})"
 
 
+DETAILS = "  details: "  # begins a line of a report with measures and with what was tried
+
+
 class Explanation(NamedTuple):
     """Why an engine fits a program, as text.
 
@@ -190,7 +194,7 @@ class Explanation(NamedTuple):
         is_exact: whether draws come from the exact posterior.
         reason: one sentence: why this engine was chosen, or why the program was refused.
         sites: latent site -> name of its posterior family.
-        report: the full text for the user.
+        report: the full text for the user; lines that begin with `DETAILS` are shown on request.
     """
 
     engine: str

@@ -95,7 +95,7 @@ def test_a_circle_is_found():
         TopologicalSorter(files_imported({"a": "import b", "b": "def late():\n    from a import x"})).prepare()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "models").rglob("*.py")), ids=lambda path: path.name)
 def test_models_import_jax_and_numpyro_only(path):
     roots = {name.partition(".")[0] for name in imported_names(path.stem, path.read_text())}
     assert roots - set(sys.stdlib_module_names) <= {"jax", "numpyro"}

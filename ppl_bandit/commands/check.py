@@ -1,7 +1,6 @@
 """`ppl-bandit check`: report for each model whether its posterior is exact, and why."""
 
 import argparse
-import re
 from typing import NamedTuple
 
 from ppl_bandit.commands import CommandResult, ShowLine
@@ -36,7 +35,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     for spec in arguments.models:
         result = check_model(spec)
         results.append(result)
-        show(f"{result.name:<24} {result.verdict:<9} {result.families or _short_reason(result)}")
+        show(f"{result.name:<24} {result.verdict:<9} {result.families or result.reason}")
         if arguments.explain and result.report:
             show(f"{result.report}\n")
     return results, 2 if any(r.verdict == "invalid" for r in results) else 0
@@ -64,13 +63,7 @@ def check_model(spec: str) -> CheckResult:
         verdict = "exact" if explanation.is_exact else explanation.reason.partition(":")[0]
         way = model.expected_reward_method
         return CheckResult(file.name, verdict, families, explanation.reason, way, explanation.report)
+    first = refusals[0]
+    reason = str(first) if first.explanation is None else first.explanation.reason
     report = "\n".join("" if refusal.explanation is None else refusal.explanation.report for refusal in refusals)
-    return CheckResult(file.name, "not exact", "", str(refusals[0]), model.expected_reward_method, report)
-
-
-def _short_reason(result: CheckResult) -> str:
-    """Return the reason without the numerical details of the certificate, which `--explain` prints."""
-    refused = re.search(r"the log (prior|likelihood)\b.* nats\b", result.reason)
-    if refused is None:
-        return result.reason
-    return f"no closed-form posterior: the {refused[1]} does not have a conjugate form. Details: --explain"
+    return CheckResult(file.name, "not exact", "", reason, model.expected_reward_method, report)

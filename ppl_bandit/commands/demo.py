@@ -24,6 +24,8 @@ HURDLE_NOTE = (
     "  Why hurdle is near random play: its arms earn 6, 8 and 6 per visitor, and one reward has a standard deviation of 14 to\n"
     f"  26, so {NUM_STEPS} decisions hardly tell the arms apart."
 )
+# Between one result and the next, measured on two busy cores; the first has the start of both processes in it.
+_SECONDS = (45.0, 28.0, 21.0, 21.0, 14.0, 9.0)
 _NUM_BLOCKS = 15  # points of a curve, each an average over steps
 
 
@@ -57,7 +59,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     from ppl_bandit.simulation.chunks import run_in_processes
 
     results = list[DemoResult]()
-    advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models")
+    advance = progress_reporter("demo", len(CONJUGATE_MODELS), "models", seconds=_SECONDS[: len(CONJUGATE_MODELS)])
     progress("starting two processes; the first model takes longest, because each process imports and compiles first")
     for result in run_in_processes([partial(_play, name, arguments.seed) for name in CONJUGATE_MODELS]):
         mean, error = result.regret["double sampling"]
@@ -180,8 +182,9 @@ def _draw_curves(axis: Any, results: Sequence[DemoResult]) -> None:
         axis.plot(x, y, color=colour, linestyle=dash, linewidth=2.4 if number == 0 else 1.2, zorder=3 - (number > 0))
         if number == 0:
             margin = 196.0 * each.std(axis=1, ddof=1) / np.sqrt(each.shape[1])
-            low, high = np.clip(share - margin, 0, 100), np.clip(share + margin, 0, 100)
-            axis.fill_between(centres, low, high, color=colour, alpha=0.18, linewidth=0)
+            around = np.array([0.0, *margin, margin[-1]])  # before the first decision the share is known
+            low, high = np.clip(y - around, 0, 100), np.clip(y + around, 0, 100)
+            axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
         ends.append((share[-1], model.title, colour))
     axis.set(
         xlabel="decisions made, each followed by its reward",

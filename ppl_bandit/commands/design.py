@@ -11,6 +11,7 @@ import numpy as np
 from ppl_bandit import selectors
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import make_selectors
+from ppl_bandit.commands.arguments.workers import executor_of
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.display.csv_cells import safe_frame
 from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs, html_rows
@@ -34,37 +35,42 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     design.control_index(Arms(model.num_arms, arguments.arms).names)
     scenarios = _scenarios(arguments, file, model)
     cost = f"{len(scenarios)} scenario(s) of {arguments.trials} trials, {design.last_rows} decisions each"
-    if arguments.calibrate is not None:
-        if "null" not in scenarios:
-            raise ValueError("--calibrate needs the null: give --scenario null=V,V,..., one value per arm")
-        progress(f"{file.name}: calibrating superiority to a type I error of {arguments.calibrate:g}, plus compilation")
+    with executor_of(arguments) as executor:
+        if arguments.calibrate is not None:
+            if "null" not in scenarios:
+                raise ValueError("--calibrate needs the null: give --scenario null=V,V,..., one value per arm")
+            progress(
+                f"{file.name}: calibrating superiority to a type I error of {arguments.calibrate:g}, plus compilation"
+            )
+            started = time.perf_counter()
+            design = calibrate(
+                model,
+                design,
+                scenarios["null"],
+                type_i_error=arguments.calibrate,
+                seed=arguments.seed + 1,
+                arms=arguments.arms,
+                executor=executor,
+                progress=not arguments.json,
+            )
+            fresh = design.calibration or {}
+            progress(
+                f"calibrated in {time.perf_counter() - started:.0f} s: {design.rule('superiority')}; type I error on fresh "
+                f"seeds {fresh['type_i_error']:.4f} ± {fresh['type_i_error_se']:.4f}"
+            )
+        progress(f"{file.name}: {cost}, plus compilation")
         started = time.perf_counter()
-        design = calibrate(
+        found = operating_characteristics(
             model,
             design,
-            scenarios["null"],
-            type_i_error=arguments.calibrate,
-            seed=arguments.seed + 1,
+            scenarios,
+            num_trials=arguments.trials,
+            seed=arguments.seed,
             arms=arguments.arms,
+            executor=executor,
             progress=not arguments.json,
         )
-        fresh = design.calibration or {}
-        progress(
-            f"calibrated in {time.perf_counter() - started:.0f} s: {design.rule('superiority')}; type I error on fresh seeds "
-            f"{fresh['type_i_error']:.4f} ± {fresh['type_i_error_se']:.4f}"
-        )
-    progress(f"{file.name}: {cost}, plus compilation")
-    started = time.perf_counter()
-    found = operating_characteristics(
-        model,
-        design,
-        scenarios,
-        num_trials=arguments.trials,
-        seed=arguments.seed,
-        arms=arguments.arms,
-        progress=not arguments.json,
-    )
-    progress(f"simulated in {time.perf_counter() - started:.0f} s")
+        progress(f"simulated in {time.perf_counter() - started:.0f} s")
     return _show(found, design, file, arguments, show), 0
 
 

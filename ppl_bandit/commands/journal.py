@@ -12,6 +12,7 @@ from typing import Any
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import find_experiment
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.commands.recorded_program import find_program
 from ppl_bandit.display.csv_cells import safe_frame
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import as_seconds
@@ -30,11 +31,12 @@ __all__ = ["execute"]
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Run an action; the status is 1 if the journal is damaged or a replayed decision differs."""
-    if arguments.action in ("look", "report", "replay", "erase", "expire") and arguments.model is None:
-        raise JournalError(f"{arguments.action} needs the program: give --model path/to/file.py, or file.py:function")
     is_writing = arguments.action in ("look", "erase", "expire")
     with Journal(arguments.url, must_exist=is_writing, read_only=not is_writing) as journal:
         name = find_experiment(journal, arguments.name)
+        if arguments.action in ("look", "report", "replay", "erase", "expire") and arguments.model is None:
+            arguments.model = find_program(read_header(journal.store, name), arguments.url, arguments.action)
+            progress(f"program: {arguments.model}, as the journal says; --model names another")
         action: dict[str, Callable] = {
             "status": _status,
             "look": _look,

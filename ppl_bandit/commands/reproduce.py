@@ -3,11 +3,13 @@
 import argparse
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import check_names
+from ppl_bandit.commands.arguments.workers import executor_of
 from ppl_bandit.paper import figures as paper_figures, settings
 from ppl_bandit.paper.claims import claims_of_grids
 from ppl_bandit.paper.parts import CLAIMS, FIGURE_PARTS, GRIDS, parts_of, run_parts
@@ -23,7 +25,15 @@ __all__ = ["execute", "reproduce"]
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Reproduce figures, and write `reproduction.md`, the figures and the data."""
-    numbers = reproduce(arguments.figures, arguments.out, is_full=arguments.full, seed=arguments.seed, show=show)
+    with executor_of(arguments) as executor:
+        numbers = reproduce(
+            arguments.figures,
+            arguments.out,
+            is_full=arguments.full,
+            seed=arguments.seed,
+            show=show,
+            executor=executor,
+        )
     for ours in numbers:
         paper_value = f"{ours.number.value:6.2f} +- {ours.number.error:.2f}"
         show(
@@ -35,10 +45,15 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     return rows, 0
 
 
-def reproduce(figures: Sequence[str], out: Path, *, is_full: bool, seed: int, show: ShowLine) -> list[ReproducedRegret]:
+def reproduce(
+    figures: Sequence[str], out: Path, *, is_full: bool, seed: int, show: ShowLine, executor: Executor | None = None
+) -> list[ReproducedRegret]:
     """Reproduce figures of the paper, all if `figures` is empty, and every published number of their settings.
 
     Computes in float64, or in float32 if `is_full` on an accelerator.
+
+    Args:
+        executor: as in `simulate`.
     """
     chosen = list(figures) or list(FIGURE_PARTS)
     check_names(chosen, FIGURE_PARTS, "FIGURE")
@@ -55,7 +70,7 @@ def reproduce(figures: Sequence[str], out: Path, *, is_full: bool, seed: int, sh
     if left_out:
         show(f"left out: {'; '.join(left_out)}; `--full` runs everything, `reproduce claims` all claims")
     began = time.time()
-    results = run_parts(parts)
+    results = run_parts(parts, executor)
     runs = {name: results[name] for name in settings.SETTINGS if name in results}
     grids = {name: results[name] for name in GRIDS if name in results}
     claims = [*claims_of_grids(grids), *(results[name] for name in CLAIMS if name in results)]

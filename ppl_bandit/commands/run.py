@@ -7,6 +7,7 @@ import jax
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import engine_factory, make_selectors
+from ppl_bandit.commands.arguments.workers import executor_of
 from ppl_bandit.commands.model_files import ModelFileError, load_model
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.figures import draw_run
@@ -43,19 +44,21 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     mesh = None
     if arguments.devices is not None:
         mesh = jax.make_mesh((arguments.devices or len(jax.devices()),), ("realization",))
-    runs = simulate(
-        arguments.seed,
-        model,
-        engine,
-        selectors,
-        environment,
-        num_steps=arguments.steps,
-        num_realizations=arguments.realizations,
-        num_samples=arguments.samples,
-        summary=True,
-        mesh=mesh,
-        progress=not arguments.json,
-    )
+    with executor_of(arguments) as executor:
+        runs = simulate(
+            arguments.seed,
+            model,
+            engine,
+            selectors,
+            environment,
+            num_steps=arguments.steps,
+            num_realizations=arguments.realizations,
+            num_samples=arguments.samples,
+            summary=True,
+            mesh=mesh,
+            executor=executor,
+            progress=not arguments.json,
+        )
     out, caption, scores = arguments.out, _caption(file.name, runs), score_selectors(runs)
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(f"{score_table(scores)}\n\n{pairwise_table(runs)}\n\n{caption}\n")

@@ -4,6 +4,7 @@ import argparse
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.arguments.names import engine_factory, make_selectors
+from ppl_bandit.commands.arguments.workers import executor_of
 from ppl_bandit.commands.model_files import ModelFile, load_model
 from ppl_bandit.simulation.figures import draw_tuned
 from ppl_bandit.simulation.tune import tune
@@ -22,18 +23,20 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     file = load_model(arguments.model)
     out = arguments.out
     progress(f"{file.name}: {arguments.num_worlds} worlds from the prior, {arguments.horizon} decisions each")
-    tuned = tune(
-        file.reward_model(),
-        arguments.horizon,
-        candidates,
-        criterion=_criterion(arguments.criterion),
-        contexts=file.contexts,
-        engine=make_engine,
-        num_worlds=arguments.num_worlds,
-        num_samples=arguments.samples,
-        seed=arguments.seed,
-        say=progress,
-    )
+    with executor_of(arguments) as executor:
+        tuned = tune(
+            file.reward_model(),
+            arguments.horizon,
+            candidates,
+            criterion=_criterion(arguments.criterion),
+            contexts=file.contexts,
+            engine=make_engine,
+            num_worlds=arguments.num_worlds,
+            num_samples=arguments.samples,
+            seed=arguments.seed,
+            executor=executor,
+            say=progress,
+        )
     code = f"from ppl_bandit import Bandit, selectors\nbandit = Bandit({_program(file)}, selector={tuned.code})"
     notes = [
         f"{tuned.horizon} decisions; criterion {tuned.criterion}; {tuned.num_worlds} worlds; {tuned.seconds:.0f} s"

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import datetime
 import html
 import importlib.metadata
 import io
@@ -26,16 +27,21 @@ th { border-bottom: 2px solid #555; }
 pre { background: #f5f5f5; padding: 0.8rem 1rem; overflow-x: auto; font-size: 12.5px; line-height: 1.4; }
 img { max-width: 100%; height: auto; }
 figure { margin: 1.2rem 0; }
+figure img { background: #fff; }
+@media (prefers-color-scheme: dark) {
+  body { color: #e4e4e4; background: #16181c; } p.lead, p.note { color: #aaa; } pre { background: #22252b; }
+  th, td { border-bottom-color: #3a3d44; } a { color: #7ab8e8; }
+}
 """.strip()
 
 _PACKAGES = ("ppl_bandit", "numpyro", "jax", "jaxlib", "numpy", "scipy", "arviz")
 
 
-def html_page(title: str, lead: str, parts: Sequence[str], seed: int | None = None) -> str:
-    """Return a page: title, lead, parts that are HTML already, then versions and seed."""
-    versions = [f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"]
+def html_page(title: str, lead: str, parts: Sequence[str], seed: int) -> str:
+    """Return a page: title, lead, parts that are HTML already, then date, seed and versions."""
+    versions = [f"made on {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC", f"seed {seed}"]
+    versions += [f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"]
     versions += [f"{package} {number}" for package, number in installed_versions(_PACKAGES).items()]
-    versions += [] if seed is None else [f"seed {seed}"]
     body = "\n".join(parts)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ppl_bandit.display.terminal import printable
 
@@ -12,7 +12,9 @@ __all__ = ["progress_reporter"]
 _SECONDS_BETWEEN_LINES = {True: 2.0, False: 20.0}  # on a terminal, and elsewhere
 
 
-def progress_reporter(name: str, total: int, unit: str, more: str = "") -> Callable[[int], None]:
+def progress_reporter(
+    name: str, total: int, unit: str, more: str = "", seconds: Sequence[float] | None = None
+) -> Callable[[int], None]:
     """Return a function of the number of units that have finished since its last call; it writes what is done and left.
 
     Args:
@@ -20,15 +22,17 @@ def progress_reporter(name: str, total: int, unit: str, more: str = "") -> Calla
         total: number of units.
         unit: in the plural.
         more: what follows the time that is left.
+        seconds: that the units take, one after another, in any unit of time; None if they take equally long.
     """
     name = printable(name)
+    each = [1.0] * total if seconds is None else list(seconds)
     done, begun, last = 0, time.monotonic(), -math.inf
 
     def advance(num: int) -> None:
         nonlocal done, last
         done, now = min(done + num, total), time.monotonic()
         if now - last > _SECONDS_BETWEEN_LINES[sys.stderr.isatty()] or done == total:
-            last, left = now, (now - begun) * (total - done) / done
+            last, left = now, (now - begun) * sum(each[done:]) / sum(each[:done])
             sys.stderr.write(f"{name}: {done} of {total} {unit}, about {left:.0f} s left{more}\n")
 
     return advance

@@ -1,4 +1,4 @@
-"""What may be concluded from decisions that were made adaptively: estimates, intervals, and whether the log can carry them."""
+"""What may be concluded from decisions that were made adaptively: estimates, intervals, and whether the data support them."""
 
 import html
 import math
@@ -61,7 +61,7 @@ class Evaluation(NamedTuple):
         posterior: the model's own interval; None without a model, and if latents of the model move: what it knows at the end
             is the next step, while the estimate is an average over the decisions.
         diagnostics: what the weights are worth, by name.
-        is_refused: whether the log cannot carry the interval.
+        is_refused: whether the data do not support an interval.
         verdict: the answer in words.
         estimates: every estimator's result.
         level: of all intervals.
@@ -113,7 +113,7 @@ class Evaluation(NamedTuple):
         left.set_title(title + (" (refused)" if self.is_refused else ""))
         right.plot(sequence.index, sequence["estimate"], color=_BLUE)
         right.fill_between(sequence.index, sequence["lower"], sequence["upper"], color=_BLUE, alpha=0.2)
-        right.set(xscale="log", xlabel="decisions")
+        right.set(xscale="log", xlabel="decisions", ylim=_visible(sequence))
         right.set_title(f"confidence sequence, valid at every decision ({self.level:.0%})")
         unit = "mean reward"
         if " minus " in self.label:
@@ -135,6 +135,18 @@ class Evaluation(NamedTuple):
         table = self.table().to_html(float_format=lambda value: f"{value:.4g}", border=0)
         verdict = html.escape(self.verdict).replace("\n", "<br>")
         return f"<p><b>{verdict}</b></p>{table}<p><small>{html.escape(notes)}</small></p>"
+
+
+def _visible(sequence: "pandas.DataFrame") -> tuple[float, float] | None:
+    """Return limits of an axis that show the sequence from a tenth of the decisions on; wider bounds before leave the panel."""
+    later = sequence[sequence.index >= sequence.index[-1] / 10]
+    values = later[["estimate", "lower", "upper"]].to_numpy()
+    values = values[np.isfinite(values).all(axis=1)]
+    if not values.size:
+        return None
+    low, high = float(values.min()), float(values.max())
+    margin = 0.08 * (high - low) or 1.0
+    return low - margin, high + margin
 
 
 def evaluate_decisions(
@@ -375,7 +387,7 @@ def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, floa
 
 
 def _refusals(log: LoggedDecisions, parts: list[_Prepared]) -> list[str]:
-    """Return why the log cannot carry an interval; empty where it can."""
+    """Return why the data do not support an interval; empty where they do."""
     reasons = list(log.doubts)
     for part in parts:
         label, weights = part.component.label, part.weights

@@ -103,7 +103,7 @@ def _verdict(difference: Estimate, widths: "pandas.DataFrame") -> str:
         answer = f"No difference is shown between the predictions of {first} and {second}: {shown}."
     mean = widths.mean()
     if not np.isfinite(mean).all():
-        return f"{answer} The log cannot carry intervals of the arms."
+        return f"{answer} No arm has an interval: `evaluate` of an arm says why."
     return (
         f"{answer} Mean width of the arms' intervals: {mean[first]:.3g} with {first}, {mean[second]:.3g} with {second}."
     )

@@ -295,18 +295,18 @@ class Experiment:
             for request, result in results:
                 request.result = result
 
-    def learn_each(self, requests: Sequence[LearnRequest]) -> list[bool | Exception]:
+    def learn_each(self, requests: Sequence[LearnRequest]) -> list[list[Event] | Exception]:
         """Learn from several calls, in one transaction where they do not depend on each other.
 
         Returns:
-            For each, whether something was recorded, or the error that refused it.
+            For each, the recorded events, or the error that refused it.
         """
-        results: list[bool | Exception] = []
+        results: list[list[Event] | Exception] = []
         with call_within(self.store.timeout):
             self._learn.add(requests[1:])
             for request in requests:
                 try:
-                    results.append(bool(self._learn(request)[0]))
+                    results.append(self._learn(request)[0])
                 except ValueError as error:
                     results.append(error)
         return results

@@ -1,6 +1,8 @@
 """The identity of an experiment: a fingerprint of the program, and every setting that decisions depend on."""
 
 import functools
+import inspect
+import os
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ __all__ = [
     "fingerprint",
     "identity_differences",
     "library_versions",
+    "program_source",
     "selector_from",
     "to_json",
 ]
@@ -149,6 +152,15 @@ def identity_differences(recorded: Mapping[str, Any], given: Mapping[str, Any]) 
 def library_versions() -> dict[str, str]:
     """Return the versions that a fingerprint depends on."""
     return {name: version(name) for name in ("jax", "numpyro")}
+
+
+def program_source(model: RewardModel) -> list[str] | None:
+    """Return the absolute path of the file of a program's function, and the function's name; None if it has no file."""
+    function = inspect.unwrap(model.program)
+    code = getattr(function, "__code__", None)
+    if code is None or not os.path.isfile(code.co_filename):
+        return None
+    return [os.path.abspath(code.co_filename), function.__name__]
 
 
 def to_json(value: Any) -> Any:

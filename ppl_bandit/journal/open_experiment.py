@@ -8,7 +8,7 @@ from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.journal.checkpoints import load_checkpoint
 from ppl_bandit.journal.events import ARMS, CHANGED, LOOKED, OPENED, Event, new_event
 from ppl_bandit.journal.experiment import BuildTask, Experiment, rows_until
-from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions
+from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions, program_source
 from ppl_bandit.journal.projection import Projection, initial_projection
 from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
@@ -31,6 +31,7 @@ class ExperimentHeader(NamedTuple):
         last_refit: position of the last event that refits the posterior to all rows: a change or a new arm; 0 if none.
         last_change: position of the last change of the identity; 0 if none.
         context_columns: names of the numbers in a context, in the order of its leaves.
+        source: file and name of the program's function, where it was opened or last changed; None if that is not known.
     """
 
     identity: Mapping[str, Any]
@@ -40,6 +41,7 @@ class ExperimentHeader(NamedTuple):
     last_refit: int
     last_change: int
     context_columns: list[str]
+    source: tuple[str, str] | None = None
 
 
 def read_header(store: SqlStore, name: str) -> ExperimentHeader:
@@ -73,7 +75,8 @@ def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHea
         names, columns = list(identity["arms"]), body["context_columns"]
         if header is not None and header.names[: len(names)] == names:
             names = header.names  # arms that were added stay
-        return ExperimentHeader(identity, body["versions"], names, frozenset(), position, position, columns)
+        source = tuple(body["source"]) if body.get("source") else None  # older journals have none
+        return ExperimentHeader(identity, body["versions"], names, frozenset(), position, position, columns, source)
     if header is None or event.kind != ARMS:
         return header
     last_refit = event.position if len(body["arms"]) > len(header.names) else header.last_refit
@@ -185,4 +188,4 @@ def _continue(
 def _identity_event(kind: str, task: Task, identity: Mapping[str, Any], differences: list[str] | None = None) -> Event:
     columns = list(context_columns(task.model))
     body = {"identity": dict(identity), "versions": library_versions(), "context_columns": columns}
-    return new_event(kind, body | {"differences": differences or []})
+    return new_event(kind, body | {"differences": differences or [], "source": program_source(task.model)})

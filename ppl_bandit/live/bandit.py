@@ -37,6 +37,7 @@ from ppl_bandit.live.designs import design_record, refuse_stopped, settings_of_d
 from ppl_bandit.live.files.saved_bandit import SavedBandit, save_bandit
 from ppl_bandit.live.looks import LookVerdict, look_difference, take_look
 from ppl_bandit.live.reported_rewards import many_rewards, one_reward, reward_values
+from ppl_bandit.live.reward_rows import learn_rows
 from ppl_bandit.live.show.rendering import evaluation_note
 from ppl_bandit.live.slates import check_size
 from ppl_bandit.live.views import ReadableBandit
@@ -46,7 +47,11 @@ from ppl_bandit.posterior.learning import Learner, prepare_batches, start
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.keywords import takes
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.program.outcome_information import check_information_directed, outcome_information, silent_arms_note
+from ppl_bandit.program.outcome_information import (
+    check_information_directed,
+    outcome_information,
+    uninformative_arms_note,
+)
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.recorded_design import design_from_settings
 from ppl_bandit.types import Engine, Selector
@@ -150,9 +155,9 @@ class Bandit(ReadableBandit):
         store = MemoryStore() if self._journal is None else self._journal.store
         self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
         self._owns_journal = self._journal is not journal
-        silent = [self.arms[arm] for arm in outcome_information(self._reward_model).silent]
-        if silent:
-            warnings.warn(silent_arms_note(silent), stacklevel=2)
+        uninformative = [self.arms[arm] for arm in outcome_information(self._reward_model).uninformative]
+        if uninformative:
+            warnings.warn(uninformative_arms_note(uninformative), stacklevel=2)
         if self._selector.is_deterministic:
             warnings.warn(evaluation_note(self._selector), stacklevel=2)
 
@@ -165,6 +170,7 @@ class Bandit(ReadableBandit):
         if check_flag(batches, "batches"):
             prepare_batches(self._task, self._learner, SIZES[:-1])
         self._learner.run.wait()
+        import pandas  # noqa: F401 - a quarter of the time of the first `report`
 
     @overload
     def select(
@@ -344,18 +350,11 @@ class Bandit(ReadableBandit):
         Returns:
             For each row, whether something was recorded (False if it was known), or the error that `update` would raise.
         """
-        found: list[bool | Exception | LearnRequest] = []
         with self._experiment.call():
             self._catch_up()
-            for row in rows:
-                try:
-                    found.append(self._request(**row))
-                except (ValueError, TypeError) as error:
-                    found.append(error)
-            requests = [one for one in found if isinstance(one, LearnRequest)]
-            results = iter(self._experiment.learn_each(requests))
+            found = learn_rows(self._experiment, rows, self._request)
             self._checkpoint(_EVENTS_PER_CHECKPOINT)
-            return [next(results) if isinstance(one, LearnRequest) else one for one in found]
+            return found
 
     def _request(
         self,

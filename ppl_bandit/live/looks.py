@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from ppl_bandit.trials.simulated.learners import Setting, learner_of
 from ppl_bandit.trials.simulated.prediction import predict_success
 from ppl_bandit.trials.stopping import StoppingRule
 
-__all__ = ["LookVerdict", "look_difference", "take_look"]
+__all__ = ["LookVerdict", "RuleDistance", "look_difference", "rule_distances", "take_look"]
 
 _NUM_FUTURES = 1000  # simulated continuations behind a predictive probability: its standard error is at most .016
 _LOOK_SEED = 0x10_0C  # folded into the seed, so that looks and decisions use different random numbers
@@ -76,6 +76,73 @@ class LookVerdict:
 
     def __str__(self) -> str:
         return self.verdict
+
+
+class RuleDistance(NamedTuple):
+    """What a stopping rule would find now.
+
+    Attributes:
+        name: of the rule.
+        value: its criterion at the present posterior.
+        threshold: at which it stops, or drops an arm; None if it never does.
+        is_met: whether it would at the next look.
+        words: all of this.
+    """
+
+    name: str
+    value: float
+    threshold: float | None
+    is_met: bool
+    words: str
+
+
+def rule_distances(projection: Projection, design: Design, pending: list[int]) -> tuple[RuleDistance, ...]:
+    """Return how far each stopping rule is from its threshold at the next look; nothing is recorded.
+
+    Args:
+        pending: number of pending rewards of each arm.
+    """
+    last = projection.look
+    if last is not None and last["ending"] != ENDINGS[CONTINUE]:
+        return ()
+    num_decisions = int(projection.num_played.sum())
+    done = sum(rows <= num_decisions for rows in design.look_rows)
+    index = min(max(done, 0 if last is None else last["look"] + 1), design.num_looks - 1)
+    found, _ = _check(projection, design, index, pending)
+    return tuple(
+        _distance(rule, float(value), float(rule.thresholds(design.num_looks)[index]), design.control is not None)
+        for rule, value in zip(design.rules, np.asarray(found.evidence), strict=True)
+    )
+
+
+def _distance(rule: StoppingRule, value: float, threshold: float, has_control: bool) -> RuleDistance:
+    what, end = _CRITERIA[rule.name]
+    compared = "is better than the control" if has_control else "is best"
+    what = what.format(compared=compared, limit=threshold, **rule.settings)
+    if rule.name == "value_remaining":  # the criterion is a probability, and the threshold is in its event
+        threshold = rule.settings["quantile"]
+    is_low = rule.name in ("inferiority", "expected_loss", "precision")
+    is_met = value < threshold if rule.name == "inferiority" else value <= threshold if is_low else value >= threshold
+    limit = "" if math.isinf(threshold) else f", and {end.format(f'{threshold:.4g}')}"
+    met = " (met)" if is_met else ""
+    return RuleDistance(
+        rule.name, value, None if math.isinf(threshold) else threshold, is_met, f"{what} is {value:.3g}{limit}{met}"
+    )
+
+
+_CRITERIA = {  # what is compared, and what happens beyond the threshold
+    "superiority": ("the largest probability that an arm {compared}", "{} or more stops"),
+    "inferiority": ("the smallest probability that an arm {compared}", "less than {} drops the arm"),
+    "equivalence": ("the probability that arms differ by less than {delta:g}", "{} or more stops"),
+    "futility": ("the largest probability that an arm gains less than {delta:g}", "{} or more drops the arm"),
+    "expected_loss": ("the expected loss of the best choice", "{} or less stops"),
+    "value_remaining": (
+        "the probability that the best arm exceeds the leader by at most {limit:g} of its expected reward",
+        "{} or more stops",
+    ),
+    "precision": ("the width of the widest {level:.0%} interval", "{} or less stops"),
+    "predictive_success": ("the probability of success at {at} decisions", "{} or more stops"),
+}
 
 
 def take_look(experiment: Experiment, design: Design, pending: Callable[[], list[int]]) -> LookVerdict:

@@ -17,7 +17,7 @@ from ppl_bandit.posterior.learning import Rows
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["one_reward", "many_rewards", "reward_values"]
+__all__ = ["many_rewards", "one_reward", "reported_reward", "reward_values"]
 
 
 def one_reward(
@@ -37,13 +37,7 @@ def one_reward(
     if decision is not None:
         if arm is not None:
             raise ValueError("give a decision or arm=, not both: a decision has its arm")
-        late, unchanged = check_late_values(task.model, task.late, context, None, "context")
-        index, prob = _check_shown(task, decision, shown, propensity)
-        given = _by_place(decision, reward) if isinstance(decision, Slate) else {decision_id(decision): reward}
-        reported = {
-            id: Reported(reward_values(task.model, own, is_partial=True), late, unchanged, index, prob)
-            for id, own in given.items()
-        }
+        reported = reported_reward(task, decision, reward, context, shown, propensity)
         return reward_events(experiment, reported, correct)
     if shown is not None or propensity is not None:
         raise ValueError(
@@ -58,6 +52,19 @@ def one_reward(
     rewards = check_rewards(task.model, reward, None, "reward")
     contexts = None if context is None else jax.tree.map(lambda leaf: np.asarray(leaf)[None], context)
     return import_events(Rows(np.array([index]), rewards, contexts))
+
+
+def reported_reward(
+    task: Task, decision: Any, reward: Any, context: Any = None, shown: Any = None, propensity: Any = None
+) -> dict[str, Reported]:
+    """Return {decision: what is reported} of one decision or slate; the arguments are those of `Bandit.update`."""
+    late, unchanged = check_late_values(task.model, task.late, context, None, "context")
+    index, prob = _check_shown(task, decision, shown, propensity)
+    given = _by_place(decision, reward) if isinstance(decision, Slate) else {decision_id(decision): reward}
+    return {
+        id: Reported(reward_values(task.model, own, is_partial=True), late, unchanged, index, prob)
+        for id, own in given.items()
+    }
 
 
 def _check_shown(task: Task, decision: Any, shown: Any, propensity: Any) -> tuple[int | None, float | None]:

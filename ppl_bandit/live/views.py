@@ -1,5 +1,6 @@
 """The methods that read a bandit: arms, posterior, tables, texts and figures. None of them changes a later decision."""
 
+import functools
 import math
 import os
 import textwrap
@@ -27,7 +28,9 @@ from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.journal.stores.store import JournalError
 from ppl_bandit.live.alarms import find_alarms
+from ppl_bandit.live.looks import RuleDistance, rule_distances
 from ppl_bandit.live.show.closed_form import closed_form
+from ppl_bandit.live.show.context_profiles import ContextProfile, context_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.levels_over_time import levels_over_time, plot_levels
 from ppl_bandit.live.show.lookahead import losses_after
@@ -39,6 +42,7 @@ from ppl_bandit.live.slates import place_propensities
 from ppl_bandit.posterior.learning import Learner, draw, draw_expected_rewards
 from ppl_bandit.posterior.task import Task
 from ppl_bandit.program.model.reward_model import RewardModel
+from ppl_bandit.trials.design import Design
 from ppl_bandit.types import Interaction, InvalidContext, Selector
 
 if TYPE_CHECKING:
@@ -74,6 +78,7 @@ class ReadableBandit:
     _experiment: Experiment
     _pid: int
     _is_closed = False
+    _design: Design | None = None
 
     @property
     def model(self) -> RewardModel:
@@ -224,8 +229,12 @@ class ReadableBandit:
             return self._experiment.next_propensities(projection, mask, context)
         return place_propensities(self._experiment, projection, mask, context, size)
 
-    def explain(self) -> str:
-        """Return a text: the engine and why it was chosen, the arms so far, and the selector."""
+    def explain(self, *, details: bool = False) -> str:
+        """Return a text: the engine and why it was chosen, the arms so far, and the selector.
+
+        Args:
+            details: whether to add, for a program that is not exact, measures and what was tried.
+        """
         learner = self._catch_up().learner
         evidence = None
         with jax.enable_x64(True):  # `log_evidence` may be a computed property
@@ -233,7 +242,9 @@ class ReadableBandit:
             if hasattr(state, "log_evidence"):
                 evidence = float(state.log_evidence), float(state.log_evidence_error)
         note = late_note(self.model, self._task.late)
-        return explanation_text(self.explanation, self._overview(), self._selector, evidence, learner.doubts, note)
+        return explanation_text(
+            self.explanation, self._overview(), self._selector, evidence, learner.doubts, note, details
+        )
 
     def summary(self, contexts: Any = None) -> "pandas.DataFrame":
         """Return a table with one row per arm.
@@ -313,7 +324,21 @@ class ReadableBandit:
             num_pending=len(pending),
             oldest=oldest,
             note="" if contexts is not None else slot_note(self.model),
+            rules=self._rule_distances(pending),
+            profiles=functools.partial(self._context_profiles, found.contexts),
+            seed=self.seed,
         )
+
+    def _rule_distances(self, pending: Any) -> tuple[RuleDistance, ...]:
+        if self._design is None:
+            return ()
+        counts = [int((pending.arm == arm).sum()) for arm in self.arms]
+        return rule_distances(self._catch_up(), self._design, counts)
+
+    def _context_profiles(self, contexts: Any) -> list[ContextProfile]:
+        if contexts is None or self.model.moving_sites or slot_note(self.model):
+            return []
+        return context_profiles(self.model, draw(self._catch_up().learner, self.num_samples), contexts)
 
     def _repr_html_(self) -> str:
         return bandit_html(self._name, self.explanation, self._overview(), len(self.pending()), str(self._selector))

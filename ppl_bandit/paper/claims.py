@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ class Claim(NamedTuple):
     verdict: str
 
 
-def claim_of_table_size(num_runs: int, *, seed: int, precision: str) -> Claim:
+def claim_of_table_size(num_runs: int, *, seed: int, precision: str, executor: Executor | None = None) -> Claim:
     """Simulate and judge the claim that a larger M does not help."""
     regrets = {}
     for size in _TABLE_SIZES:
@@ -44,6 +45,7 @@ def claim_of_table_size(num_runs: int, *, seed: int, precision: str) -> Claim:
             num_samples=size,
             seed=seed,
             precision=precision,
+            executor=executor,
         )
         (regrets[size],) = score_selectors(found)
     shown = ", ".join(f"M = {size}: {score.mean:.2f} +- {score.error:.2f}" for size, score in regrets.items())
@@ -56,10 +58,10 @@ def claim_of_table_size(num_runs: int, *, seed: int, precision: str) -> Claim:
     )
 
 
-def claim_of_quantile(num_runs: int, *, seed: int, precision: str) -> Claim:
+def claim_of_quantile(num_runs: int, *, seed: int, precision: str, executor: Executor | None = None) -> Claim:
     """Simulate and judge the claim that the quantile of Bayes-UCB causes its loss on linear Gaussian problems."""
     policies = {THOMPSON: selectors.thompson()} | {name: make() for name, make in _QUANTILES.items()}
-    found = simulate_setting("linear-figure", policies, num_runs, seed=seed, precision=precision)
+    found = simulate_setting("linear-figure", policies, num_runs, seed=seed, precision=precision, executor=executor)
     regrets = {score.selector: (score.mean, score.error) for score in score_selectors(found)}
     shown = ", ".join(f"{name} {mean:.1f} +- {error:.1f}" for name, (mean, error) in regrets.items())
     paper, thompson = regrets[BAYES_UCB][0], regrets[THOMPSON][0]

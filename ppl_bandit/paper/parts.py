@@ -1,6 +1,7 @@
 """The parts of the evaluation: simulations that do not depend on each other."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,12 +30,12 @@ class Part(NamedTuple):
     Attributes:
         name: key of its result.
         title: what it is, in words.
-        run: simulates it; can be sent to another process.
+        run: simulates it, with `executor=`; can be sent to another process.
     """
 
     name: str
     title: str
-    run: Callable[[], Any]
+    run: Callable[..., Any]
 
 
 def parts_of(
@@ -83,11 +84,18 @@ def _descriptions(sizes: settings.Sizes) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def run_parts(parts: Sequence[Part]) -> dict[str, Any]:
-    """Run the parts, and return their results by name."""
+def run_parts(parts: Sequence[Part], executor: Executor | None = None) -> dict[str, Any]:
+    """Run the parts, and return their results by name.
+
+    Args:
+        executor: runs the chunks of each part on its workers; None runs two parts at once, in processes.
+    """
     advance = progress_reporter("reproduce", len(parts), "parts")
     results = {}
-    for part, result in zip(parts, run_in_processes([part.run for part in parts]), strict=True):
+    found: Iterable[Any] = run_in_processes([part.run for part in parts])
+    if executor is not None:
+        found = (part.run(executor=executor) for part in parts)
+    for part, result in zip(parts, found, strict=True):
         results[part.name] = result
         advance(1)
     return results

@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -25,8 +27,9 @@ from ppl_bandit.paper.settings import (
     uniform_context,
 )
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.simulation.chunks import run_chunks, trace_chunk
+from ppl_bandit.simulation.chunks import chunk_size, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
+from ppl_bandit.simulation.executors import Study, run_on_workers
 from ppl_bandit.simulation.rollouts import rollout
 from ppl_bandit.simulation.scores import score_selectors
 from ppl_bandit.simulation.simulate import simulate
@@ -74,10 +77,12 @@ class GridRegret(NamedTuple):
     error: dict[str, np.ndarray]
 
 
-def run_setting(name: str, num_realizations: int, *, seed: int = 0, precision: str) -> "xarray.Dataset":
+def run_setting(
+    name: str, num_realizations: int, *, seed: int = 0, precision: str, executor: Executor | None = None
+) -> "xarray.Dataset":
     """Simulate every policy in a setting, and return the summary."""
     policies = {policy: make() for policy, make in POLICIES.items()}
-    return simulate_setting(name, policies, num_realizations, seed=seed, precision=precision)
+    return simulate_setting(name, policies, num_realizations, seed=seed, precision=precision, executor=executor)
 
 
 def simulate_setting(
@@ -88,6 +93,7 @@ def simulate_setting(
     num_samples: int = 1000,
     seed: int = 0,
     precision: str,
+    executor: Executor | None = None,
 ) -> "xarray.Dataset":
     """Simulate policies in a setting, and return the summary."""
     setting = SETTINGS[name]
@@ -107,6 +113,7 @@ def simulate_setting(
         num_samples=num_samples,
         summary=True,
         precision=precision,
+        executor=executor,
     )
 
 
@@ -147,6 +154,7 @@ def bernoulli_grid(
     *,
     seed: int = 0,
     precision: str,
+    executor: Executor | None = None,
 ) -> GridRegret:
     """Run bandits whose rates are ascending multiples of .05, all or evenly spread over the divergence.
 
@@ -158,10 +166,12 @@ def bernoulli_grid(
     rates, divergence = rates[chosen], divergence[chosen]
     model = _bernoulli(num_arms)
     titles = [str(tuple(round(float(r), 2) for r in row)) for row in rates]
-    return _run_grid(model, {"rate": rates}, None, titles, divergence, num_runs, seed, precision)
+    return _run_grid(model, {"rate": rates}, None, titles, divergence, num_runs, seed, precision, executor)
 
 
-def linear_grid(num_problems: int | None, num_runs: int, *, seed: int = 0, precision: str) -> GridRegret:
+def linear_grid(
+    num_problems: int | None, num_runs: int, *, seed: int = 0, precision: str, executor: Executor | None = None
+) -> GridRegret:
     """Run two-armed linear Gaussian bandits of the paper's footnote: 360 drawn from its grid, or some of them.
 
     Both weights of the second arm are larger, as in the paper's example, so that it is better in every context: the paper's
@@ -178,7 +188,7 @@ def linear_grid(num_problems: int | None, num_runs: int, *, seed: int = 0, preci
     weights, noise, divergence = weights[chosen], noise[chosen], divergence[chosen]
     truths = {"weights": weights, "variance": np.repeat(noise[:, None] ** 2, 2, axis=1)}
     titles = [f"{w.round(1).tolist()}, noise {s:.1f}" for w, s in zip(weights, noise, strict=True)]
-    return _run_grid(_linear(2), truths, uniform_context, titles, divergence, num_runs, seed, precision)
+    return _run_grid(_linear(2), truths, uniform_context, titles, divergence, num_runs, seed, precision, executor)
 
 
 def _run_grid(
@@ -190,6 +200,7 @@ def _run_grid(
     num_runs: int,
     seed: int,
     precision: str,
+    executor: Executor | None,
 ) -> GridRegret:
     regret = {}
     with jax.enable_x64(precision == "float64"):
@@ -198,7 +209,7 @@ def _run_grid(
             # Thompson sampling uses one draw of M, and one draw is cheaper than a quadrature.
             table = {"num_samples": 1, "draws": True} if policy == THOMPSON else {}
             regret[policy] = _final_regrets(
-                jr.key(seed), model, engine, POLICIES[policy](), truths, contexts, num_runs, **table
+                jr.key(seed), model, engine, POLICIES[policy](), truths, contexts, num_runs, executor, **table
             )
     ours = regret[LOWEST]
     relative, error = {}, {}
@@ -219,6 +230,7 @@ def _final_regrets(
     truths: dict[str, np.ndarray],
     contexts: Callable | None,
     num_runs: int,
+    executor: Executor | None = None,
     **table: Any,
 ) -> np.ndarray:
     """Return the final regret of each problem's realizations, (K, R): all problems run the same compiled function.
@@ -228,15 +240,19 @@ def _final_regrets(
     """
     stacked = {name: jnp.asarray(value) for name, value in truths.items()}
 
-    def play(key: Key, number: Array) -> Array:
+    def play(engine: Engine, key: Key, number: Array) -> Array:
         world = Environment(model, {name: value[number // num_runs] for name, value in stacked.items()}, contexts)
         run, _, _ = rollout(jr.fold_in(key, number), model, engine, selector, world, num_steps=_GRID_STEPS, **table)
         return jnp.sum(run.regret)
 
-    num_problems = next(iter(truths.values())).shape[0]
-    function = trace_chunk(play, key, num_problems * num_runs)()
-    regret = np.concatenate(list(run_chunks(function, key, num_problems * num_runs)))
-    return regret.astype(float).reshape(num_problems, num_runs)
+    num, own = next(iter(truths.values())).shape[0] * num_runs, partial(play, engine)
+    if executor is None:
+        parts = run_chunks(trace_chunk(own, key, num)(), key, num)
+    else:
+        study = Study(model, engine, play, chunk_size(own, key, num))
+        parts = run_on_workers(executor, study, key, num)
+    regret = np.concatenate(list(parts))
+    return regret.astype(float).reshape(-1, num_runs)
 
 
 def _spread(divergence: np.ndarray, num: int | None) -> np.ndarray:

@@ -76,7 +76,7 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
     num_doubted = 0 if _is_unfinished(info) else learner.num_doubted + (num_refreshes > learner.num_refreshes)
     is_kept = _is_unfinished(info) or (num_doubted < _MAX_DOUBTED and _may_recover(learner, rows, info))
     if factory is None or is_kept:
-        rest = "they are renewed as rewards come" if is_kept else "no engine is left to move to"
+        rest = "they are renewed as rewards come" if is_kept else "no other engine is left"
         after = learner._replace(
             stored=stored, has_warned=True, doubts=why, num_doubted=num_doubted, num_refreshes=num_refreshes
         )

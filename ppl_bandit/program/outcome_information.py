@@ -18,7 +18,7 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, Selector
 
-__all__ = ["OutcomeInformation", "check_information_directed", "outcome_information", "silent_arms_note"]
+__all__ = ["OutcomeInformation", "check_information_directed", "outcome_information", "uninformative_arms_note"]
 
 _NUM_WORLDS = 3
 _NUM_OUTCOMES = 128
@@ -30,11 +30,11 @@ class OutcomeInformation(NamedTuple):
     """Arms whose outcome does not tell about their own expected reward.
 
     Attributes:
-        silent: the expected reward depends on latents, the density of the outcome on none.
+        uninformative: the expected reward depends on latents, the density of the outcome on none.
         misleading: the outcome tells about latents, but not, or not only, about those that the expected reward depends on.
     """
 
-    silent: tuple[int, ...] = ()
+    uninformative: tuple[int, ...] = ()
     misleading: tuple[int, ...] = ()
 
 
@@ -55,15 +55,15 @@ def outcome_information(model: RewardModel) -> OutcomeInformation:
 
     with jax.enable_x64(True):
         rewards, scores = map(np.asarray, run_once(read))  # (worlds, A, D), (worlds, A, outcomes, D)
-    silent, misleading = [], []
+    uninformative, misleading = [], []
     for arm in range(model.num_arms):
         depends, tells, fits = zip(*map(_judge, rewards[:, arm], scores[:, arm]), strict=True)
         if any(depends) and not any(tells):
-            silent.append(arm)
+            uninformative.append(arm)
         elif any(tells) and not any(fits):
             misleading.append(arm)
-    model.save_result("outcome_information", [silent, misleading])
-    return OutcomeInformation(tuple(silent), tuple(misleading))
+    model.save_result("outcome_information", [uninformative, misleading])
+    return OutcomeInformation(tuple(uninformative), tuple(misleading))
 
 
 def check_information_directed(model: RewardModel, selector: Selector) -> None:
@@ -79,7 +79,7 @@ def check_information_directed(model: RewardModel, selector: Selector) -> None:
     if inner is None or model.is_reward_an_outcome:
         return
     found = outcome_information(model)
-    arms = sorted((*found.silent, *found.misleading))
+    arms = sorted((*found.uninformative, *found.misleading))
     if arms:
         raise ValueError(
             "selector is information_directed(), which measures the information of an arm by its expected reward, and here "
@@ -88,7 +88,7 @@ def check_information_directed(model: RewardModel, selector: Selector) -> None:
         )
 
 
-def silent_arms_note(arms: list[Any]) -> str:
+def uninformative_arms_note(arms: list[Any]) -> str:
     """Return a warning about arms whose outcome tells nothing, in one line."""
     return (
         f"the outcome of {_listed(arms)} does not depend on any latent, but its expected reward does: playing it teaches "

@@ -14,7 +14,7 @@ from ppl_bandit.serving.hot import unknown_experiment
 from ppl_bandit.serving.keys import Access
 from ppl_bandit.serving.messages import Message, RewardValue, Text
 from ppl_bandit.serving.metrics import Metrics
-from ppl_bandit.serving.problems import REFUSALS, Problem, ProblemDocument, as_problem
+from ppl_bandit.serving.problems import REFUSALS, Problem, ProblemDocument, or_raise
 
 _MAX_ROWS = 10_000
 _ROWS_PER_PART = 200  # of a streamed history
@@ -204,10 +204,7 @@ def _changed(experiment: ServedExperiment, change: Callable[[], Any]) -> Any:
 
 
 async def _queued(experiment: ServedExperiment, request: Any) -> bool:
-    found = await experiment.submit(experiment.rewards, request)
-    if isinstance(found, BaseException):
-        raise as_problem(found)
-    return found
+    return or_raise(await experiment.submit(experiment.rewards, request))
 
 
 def _state(experiment: ServedExperiment) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ppl_bandit.serving.api import make_router
 from ppl_bandit.serving.batches import Limits
 from ppl_bandit.serving.dashboard import make_dashboard
 from ppl_bandit.serving.experiments import ServedExperiment
-from ppl_bandit.serving.hot import HotRoutes
+from ppl_bandit.serving.hot import HotRoutes, LimitedRoutes
 from ppl_bandit.serving.keys import KeyFile
 from ppl_bandit.serving.metrics import Metrics
 from ppl_bandit.serving.openapi import complete_document
@@ -36,6 +36,19 @@ logger = logging.getLogger("ppl_bandit.serving")
 _SECONDS_BETWEEN_CHECKS = 2.0  # of the journals; /readyz speaks of the last 5 s
 _SECONDS_TO_DRAIN = 6.0  # of the 10 s in which the service stops
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+class _Application(FastAPI):
+    """A FastAPI application with hot endpoints, which do not pass through its middleware."""
+
+    hot: HotRoutes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        found = self.hot.find(scope)
+        if found is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await self.hot.answer(found, scope, receive, send)
 
 
 def create_app(
@@ -79,7 +92,7 @@ def create_app(
     metrics, gate = Metrics(served), Gate(keys)
     for experiment in served.values():
         experiment.metrics = metrics
-    app = FastAPI(
+    app = _Application(
         title="ppl_bandit",
         description="Decisions, rewards and reports of live bandits.",
         version="1",
@@ -92,7 +105,8 @@ def create_app(
     app.include_router(endpoints)
     app.include_router(pages, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
-    app.add_middleware(HotRoutes, experiments=served, gate=gate, metrics=metrics)
+    app.add_middleware(LimitedRoutes)
+    app.hot = HotRoutes(served, gate, metrics)
 
     async def refuse(request: Request, error: Exception) -> Response:
         problem = _as_problem(error)

@@ -59,20 +59,17 @@ def make_dashboard(experiments: Mapping[str, ServedExperiment], gate: Gate) -> A
             return answer
 
     router = APIRouter(default_response_class=HTMLResponse, route_class=PageRoute)
-    for path, show in (
-        ("/", pages.index),
-        ("/experiments/{name}", pages.experiment),
-        ("/experiments/{name}/{change}", pages.confirm),
-        ("/login", pages.ask),
-        ("/docs", pages.docs),
+    for method, path, page in (
+        ("GET", "/", pages.index),
+        ("GET", "/experiments/{name}", pages.experiment),
+        ("GET", "/experiments/{name}/{change}", pages.confirm),
+        ("POST", "/experiments/{name}/{change}", pages.apply),
+        ("GET", "/login", pages.ask),
+        ("POST", "/login", pages.login),
+        ("POST", "/logout", pages.logout),
+        ("GET", "/docs", pages.docs),
     ):
-        router.add_api_route(path, show, methods=["GET"])
-    for path, change in (
-        ("/experiments/{name}/{change}", pages.apply),
-        ("/login", pages.login),
-        ("/logout", pages.logout),
-    ):
-        router.add_api_route(path, change, methods=["POST"])
+        router.add_api_route(path, page, methods=[method])
     return router
 
 

@@ -215,12 +215,8 @@ class ServedExperiment:
     def _count_decisions(self, results: Sequence[Any]) -> None:
         arms: list[Any] = []
         for result in results:
-            if isinstance(result, Decision):
-                arms.append(result.arm)
-            elif isinstance(result, Slate):
-                arms += result.arms
-            elif isinstance(result, list):
-                arms += [decision.arm for decision in result]
+            for one in result if isinstance(result, list) else [result]:
+                arms += one.arms if isinstance(one, Slate) else [one.arm] if isinstance(one, Decision) else []
         if self.metrics is not None:
             self.metrics.count_decisions(self.name, arms)
 
@@ -265,12 +261,11 @@ class ServedExperiment:
     def _attempt(self, work: Callable[[], Any]) -> Any:
         """Do work, and return its result or the refusal; remember whether the journal works."""
         try:
-            result = work()
+            return work()
         except Exception as error:
             if isinstance(error, JournalError):
                 self._journal_failure = str(error)
             return as_problem(error)
-        return result
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:

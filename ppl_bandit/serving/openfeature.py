@@ -12,7 +12,7 @@ import orjson
 
 from ppl_bandit.serving.experiments import ServedExperiment
 from ppl_bandit.serving.messages import DecisionRequest
-from ppl_bandit.serving.problems import Problem, as_problem
+from ppl_bandit.serving.problems import Problem, as_problem, or_raise
 
 _CODES = {  # {reason of a refusal: (status, the specification's code)}
     "invalid_json": (400, "PARSE_ERROR"),
@@ -33,9 +33,7 @@ async def evaluate(experiment: ServedExperiment, attributes: Mapping[str, Any]) 
     """
     unit = _unit(attributes)
     request = DecisionRequest.model_construct(context=_context(experiment, attributes), unit=unit)
-    decision = await experiment.submit(experiment.decisions, request)
-    if isinstance(decision, BaseException):
-        raise as_problem(decision)
+    decision = or_raise(await experiment.submit(experiment.decisions, request))
     value = (experiment.values or {}).get(decision.arm, decision.arm)  # an arm that was added later has no value
     return {
         "key": experiment.name,

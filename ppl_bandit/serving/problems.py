@@ -83,6 +83,13 @@ _REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
+def or_raise(result: Any) -> Any:
+    """Return the result of a queue, or raise the refusal that it is."""
+    if isinstance(result, BaseException):
+        raise as_problem(result)
+    return result
+
+
 def as_problem(error: BaseException) -> Problem:
     """Return the refusal that an error of the library stands for; an unforeseen one is logged, without its message."""
     if isinstance(error, Problem):

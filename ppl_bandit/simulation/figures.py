@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_band", "draw_by_arm", "draw_run", "draw_tuned"]
 
+_MOST_ON_LINEAR_AXIS = 50  # candidates: differences between few of them are then still seen
 _MAX_CURVES = 7  # arms that can be told apart in one panel
 
 
@@ -56,7 +57,11 @@ def draw_run(found: "xarray.Dataset", out: Path, caption: str) -> None:
         axes[0, column].set(title=name, ylim=(-0.03, 1.03))
         candidates = np.asarray(run.one_num_candidates)
         axes[1, column].step(run.step, np.maximum(candidates, 0.8), color="black", linewidth=0.9, where="mid")
-        axes[1, column].set(xlabel="step", ylabel="candidates, N", yscale="log", ylim=(0.8, 1500))
+        is_wide = candidates.max(initial=0) > _MOST_ON_LINEAR_AXIS
+        scale: dict[str, Any] = (
+            {"yscale": "log"} if is_wide else {"ylim": (0, 1.08 * max(2, candidates.max(initial=0)))}
+        )
+        axes[1, column].set(xlabel="step", ylabel="candidates, N", **scale)
         axes[1, column].set_visible(bool(candidates.any()))  # most selectors draw none
     axes[0, 0].legend(fontsize=8)
     save_figure(figure, "One realization: p-hat and N over time", caption, out / "one_run.png")

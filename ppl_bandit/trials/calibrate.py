@@ -1,10 +1,8 @@
-"""Find the threshold of a stopping rule that gives a design its type I error, and judge it on fresh seeds.
+"""Find the threshold of superiority that gives a design its type I error, and judge it on fresh seeds.
 
-Without a control, superiority's threshold decides only when a trial stops, not what happens before. One simulation without
-the rule then gives the type I error for all thresholds at once: a trial would have stopped for superiority exactly if the
-largest probability at any of its looks reaches the threshold, so that the threshold is a quantile of these maxima. Where the
-path of a trial depends on the threshold (a control that is replaced by a winner, an inferiority threshold tied to it), it is
-found by search: probit regression on trials with several thresholds.
+Up to the first look at which an arm is superior, a trial is the same whatever the threshold. So one simulation without the rule
+gives the type I error for all thresholds at once: a trial would have declared an arm superior exactly if the largest
+probability at any of its looks reaches the threshold, and the threshold is a quantile of these maxima.
 """
 
 import dataclasses
@@ -13,7 +11,6 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import optimize, special
 
 from ppl_bandit.display.progress import progress_reporter
 from ppl_bandit.inputs.numbers import check_count
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["calibrate"]
 
 _NEVER = 2.0  # a threshold that no probability reaches
-_NUM_STAGES = 8  # of a search
-_LEAST_SEARCHED, _MOST_SEARCHED = 0.9, 0.9999
 
 
 def calibrate(
@@ -41,7 +36,6 @@ def calibrate(
     null: Any,
     *,
     type_i_error: float = 0.05,
-    symmetric: bool = False,
     num_trials: int = 30_000,
     seed: int = 0,
     engine: Engine | Callable[[RewardModel], Engine] | None = None,
@@ -63,9 +57,8 @@ def calibrate(
             no others, or a truth {site: value}. A list or a mapping {name: null} of several: the threshold holds the
             error in the worst of them.
         type_i_error: target, strictly inside (0, 1).
-        symmetric: whether inferiority's threshold is 1 - p, as superiority's is p.
         num_trials: simulated trials of each null to find the threshold, and as many to judge it. The error of the result has
-            the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default; .0019 after a search.
+            the standard error sqrt(2 type_i_error (1 - type_i_error) / num_trials): .0018 by default.
         seed: random seed; the threshold is judged with seed + 1.
         engine, num_samples, arms, mesh, executor, progress: as in `operating_characteristics`.
 
@@ -83,52 +76,32 @@ def calibrate(
         )
     if not isinstance(type_i_error, float | np.floating) or not 0.0 < type_i_error < 1.0:
         raise ValueError(f"type_i_error must be a probability strictly inside (0, 1), got {type_i_error!r}")
-    if symmetric and design.rule("inferiority") is None:
-        raise ValueError(
-            "symmetric=True ties inferiority's threshold to superiority's, and the design has no inferiority rule: add "
-            "stopping.inferiority(0.01), or leave symmetric out"
-        )
     check_count(num_trials, "num_trials")
     check_count(seed, "seed", 0)
     worlds = _nulls(model, null)
-    # Thresholds are tried that the rules' own checks would refuse, so the design is only a template here.
-    simulator = TrialSimulator(
-        model,
-        design.with_threshold("superiority", _MOST_SEARCHED),
-        engine,
-        num_samples,
-        arms=arms,
-        mesh=mesh,
-        executor=executor,
-    )
+    simulator = TrialSimulator(model, design, engine, num_samples, arms=arms, mesh=mesh, executor=executor)
     advance = progress_reporter("calibration", 2 * num_trials * len(worlds), "trials") if progress else None
+    place = design.rules.index(rule)
 
-    def run(world: Environment, threshold: float, num: int, seed: int, first: int = 0) -> TrialRecord:
-        limits = _thresholds(design, threshold, symmetric)
+    def run(world: Environment, threshold: float, seed: int) -> TrialRecord:
+        limits = design.thresholds().copy()
+        limits[place] = threshold
         try:
-            return simulator.run(world, num, seed, first=first, thresholds=limits, advance=advance)
+            return simulator.run(world, num_trials, seed, thresholds=limits, advance=advance)
         except TrialsInterrupted as error:  # a part of the trials has no threshold
             raise error.__cause__ or error from None
 
-    def measure(world: Environment, threshold: float, num: int, seed: int, first: int = 0) -> float:
-        found = run(world, threshold, num, seed, first)
-        return float(np.mean(declares_superiority(found, simulator.setting.control)))
+    def measure(world: Environment, threshold: float) -> float:
+        return float(np.mean(declares_superiority(run(world, threshold, seed + 1), simulator.setting.control)))
 
-    def find(world: Environment) -> float:
-        if design.control is None and not symmetric:
-            peak = np.asarray(run(world, _NEVER, num_trials, seed).peak)[:, design.rules.index(rule)]
-            return _quantile_of_peaks(peak, type_i_error)
-        start = float(np.mean(rule.threshold))
-        return _search(lambda at, first, num: measure(world, at, num, seed, first), start, type_i_error, num_trials)
-
-    found = {name: find(world) for name, world in worlds.items()}
+    found = {
+        name: _quantile_of_peaks(np.asarray(run(world, _NEVER, seed).peak)[:, place], type_i_error)
+        for name, world in worlds.items()
+    }
     worst = max(found, key=lambda name: found[name])
     threshold = found[worst]
-    fresh = {name: measure(world, threshold, num_trials, seed + 1) for name, world in worlds.items()}
+    fresh = {name: measure(world, threshold) for name, world in worlds.items()}
     error = fresh[worst]
-    calibrated = design.with_threshold("superiority", threshold)
-    if symmetric:
-        calibrated = calibrated.with_threshold("inferiority", 1.0 - threshold)
     calibration = {
         "rule": "superiority",
         "threshold": threshold,
@@ -140,7 +113,7 @@ def calibrate(
         "num_trials": num_trials,
         "seed": seed,
     }
-    return dataclasses.replace(calibrated, calibration=calibration)
+    return dataclasses.replace(design.with_threshold("superiority", threshold), calibration=calibration)
 
 
 def _nulls(model: RewardModel, null: Any) -> dict[str, Environment]:
@@ -169,16 +142,6 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float | np.number) else str(value)
 
 
-def _thresholds(design: Design, threshold: float, symmetric: bool) -> np.ndarray:
-    limits = design.thresholds().copy()
-    for index, rule in enumerate(design.rules):
-        if rule.name == "superiority":
-            limits[index] = threshold
-        elif rule.name == "inferiority" and symmetric:
-            limits[index] = 1.0 - threshold
-    return limits
-
-
 def _quantile_of_peaks(peak: np.ndarray, target: float) -> float:
     """Return the threshold from the largest probability of each trial without the rule: a quantile of them."""
     peaks = np.sort(peak)
@@ -190,52 +153,3 @@ def _quantile_of_peaks(peak: np.ndarray, target: float) -> float:
             "the inferiority rule, which ends a trial when one arm is left"
         )
     return float(threshold)
-
-
-def _search(measure: Callable[[float, int, int], float], start: float, target: float, num_trials: int) -> float:
-    """Return the threshold by a search in stages with new trials in each, all of which are used for the result.
-
-    After each stage the error is fitted as a function of the threshold by probit regression, nearly linear where the threshold
-    is on the scale of probits too. The next stage runs at the threshold where the fit reaches the target.
-
-    Args:
-        measure: (threshold, number of the first trial, number of trials) -> share of them with an error.
-        start: threshold of the first stage.
-    """
-    low, high = special.ndtri(_LEAST_SEARCHED), special.ndtri(_MOST_SEARCHED)
-    num = -(-num_trials // _NUM_STAGES)
-    begin = position = float(np.clip(special.ndtri(start), low, high))
-    positions, errors = [], []
-    for stage in range(_NUM_STAGES):
-        positions.append(position)
-        errors.append(measure(float(special.ndtr(position)), stage * num, num))
-        root = _fitted_root(np.array(positions), num * np.array(errors), num, target, begin)
-        position = float(np.clip(root, low, high))
-    if root < low:
-        raise ValueError(
-            f"the type I error is below {target:g} even with superiority({_LEAST_SEARCHED:g}): give a smaller type_i_error, or "
-            "use that threshold"
-        )
-    if root > high:
-        raise ValueError(
-            f"the type I error is above {target:g} even with superiority({_MOST_SEARCHED:g}): look later or less often, or "
-            "give a larger type_i_error"
-        )
-    return float(special.ndtr(position))
-
-
-def _fitted_root(positions: np.ndarray, num_errors: np.ndarray, num: int, target: float, start: float) -> float:
-    """Return the position at which the probit of the error, fitted by a falling line, is that of the target.
-
-    Weak priors keep the first steps short: root ~ Normal(start, 1), slope ~ LogNormal(log 1.5, 0.5). In simulated designs the
-    slope was between 1.1 and 2.
-    """
-
-    def loss(parameters: np.ndarray) -> float:
-        root, log_slope = parameters
-        probits = special.ndtri(target) - np.exp(log_slope) * (positions - root)
-        likelihood = num_errors @ special.log_ndtr(probits) + (num - num_errors) @ special.log_ndtr(-probits)
-        return float(0.5 * (root - start) ** 2 + 0.5 * ((log_slope - np.log(1.5)) / 0.5) ** 2 - likelihood)
-
-    found = optimize.minimize(loss, [positions[-1], np.log(1.5)], method="Nelder-Mead", options={"xatol": 1e-6})
-    return float(found.x[0])

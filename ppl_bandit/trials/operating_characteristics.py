@@ -16,7 +16,7 @@ from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import ExecutorLost
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
-from ppl_bandit.trials.performance import calibration_frame, performance
+from ppl_bandit.trials.performance import performance
 from ppl_bandit.trials.simulated.simulator import TrialSimulator, TrialsInterrupted, as_environment, check_kinds
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 from ppl_bandit.types import Engine
@@ -91,16 +91,6 @@ class OperatingCharacteristics:
             for name, found in self._records.items()
         }
         return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("scenario")
-
-    def calibration(self) -> "pandas.DataFrame":
-        """Return, for worlds from the prior, how often each rule was right and how often the posterior said so.
-
-        See `trials.performance.calibration_frame`; the index is (scenario, rule).
-        """
-        import pandas
-
-        frames = {name: calibration_frame(found, self.design, self._control) for name, found in self._records.items()}
-        return pandas.concat(frames, names=["scenario", "rule"])
 
     def plot(self, scenario: str | None = None) -> Any:
         """Draw status over looks, sample sizes, allocation and errors of estimates; return the matplotlib figure.

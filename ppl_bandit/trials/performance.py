@@ -1,7 +1,7 @@
 """Operating characteristics from simulated trials, each with its standard error."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +11,7 @@ from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import ENDINGS
 from ppl_bandit.trials.simulated.trial_runs import TrialRecord
 
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = ["calibration_frame", "declares_superiority", "performance", "sequence_covers"]
+__all__ = ["declares_superiority", "performance", "sequence_covers"]
 
 _ALPHA = 0.05
 _ALWAYS = ("superiority", "equivalence", "futility", "undecided")
@@ -111,68 +108,6 @@ def sequence_covers(found: TrialRecord, bounds: tuple[float, float]) -> np.ndarr
     with np.errstate(divide="ignore", invalid="ignore"):
         is_excluded = excludes_mean(truth, successes, trials, _ALPHA, OPTIMAL_PLAYS)
     return ~is_excluded | (trials == 0)
-
-
-def calibration_frame(found: TrialRecord, design: Design, control: int) -> "pandas.DataFrame":
-    """Return, for each rule that stopped trials, how often it was right and how often the posterior said so.
-
-    For trials in worlds from the prior the two agree: among the trials that stopped for a rule, the share of true claims
-    equals the mean posterior probability of the claim at that look. For `expected_loss` the claim is the loss itself, for
-    `precision` that the 95% intervals of the arms left contain their true means. `inferiority` and `predictive_success` end no
-    trial with a claim about the arms, and with a control claims are judged where there is one other arm.
-    """
-    import pandas
-
-    rows = {}
-    each = np.arange(found.ending.size)
-    for index, rule in enumerate(design.rules):
-        claim = _claim(found, rule, control)
-        is_stopped = found.ending == (ENDINGS.index(rule.name) if rule.name in ENDINGS else -1)
-        if claim is None or not is_stopped.any():
-            continue
-        said: Any
-        if rule.name == "superiority" and control < 0:
-            said = found.best_arm_probs[each, found.arm]
-        elif rule.name == "precision":
-            said = np.full(each.size, 1.0 - _ALPHA)
-        else:
-            said = found.evidence[:, index]
-        gap = claim[is_stopped] - said[is_stopped]
-        rows[rule.name] = {
-            "num_stopped": int(is_stopped.sum()),
-            "said": float(np.mean(said[is_stopped])),
-            "found": float(np.mean(claim[is_stopped])),
-            "gap": float(np.mean(gap)),
-            "gap_se": float(np.std(gap) / math.sqrt(gap.size)),
-        }
-    return pandas.DataFrame.from_dict(rows, orient="index")
-
-
-def _claim(found: TrialRecord, rule: Any, control: int) -> np.ndarray | None:
-    """Return whether the claim of a rule is true in each trial, or the loss of the selected arm; None if it makes no claim."""
-    each, truth = np.arange(found.ending.size), np.asarray(found.truth)
-    among = np.where(found.active, truth, -np.inf)
-    own = truth[each, found.arm]
-    if rule.name == "superiority" and control < 0:
-        return (own == among.max(axis=1)).astype(float)
-    if rule.name == "equivalence" and control < 0:
-        lowest = np.where(found.active, truth, np.inf).min(axis=1)
-        return (among.max(axis=1) - lowest < rule.settings["delta"]).astype(float)
-    if rule.name in ("equivalence", "futility") and truth.shape[1] == 2:
-        gap = truth[:, 1 - control] - truth[:, control]
-        gap = np.abs(gap) if rule.name == "equivalence" else gap
-        return (gap < rule.settings["delta"]).astype(float)
-    if rule.name == "superiority" and truth.shape[1] == 2:
-        return (truth[:, 1 - control] > truth[:, control]).astype(float)
-    if rule.name == "precision":
-        is_covered = (found.low <= truth) & (truth <= found.high)
-        return np.sum(is_covered & found.active, axis=1) / np.sum(found.active, axis=1)
-    if rule.name == "expected_loss":
-        return among.max(axis=1) - own
-    if rule.name == "value_remaining":
-        limit = rule.thresholds(int(found.counts_by_look.shape[1]))[found.look]
-        return (among.max(axis=1) - own <= limit * np.abs(own)).astype(float)
-    return None
 
 
 def _is_right(found: TrialRecord, control: int) -> np.ndarray:

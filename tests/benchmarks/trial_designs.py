@@ -1,7 +1,7 @@
 """Measure designs of trials: type I error by number of looks, calibration, adaptr's README design, prior worlds, and speed.
 
 Run it with `python tests/benchmarks/trial_designs.py [part ...] [--trials N] [--out FILE]`; parts: looks, calibrate, adaptr,
-prior, prediction, stopping, speed, collapsed. Every figure is printed with its standard error and its reference.
+prediction, stopping, speed, collapsed. Every figure is printed with its standard error and its reference.
 """
 
 import argparse
@@ -18,13 +18,10 @@ from ppl_bandit.trials.simulated.simulator import TrialSimulator, as_environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trials"))
 from trial_settings import (  # noqa: E402
-    LOSS_BOUND,
     PREDICTION_DESIGNS,
-    PRIOR_RULES,
     adaptr_design,
     normal_arms,
     predicted_and_found,
-    prior_design,
     rates,
     similar_arms,
 )
@@ -66,9 +63,9 @@ def part_calibrate(num_trials):
         )
         show("    type I error on fresh seeds", own["type_i_error"], own["type_i_error_se"], 0.05)
     begun = time.perf_counter()
-    design = calibrate(rates(3), adaptr_design(), 0.75, symmetric=True, num_trials=num_trials // 4)
+    design = calibrate(rates(3), adaptr_design(), 0.75, num_trials=num_trials // 4)
     own, seconds = design.calibration, time.perf_counter() - begun
-    found["adaptr"] = show(f"adaptr's design, symmetric threshold ({seconds:.1f} s)", own["threshold"], math.nan)
+    found["adaptr"] = show(f"adaptr's design, threshold ({seconds:.1f} s)", own["threshold"], math.nan)
     found["adaptr error"] = show("    type I error on fresh seeds", own["type_i_error"], own["type_i_error_se"], 0.05)
     return found
 
@@ -87,21 +84,6 @@ def part_adaptr(num_trials):
         found[f"difference {name}"] = show(
             f"    rates .75, .80, .70: {name}", table.loc["difference", name], table.loc["difference", f"{name}_se"]
         )
-    return found
-
-
-def part_prior(num_trials):
-    found = {}
-    for name in PRIOR_RULES:
-        design = prior_design(name)
-        frame = operating_characteristics(
-            rates(2), design, "prior", num_trials=num_trials, arms=["old", "new"]
-        ).calibration()
-        for rule, row in frame.loc["prior"].iterrows():
-            label = f"prior worlds {name}: {rule} ({row.num_stopped:.0f} stopped), true less said"
-            found[f"{name} {rule}"] = show(label, row.gap, row.gap_se, 0.0)
-            if rule == "expected_loss":
-                show("    mean loss at stopping", row.found, row.gap_se, f"at most {LOSS_BOUND}")
     return found
 
 

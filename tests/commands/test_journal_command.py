@@ -11,6 +11,9 @@ import pytest
 from ppl_bandit import Bandit, Journal
 from ppl_bandit.commands.cli import main
 from ppl_bandit.commands.model_files import load_model
+from ppl_bandit.commands.recorded_program import find_program
+from ppl_bandit.journal.open_experiment import ExperimentHeader
+from ppl_bandit.journal.stores.store import JournalError
 
 MODEL = """
 import numpyro
@@ -75,8 +78,9 @@ def test_status_and_report_write_the_posterior_as_figures_and_a_page(recorded, c
     assert status == 0 and "is the best single arm after 4 rewards" in out and "after 50 more decisions" in out
     assert "is the best single arm after 4 rewards" in (tmp_path / "page" / "report.html").read_text()
     assert (tmp_path / "page" / "report.png").exists()
-    status, _, err = run(capsys, folder / "j.db", "report")
-    assert status == 2 and "report needs the program" in err
+    status, out, err = run(capsys, folder / "j.db", "report")  # the journal records where its program is
+    assert status == 0 and "is the best single arm after 4 rewards" in out
+    assert f"program: {folder / 'slopes.py'}:model, as the journal says" in err
 
 
 def test_show_prints_everything_about_one_decision(recorded, capsys):
@@ -128,7 +132,6 @@ def test_export_and_pending_give_tables(recorded, capsys, tmp_path):
     [
         (["nowhere.db", "status"], "there is no journal nowhere.db"),
         (["JOURNAL", "status", "--name", "y"], "has no experiment 'y'; its experiments: x"),
-        (["JOURNAL", "replay"], "replay needs the program: give --model"),
         (["JOURNAL", "pending", "--older-than", "nan"], "--older-than must be seconds"),
         (["JOURNAL", "pending", "--older-than", "1e400"], "--older-than must be seconds"),
         (["mysql://u:pw@h/d", "status"], "scheme 'mysql'"),
@@ -166,3 +169,33 @@ def test_an_export_stays_in_its_folder_and_nothing_else_is_written(recorded, cap
         assert Path("j.db").read_bytes() == before
     assert sorted(os.listdir()) == ["_.csv", "__x.csv", "_hidden.csv", "_x.csv", "j.db"]
     assert os.listdir(tmp_path) == ["here"]
+
+
+def header(source):
+    return ExperimentHeader({}, {}, [], frozenset(), 0, 0, [], source)
+
+
+def test_a_recorded_program_is_found_where_it_was_or_beside_the_journal(tmp_path):
+    (tmp_path / "slopes.py").write_text(MODEL)
+    url, here = str(tmp_path / "j.db"), str(tmp_path / "slopes.py")
+    assert find_program(header((here, "model")), url, "replay") == f"{here}:model"
+    assert find_program(header(("/gone/slopes.py", "model")), f"sqlite:///{url}", "replay") == f"{here}:model"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, "replay needs the program: give --model .*; the journal does not say where it is"),
+        (("/gone/model.py", "model"), r"'model' was not found at /gone/model.py \(no such file\); .*no such file"),
+        (("HERE/script.py", "model"), "no model file: it does not define num_arms"),
+        (("HERE/slopes.py", "other"), "it defines no function 'other'"),
+        (("HERE/broken.py", "model"), "cannot be read"),
+    ],
+)
+def test_a_program_that_is_not_found_is_asked_for_with_the_places_looked_at(tmp_path, source, said):
+    (tmp_path / "slopes.py").write_text(MODEL)
+    (tmp_path / "script.py").write_text("def model(arm):\n    pass\n\n\nraise SystemExit  # never executed\n")
+    (tmp_path / "broken.py").write_text("def model(")
+    given = None if source is None else (source[0].replace("HERE", str(tmp_path)), source[1])
+    with pytest.raises(JournalError, match=said):
+        find_program(header(given), "postgresql://host/base" if source is None else str(tmp_path / "j.db"), "replay")

@@ -10,6 +10,7 @@ import pytest
 from shared_models import FLOORED, bernoulli_bandit, bernoulli_engine, bernoulli_model, bernoulli_parts
 
 from ppl_bandit import Bandit, Journal, JournalError, RewardModel, evaluate, selectors
+from ppl_bandit.display.figure_style import figure_tools
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.evaluation.posterior_path import follow_posterior
@@ -242,3 +243,16 @@ def test_a_deterministic_selector_is_named_when_the_bandit_is_built_and_its_log_
         bandit.update(bandit.select(), 1.0)
     found = bandit.evaluate("high")
     assert found.is_refused and "selectors.with_floor" in found.verdict
+
+
+def test_the_figures_sequence_is_shown_near_its_answer():
+    rng = np.random.default_rng(0)
+    arm = rng.integers(2, size=2000)
+    reward = 17.0 * (rng.random(2000) < np.where(arm == 1, 0.4, 0.2)) + rng.normal(size=2000)
+    found = evaluate(pandas.DataFrame({"arm": arm, "reward": reward, "propensity": 0.5}), (1, 0))
+    figure = found.plot()
+    low, high = figure.axes[1].get_ylim()
+    last = found.sequence.iloc[-1]
+    assert low < last["lower"] and high > last["upper"]
+    assert high - low < 10 * (last["upper"] - last["lower"])  # the bounds after ten decisions are wider than that
+    figure_tools().close(figure)

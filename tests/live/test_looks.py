@@ -204,3 +204,25 @@ def test_a_design_is_restored_from_json_values():
     assert design_settings(design_from_settings(settings)) == settings
     with pytest.raises(ValueError, match="a design has the arguments of Design"):
         design_from_settings({"look": [1]})
+
+
+def test_a_report_says_how_far_each_rule_is_from_its_threshold(warm_starts):
+    rules = [
+        stopping.superiority(0.99),
+        stopping.inferiority(0.01),
+        stopping.expected_loss(0.5),
+        stopping.precision(0.01),
+    ]
+    bandit = bernoulli_bandit(2, design=Design([100, 200], stopping=rules))
+    bandit.update_many(arms=[0] * 40 + [1] * 40, rewards=[1] * 12 + [0] * 28 + [1] * 17 + [0] * 23)
+    report = bandit.report(more=(100,))
+    found = {rule.name: rule for rule in report.rules}
+    assert found["superiority"].value == pytest.approx(report.best_prob, abs=1e-3) and not found["superiority"].is_met
+    assert found["inferiority"].value == pytest.approx(
+        1 - report.best_prob, abs=1e-3
+    )  # both are within 1e-3 of quadrature
+    assert found["expected_loss"].value == pytest.approx(report.loss, rel=1e-3) and found["expected_loss"].is_met
+    (line,) = [line for line in str(report).splitlines() if line.startswith("Stopping rules at this posterior: ")]
+    assert "the largest probability that an arm is best is 0.8" in line and ", and 0.99 or more stops;" in line
+    assert "the expected loss of the best choice is" in line and "0.5 or less stops (met)" in line
+    assert report.to_dict()["rules"][0]["name"] == "superiority" and bandit.look().look == 0  # nothing was recorded

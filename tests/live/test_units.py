@@ -209,6 +209,26 @@ def test_each_reward_of_many_is_refused_alone(place):
     assert bandit.num_rewards == 3
 
 
+def test_rewards_of_one_call_are_learnt_in_one_update(place):
+    """Their events are one batch, as those of `update_many`; among many, the wrong ones alone are refused, and order counts."""
+    bandit = bernoulli_bandit(**place)
+    made = bandit.select_many(num_decisions=23)
+    rows = [{"decision": one.id, "reward": number % 2} for number, one in enumerate(made)]
+    assert bandit.update_each(rows[:10]) == [True] * 10
+    batches = {event.batch for event in bandit._experiment.store.read("default") if event.kind == "rewarded"}
+    assert len(batches) == 1
+    wrong = {11: rows[3] | {"reward": 0}, 17: {"decision": "no such", "reward": 1}, 22: rows[22] | {"reward": 2}}
+    given = [wrong.get(number, row) for number, row in enumerate(rows)]
+    again = given[12] | {"reward": 1 - given[12]["reward"]}
+    found = bandit.update_each([*given, again, again | {"correct": True}])
+    expected = [number in wrong or number >= 10 for number in range(23)]
+    assert [one is not False for one in found[:23]] == expected
+    assert {number for number, one in enumerate(found) if isinstance(one, ValueError)} == {*wrong, 23}
+    assert found[24] is True and bandit.num_rewards == 20
+    record = next(one for one in bandit.records() if one["decision"] == made[12].id)
+    assert record["reward"] == {"reward": again["reward"]}
+
+
 SECRETS = (b"somebody@example.org", b"0.8080808080808")
 
 

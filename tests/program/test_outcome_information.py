@@ -48,7 +48,7 @@ def linear(arm, context):
 
 def test_a_duel_of_an_item_with_itself_tells_nothing_and_other_duels_tell_about_another_quantity():
     found = outcome_information(RewardModel(duel, 3))
-    assert found.silent == (0, 2) and found.misleading == (1,)
+    assert found.uninformative == (0, 2) and found.misleading == (1,)
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,19 @@ def test_all_flags_are_evaluated_at_once_and_unchanged_answers_are_not_sent_agai
     assert again[0] == 304 and again[2] == ""
 
 
+def test_a_form_of_another_site_changes_nothing_and_stored_markup_is_text(service):
+    """Without a browser: what its `Origin` says decides, also with the cookie of an administrator."""
+    cookie = {"Cookie": f"ppl_bandit_key={service.keys['admin']}", "Content-Type": "application/x-www-form-urlencoded"}
+    for origin in ({}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
+        for path, form in (("/experiments/banner/pause", b""), ("/experiments/banner/retire", b"arm=low")):
+            assert service.call("POST", path, headers=cookie | origin, raw=form)[0] == 403
+    state = service.call("GET", "/v1/experiments/banner", None, "read")[2]
+    assert state["is_paused"] is False and "low" not in state["retired"]
+    status, headers, page = service.call("GET", "/experiments/banner", headers=cookie)
+    assert status == 200 and "script-src 'self'" in headers["Content-Security-Policy"]
+    assert "<img" not in page and page.count("<script") == 1 and "&lt;img" in page and "&lt;script&gt;" in page
+
+
 def test_the_dashboard_in_a_browser(service):
     """Log in, see the report, retire an arm with a confirmation; stored markup is text, and another site's form is refused."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

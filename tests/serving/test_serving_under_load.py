@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -288,8 +289,9 @@ def test_schemathesis_finds_nothing(folder):
 
 
 def test_propensities_are_the_frequencies_of_the_arms_and_replay_agrees(folder):
-    """20,000 decisions from one posterior, alone and in batches."""
-    with running(folder, ["programs.py", "--journal", "e.db"]) as service:
+    """20,000 decisions from one posterior, alone and in batches, of two processes at the same time."""
+    start = (folder, ["programs.py", "--journal", "e.db"])
+    with running(*start) as service, running(*start) as other:
         client = Client(service.url)
         for count in range(9):  # so few that every arm still has a chance
             client.reward(client.decide()["id"], count % 2)
@@ -305,11 +307,14 @@ def test_propensities_are_the_frequencies_of_the_arms_and_replay_agrees(folder):
         threads = [threading.Thread(target=decide) for _ in range(16)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
-        for _ in range(18):
-            answers += client.decide_many([{}] * 1000)
-        assert service.stop() < 10
+        for _ in range(9):
+            with ThreadPoolExecutor(2) as pool:
+                rows = [pool.submit(Client(own.url).decide_many, [{}] * 1000) for own in (service, other)]
+                answers += [answer for own in rows for answer in own.result()]
+        assert service.stop() < 10 and other.stop() < 10
     with Journal(folder / "e.db", read_only=True) as journal:
         events = {event.decision: event for event in journal.events() if event.kind == DECIDED}
+    assert len(answers) == 20_000 and len({event.lane for event in events.values()}) > 1
     # An arm's draw has variance e (1 - e) given its propensity e, so the sum over decisions is normal.
     for arm in range(3):
         mine = [answer for answer in answers if answer["arm"] == arm]

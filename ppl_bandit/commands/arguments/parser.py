@@ -67,6 +67,7 @@ def _run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--realizations", type=int, default=1000, help="independent repetitions (%(default)s)")
     run.add_argument("--devices", type=_whole, metavar="N", help="spread realizations over N devices; 0 for all")
+    _add_workers(run)
     _add_common(run, out="ppl-bandit-run", has_samples=True)
 
 
@@ -77,6 +78,7 @@ def _tune(tune: argparse.ArgumentParser) -> None:
     tune.add_argument("--criterion", default="mean", help="mean, or a quantile such as 0.95 (%(default)s)")
     _add_engine(tune)
     tune.add_argument("--num-worlds", type=int, default=256, help="worlds that each candidate plays (%(default)s)")
+    _add_workers(tune)
     _add_common(tune, out="ppl-bandit-tune", has_samples=True)
 
 
@@ -94,6 +96,7 @@ def _reproduce(reproduce: argparse.ArgumentParser) -> None:
         help="fewer realizations: about 3 minutes on two cores (the default)",
     )
     size.add_argument("--full", action="store_true", help="the paper's sizes, 5,000 realizations: use a GPU")
+    _add_workers(reproduce)
     _add_common(reproduce, out="ppl-bandit-paper")
 
 
@@ -181,23 +184,25 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     common.add_argument("--name", help="the experiment (default: the only one, or 'default')")
     common.add_argument("--json", action="store_true", help="print JSON")
     model = argparse.ArgumentParser(add_help=False)
-    model.add_argument("--model", metavar="MODEL", help=f"the program: {_MODEL}")
+    model.add_argument(
+        "--model", metavar="MODEL", help=f"the program: {_MODEL} (default: the one that the journal records)"
+    )
     actions = journal.add_subparsers(dest="action", required=True, metavar="ACTION")
     status = actions.add_parser(
         "status",
         parents=[common, model],
         help="arms, counts, pending; with --model intervals, P(best) and expected loss of each arm",
     )
-    actions.add_parser("look", parents=[common, model], help="take the look that is due by the design (needs --model)")
+    actions.add_parser("look", parents=[common, model], help="take the look that is due by the design")
     status.add_argument("--out", type=Path, help="with --model: write a figure of the posterior to this PNG file")
-    report = actions.add_parser("report", parents=[common, model], help="the answer in five lines (needs --model)")
+    report = actions.add_parser("report", parents=[common, model], help="the answer in five lines")
     report.add_argument(
         "--more", type=int, nargs="+", metavar="N", help="further decisions after which to state the expected loss"
     )
     report.add_argument("--out", type=Path, help="folder for report.html and report.png")
     show = actions.add_parser("show", parents=[common], help="everything recorded about one decision")
     show.add_argument("id", metavar="ID", help="the decision's id")
-    actions.add_parser("replay", parents=[common, model], help="recompute every decision (needs --model)")
+    actions.add_parser("replay", parents=[common, model], help="recompute every decision")
     export = actions.add_parser("export", parents=[common], help="write a table: one row per decision")
     export.add_argument("--to", choices=("csv", "parquet", "netcdf"), required=True, help="the format")
     export.add_argument("--out", type=Path, help="the file (NAME.csv, .parquet or .nc)")
@@ -213,11 +218,9 @@ def _journal(journal: argparse.ArgumentParser) -> None:
     alarms.add_argument(
         "--overdue-after", type=float, metavar="SECONDS", help="pending rewards older than this are missing"
     )
-    erase = actions.add_parser(
-        "erase", parents=[common, model], help="erase a unit's name and contexts (needs --model)"
-    )
+    erase = actions.add_parser("erase", parents=[common, model], help="erase a unit's name and contexts")
     erase.add_argument("unit", metavar="UNIT", help="the unit, as it was given to select")
-    expire = actions.add_parser("expire", parents=[common, model], help="settle overdue decisions (needs --model)")
+    expire = actions.add_parser("expire", parents=[common, model], help="settle overdue decisions")
     expire.add_argument("--older-than", type=float, metavar="SECONDS", help="age (the experiment's reward_window)")
     expire.add_argument(
         "--reward", type=float, help="their reward; without it, the default of the reward_window, or none"
@@ -304,7 +307,16 @@ def _design(design: argparse.ArgumentParser) -> None:
     design.add_argument("--burn-in", type=_whole, default=0, help="decisions shared equally at the start (%(default)s)")
     design.add_argument("--max-rows", type=_whole, help="decisions in all; the last look waits for all outcomes")
     design.add_argument("--trials", type=int, default=10_000, help="simulated trials per scenario (%(default)s)")
+    _add_workers(design)
     _add_common(design, out="ppl-bandit-design")
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--workers", type=_whole, metavar="N", help="simulate in N processes (default: this one, all cores)"
+    )
+    place.add_argument("--dask", metavar="ADDRESS", help="simulate on the workers of this Dask scheduler (extra dask)")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

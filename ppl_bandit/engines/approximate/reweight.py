@@ -370,7 +370,7 @@ def _explain(model: RewardModel, num_particles: int, discount: float, size: int,
     return explain_approximate(
         model,
         "reweight",
-        "each row reweights the draws; stale draws are replaced by importance sampling on all data, or by Hamiltonian moves "
+        "each row reweights the draws; stale draws are replaced by importance sampling on all data, or by Hamiltonian steps "
         "where importance sampling fails its checks",
         f"{num_particles} weighted draws",
         discount,
@@ -378,7 +378,7 @@ def _explain(model: RewardModel, num_particles: int, discount: float, size: int,
             f"approximated: the posterior, by {num_particles} weighted draws of {size} latent numbers{separate}; its form is "
             "arbitrary",
             f"checks: effective sample size, at least {MIN_ESS_SHARE:.0%} of the draws, and of the weights alone, at least "
-            f"half; Pareto k-hat, at most {MAX_K_HAT}; after moves, the autocorrelation with the starting positions, at "
+            f"half; Pareto k-hat, at most {MAX_K_HAT}; after Markov steps, the autocorrelation with the starting positions, at "
             f"most {MAX_AUTOCORRELATION}, drift, divergences, acceptance and finite log densities; the mass of modes that "
             f"the search found and that have too few draws, at most {MAX_UNSEEN_MASS:.0%}",
             f"not seen: a region that neither a draw nor the search for modes reaches, and modes that together hold less than "

@@ -125,9 +125,9 @@ def inspect(
             raise rounding_refusal(model, layout, residual, f" at some values of {outer}")
         raise refusal(
             model,
-            f"is not conjugate given {outer}: the log {what} is affine in the sufficient statistics at one value of "
-            f"these but not at others - residual {float(residual.nats):.1e} nats",
+            f"is not conjugate given {outer}: the {what} is conjugate at one value of these, but not at others",
             "see what changes the family: a power, or which reals a scale multiplies, must not depend on outer sites",
+            f"the log {what} is not affine in the sufficient statistics; residual {float(residual.nats):.1e} nats",
         )
     worst_prior = max(evidence.prior, in_prior, key=lambda found: float(excess_of(found)))
     worst_row = max(evidence.likelihood, in_rows, key=lambda found: float(excess_of(found)))

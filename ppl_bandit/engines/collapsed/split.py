@@ -151,11 +151,9 @@ def _split_refusal(
     parts += [f"given {', '.join(names)}: {reason}" for names, reason in tried]
     if not tried and not why:
         parts.append("no set of sites that size leaves the rest without such couplings")
-    reason = (
-        f"is not conjugate given any {MAX_OUTER_SITES} sites or fewer of at most {MAX_OUTER_DIMS} dimensions; tried: "
-        + "; ".join(parts)
-    )
-    refused = refusal(model, reason, "engines.reweight needs no conjugacy")
+    reason = f"is approximate: no closed form was found, even with up to {MAX_OUTER_SITES} sites sampled"
+    details = f"sets of at most {MAX_OUTER_DIMS} dimensions were tried: " + "; ".join(parts)
+    refused = refusal(model, reason, "engines.reweight needs no conjugacy", details)
     if refused.explanation is None:
         return refused
     return NotConjugate(str(refused), refused.explanation._replace(engine="collapsed"))

@@ -17,7 +17,7 @@ from ppl_bandit.engines.exact.families.layout import POSITIVE, REAL, Layout
 from ppl_bandit.engines.exact.families.registry import FAMILIES
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.numpyro_adapter import distribution_name
-from ppl_bandit.types import Explanation, NotConjugate
+from ppl_bandit.types import DETAILS, Explanation, NotConjugate
 
 __all__ = [
     "ANALYTIC_REMEDY",
@@ -59,11 +59,17 @@ _REAL_STATISTICS = "z and z z'"
 _REAL_REMEDY = "real latents have a Normal prior, each with a mean that is linear in the others"
 
 
-def refusal(model: RewardModel, reason: str, remedy: str) -> NotConjugate:
-    """Return the exception for a program that is not conjugate, with what would make it so."""
+def refusal(model: RewardModel, reason: str, remedy: str, details: str = "") -> NotConjugate:
+    """Return the exception for a program that is not conjugate, with what would make it so.
+
+    Args:
+        details: measures and what was tried, which `Bandit.explain` leaves out unless it is asked for them.
+    """
     sentence = f"{program_name(model)} {reason}"
     text = f"{program_name(model)}: NOT EXACT.\n  reason: it {reason}\n  remedy: {remedy}"
-    return NotConjugate(f"{sentence}; {remedy}", Explanation("conjugate", False, sentence, {}, text))
+    more = f"\n{DETAILS}{details}" if details else ""
+    message = f"{sentence}; {remedy}" + (f" (details: {details})" if details else "")
+    return NotConjugate(message, Explanation("conjugate", False, sentence, {}, text + more))
 
 
 def density_refusal(model: RewardModel, layout: Layout, alone: list[str], residual: Residual, row: Any) -> NotConjugate:
@@ -78,14 +84,16 @@ def density_refusal(model: RewardModel, layout: Layout, alone: list[str], residu
     sites = [site for site in layout.sites if site.name in blamed]
     statistics = {REAL: _REAL_STATISTICS, **{kind: family.statistics_text for kind, family in FAMILIES.items()}}
     priors = {REAL: _REAL_REMEDY, **{kind: family.prior_remedy for kind, family in FAMILIES.items()}}
+    names = ", ".join(f"'{name}'" for name in blamed)
     if alone:
         form = "; ".join(f"'{site.name}': {statistics[site.kind]}" for site in sites)
-        reason = f"is not conjugate: the log {what} is not affine in the sufficient statistics ({form})"
+        reason = f"has no closed-form posterior: the {what} is not conjugate in {names}"
+        details = f"the log {what} is not affine in the sufficient statistics ({form})"
     else:
-        names = ", ".join(f"'{name}'" for name in blamed)
-        reason = f"is not conjugate: the log {what} couples {names} in a way that no conjugate family has"
+        reason = f"has no closed-form posterior: the {what} couples {names} in a way that no conjugate family has"
+        details = f"the log {what} is not affine in the sufficient statistics of all of them"
     nats, tolerance = float(residual.nats), float(residual.tolerance)
-    reason += f" - residual {nats:.1e} nats, tolerance {tolerance:.1e} nats"
+    details += f"; residual {nats:.1e} nats, tolerance {tolerance:.1e} nats"
     kinds = {site.kind for site in layout.sites}
     if row is None:
         given = "; ".join(dict.fromkeys(priors[site.kind] for site in sites))
@@ -100,8 +108,8 @@ def density_refusal(model: RewardModel, layout: Layout, alone: list[str], residu
     else:
         remedy = outcome_remedy(model)
     if nats < 1e-6:
-        remedy += "; a residual this small can come from a cast to float32 inside the program"
-    return refusal(model, reason, remedy)
+        remedy += "; a deviation as small as here can come from a cast to float32 inside the program"
+    return refusal(model, reason, remedy, details)
 
 
 def proof_refusal(model: RewardModel, reason: str, remedy: str, *, in_program: bool, is_prior: bool) -> NotConjugate:
@@ -133,16 +141,18 @@ def rounding_refusal(model: RewardModel, layout: Layout, residual: Residual, whe
     if layout.members.shape[1] > 1:
         return refusal(
             model,
-            f"cannot be certified in float64: its prior ties reals to each other so tightly{where} that {hidden}",
+            f"cannot be certified in float64: its prior ties reals to each other too tightly{where}",
             "write a tight child as its parent plus a small step, as in `child = parent + 1e-7 * numpyro.sample(..., "
             "dist.Normal(0, 1))`; add a larger multiple of the identity to a covariance matrix, 1e-6 of its diagonal, and "
             "compute it from float64 numbers (NumPy arrays, or made in the program): differences of float32 numbers are off "
             "by 1e-7; or measure the latents in other units",
+            hidden,
         )
     return refusal(
         model,
-        f"cannot be certified in float64: the terms of its log prior are so large{where} that {hidden}",
+        f"cannot be certified in float64: the terms of its log prior are too large{where}",
         "use a prior that counts fewer observations, or other units",
+        hidden,
     )
 
 
@@ -152,8 +162,9 @@ def untested_refusal(model: RewardModel, arm: int, is_rounded: bool) -> NotConju
         return refusal(
             model,
             f"cannot be certified in float64: for every reward that was tried on arm {arm} the terms of the log likelihood are "
-            f"so large that rounding alone could hide more than {resolution(jnp.float64):.0e} nats",
+            "too large",
             "measure rewards and latents in units in which the noise is not so small",
+            f"rounding alone could hide more than {resolution(jnp.float64):.0e} nats",
         )
     return refusal(
         model,

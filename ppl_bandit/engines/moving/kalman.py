@@ -167,9 +167,9 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
         nats, tolerance = float(residual.nats), float(residual.tolerance)
         raise refusal(
             model,
-            f"has no Kalman filter: the step of {names} is not linear Gaussian - residual {nats:.1e} nats, tolerance "
-            f"{tolerance:.1e} nats",
+            f"has no Kalman filter: the step of {names} is not linear Gaussian",
             _REMEDY,
+            f"residual {nats:.1e} nats, tolerance {tolerance:.1e} nats",
         )
     return layout, residual
 

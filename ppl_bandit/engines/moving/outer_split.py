@@ -97,8 +97,10 @@ def _candidates(model: RewardModel, kinds: dict[str, str | None]) -> Iterator[tu
 
 
 def _refused(model: RewardModel, reason: str, tried: list[str]) -> NotConjugate:
-    text = "; ".join([f"has no Kalman filters over particles: {reason}", *tried])
-    return refusal(model, text, "engines.particle_filter needs no proof")
+    details = "; ".join(tried)
+    return refusal(
+        model, f"has no Kalman filters over particles: {reason}", "engines.particle_filter needs no proof", details
+    )
 
 
 def explain_split(model: RewardModel, split: FilterSplit, num_own: int, window: int) -> Explanation:
@@ -117,7 +119,8 @@ def explain_split(model: RewardModel, split: FilterSplit, num_own: int, window: 
         f"  proved: for every value of {outer}, the step and the likelihood are real-analytic in {inner}",
         f"  certified: two steps in a row and the likelihood are Gaussian at random values of {outer};",
         f"    largest residual {residual_text(split.evidence)}; every new datum is certified at two particles",
-        f"  approximated: {outer}, by 2 independent sets of {num_own} particles; moves after a resampling replay the last rows",
+        f"  approximated: {outer}, by 2 independent sets of {num_own} particles; Markov steps after a resampling "
+        "replay the last rows",
         f"    (at most {window}) from the filters at the start of the window",
         "  evidence: effective sample size, k-hat of the weights, and the disagreement of the two sets, at every row",
     ]

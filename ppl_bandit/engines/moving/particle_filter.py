@@ -194,11 +194,12 @@ def _explain(model: RewardModel, num_own: int, window: int | None) -> Explanatio
     lines = [
         f"{program_name(model)}: APPROXIMATE, by a particle filter: {NUM_FILTERS} independent filters of {num_own} particles.",
         "",
-        f"  {moving}: moved by the program's own step",
+        f"  {moving}: advanced by the program's own time step",
     ]
     if static:
         lines.append(
-            f"  {', '.join(static)}: static, moved after each resampling, over the last rows (at most {window})"
+            f"  {', '.join(static)}: static, renewed by Markov steps after each resampling, over the last rows "
+            f"(at most {window})"
         )
     time = 'context["time"] is the time of a step' if model.has_clock else "every learnt reward is one step"
     lines += [

@@ -79,7 +79,7 @@ def static_moves(model: RewardModel, size: int) -> StaticMoves | None:
     for name, support in supports.items():
         if support is None:
             raise ValueError(
-                f"the support of '{name}' depends on another latent, so that static latents cannot be moved: give it a fixed "
+                f"the support of '{name}' depends on another latent, so that static latents cannot be renewed: give it a fixed "
                 "support"
             )
     space = outer_space(model, static, supports)

@@ -30,10 +30,10 @@ MOVE_CHECKS = (
     Check("the drift of a mean, in units of six standard errors,", 1.0),
     Check("the share of divergent transitions", 0.01),
     Check("the mean acceptance probability", 0.5, is_minimum=True),
-    Check("the share of particles that never moved", 0.02),
+    Check("the share of particles that no Markov step changed", 0.02),
     Check("the effective sample size of the starting positions, as a share of the particles,", 0.1, is_minimum=True),
     Check("energies", failure="the log density of a particle is not finite"),
-    Check("budget", failure="the moves of one update ended at their budget, and continue with a later one"),
+    Check("budget", failure="the Markov steps of one update ended at their budget, and continue with a later one"),
 )
 _DIVERGENCE, _ENERGIES, _BUDGET = 2, 6, 7  # indices of the checks of divergences, finite densities and the budget
 _TARGET_ACCEPT = 0.8

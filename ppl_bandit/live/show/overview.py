@@ -14,7 +14,15 @@ from ppl_bandit.program.model.reward_model import RewardModel
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ByContext", "Overview", "arm_overview", "exact_overview", "slot_note", "subsample_contexts"]
+__all__ = [
+    "ByContext",
+    "Overview",
+    "arm_overview",
+    "exact_overview",
+    "reward_tables",
+    "slot_note",
+    "subsample_contexts",
+]
 
 _MAX_CONTEXTS = 200  # the standard error of an average is then 7% of the spread between contexts
 _MAX_ENTRIES = 20_000_000  # of all tables together: 160 MB
@@ -158,7 +166,7 @@ def arm_overview(
     num_contexts = 0 if contexts is None else len(jax.tree.leaves(contexts)[0])
     with jax.enable_x64(True):
         rows = contexts if num_contexts else None
-        tables = np.asarray(_reward_tables(model, num_contexts > 0)(dict(draws), rows))  # (C, M, A)
+        tables = np.asarray(reward_tables(model, num_contexts > 0)(dict(draws), rows))  # (C, M, A)
     wins = tables == tables.max(axis=2, keepdims=True)
     averaged = tables.mean(axis=0)
     low, median, high = np.quantile(averaged, [0.025, 0.5, 0.975], axis=0)
@@ -227,7 +235,9 @@ def exact_overview(
 
 
 @functools.lru_cache(maxsize=8)
-def _reward_tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any], Any]:
+def reward_tables(model: RewardModel, has_context: bool) -> Callable[[Any, Any], Any]:
+    """Return the function (draws, contexts with a leading axis) -> tables of expected rewards (C, M, A)."""
+
     def read(draws: Any, contexts: Any) -> Any:
         if not has_context:
             return model.expected_rewards(draws, None)[None]
@@ -247,13 +257,13 @@ def slot_note(model: RewardModel) -> str:
     )
 
 
-def subsample_contexts(contexts: Any, table_size: int) -> Any:
-    """Return at most 200 of the contexts, evenly spaced in their order; fewer where the tables would fill the memory.
+def subsample_contexts(contexts: Any, table_size: int, most: int = _MAX_CONTEXTS) -> Any:
+    """Return at most so many of the contexts, evenly spaced in their order; fewer where the tables would fill the memory.
 
     Args:
         table_size: M times A.
     """
-    num, most = len(jax.tree.leaves(contexts)[0]), min(_MAX_CONTEXTS, max(1, _MAX_ENTRIES // table_size))
+    num, most = len(jax.tree.leaves(contexts)[0]), min(most, max(1, _MAX_ENTRIES // table_size))
     if num <= most:
         return contexts
     index = np.linspace(0, num - 1, most).round().astype(int)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ppl_bandit.live.show.figures import NUM_LEADING
 from ppl_bandit.live.show.overview import Overview
-from ppl_bandit.types import Explanation, Selector
+from ppl_bandit.types import DETAILS, Explanation, Selector
 
 __all__ = ["arms_text", "bandit_html", "evaluation_note", "explanation_text", "html_table", "shown_arms"]
 
@@ -21,6 +21,7 @@ def explanation_text(
     log_evidence: tuple[float, float] | None = None,
     doubts: str = "",
     late: str = "",
+    details: bool = False,
 ) -> str:
     """Return the verdict on the posterior, the arms so far and the selector, and then the engine's certificate.
 
@@ -28,9 +29,13 @@ def explanation_text(
         selector: of the decisions.
         log_evidence: of the program so far, with its standard error, if the engine estimates it.
         doubts: why the draws cannot be trusted; empty if they can.
+        details: whether to show the lines with measures and with what was tried.
         late: a note on context entries that are known only with the reward; empty if there are none.
     """
     verdict, _, certificate = str(explanation).partition("\n")
+    kept = [line for line in certificate.strip("\n").splitlines() if details or not line.startswith(DETAILS)]
+    if len(kept) < len(certificate.strip("\n").splitlines()):
+        kept.append("  `explain(details=True)` adds the measures, and what was tried")
     num_rewards = int(found.num_rewards.sum())
     lines = [verdict, "", f"  learnt from {num_rewards} rewards; decisions by {selector.name}; {found.source}"]
     if doubts:
@@ -56,7 +61,7 @@ def explanation_text(
         )
     if selector.is_deterministic:
         lines.append(f"  {evaluation_note(selector)}")
-    return "\n".join([*lines, *(["", certificate.strip("\n")] if certificate else [])])
+    return "\n".join([*lines, *(["", *kept] if kept else [])])
 
 
 def arms_text(found: Overview) -> list[str]:

@@ -1,6 +1,6 @@
 """The answer for a person who must decide: which arm leads, by how much, how certain that is, what more data would change."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs
+from ppl_bandit.live.looks import RuleDistance
+from ppl_bandit.live.show.context_profiles import ContextProfile, plot_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
 from ppl_bandit.live.show.overview import ByContext, Overview
 from ppl_bandit.live.show.rendering import html_table
@@ -17,6 +19,7 @@ from ppl_bandit.types import Explanation
 __all__ = ["Report", "evidence_text", "make_report", "name_of"]
 
 _MOST_NAMED = 6  # arms in a sentence
+_LEAST_WORTH = 0.02  # of today's loss: less is within the error of the loss after more decisions
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,7 @@ class Report:
         loss_after: {n: the same after n more decisions}.
         num_rewards, num_pending: rewards learnt, and decisions that wait for one.
         lead_shares: {arm: share of the contexts in which it leads}; None for fewer than two contexts.
+        rules: what each stopping rule of the design would find now.
         gain, gain_interval: how much more choosing the leader of each context earns per decision than the best single arm, and
             the central 95% interval; None likewise.
     """
@@ -57,6 +61,9 @@ class Report:
     lead_shares: Mapping[Any, float] | None = None
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
+    rules: tuple[RuleDistance, ...] = ()
+    profiles: Callable[[], list[ContextProfile]] = field(default=list, repr=False)
+    seed: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -69,17 +76,29 @@ class Report:
         if self.lead_shares is not None:
             found |= {"gain": self.gain, "gain_interval": self.gain_interval}
             found["lead_shares"] = {str(arm): share for arm, share in self.lead_shares.items()}
+        found["rules"] = [rule._asdict() for rule in self.rules]
         return found | {"loss_after": {str(n): loss for n, loss in self.loss_after.items()}, "arms": arms}
 
     def plot(self, unit: str = "") -> Any:
         """Return the figure of `Bandit.plot`."""
         return plot_bandit(self.overview, self.played, self.title, self.overview.source, unit)
 
+    def plot_contexts(self, unit: str = "") -> Any:
+        """Return a figure of the expected reward of each arm along each entry of the context; None without a context.
+
+        The other entries are averaged over, as in the contexts that were seen.
+        """
+        return plot_profiles(self.profiles(), self.overview, self.title, unit)
+
     def to_html(self, path: str | PathLike | None = None) -> str:
         """Return the report as one HTML page with its figure, and write it to a file if a path is given."""
         answer, *lines = self.text.splitlines()
         parts = [html_paragraphs(lines), f'<div class="wide">{html_table(self.overview)}</div>']
-        page = html_page(self.title, answer, [*parts, html_figure(answer, self.plot())])
+        parts.append(html_figure(answer, self.plot()))
+        by_context = self.plot_contexts()
+        if by_context is not None:
+            parts.append(html_figure("Expected reward of each arm along the entries of the context.", by_context))
+        page = html_page(self.title, answer, parts, self.seed)
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
@@ -98,6 +117,9 @@ def make_report(
     num_pending: int,
     oldest: str,
     note: str = "",
+    rules: tuple[RuleDistance, ...] = (),
+    profiles: Callable[[], list[ContextProfile]] = list,
+    seed: int = 0,
 ) -> Report:
     """Write the report.
 
@@ -107,6 +129,9 @@ def make_report(
         evidence: what the numbers rest on, in words.
         oldest: since when the oldest pending decision waits, in words.
         note: a remark about what the arms mean; empty for none.
+        rules: what each stopping rule of the design would find now.
+        profiles: the expected rewards along each entry of the context.
+        seed: of the bandit.
     """
     order, num_rewards = found.leaders, int(found.num_rewards.sum())
     leader = int(order[0])
@@ -132,6 +157,8 @@ def make_report(
             lines.append(_context_text(found, personal, leader))
         lines.append(_loss_text(float(found.loss[leader]), loss_after, personal is not None))
     lines[0] += "."
+    if rules:
+        lines.append(f"Stopping rules at this posterior: {'; '.join(rule.words for rule in rules)}.")
     waiting = "1 decision waits" if num_pending == 1 else f"{num_pending} decisions wait"
     lines.append(f"Evidence: {evidence}.")
     lines.append(
@@ -158,6 +185,9 @@ def make_report(
         None if personal is None else dict(zip(found.arms, personal.lead_shares.tolist(), strict=True)),
         None if personal is None else personal.gain,
         None if personal is None else personal.gain_interval,
+        rules,
+        profiles,
+        seed,
     )
 
 
@@ -191,7 +221,11 @@ def _context_text(found: Overview, personal: ByContext, leader: int) -> str:
         return f"It leads in each of the {found.num_contexts} contexts, so choosing by context gains nothing."
     shares = ", ".join(f"{name_of(found.arms[arm])} {personal.lead_shares[arm]:.0%}" for arm in order[:_MOST_NAMED])
     others = len(order) - _MOST_NAMED
-    more = f", {others} others {personal.lead_shares[order[_MOST_NAMED:]].sum():.0%}" if others > 0 else ""
+    more = (
+        f", {others} other{'s' if others > 1 else ''} {personal.lead_shares[order[_MOST_NAMED:]].sum():.0%}"
+        if others > 0
+        else ""
+    )
     low, high = personal.gain_interval
     shown = "" if low > 0 else "; no gain is shown"
     return (
@@ -208,4 +242,9 @@ def _loss_text(loss: float, after: Mapping[int, float], is_by_context: bool) -> 
     against = ", against the best arm of each context" if is_by_context else ""
     text = f"Choosing it now loses {loss:.2g} per decision{against}, on average over the posterior"
     later = [f"{value:.2g} after {n:,} more decisions" for n, value in after.items()]
-    return f"{text}; about {', '.join(later)}." if later else f"{text}."
+    if not later:
+        return f"{text}."
+    num, least = max(after.items())
+    worth = max(loss - least, 0.0)
+    gained = f"up to {worth:.2g} for each decision after them" if worth > _LEAST_WORTH * loss else "almost nothing"
+    return f"{text}; about {', '.join(later)}, so {num:,} more are worth {gained}."

@@ -1,0 +1,64 @@
+"""What the library prints is understood at first reading: the conclusion first, then the remedy, and measures on request."""
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas
+import pytest
+
+from ppl_bandit import Bandit, NotConjugate, RewardModel, engines, evaluate
+from ppl_bandit.program.outcome_information import uninformative_arms_note
+
+PRIVATE_WORDS = ("silent arm", "ladder", "rival", "log can carry", " moves ")
+
+
+def logistic(arm):
+    with numpyro.plate("arms", 2):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        tilt = numpyro.sample("tilt", dist.Normal(0.0, 1.0))
+    numpyro.sample("reward", dist.Bernoulli(logits=level[arm] + tilt[arm] ** 3))
+
+
+@pytest.fixture(scope="module")
+def explained():
+    bandit = Bandit(logistic, num_arms=2, num_samples=50)
+    return bandit.explain(), bandit.explain(details=True)
+
+
+def test_a_program_without_closed_form_says_so_before_what_was_tried(explained):
+    short, long = explained
+    assert short.startswith("logistic: APPROXIMATE (reweight).")
+    assert "it has no closed-form posterior: the likelihood of reward" in short
+    assert "it is approximate: no closed form was found, even with up to 3 sites sampled" in short
+    assert short.endswith("`explain(details=True)` adds the measures, and what was tried")
+    assert "tried: " not in short and " nats" not in short
+    assert "sets of at most 16 dimensions were tried: " in long and " nats" in long
+
+
+def test_no_private_word_is_printed(explained):
+    for text in explained:
+        assert not [word for word in PRIVATE_WORDS if word in text]
+
+
+def test_a_refusal_ends_with_its_details():
+    with pytest.raises(NotConjugate) as caught:
+        engines.conjugate(RewardModel(logistic, 2))
+    conclusion, remedy, details = (str(caught.value).index(part) for part in ("no closed-form", "; ", "(details: "))
+    assert conclusion < remedy < details
+    assert " nats" not in caught.value.explanation.reason
+
+
+def test_a_verdict_says_whether_the_data_support_it():
+    rng = np.random.default_rng(0)
+    arm = rng.integers(2, size=400)
+    reward = (rng.random(400) < np.where(arm == 1, 0.6, 0.2)).astype(float)
+    log = pandas.DataFrame({"arm": arm, "reward": reward, "propensity": 0.5})
+    answer, support = evaluate(log, (1, 0)).verdict.splitlines()
+    assert answer.startswith("1 beats 0 by") and "95% interval" in answer
+    assert support.startswith("The data support this: the effective sample size is")
+
+
+def test_an_arm_whose_outcome_teaches_nothing_is_named_with_the_remedy():
+    note = uninformative_arms_note(["free"])
+    assert note.startswith("the outcome of arm 'free' does not depend on any latent") and "leave such arms out" in note
+    assert not [word for word in PRIVATE_WORDS if word in note]
