@@ -6,8 +6,11 @@ import numpyro.distributions as dist
 import pandas
 import pytest
 
-from ppl_bandit import Bandit, NotConjugate, RewardModel, engines, evaluate
+from ppl_bandit import Bandit, NotConjugate, RewardModel, engines, evaluate, selectors
+from ppl_bandit.live.show.overview import Overview
+from ppl_bandit.live.show.rendering import explanation_text
 from ppl_bandit.program.outcome_information import uninformative_arms_note
+from ppl_bandit.types import DETAILS, Explanation
 
 PRIVATE_WORDS = ("silent arm", "ladder", "rival", "log can carry", " moves ")
 
@@ -25,6 +28,7 @@ def explained():
     return bandit.explain(), bandit.explain(details=True)
 
 
+@pytest.mark.slow  # below, the same with an explanation that is written by hand
 def test_a_program_without_closed_form_says_so_before_what_was_tried(explained):
     short, long = explained
     assert short.startswith("logistic: APPROXIMATE (reweight).")
@@ -35,9 +39,21 @@ def test_a_program_without_closed_form_says_so_before_what_was_tried(explained):
     assert "sets of at most 16 dimensions were tried: " in long and " nats" in long
 
 
+@pytest.mark.slow
 def test_no_private_word_is_printed(explained):
     for text in explained:
         assert not [word for word in PRIVATE_WORDS if word in text]
+
+
+def test_details_are_shown_on_request():
+    report = f"f: NOT EXACT.\n  reason: it is approximate\n{DETAILS}residual 2 nats\n  more: no"
+    found = Overview(["a"], np.zeros(1, int), *np.zeros((6, 1)), draws=np.zeros((1, 1)), num_contexts=0)
+    shown = [
+        explanation_text(Explanation("reweight", False, "", {}, report), found, selectors.thompson(), details=details)
+        for details in (False, True)
+    ]
+    assert "nats" not in shown[0] and shown[0].endswith("`explain(details=True)` adds the measures, and what was tried")
+    assert "  details: residual 2 nats\n  more: no" in shown[1] and "details=True" not in shown[1]
 
 
 def test_a_refusal_ends_with_its_details():

@@ -20,6 +20,8 @@ from ppl_bandit.program.model.reward_model import RewardModel
 
 __all__ = ["execute"]
 
+_MOST_NAMED = 6  # arms in a sentence
+
 
 def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -> CommandResult:
     """Evaluate a target, and write `table.csv`, `sequence.csv` and `evaluation.png`; or compare two programs."""
@@ -89,11 +91,14 @@ def _show_arms(log: Any, names: Sequence[Any], settings: dict[str, Any], show: S
     found = {str(name): evaluate(log, name, **each) for name in names}
     order = sorted(found, key=lambda name: -found[name].estimate)
     best = found[order[0]]
-    rivals = [name for name in order[1:] if not found[name].interval[1] < best.interval[0]]
+    near = [name for name in order[1:] if not found[name].interval[1] < best.interval[0]]
     if best.is_refused:
         verdict = best.verdict
-    elif rivals:
-        verdict = f"{order[0]} has the largest estimate, but the data do not separate it from {', '.join(rivals)}."
+    elif near:
+        others = ", ".join(near[:_MOST_NAMED]) + (
+            f" and {len(near) - _MOST_NAMED} others" if len(near) > _MOST_NAMED else ""
+        )
+        verdict = f"{order[0]} has the largest estimate, but the data do not separate it from {others}."
     else:
         verdict = f"{order[0]} earns more than every other arm."
     show(f"{verdict}\n")

@@ -1,6 +1,7 @@
 """`ppl-bandit report LOG.csv`: which arm leads, by how much, how certain that is, from a table and without Python."""
 
 import argparse
+from dataclasses import replace
 
 from ppl_bandit.commands import CommandResult, ShowLine
 from ppl_bandit.commands.tables import learn_table, read_arguments, table_program
@@ -13,7 +14,7 @@ def execute(arguments: argparse.Namespace, show: ShowLine, progress: ShowLine) -
     table = read_arguments(arguments)
     with table_program(table, arguments.model, arguments.kind, arguments.save_model) as program:
         bandit = learn_table(table, program)
-        report = bandit.report(more=arguments.more)
+        report = replace(bandit.report(more=arguments.more), title=f"{arguments.table.name}: {len(table.arm):,} rows")
         result = report.to_dict() | {"program": program.words, "table": table.words}
         if arguments.html is not None:
             report.to_html(arguments.html)

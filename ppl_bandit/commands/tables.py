@@ -83,7 +83,9 @@ def table_program(
             if save is None
             else f"written to {save}: change it, and give it with --model"
         ) + ("; it observes successes: with --model, --reward must be a column of 0 and 1" if is_success else "")
-        yield TableProgram(load_model(path), ready.source, ready.rewards, f"{ready.words}; {remedy}")
+        file = load_model(path)
+        file.program.__name__ = ready.file.stem  # in texts; every model file calls its program `model`
+        yield TableProgram(file, ready.source, ready.rewards, f"{ready.words}; {remedy}")
 
 
 def learn_table(table: Table, program: TableProgram, **place: Any) -> Bandit:

@@ -21,6 +21,7 @@ _KNOWN = {  # names of columns that are found without being named
 }
 _IDS = ("decision", "decision_id", "request_id")
 _MOST_LEVELS = 20  # of a column of texts that is taken for groups
+_EMPTY = ("", "na", "nan", "null", "none")  # cells that programs write where there is no value
 _TRUTH = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
 
@@ -91,7 +92,7 @@ def read_plays(
     if missing:
         raise DataFileError(f"{path} has no column {', '.join(map(repr, missing))}; its columns: {', '.join(header)}")
     index = {name: place for place, name in enumerate(header)}
-    kept = [(number, line) for number, line in lines if all(line[index[name]] != "" for name in needed)]
+    kept = [(number, line) for number, line in lines if all(line[index[name]].lower() not in _EMPTY for name in needed)]
     if not kept:
         raise DataFileError(
             f"{path}: every row has an empty cell in {', '.join(needed)}: there is nothing to learn from"

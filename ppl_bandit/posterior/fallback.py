@@ -91,8 +91,8 @@ def learn(task: Task, learner: Learner, history: History, rows: Rows) -> tuple[L
         replayed = replayed.extended((*past[:3], history.positions()))
     above, info, more = learn(task, above, replayed, rows)
     moved = (
-        f"{why}; from here on the bandit uses the {above.engine.explanation.engine} engine, with all "
-        f"{len(history) + rows.arms.size} rewards replayed"
+        f"from here on the bandit uses the {above.engine.explanation.engine} engine, with all "
+        f"{len(history) + rows.arms.size} rewards replayed, because {why}"
     )
     _LOGGER.info(moved)
     return above, info, [*warnings, *more, moved]

@@ -9,7 +9,8 @@ from ppl_bandit.inputs.tables import read_plays
 LOG = """variant,converted,price,device,age,p
 b,1,12,mobile,30,0.5
 a,0,9,desktop,41,0.5
-b,,12,mobile,22,0.5
+b,NA,12,mobile,22,0.5
+b,,12,mobile,23,0.5
 a,1,9,tablet,35.5,0.5
 """
 
@@ -25,7 +26,7 @@ def test_columns_are_found_by_usual_names_and_rows_without_reward_are_left_out(l
     table = read_plays(log)
     assert table.arms == ["a", "b"] and table.arm == ["b", "a", "a"]
     assert table.reward.tolist() == [1.0, 0.0, 1.0] and table.propensity is None
-    assert "arm 'variant'" in table.words and "1 rows without a reward were left out" in table.words
+    assert "arm 'variant'" in table.words and "2 rows without a reward were left out" in table.words
 
 
 def test_columns_can_be_named_and_valued(log):
