@@ -42,7 +42,7 @@ def test_an_examination_and_an_update_are_small_programs(program, num_arms, cont
     with jax.enable_x64(True):
         model = RewardModel(program, num_arms, context)
         layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)))
-        examined = jax.make_jaxpr(lambda: measure(model, layout, []))()
+        examined = jax.make_jaxpr(lambda: measure(model, layout))()
         engine = engines.conjugate(model)
         row = Interaction(jnp.zeros(1, int), jnp.ones(1), model.context_rows(1))
         learnt = jax.make_jaxpr(engine.update)(jr.key(0), engine.init(jr.key(0)), row)

@@ -24,8 +24,8 @@ __all__ = [
     "CONJUGATE",
     "KEEP",
     "density_refusal",
-    "obstacle_refusal",
     "outcome_remedy",
+    "proof_refusal",
     "refusal",
     "rounding_refusal",
     "untested_refusal",
@@ -33,10 +33,11 @@ __all__ = [
 
 KEEP = "keep the program: Bandit and engines.choose draw by an engine that needs no conjugacy"
 
-ANALYTIC_REMEDY = (
+_SMOOTH = (
     "let latents reach the outcome through arithmetic and smooth functions alone; branches, indices, clips and rounding may "
-    f"depend on arm and context; or {KEEP}"
+    "depend on arm and context"
 )
+ANALYTIC_REMEDY = f"{_SMOOTH}; or {KEEP}"
 
 _GAUSSIAN = (
     "Normal priors on latents in which {} is linear, its standard deviation known, or its variance under an InverseGamma prior "
@@ -111,14 +112,18 @@ def density_refusal(model: RewardModel, layout: Layout, alone: list[str], residu
     return refusal(model, reason, remedy, details)
 
 
-def obstacle_refusal(model: RewardModel, obstacle: str, residual: Residual, row: Any) -> NotConjugate:
-    """Return the exception for a program with an obstacle to the proof that was also found not to be conjugate.
+def proof_refusal(model: RewardModel, reason: str, remedy: str, *, in_program: bool, is_prior: bool) -> NotConjugate:
+    """Return the exception for a program that is not proved for all data.
 
     Args:
-        row: the row of data whose likelihood is not affine; None for the prior.
+        remedy: what the user can write instead; "" for what is conjugate to the outcomes.
+        in_program: whether the user wrote the operation at which the proof stops.
+        is_prior: whether it stops in the prior.
     """
-    deviation = f"the log {_density_text(model, row)} is off the conjugate form by {float(residual.nats):.2g} nats"
-    return refusal(model, f"is not conjugate: {obstacle}", outcome_remedy(model), deviation)
+    if not remedy:
+        remedy = KEEP if is_prior else outcome_remedy(model)
+        remedy = f"{_SMOOTH}; {'or ' * is_prior}{remedy}" if in_program else remedy
+    return refusal(model, f"cannot be proved conjugate: {reason}", remedy)
 
 
 def rounding_refusal(model: RewardModel, layout: Layout, residual: Residual, where: str = "") -> NotConjugate:

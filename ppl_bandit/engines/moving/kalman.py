@@ -32,7 +32,7 @@ from ppl_bandit.engines.exact.update import Certificates
 from ppl_bandit.engines.moving.gaussian_rows import log_determinant
 from ppl_bandit.engines.moving.linear_step import LinearStep, derive_step, predict, shortest_step
 from ppl_bandit.engines.moving.steps import Clock, elapsed_until, first_clock, require_moving
-from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout, measure_step, step_obstacle
+from ppl_bandit.engines.moving.two_steps import is_linear_step, joint_layout, measure_step, prove_step
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Capabilities, Engine, Explanation, Interaction, Key, Marginals
@@ -157,15 +157,12 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
     Raises:
         NotConjugate: if the step is not proved linear Gaussian.
     """
-    layout, reasons = joint_layout(model), list[str]()
-
-    def measure() -> tuple[Residual, list[Array]]:
-        residual, obstacles = measure_step(model, layout)
-        reasons[:] = [obstacle.reason for obstacle in obstacles]
-        return residual, [obstacle.is_present for obstacle in obstacles]
-
-    residual, is_present = run_once(measure)
+    layout = joint_layout(model)
     names = ", ".join(f"'{name}'" for name in model.moving_sites)
+    gap = prove_step(model, layout)
+    if gap is not None:
+        raise refusal(model, f"has no proved Kalman filter: in the step of {names}, {gap.reason}", _REMEDY)
+    residual = run_once(lambda: measure_step(model, layout))
     if not bool(is_affine(residual)):
         nats, tolerance = float(residual.nats), float(residual.tolerance)
         raise refusal(
@@ -174,10 +171,6 @@ def prove_linear_step(model: RewardModel) -> tuple[Layout, Residual]:
             _REMEDY,
             f"residual {nats:.1e} nats, tolerance {tolerance:.1e} nats",
         )
-    present = [reason for reason, flag in zip(reasons, is_present, strict=True) if bool(flag)]
-    present = present or [reason for reason in [step_obstacle(model, layout)] if reason]
-    if present:
-        raise refusal(model, f"has no proved Kalman filter: in the step of {names}, {present[0]}", _REMEDY)
     return layout, residual
 
 

@@ -14,13 +14,12 @@ from numpyro import handlers
 
 from ppl_bandit.engines.exact.certificate.certificate import Residual, is_affine
 from ppl_bandit.engines.exact.families.layout import Layout
-from ppl_bandit.engines.exact.proof.analyticity import analyticity, not_conjugate
+from ppl_bandit.engines.exact.proof.analyticity import Gap, not_conjugate
 from ppl_bandit.engines.exact.proof.assignment import read_supports
 from ppl_bandit.engines.exact.proof.examination import read_prior
-from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 
-__all__ = ["PREFIX", "is_linear_step", "joint_layout", "measure_step", "step_obstacle", "two_steps"]
+__all__ = ["PREFIX", "is_linear_step", "joint_layout", "measure_step", "prove_step", "two_steps"]
 
 PREFIX = "previous"
 
@@ -61,33 +60,27 @@ def joint_layout(model: RewardModel) -> Layout:
     return read_supports(two_steps(model))
 
 
-def measure_step(
-    model: RewardModel, layout: Layout, elapsed: Array | float | None = None
-) -> tuple[Residual, list[Obstacle]]:
-    """Return how far the joint prior of two steps is from Gaussian, and the obstacles to its proof; runs under `jit`.
+def measure_step(model: RewardModel, layout: Layout, elapsed: Array | float | None = None) -> Residual:
+    """Return how far the joint prior of two steps is from Gaussian; runs under `jit`.
 
     Args:
         layout: from `joint_layout`.
     """
-    joint = two_steps(model, elapsed)
-    _, residual = read_prior(joint, layout)
-    outcomes = model.zero_outcomes(1)
-    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
-    return residual, analyticity(joint, layout, arm, context, outcomes, is_prior=True)
+    return read_prior(two_steps(model, elapsed), layout)[1]
 
 
-def step_obstacle(model: RewardModel, layout: Layout) -> str:
-    """Return why a step could deviate from a linear Gaussian one between the points of a certificate; "" if it cannot.
+def prove_step(model: RewardModel, layout: Layout) -> Gap | None:
+    """Return where a step could deviate from a linear Gaussian one between the points of a certificate; None if it cannot.
 
     Args:
         layout: from `joint_layout`.
     """
     arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
-    found: list[str] = []
+    found: list[Gap | None] = []
 
     def prove(elapsed: Array | None) -> None:
         joint = two_steps(model, elapsed)
-        found[:] = not_conjugate(joint, layout, arm, context, model.zero_outcomes(1), is_prior=True)
+        found[:] = [not_conjugate(joint, layout, arm, context, model.zero_outcomes(1), is_prior=True)]
 
     jax.eval_shape(prove, jnp.ones(()) if model.has_clock else None)
     return found[0]
@@ -99,5 +92,4 @@ def is_linear_step(model: RewardModel, layout: Layout, elapsed: Array) -> Bool[A
     Args:
         layout: from `joint_layout`.
     """
-    residual, obstacles = measure_step(model, layout, jnp.where(elapsed > 0.0, elapsed, 1.0))
-    return is_affine(residual) & ~jnp.any(jnp.stack([o.is_present for o in obstacles] or [jnp.array(False)]))
+    return is_affine(measure_step(model, layout, jnp.where(elapsed > 0.0, elapsed, 1.0)))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ppl_bandit.program.jaxpr.entry_reads import DATA, fold_in_numpy, is_known
@@ -18,7 +19,7 @@ from ppl_bandit.program.jaxpr.interpreter import Domain, interpret
 from ppl_bandit.program.jaxpr.primitives import starts
 from ppl_bandit.runtime.jax_adapter import ClosedJaxpr, clips_indices, scan_parts
 
-__all__ = ["IndexLimit", "find_index_limits", "first_outside", "index_ranges", "sizes_indexed_by"]
+__all__ = ["IndexLimit", "find_index_limits", "first_outside", "index_ranges", "outside_rows", "sizes_indexed_by"]
 
 _MAX_ENTRIES = 64
 _MAX_TURNS = 64  # of a loop that is followed turn by turn
@@ -152,22 +153,43 @@ def first_outside(limit: IndexLimit, leaves: Sequence[np.ndarray]) -> tuple[int,
     Args:
         leaves: of the context, each (rows, entries).
     """
-    if limit.inside is not None:
-        leaf, entry, _ = limit.terms[0]
-        low, high = limit.inside
-        given = leaves[leaf][:, entry]
-        is_outside = (given < low) | (given > high)
-        what = f"beyond the ends of an axis with {limit.size} entries, which values from {low:.6g} to {high:.6g} do not"
-        return (int(np.argmax(is_outside)), what) if is_outside.any() else None
-    total = sum(coefficient * np.trunc(leaves[leaf][:, entry]) for leaf, entry, coefficient in limit.terms)
-    is_outside = total + limit.highest >= limit.size
-    if limit.has_lower:
-        is_outside |= total + limit.lowest < 0
+    is_outside = np.asarray(outside_rows(limit, leaves))
     if not is_outside.any():
         return None
     row = int(np.argmax(is_outside))
-    index = int(total[row] + (limit.highest if total[row] + limit.highest >= limit.size else limit.lowest))
+    if limit.inside is not None:
+        low, high = limit.inside
+        return (
+            row,
+            f"beyond the ends of an axis with {limit.size} entries, which values from {low:.6g} to {high:.6g} do not",
+        )
+    total = _sum_of_terms(limit, leaves)[row]
+    index = int(total + (limit.highest if total + limit.highest >= limit.size else limit.lowest))
     return row, f"the entry {index} of an axis with {limit.size} entries, 0 to {limit.size - 1}"
+
+
+def outside_rows(limit: IndexLimit, leaves: Sequence[Any]) -> Any:
+    """Return whether the index of each row is outside the limit.
+
+    Args:
+        leaves: of the context, each (rows, entries); NumPy arrays, or JAX arrays under `jit`.
+    """
+    if limit.inside is not None:
+        leaf, entry, _ = limit.terms[0]
+        low, high = limit.inside
+        return (leaves[leaf][:, entry] < low) | (leaves[leaf][:, entry] > high)
+    total = _sum_of_terms(limit, leaves)
+    is_outside = total + limit.highest >= limit.size
+    return is_outside | (total + limit.lowest < 0) if limit.has_lower else is_outside
+
+
+def _sum_of_terms(limit: IndexLimit, leaves: Sequence[Any]) -> Any:
+    total: Any = 0.0
+    for leaf, entry, coefficient in limit.terms:
+        given = leaves[leaf][:, entry]
+        whole = np.trunc(given) if isinstance(given, np.ndarray) else jnp.trunc(given.astype(float))
+        total = total + coefficient * whole
+    return total
 
 
 def _entries(leaf: int, rows: np.ndarray) -> Iterator[_Entry]:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_bandit.program.cached_facts import VALIDATION, facts_to_json, program_key
 from ppl_bandit.program.closed_over import changed_name, numbers_closed_over
-from ppl_bandit.program.jaxpr.index_limits import first_outside
+from ppl_bandit.program.jaxpr.index_limits import first_outside, outside_rows
 from ppl_bandit.program.keywords import bind_num_arms, has_clock
 from ppl_bandit.program.model import means
 from ppl_bandit.program.model.domains import inside_domains
@@ -114,6 +114,18 @@ class RewardModel:
                     "value, give the program more entries, or clip the index in the program"
                 )
         return None
+
+    def indexes_inside(self, contexts: Any) -> Bool[Array, " N"] | bool:
+        """Return whether contexts index every axis of the program inside its range; runs under `jit`.
+
+        Args:
+            contexts: arrays with a leading axis.
+        """
+        leaves = [jnp.reshape(leaf, (jnp.shape(leaf)[0], -1)) for leaf in jax.tree.leaves(contexts)]
+        is_inside: Bool[Array, " N"] | bool = True
+        for limit in self._facts.index_limits:
+            is_inside &= ~outside_rows(limit, leaves)
+        return is_inside
 
     @property
     def program_fingerprint(self) -> str | None:

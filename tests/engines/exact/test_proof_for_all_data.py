@@ -25,10 +25,8 @@ def refusal_of(model):
         layout = find_scales(model, read_supports(model))
         context = jax.tree.map(jnp.asarray, model.context_rows(1))
         arm, rewards = jnp.zeros(1, int), model.zero_outcomes(1)
-        reasons = [
-            not_conjugate(model, layout, arm, context, rewards, is_prior=is_prior)[0] for is_prior in (True, False)
-        ]
-    return next((reason for reason in reasons if reason), "")
+        gaps = [not_conjugate(model, layout, arm, context, rewards, is_prior=is_prior) for is_prior in (True, False)]
+    return next((gap.reason for gap in gaps if gap is not None), "")
 
 
 def near(z):

@@ -309,7 +309,7 @@ def examine_many(name: str, num_programs: int, seed: int) -> Tally:
             other.program = functools.partial(shape.program, constants)
             return other
 
-        look = quick_jit(lambda constants: measure(with_constants(constants), layout, []))
+        look = quick_jit(lambda constants: measure(with_constants(constants), layout))
         learn = quick_jit(
             lambda constants, prior, rows: absorb_rows(with_constants(constants), layout, prior, 1.0, prior, rows)
         )

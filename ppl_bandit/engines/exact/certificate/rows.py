@@ -20,7 +20,6 @@ from ppl_bandit.engines.exact.certificate.certificate import Region, Residual, r
 from ppl_bandit.engines.exact.families.derivation import derive
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import Coordinates, Natural, latents_at
-from ppl_bandit.engines.exact.proof.analyticity import analyticity
 from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import log_prob
@@ -69,16 +68,15 @@ def read_rows(
     weights: Float[Array, " N"] | None = None,
     prove: Callable[[Interaction], list[Obstacle]] | None = None,
 ) -> RowReadings:
-    """Derive the natural parameters of rows, and check that the program can produce them and is analytic for them.
+    """Derive the natural parameters of rows, and check that the program can produce them.
 
     Args:
         weights: weights of the rows' log likelihoods, to read their sum; None to read each row.
-        prove: rows -> obstacles to the proof; by default those of `model` with all latents in their supports.
+        prove: rows -> obstacles to a proof for these rows alone; None if the program is proved for all data.
     """
     seen: list[Obstacle] = []
 
     def read(rows: Interaction, weights: Float[Array, " n"]) -> tuple[Natural, Array, list[Array]]:
-        outcomes = model.outcome_values(rows.reward)
         log_likelihoods, num_groups = _log_likelihoods(model, layout, rows, weights), len(model.outcome_groups)
 
         def derive_group(one: Float[Array, " groups"]) -> Natural:
@@ -89,10 +87,8 @@ def read_rows(
         is_possible &= jnp.all(jnp.isfinite(log_likelihoods(centre)))
         for is_inside in model.in_support(latents_at(layout, centre), rows).values():
             is_possible &= jnp.all(is_inside)
-        # A program may branch on its data, so a proof for other rows need not hold for these.
-        if prove is None:
-            seen[:] = analyticity(model, layout, rows.arm, rows.context, outcomes, is_prior=False)
-        else:
+        is_possible &= jnp.all(jnp.asarray(model.indexes_inside(rows.context)))
+        if prove is not None:
             seen[:] = prove(rows)
         return naturals, is_possible, [obstacle.is_present for obstacle in seen]
 

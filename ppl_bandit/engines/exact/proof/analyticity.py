@@ -32,7 +32,7 @@ from ppl_bandit.runtime.jax_adapter import ClosedJaxpr
 from ppl_bandit.runtime.numpyro_adapter import distribution_name, mask_of, parameters_of, patched_methods
 from ppl_bandit.types import Key
 
-__all__ = ["analyticity", "not_conjugate"]
+__all__ = ["Gap", "analyticity", "not_conjugate"]
 
 _POLYNOMIAL = (
     "let real latents reach the outcome through sums and products alone, without a ratio, a function or its inverse; or "
@@ -79,6 +79,20 @@ class _Claim(NamedTuple):
     is_location: bool = False
 
 
+class Gap(NamedTuple):
+    """Where the proof for all data stops.
+
+    Attributes:
+        reason: why, and in which line.
+        remedy: what the user can write instead; "" if unknown.
+        in_program: whether the user wrote the operation, and not a distribution.
+    """
+
+    reason: str
+    remedy: str
+    in_program: bool
+
+
 def not_conjugate(
     model: RewardModel,
     layout: Layout,
@@ -87,11 +101,11 @@ def not_conjugate(
     outcomes: Mapping[str, Array],
     *,
     is_prior: bool,
-) -> tuple[str, str]:
-    """Return why a program is not proved a generalised polynomial of its latents, and a remedy; empty if it is.
+) -> Gap | None:
+    """Return where a program is not proved a generalised polynomial of its latents; None if it is.
 
-    Decided for all data, by the rules of `forms`. A density of low degree that agrees with a conjugate form at the points of a
-    certificate agrees with it everywhere.
+    Decided for all data, by the rules of `forms`, and before anything is compiled. A density of low degree that agrees with a
+    conjugate form at the points of a certificate agrees with it everywhere.
 
     Args:
         arm, context, outcomes: one row, of which the shapes matter.
@@ -101,19 +115,23 @@ def not_conjugate(
     latents = {site.name: jnp.zeros(site.shape) for site in layout.sites}
     inputs = (jr.key(0), latents, arm, context, outcomes)
     closed = jax.make_jaxpr(program)(*inputs)
-    reason, remedy = _first_refusal(closed, claims, layout, inputs, None)
-    if reason and not is_prior:
-        # What data choose may be decided by the arm alone.
-        for number in range(model.num_arms):
-            reason, remedy = _first_refusal(closed, claims, layout, inputs, np.full(1, number))
-            if reason:
-                return reason, remedy
-    return reason, remedy
+    # Every sample site is fixed, so that no value may depend on the key.
+    drawn = dependencies(closed, [frozenset(["key"]), *[frozenset()] * (len(closed.jaxpr.invars) - 1)])
+    hidden = next((claim.name for claim, sources in zip(claims, drawn, strict=True) if sources), None)
+    if hidden is not None:
+        return Gap(f"a random draw hidden from NumPyro reaches {hidden}", "draw it by numpyro.sample", True)
+    found = _first_gap(closed, claims, layout, inputs, None)
+    # What data choose may be decided by the arm alone.
+    for number in range(0 if is_prior or found is None else model.num_arms):
+        found = _first_gap(closed, claims, layout, inputs, np.full(1, number))
+        if found is not None:
+            return found
+    return found
 
 
-def _first_refusal(
+def _first_gap(
     closed: ClosedJaxpr, claims: Sequence["_Claim"], layout: Layout, inputs: tuple[Any, ...], arm: np.ndarray | None
-) -> tuple[str, str]:
+) -> Gap | None:
     forms = Forms()
     key, latents, _, context, outcomes = inputs
     given = {site.name: _form_of(forms, layout, site) for site in layout.sites}
@@ -124,26 +142,36 @@ def _first_refusal(
     own_arm = forms.data("arm") if arm is None else arm
     args: list[Any] = [forms.data("key"), *[given[name] for name in sorted(latents)]]
     args += [own_arm, *as_data("context", context), *as_data("outcomes", outcomes)]
-    for claim, out in zip(claims, forms.evaluate(closed, args), strict=True):
-        if isinstance(out, Refused):
-            return f"{out.reason}{location_of(out.line, out.reason)}, which reaches {claim.name}", out.remedy
-        if not isinstance(out, Form):
-            continue
-        if claim.is_fixed:
-            return f"{claim.name} depends on a latent", KEEP
-        is_low = out.degree <= MAX_DEGREE and out.power <= MAX_DEGREE
-        if claim.is_location:
-            is_low = out.degree <= MAX_DEGREE // 2 and out.power <= MAX_DEGREE // 2
-        elif not claim.is_density:
-            is_low = out.degree == 0 and (out.exponents is not None or out.power <= 1)
-        if not is_low:
-            what = "power of its latents" if out.degree == 0 else "polynomial of the real latents"
-            reason = (
-                f"{claim.name} is not proved to be a {what} of low degree, so that it could deviate from the form of a "
-                "conjugate family between any points that are tried"
-            )
-            return reason, _POLYNOMIAL if out.degree else KEEP
-    return "", ""
+    found = zip(claims, forms.evaluate(closed, args), strict=True)
+    return next((gap for claim, out in found for gap in [_gap_of(claim, out)] if gap is not None), None)
+
+
+def _gap_of(claim: "_Claim", out: Any) -> Gap | None:
+    """Return why a value is not a form that its claim allows; None if it is one, or if no latent reaches it."""
+    if isinstance(out, Refused):
+        where = f"{out.reason}{location_of(out.line, out.reason)}, which reaches {claim.name}"
+        reason = where if out.line.text else f"in {claim.name}, {out.reason}"  # inside the formula of the distribution
+        return Gap(reason, out.remedy, out.line.is_users)
+    if not isinstance(out, Form):
+        return None
+    if claim.is_fixed:
+        return Gap(f"{claim.name} depends on a latent", KEEP, False)
+    is_low = out.degree <= MAX_DEGREE and out.power <= MAX_DEGREE
+    if claim.is_location:
+        is_low = out.degree <= MAX_DEGREE // 2 and out.power <= MAX_DEGREE // 2
+    elif not claim.is_density:
+        is_low = out.degree == 0 and (out.exponents is not None or out.power <= 1)
+    if is_low:
+        return None
+    if out.degree and not claim.is_density and not claim.is_location:
+        reason = f"real latents reach {claim.name}: they may reach the mean of a Normal, and no other parameter"
+        return Gap(reason, "", False)
+    what = "polynomial of the real latents" if out.degree else "sum of powers of its latents"
+    reason = (
+        f"{claim.name} is not proved to be a {what} of low degree, so that it could deviate from the form of a conjugate "
+        "family between any points that are tried"
+    )
+    return Gap(reason, _POLYNOMIAL if out.degree else KEEP, False)
 
 
 def _form_of(forms: Forms, layout: Layout, site: SiteBlock) -> Form:

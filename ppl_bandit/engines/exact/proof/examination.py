@@ -32,7 +32,7 @@ from ppl_bandit.engines.exact.families.posterior import (
     where_finite,
 )
 from ppl_bandit.engines.exact.families.registry import family_of_group
-from ppl_bandit.engines.exact.proof.analyticity import analyticity, not_conjugate
+from ppl_bandit.engines.exact.proof.analyticity import not_conjugate
 from ppl_bandit.engines.exact.proof.assignment import find_scales, read_supports
 from ppl_bandit.engines.exact.proof.gaussian_blocks import split_gaussian_blocks
 from ppl_bandit.engines.exact.proof.trial_certificates import (
@@ -44,15 +44,12 @@ from ppl_bandit.engines.exact.proof.trial_certificates import (
     trial_rows,
 )
 from ppl_bandit.engines.exact.refusals import (
-    ANALYTIC_REMEDY,
-    KEEP,
     density_refusal,
-    obstacle_refusal,
+    proof_refusal,
     refusal,
     rounding_refusal,
     untested_refusal,
 )
-from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.runtime.compile_ahead import run_once
 from ppl_bandit.types import Interaction, NotConjugate
@@ -64,13 +61,11 @@ class Examination(NamedTuple):
     """What was measured when a program was examined.
 
     Attributes:
-        obstacles: whether each obstacle to the proof is present.
         prior, prior_residual: the prior's parameters, and how far it is from affine.
         rows: trial rows, with their residuals, and whether the program can produce them.
         naturals: natural parameters of the rows on arm 0.
     """
 
-    obstacles: list[Array]
     prior: Posterior
     prior_residual: Residual
     rows: Interaction
@@ -88,26 +83,18 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
     Raises:
         NotConjugate: with the operation or the residual that stopped the proof.
     """
-    obstacles: list[Obstacle] = []
     try:
         layout = split_gaussian_blocks(model, find_scales(model, read_supports(model)), around_cores=around_cores)
-        found = run_once(lambda: measure(model, layout, obstacles))
     except NotConjugate:
         raise
     except Exception as error:  # jax raises many types for an operation without a second derivative
         raise _failure(model, error) from error
+    _prove_for_all_data(model, layout)
+    try:
+        found = run_once(lambda: measure(model, layout))
+    except Exception as error:
+        raise _failure(model, error) from error
     fault, is_tested = first_fault(found, model.num_arms)
-    if fault == "obstacle":
-        present = next(o for o, flag in zip(obstacles, found.obstacles, strict=True) if bool(flag))
-        # A measured deviation is a better reason than a missing proof.
-        fault, _ = first_fault(found._replace(obstacles=[]), model.num_arms)
-        residual, row = _worst_residual(found, is_prior=fault == "prior")
-        deviates = fault in ("prior", "likelihood") and bool(residual.tolerance < residual.nats < np.inf)
-        if deviates and present.in_program:
-            raise obstacle_refusal(model, present.reason, residual, row)
-        if not deviates:
-            remedy = present.remedy or (ANALYTIC_REMEDY if present.in_program else KEEP)
-            raise refusal(model, f"cannot be proved conjugate: {present.reason}", remedy)
     if fault in ("prior", "likelihood"):
         raise _density_refusal(model, layout, found, is_prior=fault == "prior")
     if fault == "improper":
@@ -118,7 +105,6 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
         arms = np.asarray(found.rows.arm)
         arm = min(set(range(model.num_arms)) - set(arms[is_tested].tolist()))
         raise untested_refusal(model, arm, is_rounded=bool(np.any(found.is_possible & (arms == arm))))
-    _prove_for_all_data(model, layout)
     evidence = Evidence(
         found.prior_residual,
         worst_of(jax.tree.map(lambda leaf: leaf[is_tested], found.residuals)),
@@ -132,23 +118,22 @@ def examine(model: RewardModel, *, around_cores: bool = False) -> tuple[Layout, 
 
 def _prove_for_all_data(model: RewardModel, layout: Layout) -> None:
     """Refuse densities that could deviate from their form between the points of a certificate."""
-    row = Interaction(jnp.zeros(1, int), model.zero_outcomes(1), jax.tree.map(jnp.asarray, model.context_rows(1)))
+    arm, context = jnp.zeros(1, int), jax.tree.map(jnp.asarray, model.context_rows(1))
     for is_prior in (True, False):
-        reason, remedy = not_conjugate(model, layout, row.arm, row.context, row.reward, is_prior=is_prior)
-        if reason:
-            raise refusal(model, f"cannot be proved conjugate: {reason}", remedy or ANALYTIC_REMEDY)
+        gap = not_conjugate(model, layout, arm, context, model.zero_outcomes(1), is_prior=is_prior)
+        if gap is not None:
+            raise proof_refusal(model, gap.reason, gap.remedy, in_program=gap.in_program, is_prior=is_prior)
 
 
 def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:
     """Return the first reason against an exact engine, "" for none, and which trial rows were certified.
 
-    The reasons: "obstacle", "prior", "improper", "likelihood", "untested".
+    The reasons: "prior", "improper", "likelihood", "untested".
     """
     # Rows whose rounding is too large are no evidence; rows that deviate are.
     deviates = found.is_possible & ~(found.residuals.nats <= found.residuals.tolerance)
     is_tested = np.asarray(found.is_possible) & np.asarray(is_affine(found.residuals))
     faults = {
-        "obstacle": any(bool(flag) for flag in found.obstacles),
         "prior": not bool(is_affine(found.prior_residual)),
         "improper": bool(_improper_kinds(found.prior)),
         "likelihood": bool(deviates.any()),
@@ -157,22 +142,14 @@ def first_fault(found: Examination, num_arms: int) -> tuple[str, np.ndarray]:
     return next((fault for fault, is_present in faults.items() if is_present), ""), is_tested
 
 
-def measure(model: RewardModel, layout: Layout, obstacles: list[Obstacle]) -> Examination:
-    """Prove, derive and certify, in one traced function; fills `obstacles` with the possible ones."""
+def measure(model: RewardModel, layout: Layout) -> Examination:
+    """Derive and certify the prior and the likelihood of trial rows, in one traced function."""
     prior, prior_residual = read_prior(model, layout)
     centre = coordinates_at(layout, prior)
     per_arm = int(np.clip(MAX_SINGLE_ROWS // model.num_arms, 8, 24 * len(model.outcomes)))
     rows, is_feasible = trial_rows(model, latents_at(layout, centre), per_arm, seed=11, is_systematic=True)
-    first = jax.tree.map(lambda leaf: leaf[:1], rows)
-    outcomes = model.outcome_values(first.reward)
-    in_prior = analyticity(model, layout, first.arm, first.context, outcomes, is_prior=True)
-    in_likelihood: list[Obstacle] = []
-    found, naturals = certify_trial_rows(model, layout, prior, rows, is_feasible, in_likelihood)
-    obstacles[:] = in_prior + in_likelihood
-    is_present = [obstacle.is_present for obstacle in in_prior]
-    is_present += [jnp.any(flag & is_feasible) for flag in found.is_present]
-    is_possible = is_feasible & found.is_possible
-    return Examination(is_present, prior, prior_residual, rows, found.residuals, is_possible, naturals)
+    found, naturals = certify_trial_rows(model, layout, prior, rows, is_feasible)
+    return Examination(prior, prior_residual, rows, found.residuals, is_feasible & found.is_possible, naturals)
 
 
 def _failure(model: RewardModel, error: Exception) -> NotConjugate:

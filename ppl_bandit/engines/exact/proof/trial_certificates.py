@@ -19,7 +19,6 @@ from ppl_bandit.engines.exact.certificate.points import regions_for
 from ppl_bandit.engines.exact.certificate.rows import compare_rows, read_rows
 from ppl_bandit.engines.exact.families.layout import Layout
 from ppl_bandit.engines.exact.families.posterior import Natural, Posterior, absorb, coordinates_at, total_of
-from ppl_bandit.program.jaxpr.analytic import Obstacle
 from ppl_bandit.program.model.probing import feasible_rewards
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.types import Interaction
@@ -46,12 +45,10 @@ class TrialCertificates(NamedTuple):
     Attributes:
         residuals: how far the log likelihood is from affine, at the points that are closest to failing.
         is_possible: whether the program can produce the row.
-        is_present: whether each obstacle to the proof is present.
     """
 
     residuals: Residual
     is_possible: Bool[Array, " N"]
-    is_present: list[Bool[Array, " N"]]
 
 
 def trial_rows(
@@ -87,14 +84,12 @@ def certify_trial_rows(
     prior: Posterior,
     rows: Interaction,
     is_feasible: Bool[Array, " N"],
-    obstacles: list[Obstacle],
 ) -> tuple[TrialCertificates, Natural]:
     """Certify rows of data on the prior; return also the natural parameters of every `num_arms`-th row.
 
     Args:
         rows: of all arms in turn.
         is_feasible: rows that count.
-        obstacles: filled with the possible obstacles to the proof.
     """
     centre, num_rows = coordinates_at(layout, prior), rows.arm.shape[0]
 
@@ -103,15 +98,12 @@ def certify_trial_rows(
     ) -> tuple[TrialCertificates, Natural]:
         """Certify one row or, given weights, a sum of rows."""
         readings = read_rows(model, layout, centre, rows, weights=weights)
-        if weights is None:
-            obstacles[:] = readings.obstacles
         total = total_of(jax.tree.map(lambda leaf: leaf[0], readings.naturals))
         after = absorb(layout, prior, total, rows.arm.shape[0])
         regions = regions_for(layout, prior, after, NUM_AROUND_CENTRE, NUM_IN_POSTERIOR, stretch)
         found = compare_rows(model, layout, readings.naturals, centre, regions, rows, weights=weights)
         residual = worst_of(jax.tree.map(lambda leaf: leaf[0], found))
-        flags = [obstacle.is_present[0] for obstacle in readings.obstacles]
-        return TrialCertificates(residual, readings.is_possible[0], flags), total
+        return TrialCertificates(residual, readings.is_possible[0]), total
 
     def certify_each(rows: Interaction, stretch: Float[Array, " n"]) -> tuple[TrialCertificates, Natural]:
         return jax.vmap(lambda row, own: certify(jax.tree.map(lambda leaf: leaf[None], row), own))(rows, stretch)
@@ -122,10 +114,7 @@ def certify_trial_rows(
 
         whole, _ = certify(rows, stretch[0], weights)
         is_fine = whole.is_possible & is_affine(whole.residuals)
-        for flag in whole.is_present:
-            is_fine &= ~flag
-        sound = whole._replace(is_present=[jnp.array(False)] * len(jax.eval_shape(each).is_present))
-        repeated = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, stretch.shape), sound)
+        repeated = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, stretch.shape), whole)
         return jax.lax.cond(is_fine, lambda: repeated, each)
 
     # Every certificate has points of its own, also on the other side of the centre.
