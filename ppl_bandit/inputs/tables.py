@@ -130,10 +130,10 @@ def read_plays(
     what = f"reward {value if expression is not None else needed[0]!r}"
     left_out = len(lines) - len(kept)
     words = (
-        f"{len(kept):,} rows of {path}: arm {arm!r} ({len(names)} arms), {what}"
+        f"{len(kept):,} rows of {path}: arm {arm!r} ({len(names)} arm{'s' if len(names) > 1 else ''}), {what}"
         + (f", context {', '.join(context)}" if context else "")
         + ("" if propensity is None else f", probabilities {propensity!r}")
-        + (f"; {left_out:,} rows without a reward were left out" if left_out else "")
+        + (f"; {left_out:,} row{'s' if left_out > 1 else ''} without a reward left out" if left_out else "")
     )
     return Table(names, played, earned, probs, entries, others, words)
 

@@ -26,7 +26,7 @@ def test_columns_are_found_by_usual_names_and_rows_without_reward_are_left_out(l
     table = read_plays(log)
     assert table.arms == ["a", "b"] and table.arm == ["b", "a", "a"]
     assert table.reward.tolist() == [1.0, 0.0, 1.0] and table.propensity is None
-    assert "arm 'variant'" in table.words and "2 rows without a reward were left out" in table.words
+    assert "arm 'variant'" in table.words and "2 rows without a reward left out" in table.words
 
 
 def test_columns_can_be_named_and_valued(log):

@@ -19,6 +19,7 @@ from ppl_bandit.types import Explanation
 __all__ = ["Report", "evidence_text", "make_report", "name_of"]
 
 _MOST_NAMED = 6  # arms in a sentence
+_NEGLIGIBLE = 1e-4  # of the expected reward: a loss that no decision is made on
 _LEAST_WORTH = 0.02  # of today's loss: less is within the error of the loss after more decisions
 
 
@@ -138,7 +139,7 @@ def make_report(
     where = f", {found.where}" if found.where else ""
     centre = "median" if found.is_median[leader] else "mean"
     interval = float(found.low[leader]), float(found.high[leader])
-    rewards = "1 reward" if num_rewards == 1 else f"{num_rewards} rewards"
+    rewards = "1 reward" if num_rewards == 1 else f"{num_rewards:,} rewards"
     personal = found.by_context
     leads = "leads" if personal is None else "is the best single arm"
     best_prob = float((found.best_prob if personal is None else personal.single_best_prob)[leader])
@@ -155,7 +156,7 @@ def make_report(
         lines.append(f"It is the {kind} with probability {probability(best_prob)}.")
         if personal is not None:
             lines.append(_context_text(found, personal, leader))
-        lines.append(_loss_text(float(found.loss[leader]), loss_after, personal is not None))
+        lines.append(_loss_text(float(found.loss[leader]), loss_after, personal is not None, float(found.mean[leader])))
     lines[0] += "."
     if rules:
         lines.append(f"Stopping rules at this posterior: {'; '.join(rule.words for rule in rules)}.")
@@ -236,12 +237,14 @@ def _context_text(found: Overview, personal: ByContext, leader: int) -> str:
     )
 
 
-def _loss_text(loss: float, after: Mapping[int, float], is_by_context: bool) -> str:
+def _loss_text(loss: float, after: Mapping[int, float], is_by_context: bool, mean: float) -> str:
     if np.isnan(loss):
         return "The expected loss of choosing it is not defined, because an expected reward has no posterior mean."
     against = ", against the best arm of each context" if is_by_context else ""
     text = f"Choosing it now loses {loss:.2g} per decision{against}, on average over the posterior"
     later = [f"{value:.2g} after {n:,} more decisions" for n, value in after.items()]
+    if loss < _NEGLIGIBLE * abs(mean):
+        return f"{text}: less than 0.01% of its expected reward, so more decisions are worth almost nothing."
     if not later:
         return f"{text}."
     num, least = max(after.items())
