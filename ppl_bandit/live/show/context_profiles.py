@@ -1,5 +1,6 @@
 """The expected reward along each entry of the context: who leads where, and whether choosing by context can gain anything."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -90,11 +91,14 @@ def plot_profiles(profiles: Sequence[ContextProfile], overview: Overview, title:
     shares = np.zeros(len(overview.arms)) if overview.by_context is None else overview.by_context.lead_shares
     places = np.argsort(overview.leaders)  # of the arms by their means
     arms = np.lexsort((places, -shares))[:_MAX_ARMS].tolist()  # those that lead in most contexts come first
+    # Of few arms each has the colour that it has in the other figure.
+    own = list(itertools.islice(styles(), len(overview.arms)))
+    look = [own[arm] for arm in arms] if len(own) <= _MAX_ARMS else own
     figure, axes = figure_tools().subplots(
         num_rows, num_columns, figsize=(11, 0.6 + 3.2 * num_rows), sharey=True, squeeze=False, layout="constrained"
     )
     for axis, profile in zip(axes.ravel(), shown, strict=False):
-        for arm, (colour, dash) in zip(arms, styles(), strict=False):
+        for arm, (colour, dash) in zip(arms, look, strict=False):
             label = str(overview.arms[arm])
             if profile.values.size <= 2:  # two groups: points with bars, no line between them
                 offset = (arms.index(arm) - 0.5 * (len(arms) - 1)) * 0.04 * np.ptp(profile.values)

@@ -1,5 +1,6 @@
 """The answer for a person who must decide: which arm leads, by how much, how certain that is, what more data would change."""
 
+import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -94,12 +95,17 @@ class Report:
     def to_html(self, path: str | PathLike | None = None) -> str:
         """Return the report as one HTML page with its figure, and write it to a file if a path is given."""
         answer, *lines = self.text.splitlines()
-        parts = [html_paragraphs(lines), f'<div class="wide">{html_table(self.overview)}</div>']
-        parts.append(html_figure(answer, self.plot()))
+        parts = [
+            f'<p class="answer">{html.escape(answer)}</p>',
+            html_paragraphs(lines),
+            f'<div class="wide">{html_table(self.overview)}</div>',
+            html_figure(answer, self.plot()),
+        ]
         by_context = self.plot_contexts()
         if by_context is not None:
             parts.append(html_figure("Expected reward of each arm along the entries of the context.", by_context))
-        page = html_page(self.title, answer, parts, self.seed)
+        lead = f"{len(self.overview.arms)} arms, {self.num_rewards:,} rewards; {self.overview.source}."
+        page = html_page(self.title, lead, parts, self.seed)
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
