@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit.arguments import check_number
 from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.journal.decision_events import DISCARDED_STATUS, PENDING_STATUS, REWARDED_STATUS, DecisionRecord
 from ppl_bandit.posterior.learning import Learner, draw
@@ -138,7 +139,7 @@ def missing_process(is_missing: np.ndarray, tolerated: float) -> np.ndarray:
         is_missing: (T,), of the decisions whose reward was due, in their order.
         tolerated: strictly inside (0, 1).
     """
-    if not 0.0 < tolerated < 1.0:
+    if not 0.0 < check_number(tolerated, "missing") < 1.0:
         raise ValueError(
             f"missing must lie strictly inside (0, 1), got {tolerated!r}: the share of rewards that may be missing"
         )

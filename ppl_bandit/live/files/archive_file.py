@@ -23,7 +23,7 @@ def write_archive_file(path: str | PathLike, header: Mapping[str, Any], trees: M
     Raises:
         ValueError: if the path is not a regular file.
     """
-    target = Path(path).resolve()  # a symbolic link stays, and its target is replaced
+    target = Path(_checked_path(path)).resolve()  # a symbolic link stays, and its target is replaced
     mode = 0o600
     if target.exists():
         mode = target.stat().st_mode
@@ -54,7 +54,7 @@ def read_archive_file(path: str | PathLike) -> tuple[dict[str, Any], dict[str, l
     Raises:
         ValueError: if the file is not a saved bandit, was altered, or has another version.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    if not stat.S_ISREG(os.stat(_checked_path(path)).st_mode):
         raise ValueError(f"{os.fspath(path)} is not a saved bandit: it is not a regular file")
     try:
         header, trees = read_archive(Path(path).read_bytes())
@@ -66,6 +66,12 @@ def read_archive_file(path: str | PathLike) -> tuple[dict[str, Any], dict[str, l
         advice = "upgrade ppl_bandit" if header["version"] > _VERSION else "load it with the release that saved it"
         raise ValueError(f"{os.fspath(path)} has version {header['version']}, this release reads {_VERSION}: {advice}")
     return header, trees
+
+
+def _checked_path(path: Any) -> str | PathLike:
+    if not isinstance(path, str | PathLike) or not os.fspath(path):
+        raise ValueError(f"path must be the path of a file, got {path!r}")
+    return path
 
 
 def context_structure(tree: Any) -> Any:
