@@ -1,6 +1,5 @@
 """The answer for a person who must decide: which arm leads, by how much, how certain that is, what more data would change."""
 
-import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -9,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs
+from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_paragraphs
+from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.live.looks import RuleDistance
 from ppl_bandit.live.show.context_profiles import ContextProfile, plot_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
@@ -76,7 +76,8 @@ class Report:
         """Return the report as JSON values."""
         names = ("text", "leader", "runner_up", "mean", "interval", "lead", "lead_interval", "best_prob", "loss")
         found = {name: getattr(self, name) for name in (*names, "num_rewards", "num_pending", "num_late")}
-        arms = self.overview.to_frame().to_dict("records")
+        rows = self.overview.to_frame().to_dict("records")
+        arms = [row | {"arm": arm} for row, arm in zip(rows, self.overview.arms, strict=True)]
         if self.lead_shares is not None:
             found |= {"gain": self.gain, "gain_interval": self.gain_interval}
             found["lead_shares"] = {str(arm): share for arm, share in self.lead_shares.items()}
@@ -98,7 +99,7 @@ class Report:
         """Return the report as one HTML page with its figure, and write it to a file if a path is given."""
         answer, *lines = self.text.splitlines()
         parts = [
-            f'<p class="answer">{html.escape(answer)}</p>',
+            f'<p class="answer">{escaped(answer)}</p>',
             html_paragraphs(lines),
             f'<div class="wide">{html_table(self.overview)}</div>',
             html_figure(answer, self.plot()),
@@ -179,7 +180,7 @@ def make_report(
     if note:
         lines.append(f"Note: {note}.")
     return Report(
-        "\n".join(lines),
+        printable("\n".join(lines)),
         found.arms[leader],
         runner_up,
         float(found.mean[leader]),
@@ -219,7 +220,7 @@ def evidence_text(name: str, explanation: Explanation, found: Overview, doubts: 
 
 def name_of(arm: Any) -> str:
     """Return an arm's name in a sentence."""
-    return f"arm {arm}" if isinstance(arm, int) else str(arm)
+    return f"arm {arm}" if isinstance(arm, int) else str(shown_name(arm))
 
 
 def probability(value: float) -> str:
