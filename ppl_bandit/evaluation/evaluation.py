@@ -387,6 +387,7 @@ def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, floa
         "share_of_zero_propensities": float(1.0 - worst.has_overlap.mean()),
         "share_of_unrewarded_decisions": log.num_unrewarded / num_decisions,
         "num_without_propensity": float(log.num_without_propensity),
+        "num_late": float(log.num_late),
     }
 
 
@@ -446,6 +447,9 @@ def _cautions(log: LoggedDecisions) -> list[str]:
             f"{share:.1%} of the rewards ({log.num_without_propensity} of {num_plays}) have no propensity and are left out. "
             "What is said here holds only for the others"
         )
+    if log.num_late:
+        late = "1 reward came" if log.num_late == 1 else f"{log.num_late} rewards came"
+        found.append(f"{late} after the decision had expired, and replaced what was recorded then")
     return found
 
 

@@ -327,6 +327,7 @@ class ReadableBandit:
             evidence=evidence_text(self._name, self.explanation, found, self._learner.doubts),
             num_pending=len(pending),
             oldest=oldest,
+            num_late=self._experiment.projection.num_late,
             note="" if contexts is not None else slot_note(self.model),
             rules=self._rule_distances(),
             profiles=functools.partial(self._context_profiles, found.contexts),
