@@ -84,8 +84,8 @@ def order_doubts(columns: Mapping[str, Any]) -> list[str]:
         earlier = np.flatnonzero(known[1:] < known[:-1])
         if earlier.size:
             return [
-                f"{earlier.size} rows have an earlier {name!r} than the row before, so that they are not in the order of the "
-                "decisions. Intervals of an adaptive log need that order: sort the rows by the time of the decision"
+                f"in {earlier.size} of {times.size} rows {name!r} is earlier than in the row before, so that they are not in "
+                "the order of the decisions. Intervals of an adaptive log need that order: sort the rows by it"
             ]
     return []
 

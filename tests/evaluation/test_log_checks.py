@@ -89,7 +89,7 @@ def test_rows_out_of_order_stand_in_the_first_lines_of_the_verdict(make):
     assert "order" not in evaluate(log, 0).verdict
     found = evaluate(log.sample(frac=1.0, random_state=0), 0)
     line = found.verdict.splitlines()[1]
-    assert line.startswith("Caution") and "earlier 'decided' than the row before" in line
+    assert line.startswith("Caution") and "'decided' is earlier than in the row before" in line
     texts = log.assign(decided=log.decided.astype(str)) if log.decided.dtype.kind == "M" else log
     assert len(evaluate(texts.iloc[::-1], 0).cautions) == len(found.cautions) == 1
 

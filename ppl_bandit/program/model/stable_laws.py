@@ -1,20 +1,21 @@
-"""Truncated normal and Laplace laws whose density and mean hold far in a tail, where those of NumPyro overflow.
+"""Laws whose density and mean hold where those of NumPyro overflow: truncated normal and Laplace laws far in a tail.
 
 NumPyro divides by a difference of distribution functions. Eight standard deviations out that difference rounds to 0, so the
 density is infinite and the mean is nan. Here the log of the difference is computed from the log of the distribution function.
 Mean and variance of a truncated normal law come from quadrature of the density relative to its largest value; a truncated
-Laplace law consists of two truncated exponential laws.
+Laplace law consists of two truncated exponential laws. The density of a Kumaraswamy law at 0 and 1 is its own.
 """
 
 import copy
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import log_ndtr
+from jax.scipy.special import log_ndtr, xlogy
 from jaxtyping import Array
-from numpyro.distributions import Distribution, Laplace, Normal
+from numpyro.distributions import Distribution, Kumaraswamy, Laplace, Normal
 from numpyro.distributions.truncated import (
     LeftTruncatedDistribution,
     RightTruncatedDistribution,
@@ -30,18 +31,34 @@ _LOG_SMALL = 37.0  # exp(-37) is the resolution of float64
 
 def stable(fn: Any) -> Any:
     """Return a distribution with a stable density and mean in place of a truncated one; others are returned as given."""
-    own = _CLASSES.get((type(fn), type(getattr(fn, "base_dist", None))))
+    inner = getattr(fn, "base_dist", None)
+    own = _CLASSES.get((type(fn), type(inner)))
     if own is not None:
         fn = copy.copy(fn)
         fn.__class__ = own
         return fn
-    inner = getattr(fn, "base_dist", None)
     if isinstance(inner, Distribution):
         better = stable(inner)
         if better is not inner:
             fn = copy.copy(fn)
             fn.base_dist = better
     return fn
+
+
+class _KumaraswamyAtEnds:
+    """The density at 0 and 1, where that of NumPyro is finite although it is 0 or infinite."""
+
+    concentration1: Any
+    concentration0: Any
+
+    def log_prob(self, value: Any) -> Array:
+        a, b = self.concentration1, self.concentration0
+        is_end = (value <= 0.0) | (value >= 1.0)
+        at_end = xlogy(a - 1.0, value) + xlogy(b - 1.0, 1.0 - value) + jnp.log(a) + jnp.log(b)
+        inside = super().log_prob(  # type: ignore[misc]
+            jnp.where(is_end, 0.5, value)
+        )
+        return jnp.where(is_end, jax.lax.stop_gradient(at_end), inside)
 
 
 class _Truncated:
@@ -156,3 +173,4 @@ _CLASSES = {
     for base in (LeftTruncatedDistribution, RightTruncatedDistribution, TwoSidedTruncatedDistribution)
     for inner, law in ((Normal, _TruncatedNormal), (Laplace, _TruncatedLaplace))
 }
+_CLASSES[Kumaraswamy, type(None)] = _class(_KumaraswamyAtEnds, Kumaraswamy)
