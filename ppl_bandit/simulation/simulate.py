@@ -157,7 +157,10 @@ def simulate(
 
 def _as_key(key: Any) -> Key:
     is_seed = isinstance(key, int | np.integer) and not isinstance(key, bool)
-    if not is_seed and not (isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)):
+    is_key = isinstance(key, jax.Array) and (
+        jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == np.uint32 and key.shape == (2,))
+    )
+    if not is_seed and not is_key:
         raise ValueError(f"key must be a key of jax.random.key, or a seed, got {key!r}")
     return jr.key(key) if is_seed else key
 
