@@ -67,9 +67,9 @@ def check_executor(executor: Any, mesh: Any = None) -> None:
     Raises:
         ValueError: says what to give instead.
     """
-    if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
-        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
     if executor is None:
+        if mesh is not None and not isinstance(mesh, jax.sharding.Mesh):
+            raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
         return
     if not callable(getattr(executor, "submit", None)):
         raise ValueError(

@@ -82,6 +82,7 @@ def simulate(
     """
     check_reward_model(reward_model, "reward_model")
     check_environment(environment)
+    _check_key(key)
     counts = {"num_steps": num_steps, "num_realizations": num_realizations, "num_samples": num_samples}
     for name, flag in {"summary": summary, "draws": draws, "progress": progress}.items():
         check_flag(flag, name)
@@ -105,7 +106,7 @@ def simulate(
     num_realizations = int(num_realizations)
     with jax.enable_x64(precision == "float64"):
         engine = as_engine(reward_model, engine)
-        key = _as_key(key)
+        key = jr.key(key) if isinstance(key, int | np.integer) else key
         # On a CPU, realizations of an approximate engine run one at a time: see `trace_chunk`.
         summarise = datasets.summarise_chunk if summary else None
         is_sequential = not engine.explanation.is_exact and mesh is None and is_on_cpu()
@@ -155,14 +156,13 @@ def simulate(
     return datasets.combine_selectors(made, isinstance(selector, Mapping), facts, num_realizations)
 
 
-def _as_key(key: Any) -> Key:
+def _check_key(key: Any) -> None:
     is_seed = isinstance(key, int | np.integer) and not isinstance(key, bool)
     is_key = isinstance(key, jax.Array) and (
         jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) or (key.dtype == np.uint32 and key.shape == (2,))
     )
     if not is_seed and not is_key:
         raise ValueError(f"key must be a key of jax.random.key, or a seed, got {key!r}")
-    return jr.key(key) if is_seed else key
 
 
 def check_sizes(counts: Mapping[str, Any], precision: str) -> None:

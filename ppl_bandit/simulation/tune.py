@@ -92,9 +92,9 @@ def tune(
         raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
     say = (lambda line: None) if say is None else check_function(say, "say", "of a line of text, such as print")
     with jax.enable_x64(precision == "float64"):
-        built = as_engine(reward_model, engine)
         if environment is None:
             environment = Environment.from_prior(reward_model, contexts)
+        built = as_engine(reward_model, engine)
         if selectors is None:
             named = candidates(reward_model, built, horizon)
         else:
