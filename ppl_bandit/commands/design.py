@@ -141,13 +141,14 @@ def _design(arguments: argparse.Namespace) -> Design:
     control = int(arguments.control) if (arguments.control or "").isdecimal() else arguments.control
     if arguments.softening != 1.0:
         selector = selectors.softened(selector, arguments.softening)
-    if arguments.floor > 0.0 or arguments.cap < 1.0:
+    if (arguments.floor, arguments.cap) != (0.0, 1.0):
         selector = selectors.with_limits(selector, arguments.floor, arguments.cap)
     if arguments.control_share is not None:
         if control is None:
             raise ValueError("--control-share needs the arm that it is for: give --control")
         share = arguments.control_share
-        place = control if isinstance(control, int) else (arguments.arms or [control]).index(control)
+        named = arguments.arms or []
+        place = control if isinstance(control, int) else named.index(control) if control in named else 0
         selector = selectors.with_control(
             selector, share if share == "sqrt" else _number(share, "--control-share"), place
         )

@@ -4,6 +4,7 @@ Each rule returns the propensities that it plays with, so that its decisions can
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +85,7 @@ def with_control(selector: Selector, share: float | str, arm: int = 0) -> Select
             raise ValueError(f"arm is {arm}, but the table has the arms 0 to {num_arms - 1}: name one of these")
         is_control = jnp.arange(num_arms) == arm
         others = mask & ~is_control
-        own = 1.0 / (1.0 + jnp.sqrt(jnp.sum(others))) if share == "sqrt" else share
+        own: Any = 1.0 / (1.0 + jnp.sqrt(jnp.sum(others))) if share == "sqrt" else share
         share_now = jnp.where(jnp.any(others), jnp.where(mask[arm], own, 0.0), jnp.where(mask[arm], 1.0, 0.0))
         inner = follow(key_selector, jnp.where(jnp.any(others), others, mask))
         dtype = inner.propensities.dtype
@@ -164,7 +165,7 @@ def softened(selector: Selector, power: float | Sequence[Sequence[float]]) -> Se
         power: in [0, 1]: 1 leaves them as they are, 0 makes them equal. Or pairs (decisions, power), such as
             `[(0, 0.3), (500, 0.7)]`: the power from that number of decisions on.
     """
-    pairs = [(0, power)] if np.ndim(power) == 0 else power
+    pairs: Any = [(0, power)] if np.ndim(power) == 0 else power
     given = np.asarray(pairs, object)
     is_number = given.ndim == 2 and given.shape[1:] == (2,) and all(type(v) in (int, float) for v in given.ravel())
     starts, powers = given.astype(float).T if is_number else (np.array([-1.0]), np.array([-1.0]))
