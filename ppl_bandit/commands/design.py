@@ -138,20 +138,29 @@ def _design(arguments: argparse.Namespace) -> Design:
     selector = selectors.fixed()
     if arguments.selector != "equal":
         selector = next(iter(make_selectors([arguments.selector], looks[-1], "--selector").values()))
-    share = arguments.control_share
+    control = int(arguments.control) if (arguments.control or "").isdecimal() else arguments.control
+    if arguments.softening != 1.0:
+        selector = selectors.softened(selector, arguments.softening)
+    if (arguments.floor, arguments.cap) != (0.0, 1.0):
+        selector = selectors.with_limits(selector, arguments.floor, arguments.cap)
+    if arguments.control_share is not None:
+        if control is None:
+            raise ValueError("--control-share needs the arm that it is for: give --control")
+        share = arguments.control_share
+        named = arguments.arms or []
+        place = control if isinstance(control, int) else named.index(control) if control in named else 0
+        selector = selectors.with_control(
+            selector, share if share == "sqrt" else _number(share, "--control-share"), place
+        )
     return Design(
         looks,
         selector=selector,
         stopping=rules,
-        control=int(arguments.control) if (arguments.control or "").isdecimal() else arguments.control,
+        control=control,
         allocation=arguments.allocation,
         lag=arguments.lag,
         burn_in=arguments.burn_in,
         max_rows=arguments.max_rows,
-        control_share=share if share in (None, "sqrt", "match") else _number(share, "--control-share"),
-        floors=arguments.floor,
-        caps=arguments.cap,
-        softening=arguments.softening,
     )
 
 

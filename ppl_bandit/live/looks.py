@@ -7,16 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
 from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
-from ppl_bandit.posterior.deciding import decide_once
 from ppl_bandit.program.model.reward_model import RewardModel
-from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS, NO_ARM, Look, check_look
 from ppl_bandit.trials.simulated.learners import Setting, learner_of
@@ -209,15 +206,10 @@ def _check(projection: Projection, design: Design, index: int, pending: list[int
         key = jr.fold_in(jr.fold_in(jr.key(task.seed), _LOOK_SEED), index)
         check = _compiled_check(_ById(learner.engine), _ById(design), task.model, first, task.num_samples)
         rest = _shares(projection, design), np.asarray(pending, float), projection.num_played.sum()
-        found = jax.device_get(check(key, learner.state, np.int64(index), active, np.int64(control), *rest))
+        found, probs = jax.device_get(check(key, learner.state, np.int64(index), active, np.int64(control), *rest))
     if not np.all(np.isfinite(found.best_arm_probs)):
         raise ValueError("the expected rewards are not finite at this posterior, so the look has no verdict")
-    if design.allocation == "each" or found.ending != CONTINUE:
-        return found, None
-    # The selector's probabilities at this posterior, from the function that makes decisions; its number is that of the look.
-    probs = decide_once(task, learner, index, task.model.context, np.asarray(found.active)).propensities
-    with jax.enable_x64(True):
-        return found, allocation_probs(design, jnp.asarray(probs), found.active, int(found.control)).tolist()
+    return found, None if probs is None or found.ending != CONTINUE else probs.tolist()
 
 
 def _shares(projection: Projection, design: Design) -> np.ndarray:
@@ -248,7 +240,7 @@ class _ById:
 @functools.lru_cache(maxsize=32)
 def _compiled_check(
     own_engine: _ById, own_design: _ById, model: RewardModel, first_control: int | None, num_samples: int
-) -> Callable[..., Look]:
+) -> Callable[..., tuple[Look, Any]]:
     engine, design = own_engine.value, own_design.value
 
     own_control = NO_ARM if first_control is None else first_control
@@ -256,14 +248,17 @@ def _compiled_check(
     learner: Any = learner_of(model, engine, design.last_rows) if has_prediction else None
     setting = Setting(model, engine, learner, design, own_control, num_samples, _NUM_FUTURES)
 
-    def check(key: Any, state: Any, index: Any, active: Any, control: Any, shares: Any, pending: Any, num: Any) -> Look:
+    def check(key: Any, state: Any, index: Any, active: Any, control: Any, shares: Any, pending: Any, num: Any) -> Any:
         def predict(rule: StoppingRule, active: Any, control: Any) -> Any:
             left = rule.settings["at"] - num
             return predict_success(jr.fold_in(key, 1), setting, state, rule, shares, active, control, pending, left)
 
         posterior = setting.posterior(key, state, design.deltas)
         present = None if first_control is None else control
-        return check_look(design, index, posterior, active, present, first_control=first_control, predict=predict)
+        found = check_look(design, index, posterior, active, present, first_control=first_control, predict=predict)
+        if design.allocation == "each":
+            return found, None
+        return found, setting.allocation(jr.fold_in(key, 2), state, found.active, found.best_arm_probs, num)
 
     return jax.jit(check)
 

@@ -21,10 +21,9 @@ NODES, WEIGHTS = (0.5 * own for own in np.polynomial.legendre.leggauss(100))  # 
 NODES = NODES + 0.5
 DESIGN = Design(
     [20, 40, 60],
-    selector=THOMPSON,
+    selector=selectors.with_limits(THOMPSON, floors=0.1),
     stopping=[stopping.superiority(0.99), stopping.inferiority(0.02), stopping.equivalence(0.9, 0.05)],
     allocation="looks",
-    floors=0.1,
 )
 
 

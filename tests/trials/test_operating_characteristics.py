@@ -110,18 +110,6 @@ BAD = [
     (lambda model: {"null": {"p": 1}}, {}, "expected \\['rate'\\]"),
     (lambda model: {"null": "x"}, {}, "scenario 'null' is 'x', expected a truth"),
     (lambda model: {}, {}, "scenarios is empty"),
-    (
-        lambda model: {"null": 0.5},
-        {"allocation": "looks", "floors": 0.5},
-        "floors of 3 arms add up to 1.5, more than 1",
-    ),
-    (
-        lambda model: {"null": 0.5},
-        {"allocation": "looks", "floors": 0.2, "control": 0, "control_share": 0.7},
-        "control share included, add up to 1.1",
-    ),
-    (lambda model: {"null": 0.5}, {"allocation": "looks", "caps": 0.3}, "caps of 3 arms add up to 0.9, less than 1"),
-    (lambda model: {"null": 0.5}, {"allocation": "looks", "caps": 0.3, "floors": 0.4}, "no floor may be above its cap"),
     (lambda model: {"null": 0.5}, {"control": 7}, "control is 7, which is no arm"),
     (lambda model: {"null": 0.5}, {"control": "old"}, "control is 'old', which is no arm; the arms are \\[0, 1, 2\\]"),
     (

@@ -48,10 +48,8 @@ def adaptr_design(threshold=0.9814318):
         range(400, 2001, 100),
         lag=100,
         max_rows=2000,
-        selector=selectors.thompson(),
+        selector=selectors.with_limits(selectors.softened(selectors.thompson(), 0.5), floors=0.15),
         allocation="looks",
-        floors=0.15,
-        softening=0.5,
         stopping=rules,
     )
 

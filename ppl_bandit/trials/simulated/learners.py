@@ -92,6 +92,29 @@ class Setting(NamedTuple):
         """Return the posterior of the arms' expected rewards; the arguments are those of `arm_posterior`."""
         return arm_posterior(key, self.model, self.engine, state, self.model.context, self.num_samples, deltas)
 
+    def allocation(
+        self, key: Key, state: Any, active: Bool[Array, " A"], best_arm_probs: Float[Array, " A"], num_rows: Any
+    ) -> Float[Array, " A"]:
+        """Return the selector's probabilities of the arms until the next look.
+
+        Args:
+            active: the arms that are left.
+            best_arm_probs: P(a is best among these), as the look has computed it.
+            num_rows: decisions so far.
+        """
+        selector, context, marginals_of = self.design.selector, self.model.context, self.engine.capabilities.marginals
+        key_draw, key_select = jr.split(key)
+        step = jnp.asarray(num_rows + 1)
+        marginals = None if marginals_of is None else marginals_of(state, context)
+        if selector.select_from_probs is not None and (
+            not selector.required_marginals or (marginals is not None and selector.can_skip_table(marginals))
+        ):
+            chosen = selector.select_from_probs(key_select, best_arm_probs, step, allowed=active, marginals=marginals)
+        else:
+            chosen = self.decision_function()(key_draw, key_select, state, context, step, active)
+        probs = jnp.where(active, chosen.propensities, 0.0)
+        return probs / jnp.sum(probs)
+
     def decision_function(self) -> Callable[..., Selection]:
         """Return the function that decides with the selector of the design; see `engines.decide`."""
         return decision_function(self.model.expected_rewards, self.engine, self.design.selector, self.num_samples)

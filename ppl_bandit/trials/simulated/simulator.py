@@ -21,7 +21,6 @@ from ppl_bandit.runtime.cpu_threads import is_on_cpu
 from ppl_bandit.simulation.chunks import ChunkFunction, chunk_size, run_chunks, trace_chunk
 from ppl_bandit.simulation.environment import Environment
 from ppl_bandit.simulation.executors import ExecutorLost, Study, check_executor, run_on_workers
-from ppl_bandit.trials.allocation import check_limits
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import NO_ARM
 from ppl_bandit.trials.simulated.learners import Setting, make_setting
@@ -75,7 +74,6 @@ class TrialSimulator:
         check_count(num_futures, "num_futures")
         self.arms = Arms(model.num_arms, arms).names
         control = design.control_index(self.arms)
-        check_limits(design, model.num_arms, control)
 
         def draw_prior() -> Array:
             return model.expected_rewards(model.sample_prior(jr.key(0), NUM_PRIOR_DRAWS), model.context)

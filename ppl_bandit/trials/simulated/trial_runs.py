@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_bandit.numerics.counts import multinomial
 from ppl_bandit.selectors.winner_frequencies import draw_arm, share_equally
 from ppl_bandit.simulation.environment import Environment
-from ppl_bandit.trials.allocation import allocation_probs
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, NO_ARM, Look, check_look
 from ppl_bandit.trials.simulated.arrivals import arrival_counts, arrivals_width, draw_delays
@@ -139,7 +138,7 @@ def _start(key: Key, setting: Setting) -> _Progress:
         if design.selector.name != "fixed":
             probs_now = setting.posterior(jr.fold_in(key, 1), state).best_arm_probs(active)
             verdict = verdict._replace(best_arm_probs=probs_now)
-        probs = _allocate(jr.fold_in(key, 2), setting, state, verdict, jnp.asarray(0))
+        probs = setting.allocation(jr.fold_in(key, 2), state, active, verdict.best_arm_probs, jnp.asarray(0))
     width = arrivals_width(design)
     return _Progress(
         state,
@@ -193,24 +192,6 @@ def _has_blocks(design: Design) -> bool:
     return design.selector.name == "fixed" and is_equal
 
 
-def _allocate(key: Key, setting: Setting, state: Any, verdict: Look, num_rows: Any) -> Float[Array, " A"]:
-    """Return the probabilities of the arms until the next look."""
-    design, context = setting.design, setting.model.context
-    selector, marginals_of = design.selector, setting.engine.capabilities.marginals
-    key_draw, key_select = jr.split(key)
-    step, active = jnp.asarray(num_rows + 1), verdict.active
-    marginals = None if marginals_of is None else marginals_of(state, context)
-    required = selector.required_marginals
-    if selector.select_from_probs is not None and (
-        not required or (marginals is not None and selector.can_skip_table(marginals))
-    ):
-        probs = verdict.best_arm_probs
-        chosen = selector.select_from_probs(key_select, probs, step, allowed=active, marginals=marginals)
-    else:
-        chosen = setting.decision_function()(key_draw, key_select, state, context, step, active)
-    return allocation_probs(design, chosen.propensities, active, verdict.control)
-
-
 def _look(
     key: Key, setting: Setting, thresholds: Array, progress: _Progress, look: Int[Array, ""], num_rows: Int[Array, ""]
 ) -> _Progress:
@@ -238,7 +219,8 @@ def _look(
     )
     moved = progress._replace(verdict=found, look=look, peak=jnp.maximum(progress.peak, found.evidence))
     if _is_fixed(design):
-        moved = moved._replace(probs=_allocate(key_allocate, setting, progress.state, found, num_rows))
+        probs = setting.allocation(key_allocate, progress.state, found.active, found.best_arm_probs, num_rows)
+        moved = moved._replace(probs=probs)
     return moved
 
 
