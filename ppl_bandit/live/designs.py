@@ -14,7 +14,7 @@ from ppl_bandit.posterior.task import DesignRecord, Task
 from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, ENDINGS
 from ppl_bandit.trials.recorded_design import design_settings
-from ppl_bandit.trials.simulated.learners import Setting, learner_of
+from ppl_bandit.trials.simulated.learners import Setting
 from ppl_bandit.trials.simulated.simulator import NUM_PRIOR_DRAWS, check_units
 from ppl_bandit.types import ExperimentStopped, Key, Selector
 
@@ -48,17 +48,12 @@ def design_record(design: Design, task: Task, prior: Learner) -> DesignRecord:
     num_arms = len(task.arms)
     design.control_index(task.arms.names)
     check_units(design, lambda: draw_expected_rewards(prior, task.model.context, NUM_PRIOR_DRAWS))
-    if design.rule("predictive_success") and not learner_of(task.model, prior.engine, design.last_rows).uses_sums:
-        raise ValueError(
-            "predictive_success simulates the rest of the experiment at every look, which needs a conjugate program without "
-            "context whose posterior depends on sums of outcomes: drop the rule, or use it in operating_characteristics alone"
-        )
     if design.allocation == "each":
         return DesignRecord(design_settings(design), None)
     allowed, probs = np.ones(num_arms, bool), np.full(num_arms, 1.0 / num_arms)
     if design.burn_in == 0 and (design.selector.name != "fixed" or design.selector.settings["probs"] is not None):
         with jax.enable_x64(True):
-            setting: Any = Setting(task.model, prior.engine, None, design, -1, task.num_samples, 0)  # type: ignore[arg-type]
+            setting: Any = Setting(task.model, prior.engine, None, design, -1, task.num_samples)  # type: ignore[arg-type]
 
             @jax.jit
             def allocate(key: Key, state: Any) -> Array:

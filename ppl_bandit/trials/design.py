@@ -92,11 +92,6 @@ class Design:
                 raise ValueError(
                     "futility compares arms with a control, and the design has none: give control=, or drop the rule"
                 )
-            if rule.name == "predictive_success" and rule.settings["at"] > self.last_rows:
-                raise ValueError(
-                    f"predictive_success judges success at {rule.settings['at']} decisions, but the experiment ends at "
-                    f"{self.last_rows}: give an earlier number"
-                )
         names = [rule.name for rule in rules]
         if len(set(names)) < len(names):
             raise ValueError(f"stopping has the rules {names}: give each rule once; its threshold may change by look")

@@ -276,8 +276,7 @@ def _design(design: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="superiority:P, inferiority:P, equivalence:P:DELTA, futility:P:DELTA, expected_loss:BELOW, value_remaining:BELOW, "
-        "precision:WIDTH or predictive_success:P:AT; repeat for several",
+        help="superiority:P, inferiority:P, equivalence:P:DELTA, futility:P:DELTA or expected_loss:BELOW; repeat for several",
     )
     design.add_argument(
         "--calibrate", type=float, metavar="ERROR", help="find superiority's threshold for this type I error"

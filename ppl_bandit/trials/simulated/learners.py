@@ -73,7 +73,6 @@ class Setting(NamedTuple):
     Attributes:
         control: index of the first control; -1 without one.
         num_samples: posterior draws M, where a probability has no closed form.
-        num_futures: simulated continuations behind a predictive probability of success.
     """
 
     model: RewardModel
@@ -82,11 +81,10 @@ class Setting(NamedTuple):
     design: Design
     control: int
     num_samples: int
-    num_futures: int
 
     def __reduce__(self) -> Any:
         """Describe the setting by what it was made of: learners hold functions of the engine."""
-        return make_setting, (self.model, self.engine, self.design, self.control, self.num_samples, self.num_futures)
+        return make_setting, (self.model, self.engine, self.design, self.control, self.num_samples)
 
     def posterior(self, key: Key, state: Any, deltas: Sequence[float] = ()) -> ArmPosterior:
         """Return the posterior of the arms' expected rewards; the arguments are those of `arm_posterior`."""
@@ -120,13 +118,9 @@ class Setting(NamedTuple):
         return decision_function(self.model.expected_rewards, self.engine, self.design.selector, self.num_samples)
 
 
-def make_setting(
-    model: RewardModel, engine: Engine, design: Design, control: int, num_samples: int, num_futures: int
-) -> Setting:
+def make_setting(model: RewardModel, engine: Engine, design: Design, control: int, num_samples: int) -> Setting:
     """Return the setting of a design, with the learner of its engine."""
-    return Setting(
-        model, engine, learner_of(model, engine, design.last_rows), design, control, num_samples, num_futures
-    )
+    return Setting(model, engine, learner_of(model, engine, design.last_rows), design, control, num_samples)
 
 
 def learner_of(model: RewardModel, engine: Engine, num_rows: int) -> Learner:

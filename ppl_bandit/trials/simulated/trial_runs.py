@@ -20,7 +20,6 @@ from ppl_bandit.trials.design import Design
 from ppl_bandit.trials.looks import CONTINUE, NO_ARM, Look, check_look
 from ppl_bandit.trials.simulated.arrivals import arrival_counts, arrivals_width, draw_delays
 from ppl_bandit.trials.simulated.learners import Setting
-from ppl_bandit.trials.simulated.prediction import predict_success
 from ppl_bandit.types import Key
 
 __all__ = ["TrialRecord", "run_trial"]
@@ -196,16 +195,9 @@ def _look(
     key: Key, setting: Setting, thresholds: Array, progress: _Progress, look: Int[Array, ""], num_rows: Int[Array, ""]
 ) -> _Progress:
     """Check one look, and allocate anew if the trial continues."""
-    key_posterior, key_allocate, key_predict = jr.split(key, 3)
+    key_posterior, key_allocate = jr.split(key, 3)[:2]
     design = setting.design
     posterior = setting.posterior(key_posterior, progress.state, design.deltas)
-
-    def predict(rule: Any, active: Array, control: Array) -> Array:
-        left = rule.settings["at"] - num_rows
-        waiting = _waiting(progress)
-        return predict_success(
-            key_predict, setting, progress.state, rule, progress.probs, active, control, waiting, left
-        )
 
     found = check_look(
         design,
@@ -215,7 +207,6 @@ def _look(
         None if setting.control == NO_ARM else progress.verdict.control,
         first_control=setting.control,
         thresholds=thresholds,
-        predict=predict,
     )
     moved = progress._replace(verdict=found, look=look, peak=jnp.maximum(progress.peak, found.evidence))
     if _is_fixed(design):
