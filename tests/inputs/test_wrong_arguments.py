@@ -162,17 +162,17 @@ def cases(model, bandit, monkeypatch, tmp_path):
         found[f"Bandit.{name}"] = getattr(bandit, name), {}
     for name in ("events", "head", "verify"):
         found[f"Journal.{name}"] = getattr(journal, name), {}
-    inner = {"selector": selectors.thompson(), "floor": 0.1, "share": 0.5, "horizon": 5}
+    inner = {"selector": selectors.thompson(), "floor": 0.1, "share": 0.5, "horizon": 5, "power": 0.5}
     for name in selectors.__all__:
         factory = getattr(selectors, name)
         if inspect.isfunction(factory):
             needed = {n: v for n, v in inner.items() if n in inspect.signature(factory).parameters}
             found[f"selectors.{name}"] = factory, needed
-    rule = {"p": 0.9, "delta": 0.05, "below": 0.1, "width": 0.1, "at": 20, "success": 0.9}
+    rule = {"p": 0.9, "delta": 0.05, "below": 0.1, "function": lambda look: look.num_decisions, "name": "size"}
     for name in stopping.__all__[1:]:
         factory = getattr(stopping, name)
         needed = {n: rule[n] for n, own in inspect.signature(factory).parameters.items() if own.default is own.empty}
-        found[f"stopping.{name}"] = factory, needed | ({"p": 0.9} if name == "predictive_success" else {})
+        found[f"stopping.{name}"] = factory, needed | ({"at_least": 9.0} if name == "rule" else {})
     yield found
     journal.close()
 
