@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 
-from ppl_bandit.engines.exact.families.layout import SiteBlock
 from ppl_bandit.program.jaxpr.interpreter import dependencies
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
@@ -100,39 +99,26 @@ def _as_dtype(support: Any, dtype: Any) -> Any:
 
 def box_of(
     model: RewardModel, space: OuterSpace, supports: Mapping[str, Any], *, is_whole: bool
-) -> tuple[tuple[SiteBlock, ...], Callable[[Mapping[str, Array]], Bool[Array, ""]]]:
-    """Return the box of outer values that the proof covers, and a function that tells whether values lie in it.
+) -> dict[str, tuple[float, float]]:
+    """Return the box of outer values that the proof covers: bounds of each site.
 
     Args:
         is_whole: whether the box is the whole support; in the smaller box exponentials neither underflow nor overflow.
     """
-    blocks = []
+    box = {}
     for name in space.names:
-        support, shape = element_support(supports[name]), model.latent_shapes[name]
+        support = element_support(supports[name])
+        low, high = (-np.inf, np.inf) if is_whole else (-_MAX_REAL, _MAX_REAL)
         if isinstance(support, type(constraints.simplex)):
-            blocks.append(SiteBlock(name, "simplex", shape, 0))
+            low, high = 0.0, 1.0
         elif isinstance(support, constraints.greater_than):
-            low = np.asarray(support.lower_bound)
-            if is_whole:
-                blocks.append(SiteBlock(name, "positive", shape, 0, low))
-            else:
-                blocks.append(SiteBlock(name, "unit", shape, 0, low + np.exp(-_MAX_LOG), low + np.exp(_MAX_LOG)))
+            least = np.asarray(support.lower_bound)
+            small, large = (0.0, np.inf) if is_whole else (np.exp(-_MAX_LOG), np.exp(_MAX_LOG))
+            low, high = float(least.min() + small), float(least.max() + large)
         elif isinstance(support, constraints.interval) and not isinstance(support, type(constraints.circular)):
-            low, high = np.asarray(support.lower_bound), np.asarray(support.upper_bound)
-            blocks.append(SiteBlock(name, "unit", shape, 0, low, high))
-        elif is_whole:
-            blocks.append(SiteBlock(name, "real", shape, 0))
-        else:
-            blocks.append(SiteBlock(name, "unit", shape, 0, -_MAX_REAL, _MAX_REAL))
-
-    def contains(values: Mapping[str, Array]) -> Bool[Array, ""]:
-        inside = jnp.array(True)
-        for block in blocks:
-            if block.kind == "unit":
-                inside &= jnp.all((values[block.name] >= block.low) & (values[block.name] <= block.high))
-        return inside
-
-    return tuple(blocks), contains
+            low, high = float(np.min(support.lower_bound)), float(np.max(support.upper_bound))
+        box[name] = (low, high)
+    return box
 
 
 def dependence(model: RewardModel, names: Iterable[str]) -> dict[str, frozenset[str]]:
