@@ -17,7 +17,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ppl_bandit.engines.collapsed.outer import OuterSpace, box_of, dependence, given, outer_space
+from ppl_bandit.engines.collapsed.outer import BOXES, OuterSpace, box_of, dependence, given, outer_space
 from ppl_bandit.engines.exact.certificate.certificate import (
     Evidence,
     Residual,
@@ -147,8 +147,8 @@ def _prove(
     def gap_of(own: RewardModel, box: dict[str, tuple[float, float]], *, is_prior: bool) -> Gap | None:
         return not_conjugate(own, layout, arm, context, model.zero_outcomes(1), is_prior=is_prior, outer=box)
 
-    for is_whole in (True, False):
-        box = box_of(model, space, supports, is_whole=is_whole)
+    for largest in BOXES:
+        box = box_of(model, space, supports, largest)
         gap = gap_of(view, box, is_prior=True) or gap_of(model, box, is_prior=False)
         if gap is None:
             break

@@ -21,10 +21,12 @@ from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.program.model.tracing import is_prior_term, log_prob
 from ppl_bandit.runtime.numpyro_adapter import element_support
 
-__all__ = ["OuterSpace", "box_of", "dependence", "given", "outer_space", "without"]
+__all__ = ["BOXES", "OuterSpace", "box_of", "dependence", "given", "outer_space", "without"]
 
-_MAX_REAL = 100.0  # of real sites in the smaller box: the square of exp(100) is finite
-_MAX_LOG = 30.0  # of the logarithms of positive sites in the smaller box
+_MAX_REAL = 100.0  # of real sites in the smaller boxes: the square of exp(100) is finite
+_MAX_LOG = 30.0  # of the logarithms of positive sites in the smaller boxes
+# The largest positive value in each box that the proof tries: exponentials of it may overflow, or not.
+BOXES = (np.inf, np.exp(_MAX_LOG), _MAX_REAL)
 
 
 class OuterSpace(NamedTuple):
@@ -98,14 +100,14 @@ def _as_dtype(support: Any, dtype: Any) -> Any:
 
 
 def box_of(
-    model: RewardModel, space: OuterSpace, supports: Mapping[str, Any], *, is_whole: bool
+    model: RewardModel, space: OuterSpace, supports: Mapping[str, Any], largest: float
 ) -> dict[str, tuple[float, float]]:
     """Return the box of outer values that the proof covers: bounds of each site.
 
     Args:
-        is_whole: whether the box is the whole support; in the smaller box exponentials neither underflow nor overflow.
+        largest: one of `BOXES`: infinity for the whole support; in smaller boxes exponentials neither underflow nor overflow.
     """
-    box = {}
+    box, is_whole = {}, largest == np.inf
     for name in space.names:
         support = element_support(supports[name])
         low, high = (-np.inf, np.inf) if is_whole else (-_MAX_REAL, _MAX_REAL)
@@ -113,8 +115,8 @@ def box_of(
             low, high = 0.0, 1.0
         elif isinstance(support, constraints.greater_than):
             least = np.asarray(support.lower_bound)
-            small, large = (0.0, np.inf) if is_whole else (np.exp(-_MAX_LOG), np.exp(_MAX_LOG))
-            low, high = float(least.min() + small), float(least.max() + large)
+            small = 0.0 if is_whole else np.exp(-_MAX_LOG)
+            low, high = float(least.min() + small), float(least.max() + largest)
         elif isinstance(support, constraints.interval) and not isinstance(support, type(constraints.circular)):
             low, high = float(np.min(support.lower_bound)), float(np.max(support.upper_bound))
         box[name] = (low, high)

@@ -31,6 +31,7 @@ from ppl_bandit.program.jaxpr.ranges import (
     is_float,
     num_digits,
     result_range,
+    softplus_range,
     support_range,
     values_range,
 )
@@ -202,7 +203,17 @@ class Forms:
     # The interpreter
 
     def _domain(self) -> Domain:
-        return Domain(self._apply, _is_constant, self._fold, self._lift)
+        return Domain(self._apply, _is_constant, self._fold, self._lift, self._call)
+
+    def _call(self, eqn: Any, values: list[Any], callers: tuple[Any, ...]) -> Sequence[Any] | None:
+        """Return the result of a function that is known as a whole; None for others."""
+        if eqn.params.get("name") != "softplus" or not _is_outer(values[0]):
+            return None
+        found, flattens = softplus_range(values[0].range)
+        if flattens and not self._may_flatten:
+            return None
+        self.flattens |= flattens
+        return [Data(self._number("softplus", values[0].token), found, is_outer=True)]
 
     def _lift(self, constant: Any) -> Any:
         return self.data(("traced", id(constant))) if is_tracer(constant) else constant

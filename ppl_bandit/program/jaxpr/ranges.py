@@ -18,7 +18,16 @@ import numpy as np
 
 from ppl_bandit.program.jaxpr.primitives import AnalyticWhere, Kind, describe_primitive, index_operands
 
-__all__ = ["EVERYTHING", "NotAnalytic", "Range", "hull", "result_range", "support_range", "values_range"]
+__all__ = [
+    "EVERYTHING",
+    "NotAnalytic",
+    "Range",
+    "hull",
+    "result_range",
+    "softplus_range",
+    "support_range",
+    "values_range",
+]
 
 _HUGE = 1e20
 _MODERATE = 700.0  # the exponential of a number below this neither underflows nor overflows
@@ -85,10 +94,19 @@ def result_range(eqn: Any, xs: Sequence[Range], constants: Sequence[Any], *, is_
         raise NotAnalytic
     x, where, flattens = xs[0], described.analytic_where, False
     if where is AnalyticWhere.MODERATE:
-        flattens = not (-_MODERATE < x.low and x.high < _MODERATE)
+        flattens = _flattens(x)
     elif where is not AnalyticWhere.EVERYWHERE and not x.is_factor:
         _require(x.low > (0.0 if where is AnalyticWhere.POSITIVE else -1.0))
     return (EVERYTHING if described.increasing is None else _increasing(described.increasing, x)), flattens
+
+
+def softplus_range(x: Range) -> tuple[Range, bool]:
+    """Return the range of softplus, whose formula has a kink that the function has not, and whether it may flatten."""
+    return _increasing(lambda end: np.logaddexp(end, 0.0), x), _flattens(x)
+
+
+def _flattens(x: Range) -> bool:
+    return not (-_MODERATE < x.low and x.high < _MODERATE)
 
 
 def _require(holds: bool, reason: str = "") -> None:

@@ -30,6 +30,7 @@ ANALYTIC = {
     "whole powers": (lambda o: o ** jnp.array([0.0, 1.0, 2.0]), REAL),
     "exponential": (lambda o: jnp.exp(-o), MODERATE),
     "sigmoid": (lambda o: jax.nn.sigmoid(o), MODERATE),
+    "softplus": (lambda o: jnp.log(jax.nn.softplus(o)), MODERATE),
     "log gamma": (lambda o: jax.lax.lgamma(o), POSITIVE),
     "a choice by constants": (lambda o: jnp.log(jnp.where(jnp.array([True, False, True]), o, 2.0)), POSITIVE),
     "a comparison that is decided": (lambda o: jnp.where(o > -1.0, jnp.maximum(o, 0.0), jnp.abs(o) + 9.0), POSITIVE),
