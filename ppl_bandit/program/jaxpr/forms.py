@@ -585,6 +585,8 @@ class Forms:
         x, y = values
         varies = _any_varies(values, eqn.outvars[0].aval.shape)
         if not isinstance(y, Form):
+            if _is_outer(y) and y.range.low <= 0.0 <= y.range.high:
+                raise _NoForm
             constant = _uniform(y)
             return self._scaled(token, varies, x, 1.0 / constant if constant else None)
         inverse = self._raised(self._number("inverse", y.token), y, -1.0, _RATIO)
