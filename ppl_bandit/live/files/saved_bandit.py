@@ -76,6 +76,7 @@ class SavedBandit(NamedTuple):
             num_played=np.asarray(header["num_played"], np.int64),
             retired=frozenset(header["retired"]),
             look=header.get("look"),
+            num_late=header.get("num_late", 0),
         )
         history.num_completed = header.get("num_completed", 0)
         projection = learning_in_part(projection) if header.get("is_partial") else projection
@@ -106,6 +107,7 @@ def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
             "is_partial": task.is_partial,
             "num_completed": history.num_completed,
             "look": None if projection.look is None else dict(projection.look),
+            "num_late": projection.num_late,
             "position": projection.position,
             "next_number": experiment.num_decisions,
             "num_played": projection.num_played.tolist(),
