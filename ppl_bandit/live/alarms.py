@@ -207,7 +207,8 @@ class AlarmWatch:
             self._judge_in_order(now, judged, counts)
         self._watch_allocation(steps)
         times = [time for time, _, _ in counts]
-        found = missing_process(*np.array([row[1:] for row in counts], int).reshape(-1, 2).T, self.settings.missing)
+        num_missing, num_decisions = np.array([row[1:] for row in counts], int).reshape(-1, 2).T
+        found = missing_process(num_missing, num_decisions, self.settings.missing)
         self._see("missing_rewards", None, 0, found, times, 1.0 / LEVEL)
         if self._is_checked("concentration", None):
             probs = [row for _, row in beliefs]
@@ -253,7 +254,8 @@ class AlarmWatch:
             propensities[number, : len(steps[row][2])] = steps[row][2]
         found[drawn] = sample_ratio_steps(np.array([steps[row][1] for row in drawn], int), propensities)
         for row in set(range(len(steps))).difference(drawn):
-            found[row] = override_steps(*steps[row][2], num_arms)
+            drawn_arm, shown = steps[row][2]
+            found[row] = override_steps(drawn_arm, shown, num_arms)
         logs, self._allocation = sample_ratio_process(found, self._allocation)
         self._see("sample_ratio", None, 0, logs, [time for time, _, _ in steps], 1.0 / LEVEL)
 
@@ -283,9 +285,9 @@ class AlarmWatch:
             values = _predictive_ranks(model, learner, arms, values, [event.body["context"] for event, _ in judged])
         threshold = len(self._drift) / LEVEL
         for (arm, outcome), state in self._drift.items():
-            rows = np.flatnonzero(arms == arm)
-            if rows.size:
-                key, ties = (arm, outcome), self._ties[arm, outcome].random(rows.size)
+            rows = np.flatnonzero(arms == arm).tolist()
+            if rows:
+                key, ties = (arm, outcome), self._ties[arm, outcome].random(len(rows))
                 found, self._drift[key] = drift_process(values[rows, outcome], ties, state)
                 self._drift_value[key] = float(found[-1])
                 self._see("drift", arm, outcome, found, [judged[row][0].time for row in rows], threshold)
