@@ -43,7 +43,7 @@ class MemoryStore:
         self._imported: list[Event] = []
         self._keys: dict[str, Key] = {}
         self.num_dropped = 0
-        for event in events:
+        for event in sorted(events, key=lambda event: event.position):  # as they were appended
             self._index(event)
 
     def append(
@@ -104,9 +104,11 @@ class MemoryStore:
         limit: int | None = None,
         whole: bool = False,
     ) -> list[Event]:
-        """Return the events beyond a position, and drop those up to it."""
+        """Return the events beyond a position, and drop those up to it; if `whole`, those of decisions alone, and drop none."""
         with self._lock:
             self._index_unread()
+            if whole:
+                return self._settled_or_decided(after)[:limit]
             if after >= self._indexed:  # the common case: there is no new event
                 self._unread = []
                 return []
@@ -150,6 +152,17 @@ class MemoryStore:
         with self._lock:
             self._index_unread()
             return list(self._imported)
+
+    def _settled_or_decided(self, after: int) -> list[Event]:
+        """Return the events beyond a position of the decisions that were made or settled beyond it; others cost nothing."""
+        found: list[Event] = []
+        for group in (self._pending, self._rewarded, self._discarded):
+            for events in reversed(group.values()):
+                new = [event for event in events if event.position > after]
+                if not new:
+                    break
+                found += new
+        return sorted(found, key=lambda event: event.position)
 
     def _index_unread(self) -> None:
         """Add the events that are not in the index yet, usually none or those just appended."""
