@@ -28,11 +28,12 @@ class MemoryStore:
     Args:
         position: of the last event before this stream continues.
         events: those of the decisions up to that position.
+        keys: of units and requests.
     """
 
     timeout = 86_400.0  # threads that learn may wait for one that compiles
 
-    def __init__(self, position: int = 0, events: Sequence[Event] = ()):
+    def __init__(self, position: int = 0, events: Sequence[Event] = (), keys: Sequence[Key] = ()):
         self._lock = threading.Lock()
         self._indexed = position  # the last event that is in the index by decision
         self._last_not_decision = position
@@ -41,9 +42,9 @@ class MemoryStore:
         self._rewarded: dict[str, list[Event]] = {}
         self._discarded: OrderedDict[str, list[Event]] = OrderedDict()
         self._imported: list[Event] = []
-        self._keys: dict[str, Key] = {}
+        self._keys = {key.name: key for key in keys}
         self.num_dropped = 0
-        for event in events:
+        for event in sorted(events, key=lambda event: event.position):  # as they were appended
             self._index(event)
 
     def append(
@@ -63,9 +64,11 @@ class MemoryStore:
             self._index_unread()
             return recorded
 
-    def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
-        """Return the keys with some names."""
+    def keys(self, experiment: str, names: Sequence[str] | None) -> dict[str, Key]:
+        """Return the keys with some names, or all."""
         with self._lock:
+            if names is None:
+                return dict(self._keys)
             return {name: self._keys[name] for name in names if name in self._keys}
 
     def owned(self, experiment: str, owner: str) -> list[Event]:
@@ -104,9 +107,11 @@ class MemoryStore:
         limit: int | None = None,
         whole: bool = False,
     ) -> list[Event]:
-        """Return the events beyond a position, and drop those up to it."""
+        """Return the events beyond a position, and drop those up to it; if `whole`, those of decisions alone, and drop none."""
         with self._lock:
             self._index_unread()
+            if whole:
+                return self._settled_or_decided(after)[:limit]
             if after >= self._indexed:  # the common case: there is no new event
                 self._unread = []
                 return []
@@ -150,6 +155,17 @@ class MemoryStore:
         with self._lock:
             self._index_unread()
             return list(self._imported)
+
+    def _settled_or_decided(self, after: int) -> list[Event]:
+        """Return the events beyond a position of the decisions that were made or settled beyond it; others cost nothing."""
+        found: list[Event] = []
+        for group in (self._pending, self._rewarded, self._discarded):
+            for events in reversed(group.values()):
+                new = [event for event in events if event.position > after]
+                if not new:
+                    break
+                found += new
+        return sorted(found, key=lambda event: event.position)
 
     def _index_unread(self) -> None:
         """Add the events that are not in the index yet, usually none or those just appended."""
