@@ -46,10 +46,13 @@ def performance(
     each = np.arange(num)
     true_value, best = found.truth[each, chosen], found.truth.max(axis=1)
     is_superior = declares_superiority(found, control)
-    is_right = _is_right(found, control)
+    claimed = np.array(found.truth)  # a non-inferior arm exceeds the control less the margin
+    if control >= 0:
+        claimed[:, control] -= design.margin
+    is_right = _is_right(found, control, claimed)
     add("power", is_superior & is_right)
     add("familywise_error", is_superior & ~is_right)
-    is_null = bool(np.all(found.truth == found.truth[:, :1]))
+    is_null = bool(np.all(np.abs(claimed - claimed[:, :1]) <= 1e-9 * (1.0 + np.abs(claimed))))
     add("type_i_error", is_superior if is_null else np.full(num, np.nan))
     add("selected_best", true_value == best)
     for index, name in enumerate(arms):
@@ -111,10 +114,10 @@ def sequence_covers(found: TrialRecord, bounds: tuple[float, float]) -> np.ndarr
     return ~is_excluded | (trials == 0)
 
 
-def _is_right(found: TrialRecord, control: int) -> np.ndarray:
-    """Return whether the selected arm is strictly better than all others; with a control, than the control."""
+def _is_right(found: TrialRecord, control: int, claimed: np.ndarray) -> np.ndarray:
+    """Return whether the selected arm is strictly better than all others; with a control, than it less the margin."""
     each = np.arange(found.ending.size)
-    truth = np.array(found.truth)
+    truth = np.array(claimed)
     own = truth[each, found.arm]
     if control >= 0:
         is_control = found.arm == control
