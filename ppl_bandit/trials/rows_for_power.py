@@ -40,7 +40,9 @@ def rows_for_power(
         ValueError: if a thousand times as many rows, or a thousandth of them, do not bracket the power.
     """
     if not 0.0 < power < 1.0 or not tolerance > 0.0:
-        raise ValueError(f"power must lie strictly inside (0, 1) and tolerance above 0, got {power!r} and {tolerance!r}")
+        raise ValueError(
+            f"power must lie strictly inside (0, 1) and tolerance above 0, got {power!r} and {tolerance!r}"
+        )
     if design.rule("superiority") is None:
         raise ValueError("rows_for_power needs a design with a superiority rule: add stopping.superiority(0.99)")
     tried: dict[int, tuple[float, float]] = {}
@@ -59,7 +61,9 @@ def rows_for_power(
         ends.append(ends[-1] * step)
         if len(ends) > _MOST_DOUBLINGS:
             last = max(tried) if step > 1.0 else min(tried)
-            raise ValueError(f"the power is {tried[last][0]:.3g} with {last} rows: give looks nearer to a power of {power:g}")
+            raise ValueError(
+                f"the power is {tried[last][0]:.3g} with {last} rows: give looks nearer to a power of {power:g}"
+            )
     low, high = sorted((ends[-1], ends[-1] * step))
     while high > low * (1.0 + tolerance) and _scaled(design, math.sqrt(low * high)).last_rows not in tried:
         middle = math.sqrt(low * high)
@@ -73,6 +77,8 @@ def _scaled(design: Design, factor: float) -> Design:
 
     looks = sorted({rows(look) for look in design.looks})
     if len(looks) < len(design.looks) or looks[0] < 2:
-        raise ValueError(f"the looks {list(design.looks)} cannot be multiplied by {factor:g}: give fewer, or a lower power")
+        raise ValueError(
+            f"the looks {list(design.looks)} cannot be multiplied by {factor:g}: give fewer, or a lower power"
+        )
     most = None if design.max_rows is None else rows(design.max_rows)
     return replace(design, looks=looks, burn_in=int(design.burn_in * factor), max_rows=most, calibration=None)
