@@ -28,11 +28,12 @@ class MemoryStore:
     Args:
         position: of the last event before this stream continues.
         events: those of the decisions up to that position.
+        keys: of units and requests.
     """
 
     timeout = 86_400.0  # threads that learn may wait for one that compiles
 
-    def __init__(self, position: int = 0, events: Sequence[Event] = ()):
+    def __init__(self, position: int = 0, events: Sequence[Event] = (), keys: Sequence[Key] = ()):
         self._lock = threading.Lock()
         self._indexed = position  # the last event that is in the index by decision
         self._last_not_decision = position
@@ -41,7 +42,7 @@ class MemoryStore:
         self._rewarded: dict[str, list[Event]] = {}
         self._discarded: OrderedDict[str, list[Event]] = OrderedDict()
         self._imported: list[Event] = []
-        self._keys: dict[str, Key] = {}
+        self._keys = {key.name: key for key in keys}
         self.num_dropped = 0
         for event in sorted(events, key=lambda event: event.position):  # as they were appended
             self._index(event)
@@ -63,9 +64,11 @@ class MemoryStore:
             self._index_unread()
             return recorded
 
-    def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
-        """Return the keys with some names."""
+    def keys(self, experiment: str, names: Sequence[str] | None) -> dict[str, Key]:
+        """Return the keys with some names, or all."""
         with self._lock:
+            if names is None:
+                return dict(self._keys)
             return {name: self._keys[name] for name in names if name in self._keys}
 
     def owned(self, experiment: str, owner: str) -> list[Event]:

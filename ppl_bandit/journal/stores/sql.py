@@ -153,15 +153,15 @@ class SqlStore:
             found |= {row[0]: Personal(*row[1:]) for row in rows}
         return found
 
-    def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
-        """Return the keys with some names."""
+    def keys(self, experiment: str, names: Sequence[str] | None) -> dict[str, Key]:
+        """Return the keys with some names, or all."""
+        every = "SELECT name, value, owner, arguments FROM ppl_bandit_keys WHERE experiment = ?"
+        if names is None:
+            return {row[0]: Key(*row) for row in self._query(every, experiment)}
         found: dict[str, Key] = {}
         for start in range(0, len(names), MAX_PARAMETERS):
             some = names[start : start + MAX_PARAMETERS]
-            statement = (
-                "SELECT name, value, owner, arguments FROM ppl_bandit_keys WHERE experiment = ? AND name IN "
-                f"({', '.join('?' * len(some))})"
-            )
+            statement = f"{every} AND name IN ({', '.join('?' * len(some))})"
             found |= {row[0]: Key(*row) for row in self._query(statement, experiment, *some)}
         return found
 

@@ -120,8 +120,8 @@ class Store(Protocol):
     def turn(self, experiment: str) -> AbstractContextManager:
         """Wait until no other process learns, if the store can; a hint that avoids conflicts."""
 
-    def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
-        """Return the keys with some names; unknown ones are left out."""
+    def keys(self, experiment: str, names: Sequence[str] | None) -> dict[str, Key]:
+        """Return the keys with some names, or all; unknown ones are left out."""
 
     def owned(self, experiment: str, owner: str) -> list[Event]:
         """Return the events with a personal part of a unit, given its key, that was not erased."""

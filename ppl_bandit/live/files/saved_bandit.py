@@ -17,6 +17,7 @@ from ppl_bandit.journal.identity import (
 )
 from ppl_bandit.journal.projection import Projection, learning_in_part, refit
 from ppl_bandit.journal.stores.memory import MemoryStore
+from ppl_bandit.journal.stores.store import Key
 from ppl_bandit.live.files.archive_file import build_context, context_structure, read_archive_file, write_archive_file
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
@@ -82,7 +83,8 @@ class SavedBandit(NamedTuple):
         projection = learning_in_part(projection) if header.get("is_partial") else projection
         learner = refit(projection, history)[0] if differences else self._learner(projection)
         events = [Event(*fields) for fields in header["decisions"]]
-        experiment.store = MemoryStore(header["position"], events)
+        keys = [Key(*fields) for fields in header.get("keys", ())]
+        experiment.store = MemoryStore(header["position"], events, keys)
         experiment.restore(projection._replace(learner=learner), header["next_number"])
 
     def _learner(self, projection: Projection) -> Learner:
@@ -111,6 +113,7 @@ def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
             "position": projection.position,
             "next_number": experiment.num_decisions,
             "num_played": projection.num_played.tolist(),
+            "keys": [key[:4] for key in experiment.store.keys(experiment.name, None).values()],
             "decisions": [event._replace(body=decode(encode(event.body))) for event in decisions],
         }
         trees = learner_trees(learner) | {
