@@ -56,15 +56,15 @@ class Checkpoint(NamedTuple):
     next_number: int
 
 
-def save_checkpoint(experiment: Experiment, store: SqlStore) -> None:
+def save_checkpoint(experiment: Experiment) -> None:
     """Store the current posterior; an error of the database is ignored, because the stream holds the same information."""
     try:
-        store.write_checkpoint(experiment.name, *make_checkpoint(experiment, store, experiment.projection))
+        experiment.store.write_checkpoint(experiment.name, *make_checkpoint(experiment, experiment.projection))
     except JournalError:
         pass
 
 
-def make_checkpoint(experiment: Experiment, store: SqlStore, projection: Projection) -> tuple[Event, bytes]:
+def make_checkpoint(experiment: Experiment, projection: Projection) -> tuple[Event, bytes]:
     """Return the event that announces a checkpoint of a projection, and its contents.
 
     An event announces the digest of its contents, which hold the position and the digest of the last event that it has learnt,
@@ -77,7 +77,7 @@ def make_checkpoint(experiment: Experiment, store: SqlStore, projection: Project
         "num_rows": len(history),
         "num_completed": history.num_completed,
         "position": projection.position,
-        "head": store.digest_at(experiment.name, projection.position),
+        "head": experiment.store.digest_at(experiment.name, projection.position),
         "next_number": experiment.num_decisions,
         "num_played": projection.num_played.tolist(),
         "retired": sorted(projection.retired),

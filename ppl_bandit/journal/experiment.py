@@ -43,16 +43,8 @@ from ppl_bandit.journal.projection import (
 from ppl_bandit.journal.repeats import Known, Repeat
 from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
-from ppl_bandit.journal.stores.store import (
-    Conflict,
-    DecisionNumberTaken,
-    JournalError,
-    Key,
-    KeyTaken,
-    ReadingEvent,
-    Store,
-    read_batches,
-)
+from ppl_bandit.journal.stores.sql import SqlStore, read_batches
+from ppl_bandit.journal.stores.store import Conflict, DecisionNumberTaken, JournalError, Key, KeyTaken, ReadingEvent
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
@@ -75,7 +67,7 @@ class Experiment:
 
     def __init__(
         self,
-        store: Store,
+        store: SqlStore,
         name: str,
         projection: Projection,
         build: BuildTask,
@@ -509,7 +501,7 @@ class Experiment:
         return mask
 
 
-def rows_until(store: Store, name: str, position: int, projection: Projection) -> History:
+def rows_until(store: SqlStore, name: str, position: int, projection: Projection) -> History:
     """Return the rows that were learnt up to a position.
 
     Args:

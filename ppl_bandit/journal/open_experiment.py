@@ -10,7 +10,6 @@ from ppl_bandit.journal.events import ARMS, CHANGED, LOOKED, OPENED, Event, new_
 from ppl_bandit.journal.experiment import BuildTask, Experiment, rows_until
 from ppl_bandit.journal.identity import experiment_identity, identity_differences, library_versions, program_source
 from ppl_bandit.journal.projection import Projection, initial_projection
-from ppl_bandit.journal.stores.memory import MemoryStore
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent, JournalError, ReadingEvent
 from ppl_bandit.posterior.history import History
@@ -84,7 +83,7 @@ def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHea
 
 
 def open_experiment(
-    store: MemoryStore | SqlStore,
+    store: SqlStore,
     name: str,
     task: Task,
     prior: Learner,
@@ -98,8 +97,6 @@ def open_experiment(
         JournalError: if the program or a setting differs from the recorded ones, or an event was edited or removed.
     """
     projection = initial_projection(task, prior)
-    if isinstance(store, MemoryStore):
-        return Experiment(store, name, projection, build, burn_in)
     header = _find_header(store, name)
     if header is None:
         store.check(name)

@@ -78,7 +78,7 @@ def reward_events(experiment: Experiment, rewards: Mapping[str, Reported], is_co
 
 def import_events(rows: Rows, propensity: np.ndarray | None = None) -> MakeEvents:
     """Make the event of rows that another system decided, with the probability of each play if it is known."""
-    body: dict[str, Any] = {  # arrays: only a store that writes JSON converts them to lists
+    body: dict[str, Any] = {
         "arms": np.array(rows.arms),
         "rewards": {name: np.array(values) for name, values in rows.rewards.items()},
         "contexts": None if rows.contexts is None else [np.array(leaf) for leaf in jax.tree.leaves(rows.contexts)],
@@ -133,11 +133,9 @@ def _records(experiment: Experiment, decisions: Sequence[str]) -> dict[str, Deci
     found = experiment.store.find(experiment.name, decisions)
     for id in decisions:
         if id not in found:
-            num_dropped = getattr(experiment.store, "num_dropped", 0)
-            dropped = f", or is one of the {num_dropped} oldest that memory no longer holds (a journal keeps all)"
             raise UnknownDecision(
-                f"decision {id!r} was not made by this bandit{dropped if num_dropped else ''}: pass one of its decisions, or "
-                "arm= and context= for a play that another system decided"
+                f"decision {id!r} was not made by this bandit: pass one of its decisions, or arm= and context= for a play that "
+                "another system decided"
             )
     return {id: fold_decision(found[id]) for id in decisions}
 

@@ -22,14 +22,16 @@ from ppl_bandit.inputs.data_frames import contexts_of_decisions
 from ppl_bandit.inputs.late_entries import check_late_names, check_late_values, fill_late
 from ppl_bandit.inputs.numbers import as_seconds, check_count, check_flag, check_text
 from ppl_bandit.journal.checkpoints import make_checkpoint, save_checkpoint
-from ppl_bandit.journal.events import CHECKPOINT, Event, new_event
+from ppl_bandit.journal.events import Event
+from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.journal import Journal
 from ppl_bandit.journal.open_experiment import open_experiment
 from ppl_bandit.journal.outcome_events import MakeEvents, Reported, discard_events, expiry_events
-from ppl_bandit.journal.projection import LearnRequest, Projection, context_from_leaves
+from ppl_bandit.journal.projection import LearnRequest, Projection, context_from_leaves, initial_projection
 from ppl_bandit.journal.repeats import Ask, Repeat, check_unit
-from ppl_bandit.journal.stores.memory import MemoryStore
+from ppl_bandit.journal.stores.memory import MemoryBackend
 from ppl_bandit.journal.stores.personal import unit_key
+from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.live.arm_changes import arms_with, retired_with
 from ppl_bandit.live.asking import ask_slate, asks_of, decide_asked, plain, repeat_of
 from ppl_bandit.live.decisions import Decision, Slate, decision_from_event, decision_ids, decision_notes
@@ -152,9 +154,16 @@ class Bandit(ReadableBandit):
         self._context_structure: Any = jax.tree.structure(self._reward_model.context)
         task, prior = self._build(list(names.names), not isinstance(program, RewardModel))
         self._journal = journal if isinstance(journal, Journal) or journal is None else Journal(journal)
-        store = MemoryStore() if self._journal is None else self._journal.store
-        self._experiment = open_experiment(store, name, task, prior, self._build, burn_in, allow_changed)
-        self._owns_journal = self._journal is not journal
+        self._owns_store = self._journal is None or self._journal is not journal
+        if (
+            self._journal is None
+        ):  # nothing was recorded before: without the fingerprint of an identity, this takes no time
+            projection = initial_projection(task, prior)
+            self._experiment = Experiment(SqlStore(MemoryBackend()), name, projection, self._build, burn_in)
+        else:
+            self._experiment = open_experiment(
+                self._journal.store, name, task, prior, self._build, burn_in, allow_changed
+            )
         uninformative = [self.arms[arm] for arm in outcome_information(self._reward_model).uninformative]
         if uninformative:
             warnings.warn(uninformative_arms_note(uninformative), stacklevel=2)
@@ -465,10 +474,7 @@ class Bandit(ReadableBandit):
         if unit is None:
             raise ValueError("unit is missing: give the unit to erase")
         owner, experiment = unit_key(str(check_unit(unit, "unit"))), self._experiment
-        if self._journal is None:
-            return experiment.erase(owner, lambda projection: (new_event(CHECKPOINT, {}), b""))
-        store = self._journal.store
-        return experiment.erase(owner, lambda projection: make_checkpoint(experiment, store, projection))
+        return experiment.erase(owner, lambda projection: make_checkpoint(experiment, projection))
 
     def add_arm(self, name: str | None = None) -> Any:
         """Add an arm, which starts at its prior, or bring back a retired one; return its name.
@@ -550,9 +556,8 @@ class Bandit(ReadableBandit):
         self._check_process()
         self._checkpoint(2)  # one event is that of the last checkpoint itself
         self._is_closed = True
-        if self._owns_journal:
-            assert self._journal is not None
-            self._journal.close()
+        if self._owns_store:
+            self._experiment.store.close()
 
     def __enter__(self) -> "Bandit":
         return self
@@ -598,9 +603,9 @@ class Bandit(ReadableBandit):
         """Store the posterior if the journal has got so many events since the last time."""
         experiment = self._experiment
         position = experiment.projection.position
-        if self._journal is not None and position >= experiment.checkpoint_position + num_events:
+        if position >= experiment.checkpoint_position + num_events:
             experiment.checkpoint_position = position  # other threads go on
-            save_checkpoint(experiment, self._journal.store)
+            save_checkpoint(experiment)
 
     def _decision(self, projection: Projection, event: Event) -> Decision:
         if isinstance(event.body["propensities"], list):  # it was recorded before

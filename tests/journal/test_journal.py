@@ -25,7 +25,6 @@ from ppl_bandit.journal.events import DECIDED, REWARDED, new_event, new_id
 from ppl_bandit.journal.identity import fingerprint
 from ppl_bandit.journal.open_experiment import read_header
 from ppl_bandit.journal.replay import replay
-from ppl_bandit.journal.stores import memory
 from ppl_bandit.journal.stores.sql import SqlStore
 from ppl_bandit.journal.stores.sqlite import SqliteBackend
 from ppl_bandit.journal.stores.store import Conflict, DamagedEvent
@@ -236,16 +235,34 @@ def test_outcomes_come_one_by_one_and_expire_as_the_user_says(hurdle_parts, tmp_
         assert {third.id, second.id} <= set(bandit.history()["decision"])
 
 
-def test_memory_does_not_grow_with_decisions_that_are_never_rewarded(parts, monkeypatch):
-    monkeypatch.setattr(memory, "MAX_PENDING", 50)
-    bandit = make(parts)
-    oldest = bandit.select()
-    bandit.select_many(num_decisions=100)
-    bandit.select()
-    assert len(bandit.pending()) == 50
-    assert bandit._experiment.store.read("default", bandit._experiment.projection.position) == []
-    with pytest.raises(ValueError, match="one of the 52 oldest that memory no longer holds .a journal keeps all"):
-        bandit.update(oldest, 1)
+def test_memory_holds_the_events_that_a_journal_holds(parts, tmp_path):
+    streams = []
+    for place in (None, tmp_path / "j.db"):
+        with make(parts, journal=place, seed=3) as bandit:
+            decisions = [bandit.select(unit="someone"), bandit.select(), *bandit.select_many(num_decisions=20)]
+            bandit.update_many(decisions=decisions[2:], rewards=[i % 2 for i in range(20)])
+            bandit.update(decisions[1], 1)
+            bandit.update(decisions[1], 0, correct=True)
+            bandit.update_many(arms=["low", "low"], rewards=[0, 1], propensity=[0.5, 0.2])
+            assert bandit.erase("someone") == 1
+            store = bandit._experiment.store
+            assert store.find_damage("default") is None
+            events = [event for event in store.read("default", whole=True) if event.kind != "opened"]
+            numbers = {decision.id: number for number, decision in enumerate(decisions)}
+            num_before = events[0].position - 1
+            kept = [
+                {
+                    name: value
+                    for name, value in event.body.items()
+                    if name not in ("absorbed", "of", "row", "contents", "position", "personal")
+                }
+                for event in events
+            ]
+            fields = [
+                (e.kind, numbers.get(e.decision), e.number, e.arm, e.settles, e.position - num_before) for e in events
+            ]
+            streams.append((fields, kept))
+    assert streams[0] == streams[1]
 
 
 CHANGES = {

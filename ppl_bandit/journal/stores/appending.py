@@ -37,8 +37,8 @@ class AppendRequest(Request):
     """Events that a thread wants to append; the result is the recorded events.
 
     Args:
-        after: see `Store.append`.
-        keys: see `Store.append`.
+        after: see `SqlStore.append`.
+        keys: see `SqlStore.append`.
         beside: given the recorded events, returns what the same transaction writes to other tables: statements with rows.
     """
 

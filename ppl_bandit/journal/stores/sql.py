@@ -20,7 +20,7 @@ from ppl_bandit.journal.stores.personal import ERASED, Personal, joined
 from ppl_bandit.journal.stores.store import DamagedEvent, JournalError, Key, ReadingEvent
 from ppl_bandit.journal.stores.tables import COLUMNS, IS_SETTING, VERSION_WITH_HEADS, event_from_row
 
-__all__ = ["Backend", "Damage", "Result", "SqlStore"]
+__all__ = ["Backend", "Damage", "Result", "SqlStore", "read_batches"]
 
 _COLUMNS_WITHOUT_DECISION_BODY = COLUMNS.replace("body", "CASE WHEN kind = 'decided' THEN '{}' ELSE body END")
 _NEW_CHECKPOINT = "INSERT INTO ppl_bandit_checkpoints VALUES (?, ?, ?)"
@@ -77,7 +77,7 @@ class Damage(NamedTuple):
 
 
 class SqlStore:
-    """Event streams in a database; see `Store`."""
+    """Event streams in a database, one per experiment. Threads may share a store."""
 
     def __init__(self, backend: Backend):
         self._backend = backend
@@ -93,7 +93,19 @@ class SqlStore:
     def append(
         self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
     ) -> list[Event]:
-        """Append events; threads that append at the same time share a transaction."""
+        """Append events, all or none, and return them with their positions; they are durable when this returns.
+
+        Threads that append at the same time share a transaction.
+
+        Args:
+            after: the last position that the caller has read; None if the events depend on no earlier event.
+            keys: to record with the events.
+
+        Raises:
+            KeyTaken: if a key has another value than expected.
+            Conflict: if the stream has an event other than a decision beyond `after`.
+            DecisionNumberTaken: if a decision in the empty lane has a number that is already recorded.
+        """
         with call_within(self.timeout):
             return self._append(AppendRequest(experiment, events, after, keys))
 
@@ -112,7 +124,12 @@ class SqlStore:
         limit: int | None = None,
         whole: bool = False,
     ) -> list[Event]:
-        """Return the events between two positions; with `kinds`, which excludes decisions, those of some kinds."""
+        """Return the events between two positions, both excluded, in order.
+
+        Args:
+            kinds: only events of these kinds, which exclude decisions.
+            whole: whether decisions have a body.
+        """
         columns = COLUMNS if whole else _COLUMNS_WITHOUT_DECISION_BODY
         statement = f"SELECT {columns} FROM ppl_bandit_events WHERE experiment = ? AND position > ?"
         parameters: list[Any] = [experiment, after]
@@ -154,7 +171,7 @@ class SqlStore:
         return found
 
     def keys(self, experiment: str, names: Sequence[str]) -> dict[str, Key]:
-        """Return the keys with some names."""
+        """Return the keys with some names; unknown ones are left out."""
         found: dict[str, Key] = {}
         for start in range(0, len(names), MAX_PARAMETERS):
             some = names[start : start + MAX_PARAMETERS]
@@ -166,7 +183,7 @@ class SqlStore:
         return found
 
     def owned(self, experiment: str, owner: str) -> list[Event]:
-        """Return the events with a personal part of a unit."""
+        """Return the events with a personal part of a unit, given its key, that was not erased."""
         rows = self._query(
             f"SELECT {COLUMNS} FROM ppl_bandit_events WHERE experiment = ? AND position IN "
             "(SELECT position FROM ppl_bandit_personal WHERE experiment = ? AND owner = ?) ORDER BY position",
@@ -202,7 +219,7 @@ class SqlStore:
         return self._query("SELECT MAX(position) FROM ppl_bandit_events WHERE experiment = ?", experiment)[0][0] or 0
 
     def find(self, experiment: str, decisions: Sequence[str]) -> dict[str, list[Event]]:
-        """Return all events of some decisions."""
+        """Return all events of some decisions, in order; unknown decisions are left out."""
         found: dict[str, list[Event]] = defaultdict(list)
         for start in range(0, len(decisions), MAX_PARAMETERS):
             some = decisions[start : start + MAX_PARAMETERS]
@@ -218,7 +235,7 @@ class SqlStore:
         return dict(found)
 
     def first_after(self, experiment: str, until: float, after: int) -> int:
-        """See `Store.first_after`."""
+        """Return the first position beyond another of a decision made after a time; the next position if there is none."""
         statement = (
             "SELECT position FROM ppl_bandit_events WHERE experiment = ? AND kind = 'decided' AND position > ? AND time > ? "
             "ORDER BY position LIMIT 1"
@@ -227,17 +244,17 @@ class SqlStore:
         return rows[0][0] if rows else self.last_position(experiment) + 1
 
     def pending(self, experiment: str, until: float | None = None, after: int = 0) -> list[Event]:
-        """Return the decisions whose reward is pending."""
+        """Return the decisions made until a time, and beyond a position, whose reward is pending, oldest first."""
         columns = ", ".join(f"made.{name}" for name in COLUMNS.split(", "))
         given = experiment, after, 1e300 if until is None else until
         return self._events(experiment, self._query(f"SELECT {columns} {_PENDING} ORDER BY made.position", *given))
 
     def num_pending(self, experiment: str, until: float | None = None) -> int:
-        """Return the number of decisions whose reward is pending."""
+        """Return the number of decisions made until a time whose reward is pending."""
         return int(self._query(f"SELECT COUNT(*) {_PENDING}", experiment, 0, 1e300 if until is None else until)[0][0])
 
     def decisions(self, experiment: str, after: int = 0, limit: int | None = None) -> list[list[Event]]:
-        """Return the events of every decision, or of so many beyond a position."""
+        """Return the events of every decision beyond a position, or of the first so many, grouped, oldest first."""
         if limit is None:
             return group_by_decision(self.read(experiment, after, whole=True))
         statement = (
@@ -257,7 +274,7 @@ class SqlStore:
         self._run(lambda execute, is_again: None, ["ppl_bandit ping"])
 
     def imported(self, experiment: str) -> list[Event]:
-        """Return the imported plays whose propensities were given."""
+        """Return the imported plays whose propensities were given, oldest first."""
         return [event for event in self.read(experiment, kinds=(IMPORTED,)) if "propensity" in event.body]
 
     def checkpoints(self, experiment: str) -> list[tuple[int, bytes]]:
@@ -445,3 +462,24 @@ class SqlStore:
                     request.error = result
                 else:
                     request.result = result
+
+
+def read_batches(
+    store: SqlStore, experiment: str, after: int, before: int | None = None, whole: bool = False
+) -> Iterator[list[Event]]:
+    """Yield the events between two positions, those of one call together."""
+    size = _PAGE
+    while True:
+        events = store.read(experiment, after, before, limit=size, whole=whole)
+        is_last_page = len(events) < size
+        batch: list[Event] = []
+        for event in events:
+            if batch and event.batch != batch[0].batch:
+                yield batch
+                after, batch = batch[-1].position, []
+            batch.append(event)
+        if is_last_page:
+            if batch:
+                yield batch
+            return
+        size = _PAGE if len(batch) < size else 2 * size  # the events of the last call may continue on the next page

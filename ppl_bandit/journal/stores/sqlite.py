@@ -88,11 +88,11 @@ class SqliteBackend:
             run = connection.executemany if is_many else connection.execute
             return run(statement, parameters).fetchall()
 
+        if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
+            connection.execute("ROLLBACK")
         if not is_writer:
             return work(execute, False)
         try:
-            if connection.in_transaction:  # Ctrl-C interrupted an earlier call before its rollback
-                connection.execute("ROLLBACK")
             connection.execute(f"PRAGMA busy_timeout={int(1000 * min(seconds_left(), self.timeout)) + 1}")
             connection.execute("BEGIN IMMEDIATE")
             result = work(execute, False)
@@ -203,8 +203,10 @@ class SqliteBackend:
         """Check the file; create the tables in an empty one, and those that an earlier release did not have."""
         found = self._check(connection)
         connection.execute("PRAGMA journal_mode=WAL")
-        if found == VERSION:
-            return
+        if found < VERSION:
+            self._create_tables(connection, found)
+
+    def _create_tables(self, connection: sqlite3.Connection, found: int) -> None:
         connection.execute("BEGIN IMMEDIATE")
         if connection.execute("PRAGMA user_version").fetchone()[0] < VERSION:  # no other process did it in the meantime
             for statement in TABLES:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.journal.checkpoints import learner_header, learner_trees, restore_learner
-from ppl_bandit.journal.events import Event, decode, encode
+from ppl_bandit.journal.events import ARMS, CHECKPOINT, IMPORTED, LOOKED, Event, decode, encode, new_event
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.identity import (
     arguments_from_identity,
@@ -16,7 +16,7 @@ from ppl_bandit.journal.identity import (
     library_versions,
 )
 from ppl_bandit.journal.projection import Projection, learning_in_part, refit
-from ppl_bandit.journal.stores.memory import MemoryStore
+from ppl_bandit.journal.stores.personal import ERASED
 from ppl_bandit.live.files.archive_file import build_context, context_structure, read_archive_file, write_archive_file
 from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
@@ -80,9 +80,8 @@ class SavedBandit(NamedTuple):
         history.num_completed = header.get("num_completed", 0)
         projection = learning_in_part(projection) if header.get("is_partial") else projection
         learner = refit(projection, history)[0] if differences else self._learner(projection)
-        events = [Event(*fields) for fields in header["decisions"]]
-        experiment.store = MemoryStore(header["position"], events)
-        experiment.restore(projection._replace(learner=learner), header["next_number"])
+        last = experiment.store.append(experiment.name, _stream(header, history))[-1].position
+        experiment.restore(projection._replace(learner=learner, position=last), header["next_number"])
 
     def _learner(self, projection: Projection) -> Learner:
         try:
@@ -116,6 +115,30 @@ def save_bandit(path: str | PathLike, experiment: Experiment) -> None:
             "history": (*history.rows(), history.positions()),
         }
     write_archive_file(path, header, trees)
+
+
+def _stream(header: dict[str, Any], history: History) -> list[Event]:
+    """Return a stream with the events of a file at their positions.
+
+    A file has the events of decisions alone: the rows at other positions were imported, and all else of the stream is in its
+    end: the arms, and the last look.
+    """
+    recorded = {fields[0]: Event(*fields) for fields in header["decisions"]}
+    (arms, rewards, contexts), positions = history.rows(), history.positions()
+    events = []
+    for position in range(1, header["position"] + 1):
+        event, own = recorded.get(position), slice(*np.searchsorted(positions, [position, position + 1]))
+        if event is not None and ERASED in event.body:  # its personal part is not in the file
+            event.body.pop("personal", None)
+        elif event is None and own.start < own.stop:
+            leaves = None if contexts is None else jax.tree.leaves(contexts)
+            imported = jax.tree.map(lambda leaf, own=own: leaf[own], (arms, rewards, leaves))
+            event = new_event(IMPORTED, dict(zip(("arms", "rewards", "contexts"), imported, strict=True)))
+        events.append(event or new_event(CHECKPOINT, {"contents": ""}))
+    if header.get("look") is not None:
+        events.append(new_event(LOOKED, header["look"]))
+    names = header["identity"]["arms"]
+    return [*events, new_event(ARMS, {"arms": names, "retired": header["retired"]})]
 
 
 def _build_history(model: RewardModel, leaves: list[Any] | None) -> History:
