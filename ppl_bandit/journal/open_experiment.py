@@ -16,7 +16,7 @@ from ppl_bandit.posterior.history import History
 from ppl_bandit.posterior.learning import Learner
 from ppl_bandit.posterior.task import Task
 
-__all__ = ["ExperimentHeader", "open_experiment", "read_header"]
+__all__ = ["ExperimentHeader", "open_experiment", "read_header", "record_identity"]
 
 
 class ExperimentHeader(NamedTuple):
@@ -57,8 +57,8 @@ def read_header(store: SqlStore, name: str) -> ExperimentHeader:
 
 
 def _find_header(store: SqlStore, name: str) -> ExperimentHeader | None:
-    header = None
-    for event in store.settings(name):
+    header = None  # an experiment in memory may be opened after its first events
+    for event in sorted(store.settings(name), key=lambda event: event.kind != OPENED):
         with ReadingEvent(name, event.position):
             header = _fold_header(header, event)
     return header
@@ -80,6 +80,15 @@ def _fold_header(header: ExperimentHeader | None, event: Event) -> ExperimentHea
         return header
     last_refit = event.position if len(body["arms"]) > len(header.names) else header.last_refit
     return header._replace(names=body["arms"], retired=frozenset(body["retired"]), last_refit=last_refit)
+
+
+def record_identity(experiment: Experiment) -> None:
+    """Record the program and the settings of an experiment in memory, which begins without: a fingerprint takes a while."""
+    if experiment.identity is None:
+        task, prior = experiment.initial.task, experiment.initial.prior
+        experiment.identity = experiment_identity(task, prior.engine, experiment.burn_in)
+        experiment.store.append(experiment.name, [_identity_event(OPENED, task, experiment.identity)])
+    experiment.catch_up()
 
 
 def open_experiment(

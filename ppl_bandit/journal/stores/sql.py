@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ppl_bandit.journal.events import CHECKPOINT, IMPORTED, Event, decode, digest_of, group_by_decision
-from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, Execute, append_requests
+from ppl_bandit.journal.stores.appending import MAX_PARAMETERS, AppendRequest, End, Execute, append_requests
 from ppl_bandit.journal.stores.deadline import call_within, held
 from ppl_bandit.journal.stores.grouped_calls import GroupedCalls
 from ppl_bandit.journal.stores.personal import ERASED, Personal, joined
@@ -47,6 +47,7 @@ class Backend(Protocol):
         timeout: seconds that a call may take.
         version: of the journal's tables.
         read_only: whether nothing can be written.
+        is_private: whether no other store can write.
         blank_statement: blanks the personal parts of an owner, given the experiment and the owner.
     """
 
@@ -55,6 +56,10 @@ class Backend(Protocol):
     timeout: float
     version: int
     read_only: bool
+    is_private: bool
+
+    def data_version(self, execute: Execute) -> int | None:
+        """Return a number that changes if another connection writes; None if there is none."""
 
     def run(self, work: Callable[[Execute, bool], Result], locks: Sequence[str] = ()) -> Result:
         """Run work in one transaction; with locks, as the only writer of these experiments."""
@@ -80,15 +85,12 @@ class SqlStore:
     """Event streams in a database, one per experiment. Threads may share a store."""
 
     def __init__(self, backend: Backend):
-        self._backend = backend
+        self._backend, self.timeout = backend, backend.timeout  # seconds that a call may take
         self._pid = os.getpid()
+        self._ends: dict[str, End] = {}  # of streams, as this store has left them at `_data_version`
+        self._data_version: int | None = None
         self._writing = threading.Lock()
         self._append = GroupedCalls[AppendRequest](lambda: held(self._writing), self._append_all)
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a call may take."""
-        return self._backend.timeout
 
     def append(
         self, experiment: str, events: Sequence[Event], after: int | None = None, keys: Sequence[Key] = ()
@@ -130,6 +132,8 @@ class SqlStore:
             kinds: only events of these kinds, which exclude decisions.
             whole: whether decisions have a body.
         """
+        if self._backend.is_private and experiment in self._ends and after >= self._ends[experiment].position:
+            return []
         columns = COLUMNS if whole else _COLUMNS_WITHOUT_DECISION_BODY
         statement = f"SELECT {columns} FROM ppl_bandit_events WHERE experiment = ? AND position > ?"
         parameters: list[Any] = [experiment, after]
@@ -147,10 +151,14 @@ class SqlStore:
 
     def _events(self, experiment: str, rows: Sequence[tuple]) -> list[Event]:
         """Return the events in rows of `COLUMNS`, with their personal parts."""
+        if not rows:
+            return []
         events = [event_from_row(experiment, row) for row in rows]
         sealed = [event.position for event in events if "personal" in event.body]
+        if not sealed:
+            return events
         parts = self._personal(experiment, sealed)
-        for index, event in enumerate(events if sealed else ()):
+        for index, event in enumerate(events):
             if "personal" in event.body:
                 with ReadingEvent(experiment, event.position):
                     events[index] = joined(event, parts.get(event.position))
@@ -303,6 +311,27 @@ class SqlStore:
                 )
             )
 
+    def copy_to(self, other: "SqlStore", experiment: str) -> None:
+        """Copy an experiment, as it is now, to a store that does not have it."""
+        heads = self._query("SELECT * FROM ppl_bandit_heads WHERE experiment = ?", experiment)
+        position = heads[0][1] if heads else 0
+
+        def work(execute: Execute, is_again: bool) -> None:
+            for table in ("events", "personal", "checkpoints"):
+                statement = (
+                    f"SELECT * FROM ppl_bandit_{table} WHERE experiment = ? AND position > ? AND position <= ? "
+                    "ORDER BY position LIMIT ?"
+                )
+                after = 0
+                while rows := self._query(statement, experiment, after, position, _PAGE):
+                    after = rows[-1][1]
+                    execute(f"INSERT INTO ppl_bandit_{table} VALUES ({', '.join('?' * len(rows[0]))})", rows, True)
+            keys = self._query("SELECT * FROM ppl_bandit_keys WHERE experiment = ?", experiment)
+            execute("INSERT INTO ppl_bandit_keys VALUES (?, ?, ?, ?, ?)", keys, True)
+            execute("INSERT INTO ppl_bandit_heads VALUES (?, ?, ?)", heads, True)
+
+        other._run(work, [experiment])
+
     def digest_at(self, experiment: str, position: int) -> str:
         """Return the digest of an event; the empty text for position 0, or if there is no such event."""
         statement = "SELECT digest FROM ppl_bandit_events WHERE experiment = ? AND position = ?"
@@ -443,10 +472,16 @@ class SqlStore:
         for request in requests:
             by_experiment[request.experiment].append(request)
         results: dict[str, list[list[Event] | Exception]] = {}
+        ends, self._ends = self._ends, {}  # if this is interrupted, they are read again
 
         def work(execute: Execute, is_again: bool) -> None:
+            version = self._backend.data_version(execute)
+            if version is None or version != self._data_version:
+                ends.clear()
+            self._data_version = version
             for experiment, own in by_experiment.items():
-                results[experiment] = append_requests(execute, experiment, own, is_again)
+                known = None if is_again else ends.get(experiment)
+                results[experiment], ends[experiment] = append_requests(execute, experiment, own, is_again, known)
 
         try:
             self._run(work, sorted(by_experiment))
@@ -456,6 +491,7 @@ class SqlStore:
             if not isinstance(error, JournalError):
                 raise
             return
+        self._ends = ends
         for experiment, own in by_experiment.items():
             for request, result in zip(own, results[experiment], strict=True):
                 if isinstance(result, Exception):
