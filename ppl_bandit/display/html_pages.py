@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bandit.display.figure_style import figure_tools
+from ppl_bandit.display.terminal import printable
 
-__all__ = ["html_figure", "html_page", "html_paragraphs", "html_rows", "installed_versions", "preformatted"]
+__all__ = ["escaped", "html_figure", "html_page", "html_paragraphs", "html_rows", "installed_versions", "preformatted"]
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
@@ -37,6 +38,11 @@ figure img { background: #fff; }
 _PACKAGES = ("ppl_bandit", "numpyro", "jax", "jaxlib", "numpy", "scipy", "arviz")
 
 
+def escaped(text: str) -> str:
+    """Return a text for HTML: without markup and control characters."""
+    return html.escape(printable(text))
+
+
 def html_page(title: str, lead: str, parts: Sequence[str], seed: int) -> str:
     """Return a page: title, lead, parts that are HTML already, then date, seed and versions."""
     versions = [f"made on {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC", f"seed {seed}"]
@@ -44,9 +50,9 @@ def html_page(title: str, lead: str, parts: Sequence[str], seed: int) -> str:
     versions += [f"{package} {number}" for package, number in installed_versions(_PACKAGES).items()]
     body = "\n".join(parts)
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
-        f'<link rel="icon" href="data:,">\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n<h1>{html.escape(title)}</h1>\n'
-        f'<p class="lead">{html.escape(lead)}</p>\n{body}\n<h2>Versions and seed</h2>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escaped(title)}</title>\n'
+        f'<link rel="icon" href="data:,">\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n<h1>{escaped(title)}</h1>\n'
+        f'<p class="lead">{escaped(lead)}</p>\n{body}\n<h2>Versions and seed</h2>\n'
         f"{preformatted(chr(10).join(versions))}\n</body>\n</html>\n"
     )
 
@@ -62,14 +68,14 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
 
 def html_paragraphs(lines: Sequence[str]) -> str:
     """Return one paragraph per line."""
-    return "\n".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    return "\n".join(f"<p>{escaped(line)}</p>" for line in lines)
 
 
 def html_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table that scrolls sideways if it is too wide."""
 
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{escaped(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     body = "\n".join(line(row, "td") for row in rows)
     return f'<div class="wide"><table>\n<thead>{line(header, "th")}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
@@ -84,10 +90,10 @@ def html_figure(caption: str, picture: Path | Any) -> str:
         picture.savefig(stream, format="png", dpi=110)
         figure_tools().close(picture)
         data = stream.getvalue()
-    text = html.escape(caption)
+    text = escaped(caption)
     return f'<figure><img alt="{text}" src="data:image/png;base64,{base64.b64encode(data).decode()}"></figure>'
 
 
 def preformatted(text: str) -> str:
     """Return text in a fixed-width font."""
-    return f"<pre>{html.escape(text)}</pre>"
+    return f"<pre>{escaped(text)}</pre>"

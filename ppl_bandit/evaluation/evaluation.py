@@ -1,6 +1,5 @@
 """What may be concluded from decisions that were made adaptively: estimates, intervals, and whether the data support them."""
 
-import html
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools
+from ppl_bandit.display.html_pages import escaped
+from ppl_bandit.display.terminal import printable
 from ppl_bandit.evaluation import estimators
 from ppl_bandit.evaluation.estimators import Estimate
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
@@ -133,8 +134,8 @@ class Evaluation(NamedTuple):
     def _repr_html_(self) -> str:
         notes = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.diagnostics.items())
         table = self.table().to_html(float_format=lambda value: f"{value:.4g}", border=0)
-        verdict = html.escape(self.verdict).replace("\n", "<br>")
-        return f"<p><b>{verdict}</b></p>{table}<p><small>{html.escape(notes)}</small></p>"
+        verdict = escaped(self.verdict).replace("\n", "<br>")
+        return f"<p><b>{verdict}</b></p>{table}<p><small>{escaped(notes)}</small></p>"
 
 
 def _visible(sequence: "pandas.DataFrame") -> tuple[float, float] | None:
@@ -202,7 +203,7 @@ def evaluate_decisions(
         None if posterior is None else posterior(components),
         diagnostics,
         bool(reasons),
-        _verdict(components, chosen, interval, sequence, diagnostics, reasons, why, cautions, level),
+        printable(_verdict(components, chosen, interval, sequence, diagnostics, reasons, why, cautions, level)),
         found,
         level,
         tuple(cautions),
@@ -383,6 +384,7 @@ def _diagnostics(log: LoggedDecisions, parts: list[_Prepared]) -> dict[str, floa
         "share_of_zero_propensities": float(1.0 - worst.has_overlap.mean()),
         "share_of_unrewarded_decisions": log.num_unrewarded / num_decisions,
         "num_without_propensity": float(log.num_without_propensity),
+        "num_late": float(log.num_late),
     }
 
 
@@ -442,6 +444,9 @@ def _cautions(log: LoggedDecisions) -> list[str]:
             f"{share:.1%} of the rewards ({log.num_without_propensity} of {num_plays}) have no propensity and are left out. "
             "What is said here holds only for the others"
         )
+    if log.num_late:
+        late = "1 reward came" if log.num_late == 1 else f"{log.num_late} rewards came"
+        found.append(f"{late} after the decision had expired, and replaced what was recorded then")
     return found
 
 

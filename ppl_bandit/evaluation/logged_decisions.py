@@ -33,6 +33,7 @@ class LoggedDecisions(NamedTuple):
             learns from them, but what it expects before a decision may not depend on them.
         doubts: why no interval can be trusted, in words.
         cautions: what a reader of the answer has to know, in words.
+        num_late: rewards that came after their decisions had expired; they count as corrections.
     """
 
     names: tuple[Any, ...]
@@ -47,6 +48,7 @@ class LoggedDecisions(NamedTuple):
     learnt_contexts: Any = None
     doubts: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    num_late: int = 0
 
 
 def decisions_from_frame(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.evaluation.estimators import Estimate, weighted_mean
 from ppl_bandit.evaluation.evaluate import valued_decisions
 from ppl_bandit.evaluation.evaluation import evaluate_decisions
@@ -84,9 +85,9 @@ def compare_programs(
         found = [evaluate_decisions(decisions, arm, level=level, means=expected) for arm in decisions.names]
         widths[label] = [one.interval[1] - one.interval[0] for one in found]
     difference = weighted_mean(np.subtract(*scores.values()))
-    frame = pandas.DataFrame(widths, index=pandas.Index(decisions.names, name="arm"))
+    frame = pandas.DataFrame(widths, index=pandas.Index([shown_name(arm) for arm in decisions.names], name="arm"))
     means = {label: weighted_mean(own) for label, own in scores.items()}
-    return ProgramComparison(means, difference, frame, _verdict(difference, frame))
+    return ProgramComparison(means, difference, frame, printable(_verdict(difference, frame)))
 
 
 def _verdict(difference: Estimate, widths: "pandas.DataFrame") -> str:

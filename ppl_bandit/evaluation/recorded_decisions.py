@@ -151,6 +151,7 @@ def _from_events(
         learnt_contexts=learnt,
         doubts=tuple(doubts),
         num_without_propensity=num_shown,
+        num_late=sum(record.is_late for record in records),
     )
 
 

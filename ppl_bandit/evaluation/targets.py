@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
 from ppl_bandit.inputs.numbers import as_plain_numbers
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -82,11 +83,11 @@ def _arm(log: LoggedDecisions, name: Any) -> Component:
     index = log.names.index(name)
     probs = np.zeros(len(log.names))
     probs[index] = 1.0
-    return Component(str(name), np.broadcast_to(probs, (log.arm.size, len(log.names))), index)
+    return Component(str(shown_name(name)), np.broadcast_to(probs, (log.arm.size, len(log.names))), index)
 
 
 def _policy_words(target: Mapping[Any, float]) -> str:
-    shown = ", ".join(f"{name}: {float(prob):.3g}" for name, prob in list(target.items())[:4])
+    shown = ", ".join(f"{shown_name(name)}: {float(prob):.3g}" for name, prob in list(target.items())[:4])
     return f"policy {{{shown}{', ...' if len(target) > 4 else ''}}}"
 
 

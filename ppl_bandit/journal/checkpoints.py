@@ -90,6 +90,7 @@ def make_checkpoint(
         "retired": sorted(projection.retired),
         "is_paused": projection.is_paused,
         "look": None if projection.look is None else dict(projection.look),
+        "num_late": projection.num_late,
     }
     contents = write_archive(header | dict(fields or {}), _learner_trees(learner) | dict(trees or {}))
     body = {"position": projection.position, "num_rows": len(history), "contents": _digest(contents)}
@@ -128,6 +129,7 @@ def load_checkpoint(
             "retired": frozenset(header["retired"]),
             "is_paused": header.get("is_paused", False),
             "look": header["look"],
+            "num_late": header.get("num_late", 0),
         }
         return Checkpoint(position, digest, fields, header["num_rows"], header["num_completed"], header["next_number"])
     return None

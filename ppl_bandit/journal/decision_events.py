@@ -48,6 +48,7 @@ class DecisionRecord(NamedTuple):
         shown: the probability with which another system showed it, None if that is not known; empty if none did.
         is_expired: whether it was settled because its reward had been pending for too long.
         is_erased: whether its unit was erased.
+        is_late: whether a reward came after it had expired.
     """
 
     decided: Event
@@ -64,6 +65,7 @@ class DecisionRecord(NamedTuple):
     shown: tuple[float | None, ...] = ()
     is_expired: bool = False
     is_erased: bool = False
+    is_late: bool = False
 
     @property
     def reported(self) -> dict[str, float]:
@@ -87,7 +89,7 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
     settled: float | None = None
     late: frozenset[str] = frozenset()
     irrelevant = counted = late
-    arm, is_expired = int(events[0].arm or 0), False
+    arm, is_expired, is_late = int(events[0].arm or 0), False, False
     shown: tuple[float | None, ...] = ()
     for event in events[1:]:
         if event.kind == DISCARDED:
@@ -97,7 +99,7 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
             )  # outcomes that were learnt stay, unless they are removed
             continue
         context, late = event.body.get("context", context), late.union(event.body.get("late", ()))
-        irrelevant = frozenset(event.body.get("irrelevant", ()))
+        irrelevant, is_late = frozenset(event.body.get("irrelevant", ())), is_late or "is_late" in event.body
         if "shown" in event.body:
             arm, shown = int(event.arm or 0), (event.body["shown"],)
         if event.kind == REWARDED:
@@ -111,7 +113,7 @@ def fold_decision(events: Sequence[Event]) -> DecisionRecord:
         if event.settles:
             status, settled, is_expired = REWARDED_STATUS, event.time, "expired" in event.body
     known = (events[0], status, reward, row, settled, num_corrections, context, late, irrelevant, counted)
-    return DecisionRecord(*known, arm, shown, is_expired, ERASED in events[0].body)
+    return DecisionRecord(*known, arm, shown, is_expired, ERASED in events[0].body, is_late)
 
 
 def choose_arms(

@@ -38,6 +38,7 @@ from ppl_bandit.journal.projection import (
     learning_in_part,
     refit,
     reward_changes,
+    with_late_rewards,
 )
 from ppl_bandit.journal.repeats import Known, Repeat
 from ppl_bandit.journal.stores.deadline import call_within, held
@@ -466,6 +467,7 @@ class Experiment:
             return step.projection._replace(history=extend_history(step.projection.history, step.rows, batch))
         if is_learnt_in_part(batch):
             projection = learning_in_part(projection)
+        projection = with_late_rewards(projection, batch)
         edits, completed, rows = reward_changes(projection.task, batch)
         history = edited_history(projection.history, edits, completed)
         return projection._replace(history=extend_history(history, rows, batch))

@@ -222,7 +222,7 @@ def _reward_event(
         raise UnknownDecision(
             f"decision {id!r} was erased with its unit: its reward cannot be learnt without its context"
         )
-    is_late_reward, is_correction = record.is_expired and not is_correction, is_correction or record.is_expired
+    is_correction = is_correction or record.is_expired
     context, is_context_changed = _completed_context(task, record, reported, is_correction)
     shown = record.shown if reported.shown is None else (reported.propensity,)
     arm = record.arm if reported.shown is None else reported.shown
@@ -265,7 +265,7 @@ def _reward_event(
         body["late"] = sorted(late)
     if shown:
         body["shown"] = shown[0]
-    if is_late_reward:
+    if record.is_expired:
         body["is_late"] = True
     if irrelevant and not missing:
         body["irrelevant"] = list(irrelevant)

@@ -33,6 +33,7 @@ __all__ = [
     "learn_events",
     "refit",
     "reward_changes",
+    "with_late_rewards",
 ]
 
 _MAX_REWARD = 1e75  # beyond it squares overflow float64, or round away all earlier data
@@ -50,6 +51,7 @@ class Projection(NamedTuple):
         retired: indices of the arms that are no longer played.
         is_paused: whether new decisions are refused.
         look: body of the last look at a designed experiment; None before the first.
+        num_late: number of rewards that came after their decisions had expired.
     """
 
     position: int
@@ -61,6 +63,7 @@ class Projection(NamedTuple):
     retired: frozenset[int] = frozenset()
     is_paused: bool = False
     look: Mapping[str, Any] | None = None
+    num_late: int = 0
 
     @property
     def allocation(self) -> Sequence[float] | None:
@@ -100,6 +103,7 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
     if is_learnt_in_part(events) and not projection.task.is_partial:
         projection = learning_in_part(projection)
         projection = projection._replace(learner=refit(projection, projection.history)[0])
+    projection = with_late_rewards(projection, events)
     task, learner, history = projection.task, projection.learner, projection.history
     edits, completed, rows = reward_changes(task, events)
     pieces, edited = [piece for _, piece in rows], edited_history(history, edits, completed)
@@ -118,6 +122,12 @@ def learn_events(projection: Projection, events: Sequence[Event]) -> LearningSte
     if learner.engine.explanation.is_exact and not after.engine.explanation.is_exact:
         _refuse_overflow(joined)
     return LearningStep(projection._replace(learner=after, history=edited), rows, info, warnings)
+
+
+def with_late_rewards(projection: Projection, events: Sequence[Event]) -> Projection:
+    """Return the projection with the rewards counted that came after their decisions had expired."""
+    num = sum("is_late" in event.body for event in events)
+    return projection._replace(num_late=projection.num_late + num) if num else projection
 
 
 def forgotten(projection: Projection, rows: Sequence[int], is_learning: bool) -> Projection:

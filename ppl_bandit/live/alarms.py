@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.journal.decision_events import DISCARDED_STATUS, PENDING_STATUS, REWARDED_STATUS, DecisionRecord
 from ppl_bandit.posterior.learning import Learner, draw
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -94,7 +95,7 @@ def find_alarms(
     rows = [
         (
             alarm.kind,
-            alarm.arm,
+            shown_name(alarm.arm),
             alarm.since,
             alarm.figure,
             alarm.threshold,

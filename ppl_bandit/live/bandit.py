@@ -307,12 +307,7 @@ class Bandit(ReadableBandit):
         if self._design is None:
             raise ValueError("this bandit has no design: build it with design=Design(looks, stopping=...)")
         self._check_process()
-
-        def pending() -> list[int]:
-            arms = self.pending().arm.tolist()
-            return [arms.count(name) for name in self._experiment.projection.task.arms.names]
-
-        return take_look(self._experiment, self._design, pending)
+        return take_look(self._experiment, self._design, self._num_pending)
 
     def update(
         self,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.journal.experiment import Experiment
 from ppl_bandit.journal.projection import Projection
 from ppl_bandit.posterior.deciding import decide_once
@@ -309,7 +310,7 @@ def _verdict(projection: Projection, design: Design, is_due: bool, num_pending: 
         next_look=None if is_stop else next(iter(later), design.last_rows),
         verdict="",
     )
-    return replace(found, verdict=_words(found, design, num_pending))
+    return replace(found, verdict=printable(_words(found, design, num_pending)))
 
 
 _REASONS = {
@@ -328,14 +329,16 @@ def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
     lines = []
     at = f"look {found.look} of {design.num_looks} ({found.num_decisions} decisions, {found.num_rewards} rewards)"
     if found.is_stop:
-        lines.append(f"Stop at {at}: {_REASONS[found.ending].format(arm=found.arm)}.")
+        lines.append(f"Stop at {at}: {_REASONS[found.ending].format(arm=shown_name(found.arm))}.")
     else:
         lines.append(f"Continue after {at}; the next look is at {found.next_look} decisions.")
         if not found.is_due and found.next_look == design.last_rows and num_pending and design.max_rows is not None:
             lines.append(f"The last look waits for {num_pending} pending rewards: report, discard or expire them.")
     if found.dropped:
-        lines.append(f"Dropped: {', '.join(map(str, found.dropped))}.")
-    probs = ", ".join(f"{arm} {prob:.4g}" for arm, prob in found.best_arm_probs.items() if arm in found.active)
+        lines.append(f"Dropped: {', '.join(str(shown_name(arm)) for arm in found.dropped)}.")
+    probs = ", ".join(
+        f"{shown_name(arm)} {prob:.4g}" for arm, prob in found.best_arm_probs.items() if arm in found.active
+    )
     lines.append(f"P(best): {probs}.")
     rules = {rule.name: rule for rule in design.rules}
     for name, value in found.evidence.items():
@@ -343,6 +346,6 @@ def _words(found: LookVerdict, design: Design, num_pending: int) -> str:
         limit = "none" if math.isinf(threshold) else f"{threshold:.6g}"
         lines.append(f"{name}: {value:.6g}, threshold {limit}.")
     if found.allocation is not None and not found.is_stop:
-        shares = ", ".join(f"{arm} {prob:.3f}" for arm, prob in found.allocation.items() if prob)
+        shares = ", ".join(f"{shown_name(arm)} {prob:.3f}" for arm, prob in found.allocation.items() if prob)
         lines.append(f"Allocation until the next look: {shares}.")
     return "\n".join(lines)

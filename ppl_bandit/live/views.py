@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.evaluation.evaluate import evaluate
 from ppl_bandit.evaluation.evaluation import Evaluation
 from ppl_bandit.evaluation.logged_decisions import LoggedDecisions
@@ -260,9 +261,10 @@ class ReadableBandit:
         """
         if contexts is None and slot_note(self.model):
             warnings.warn(slot_note(self.model), stacklevel=2)
-        table, retired = self._overview(contexts).to_frame(), self.retired
+        found, retired = self._overview(contexts), self.retired
+        table = found.to_frame()
         if retired:
-            table["is_retired"] = [arm in retired for arm in table.arm]
+            table["is_retired"] = [arm in retired for arm in found.arms]
         return table
 
     def plot(self, contexts: Any = None, unit: str = "") -> Any:
@@ -288,9 +290,9 @@ class ReadableBandit:
         return plot_bandit(found, self._rows()[0], self._headline, caption, unit)
 
     def __repr__(self) -> str:
-        arms = self.arms if len(self.arms) <= 6 else [*self.arms[:5], "..."]
+        arms = [shown_name(arm) for arm in (self.arms if len(self.arms) <= 6 else [*self.arms[:5], "..."])]
         names = f"{len(self.arms)} arm{'s' * (len(self.arms) > 1)} ({', '.join(map(str, arms))})"
-        return f"<Bandit on {self._headline}; {names}; decisions by {self._selector.name}>"
+        return printable(f"<Bandit on {self._headline}; {names}; decisions by {self._selector.name}>")
 
     def report(self, contexts: Any = None, *, more: Sequence[int] | None = None) -> Report:
         """Return the answer in a few lines: which arm leads, by how much, how certain that is, and what more data would change.
@@ -323,17 +325,23 @@ class ReadableBandit:
             evidence=evidence_text(self._name, self.explanation, found, self._learner.doubts),
             num_pending=len(pending),
             oldest=oldest,
+            num_late=self._experiment.projection.num_late,
             note="" if contexts is not None else slot_note(self.model),
-            rules=self._rule_distances(pending),
+            rules=self._rule_distances(),
             profiles=functools.partial(self._context_profiles, found.contexts),
             seed=self.seed,
         )
 
-    def _rule_distances(self, pending: Any) -> tuple[RuleDistance, ...]:
+    def _rule_distances(self) -> tuple[RuleDistance, ...]:
         if self._design is None:
             return ()
-        counts = [int((pending.arm == arm).sum()) for arm in self.arms]
-        return rule_distances(self._catch_up(), self._design, counts)
+        return rule_distances(self._catch_up(), self._design, self._num_pending())
+
+    def _num_pending(self) -> list[int]:
+        """Return the number of pending rewards of each arm."""
+        self._catch_up()
+        arms = [event.body["name"] for event in self._experiment.store.pending(self._experiment.name, None)]
+        return [arms.count(name) for name in self.arms]
 
     def _context_profiles(self, contexts: Any) -> list[ContextProfile]:
         if contexts is None or self.model.moving_sites or slot_note(self.model):

@@ -223,10 +223,10 @@ def _state(experiment: ServedExperiment) -> dict[str, Any]:
 
 
 def _arms(experiment: ServedExperiment) -> dict[str, Any]:
-    retired, shares = experiment.bandit.retired, experiment.arm_shares()
     rows = experiment.bandit.summary().to_dict("records")
-    own = ({"share": shares.get(row["arm"], 0.0), "is_retired": row["arm"] in retired} for row in rows)
-    return {"rows": [row | more for row, more in zip(rows, own, strict=True)]}
+    arms, retired, shares = experiment.bandit.arms, experiment.bandit.retired, experiment.arm_shares()
+    own = ({"arm": arm, "share": shares.get(arm, 0.0), "is_retired": arm in retired} for arm in arms)
+    return {"rows": [row | more for row, more in zip(rows, own, strict=False)]}  # an arm may be added in between
 
 
 _READINGS: dict[str, tuple[str, Callable[[ServedExperiment], dict[str, Any]]]] = {

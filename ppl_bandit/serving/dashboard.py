@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader
 
+from ppl_bandit.display.terminal import printable
 from ppl_bandit.journal.events import DECIDED
 from ppl_bandit.serving.access import COOKIE, Gate, is_own_origin
 from ppl_bandit.serving.api import arm_of
@@ -88,12 +89,18 @@ async def _read_form(request: Request) -> dict[str, str]:
 _Form = Annotated[dict[str, str], Depends(_read_form)]
 
 
+def _finalize(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
+
+
 class _Pages:
     """Each page as a function of a request, called in a thread."""
 
     def __init__(self, experiments: Mapping[str, ServedExperiment], gate: Gate):
         self._experiments, self._gate = experiments, gate
-        self._templates = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True)
+        self._templates = Environment(
+            loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, finalize=_finalize
+        )
         self._templates.filters |= {
             "number": _number,
             "percent": lambda share: f"{100 * share:.0f}%",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.inputs.numbers import as_plain_numbers, check_count
 from ppl_bandit.selectors.fixed_shares import fixed
 from ppl_bandit.selectors.selector_contract import as_selector
@@ -231,13 +232,13 @@ class Design:
         lines.append(
             "Control: none; all arms are compared with each other."
             if self.control is None
-            else f"Control: {self.control}."
+            else f"Control: {shown_name(self.control)}."
         )
         rules = [rule.describe() for rule in self.rules]
         lines += rules or ["No stopping rule: the experiment runs to the last look."]
         if self.calibration is not None:
             lines.append(_calibration_words(self.calibration))
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def __str__(self) -> str:
         return self.describe()

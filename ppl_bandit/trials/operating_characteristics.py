@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bandit.display.progress import progress_reporter
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.inputs.numbers import check_count
 from ppl_bandit.program.model.reward_model import RewardModel
 from ppl_bandit.simulation.environment import Environment
@@ -90,7 +91,8 @@ class OperatingCharacteristics:
             name: performance(found, self.design, self._control, self.arms, self._bounds)
             for name, found in self._records.items()
         }
-        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("scenario")
+        table = pandas.DataFrame.from_dict(rows, orient="index").rename_axis("scenario")
+        return table.rename(index=shown_name, columns=shown_name)
 
     def plot(self, scenario: str | None = None) -> Any:
         """Draw status over looks, sample sizes, allocation and errors of estimates; return the matplotlib figure.

@@ -8,7 +8,16 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 
-from ppl_bandit import Bandit, Interaction, RewardModel
+from ppl_bandit import (
+    Bandit,
+    Design,
+    Interaction,
+    RewardModel,
+    evaluate,
+    operating_characteristics,
+    selectors,
+    stopping,
+)
 from ppl_bandit.commands.cli import main
 from ppl_bandit.display.csv_cells import original_cell, safe_cell, safe_frame
 from ppl_bandit.display.terminal import printable
@@ -61,3 +70,54 @@ def test_no_command_prints_the_control_characters_of_a_journal(tmp_path, capsys)
     assert "a\\x1b[31m" in said.out and "\x1b" not in said.out + said.err
     assert main(["journal", str(tmp_path / "e.db"), "show", "\x1b[2Jx"]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+HOSTILE = "a\x1b[2J\x9b1m\u202e\r\nThe data support b\x00"
+
+
+def texts(name, value):
+    """Yield what a value prints, on a terminal and in a notebook."""
+    yield f"repr of {name}", repr(value)
+    yield f"str of {name}", str(value)
+    if hasattr(value, "_repr_html_"):
+        yield f"HTML of {name}", value._repr_html_()
+    if hasattr(value, "to_string"):
+        yield f"text of {name}", value.to_string()
+
+
+def test_nothing_that_is_printed_carries_the_control_characters_of_a_name():
+    arms, rng = [HOSTILE, "b"], np.random.default_rng(0)
+    design = Design([20, 60], stopping=[stopping.superiority(0.999)], control=HOSTILE)
+    bandit = Bandit(clicks, arms=arms, num_samples=50, design=design, selector=selectors.fixed())
+    drifting = Bandit(clicks, arms=arms, num_samples=50, selector=selectors.fixed())
+    for _ in range(25):
+        bandit.update(bandit.select(), float(rng.integers(2)))
+    waiting = bandit.select()
+    for row in range(150):  # the rewards of each arm change, which is an alarm
+        drifting.update(drifting.select(), float(row > 75))
+    model, log = RewardModel(clicks, 2), bandit.logged_decisions()
+    values = {
+        "bandit": bandit,
+        "decision": waiting,
+        "report": bandit.report(),
+        "look": bandit.look(),
+        "summary": bandit.summary(),
+        "history": bandit.history(),
+        "pending": bandit.pending(),
+        "alarms": drifting.alarms(),
+        "records": list(bandit.records()),
+        "design": design,
+        "evaluation": evaluate(log, HOSTILE),
+        "difference": evaluate(log, (HOSTILE, "b")),
+        "policy": evaluate(log, {HOSTILE: 0.5, "b": 0.5}),
+        "trials": operating_characteristics(
+            model, design, {HOSTILE: {"rate": np.array([0.5, 0.5])}}, num_trials=4, arms=arms
+        ).table(),
+    }
+    assert HOSTILE in bandit.arms and len(values["alarms"]) > 1
+    printed = [pair for name, value in values.items() for pair in texts(name, value)]
+    printed += [("explain", bandit.explain(details=True)), ("page", bandit.report().to_html())]
+    printed += [("verdict", values["evaluation"].verdict), ("report.text", values["report"].text)]
+    assert any("a\\x1b[2J" in text for _, text in printed)
+    for name, text in printed:
+        assert printable(text) == text and "\nThe data support b" not in text, name

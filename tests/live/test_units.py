@@ -169,7 +169,9 @@ def test_what_was_shown_is_learnt_and_weighted_only_with_its_probability(place):
 
 
 @pytest.mark.parametrize("default", [None, 0])
-def test_overdue_decisions_settle_by_themselves_and_a_late_reward_is_a_correction(place, monkeypatch, default):
+def test_overdue_decisions_settle_by_themselves_and_a_late_reward_is_a_correction(
+    place, tmp_path, monkeypatch, default
+):
     bandit = bernoulli_bandit(reward_window=60, default_reward=default, **place)
     late, early = bandit.select(), bandit.select()
     bandit.update(early, 1)
@@ -178,13 +180,24 @@ def test_overdue_decisions_settle_by_themselves_and_a_late_reward_is_a_correctio
     new = bandit.select()
     assert bandit.pending().decision.tolist() == [new.id]
     assert bandit.num_rewards == (1 if default is None else 2)
-    bandit.update(late, 1)
+    assert bandit.report().num_late == 0 and "expired" not in str(bandit.report())
+    for _ in range(2):
+        bandit.update(late, 1)
     assert sorted(bandit.history().reward) == [1.0, 1.0]
     assert bandit.expire() == 0
     bandit.update(new, 1)
+    bandit.save(tmp_path / "saved.npz")
+    bandit.close()
+    others = [Bandit.load(tmp_path / "saved.npz", bandit.model)]
     if place:
         again = bernoulli_bandit(reward_window=60, default_reward=default, **place)
         assert again.num_rewards == 3 and len(again.pending()) == 0
+        others.append(again)
+    for one in others:
+        assert one.report().num_late == one.report().to_dict()["num_late"] == one.logged_decisions().num_late == 1
+        said = "1 reward came after the decision had expired"
+        assert said in str(one.report()) and said in one.evaluate(0).verdict
+    if place:
         with pytest.raises(JournalError, match="reward_window: it was 60.0, now it is None"):
             bernoulli_bandit(**place)
 

@@ -35,6 +35,7 @@ from ppl_bandit.comparison.measurement.results import (
 )
 from ppl_bandit.comparison.output.conclusions import overviews
 from ppl_bandit.comparison.output.tables import comparison_text
+from ppl_bandit.display.terminal import printable
 from ppl_bandit.engines.particles.diagnostics import chain_ess
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
@@ -172,7 +173,7 @@ def compare(
         disk_cache.folder() is not None,
         overviews(reward_model, names.names, data, contexts, draws),
     )
-    return dataclasses.replace(found, text=comparison_text(found))
+    return dataclasses.replace(found, text=printable(comparison_text(found)))
 
 
 def _labelled(engines: Sequence[EngineFactory] | Mapping[str, EngineFactory]) -> dict[str, EngineFactory]:

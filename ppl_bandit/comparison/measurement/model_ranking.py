@@ -13,6 +13,7 @@ from ppl_bandit.comparison.measurement.closed_form import exact_log_evidence
 from ppl_bandit.comparison.measurement.engine_runs import compile_engine
 from ppl_bandit.comparison.measurement.results import ModelScore, Ranking, arviz_object
 from ppl_bandit.comparison.output.tables import ranking_text
+from ppl_bandit.display.terminal import printable
 from ppl_bandit.inputs.arms import Arms
 from ppl_bandit.inputs.checks import check_data
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -69,7 +70,7 @@ def rank_models(
         say(f"{name}: log evidence {evidence:.3f}{'' if way == 'exact' else f' +- {error:.3f}'} ({way})")
     scores = _compared(scores, pointwise)
     ranking = Ranking(scores, len(next(iter(given.values())).arm), seed, why_no_loo=why_no_loo)
-    return ranking._replace(text=ranking_text(ranking))
+    return ranking._replace(text=printable(ranking_text(ranking)))
 
 
 def _why_no_loo(models: Mapping[str, RewardModel]) -> str:

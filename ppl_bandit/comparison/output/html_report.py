@@ -1,13 +1,12 @@
 """HTML reports of comparisons and rankings: one self-contained file, without scripts, with inlined figures."""
 
-import html
 from collections.abc import Mapping
 from pathlib import Path
 
 from ppl_bandit.comparison.measurement.results import Comparison, Ranking
 from ppl_bandit.comparison.output.conclusions import answer, verdict
 from ppl_bandit.comparison.output.tables import TextTable, conclusion, ranking_table, tables
-from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs, html_rows, preformatted
+from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_paragraphs, html_rows, preformatted
 
 __all__ = ["comparison_report", "ranking_report"]
 
@@ -33,7 +32,7 @@ def comparison_report(result: Comparison, figures: Mapping[str, Path], source: s
         f"{len(result.data.arm)} rows, {len(result.arms)} arms, M = {result.num_samples} draws a run, seed {result.seed}. "
         f"Reference: {result.reference.description}."
     )
-    parts = [f'<p class="answer">{html.escape(answer(result))}</p>']
+    parts = [f'<p class="answer">{escaped(answer(result))}</p>']
     parts += [html_figure(_CAPTIONS["answer"], figures["answer"])] if "answer" in figures else []
     parts += [
         "<h2>Would another engine have made a different decision?</h2>",
@@ -46,7 +45,7 @@ def comparison_report(result: Comparison, figures: Mapping[str, Path], source: s
     explanations = {result.reference.name: result.reference.explanation}
     explanations |= {label: engine.explanation for label, engine in result.engines.items()}
     for label, explanation in explanations.items():
-        parts += [f"<h2>Engine {html.escape(label)}</h2>", preformatted(str(explanation))]
+        parts += [f"<h2>Engine {escaped(label)}</h2>", preformatted(str(explanation))]
     parts += ["<h2>The program</h2>", preformatted(source)]
     return html_page(f"Engines compared: {result.name}", lead, parts, result.seed)
 
@@ -60,10 +59,10 @@ def ranking_report(ranking: Ranking, sources: Mapping[str, str]) -> str:
     parts = [html_paragraphs(conclusion(ranking)), _table(ranking_table(ranking))]
     explanations = {score.name: score.explanation for score in ranking.scores}
     for name, source in sources.items():
-        parts += [f"<h2>{html.escape(name)}</h2>", preformatted(source), preformatted(explanations[name])]
+        parts += [f"<h2>{escaped(name)}</h2>", preformatted(source), preformatted(explanations[name])]
     return html_page("Models ranked", f"{ranking.num_rows} rows, seed {ranking.seed}.", parts, ranking.seed)
 
 
 def _table(table: TextTable) -> str:
-    note = f'<p class="note">{html.escape(table.note)}</p>\n' if table.note else ""
-    return f"<h2>{html.escape(table.title)}</h2>\n{note}{html_rows(table.header, table.rows)}"
+    note = f'<p class="note">{escaped(table.note)}</p>\n' if table.note else ""
+    return f"<h2>{escaped(table.title)}</h2>\n{note}{html_rows(table.header, table.rows)}"

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools, styles
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.inputs.columns import context_columns
 from ppl_bandit.live.show.overview import Overview, reward_tables, subsample_contexts
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -99,7 +100,7 @@ def plot_profiles(profiles: Sequence[ContextProfile], overview: Overview, title:
     )
     for axis, profile in zip(axes.ravel(), shown, strict=False):
         for arm, (colour, dash) in zip(arms, look, strict=False):
-            label = str(overview.arms[arm])
+            label = str(shown_name(overview.arms[arm]))
             if profile.values.size <= 2:  # two groups: points with bars, no line between them
                 offset = (arms.index(arm) - 0.5 * (len(arms) - 1)) * 0.04 * np.ptp(profile.values)
                 margins = np.abs([profile.low[:, arm], profile.high[:, arm]] - profile.mean[:, arm])

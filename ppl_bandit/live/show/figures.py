@@ -6,6 +6,7 @@ import numpy as np
 
 from ppl_bandit.display.figure_style import figure_tools, styles
 from ppl_bandit.display.kernel_density import density_grid, kernel_density
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.live.show.closed_form import ORDERS
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.types import Explanation
@@ -45,7 +46,7 @@ def plot_bandit(found: Overview, played: np.ndarray, title: str, caption: str, u
 def _draw_densities(found: Overview, played: np.ndarray, label: str) -> Any:
     figure, (left, right) = figure_tools().subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     steps = np.arange(1, played.size + 1)
-    for index, (arm, (colour, dash)) in enumerate(zip(found.arms, styles(), strict=False)):
+    for index, (arm, (colour, dash)) in enumerate(zip(map(shown_name, found.arms), styles(), strict=False)):
         grid, density = _density(found, index)
         left.plot(grid, density, color=colour, linestyle=dash, label=f"{arm} (P(best) {found.best_prob[index]:.2f})")
         left.fill_between(grid, density, color=colour, alpha=0.12, linewidth=0)
@@ -67,7 +68,7 @@ def _draw_forest(found: Overview, played: np.ndarray, label: str) -> Any:
     leading, others = order[:NUM_LEADING], order[NUM_LEADING:]
     if others.size == 1:
         leading, others = order, order[:0]
-    names = [str(found.arms[index]) for index in leading]
+    names = [str(shown_name(found.arms[index])) for index in leading]
     rows = np.arange(len(leading) + bool(others.size))
     share = np.bincount(played, minlength=len(found.arms)) / max(played.size, 1)
     figure, axes = figure_tools().subplots(

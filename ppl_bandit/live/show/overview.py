@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.live.show.closed_form import ORDERS, ClosedForm
 from ppl_bandit.numerics.expected_loss import losses_from_table
 from ppl_bandit.program.model.reward_model import RewardModel
@@ -119,7 +120,7 @@ class Overview(NamedTuple):
     def to_frame(self) -> "pandas.DataFrame":
         """Return a DataFrame with one row per arm."""
         columns = {
-            "arm": self.arms,
+            "arm": [shown_name(arm) for arm in self.arms],
             "num_rewards": self.num_rewards,
             "expected_reward": self.mean,
             "low": self.low,

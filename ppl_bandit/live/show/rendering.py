@@ -1,9 +1,9 @@
 """The arms of a bandit as text, for `Bandit.explain`, and as HTML, for notebooks."""
 
-from html import escape
-
 import numpy as np
 
+from ppl_bandit.display.html_pages import escaped
+from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.live.show.figures import NUM_LEADING
 from ppl_bandit.live.show.overview import Overview
 from ppl_bandit.types import DETAILS, Explanation, Selector
@@ -61,13 +61,13 @@ def explanation_text(
         )
     if selector.is_deterministic:
         lines.append(f"  {evaluation_note(selector)}")
-    return "\n".join([*lines, *(["", *kept] if kept else [])])
+    return printable("\n".join([*lines, *(["", *kept] if kept else [])]))
 
 
 def arms_text(found: Overview) -> list[str]:
     """Return the table of the arms as lines of at most 80 columns, for names of at most 20 characters."""
     shown, others = shown_arms(found)
-    names = [str(found.arms[index]) for index in shown] + ([f"{others.size} others"] if others.size else [])
+    names = [str(shown_name(found.arms[index])) for index in shown] + ([f"{others.size} others"] if others.size else [])
     width = max(5, *map(len, names))
     lines = [f"    {'arm':<{width}}  rewards  expected reward [95% interval]    P(best)  loss"]
     for name, index in zip(names, shown, strict=False):
@@ -111,10 +111,10 @@ def bandit_html(name: str, explanation: Explanation, found: Overview, num_pendin
     averaged = f"; {found.where}" if found.where else ""
     return (
         '<div style="font-family:sans-serif;font-size:13px;max-width:60em">'
-        f"<p><b>Bandit</b> on <code>{escape(name)}</code>: {escape(verdict)}</p>{html_table(found)}"
+        f"<p><b>Bandit</b> on <code>{escaped(name)}</code>: {escaped(verdict)}</p>{html_table(found)}"
         f'<p style="opacity:.75">{int(found.num_rewards.sum())} rewards learnt, {num_pending} decisions pending; decisions by '
-        f"<code>{escape(selector)}</code>; {found.source}{averaged}. "
-        f"{escape(explanation.reason[0].upper() + explanation.reason[1:])}.</p></div>"
+        f"<code>{escaped(selector)}</code>; {found.source}{averaged}. "
+        f"{escaped(explanation.reason[0].upper() + explanation.reason[1:])}.</p></div>"
     )
 
 
@@ -139,5 +139,5 @@ def _html_row(found: Overview, index: int) -> str:
         f"{bar}{share:.3f}",
         f"{found.loss[index]:.3g}",
     )
-    name = f'<td style="{_CELL};text-align:left">{escape(str(found.arms[index]))}</td>'
+    name = f'<td style="{_CELL};text-align:left">{escaped(str(shown_name(found.arms[index])))}</td>'
     return f"<tr>{name}{''.join(f'<td style={chr(34)}{_CELL}{chr(34)}>{cell}</td>' for cell in cells)}</tr>"

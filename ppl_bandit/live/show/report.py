@@ -1,6 +1,5 @@
 """The answer for a person who must decide: which arm leads, by how much, how certain that is, what more data would change."""
 
-import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -9,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bandit.display.html_pages import html_figure, html_page, html_paragraphs
+from ppl_bandit.display.html_pages import escaped, html_figure, html_page, html_paragraphs
+from ppl_bandit.display.terminal import printable, shown_name
 from ppl_bandit.live.looks import RuleDistance
 from ppl_bandit.live.show.context_profiles import ContextProfile, plot_profiles
 from ppl_bandit.live.show.figures import plot_bandit, posterior_kind
@@ -39,6 +39,7 @@ class Report:
             against the best arm of each.
         loss_after: {n: the same after n more decisions}.
         num_rewards, num_pending: rewards learnt, and decisions that wait for one.
+        num_late: rewards that came after their decisions had expired; they count as corrections.
         lead_shares: {arm: share of the contexts in which it leads}; None for fewer than two contexts.
         rules: what each stopping rule of the design would find now.
         gain, gain_interval: how much more choosing the leader of each context earns per decision than the best single arm, and
@@ -66,6 +67,7 @@ class Report:
     rules: tuple[RuleDistance, ...] = ()
     profiles: Callable[[], list[ContextProfile]] = field(default=list, repr=False)
     seed: int = 0
+    num_late: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -73,8 +75,9 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         names = ("text", "leader", "runner_up", "mean", "interval", "lead", "lead_interval", "best_prob", "loss")
-        found = {name: getattr(self, name) for name in (*names, "num_rewards", "num_pending")}
-        arms = self.overview.to_frame().to_dict("records")
+        found = {name: getattr(self, name) for name in (*names, "num_rewards", "num_pending", "num_late")}
+        rows = self.overview.to_frame().to_dict("records")
+        arms = [row | {"arm": arm} for row, arm in zip(rows, self.overview.arms, strict=True)]
         if self.lead_shares is not None:
             found |= {"gain": self.gain, "gain_interval": self.gain_interval}
             found["lead_shares"] = {str(arm): share for arm, share in self.lead_shares.items()}
@@ -96,7 +99,7 @@ class Report:
         """Return the report as one HTML page with its figure, and write it to a file if a path is given."""
         answer, *lines = self.text.splitlines()
         parts = [
-            f'<p class="answer">{html.escape(answer)}</p>',
+            f'<p class="answer">{escaped(answer)}</p>',
             html_paragraphs(lines),
             f'<div class="wide">{html_table(self.overview)}</div>',
             html_figure(answer, self.plot()),
@@ -123,6 +126,7 @@ def make_report(
     evidence: str,
     num_pending: int,
     oldest: str,
+    num_late: int = 0,
     note: str = "",
     rules: tuple[RuleDistance, ...] = (),
     profiles: Callable[[], list[ContextProfile]] = list,
@@ -135,6 +139,7 @@ def make_report(
         played: index of the arm of every learnt reward, in order.
         evidence: what the numbers rest on, in words.
         oldest: since when the oldest pending decision waits, in words.
+        num_late: number of rewards that came after their decisions had expired.
         note: a remark about what the arms mean; empty for none.
         rules: what each stopping rule of the design would find now.
         profiles: the expected rewards along each entry of the context.
@@ -168,13 +173,14 @@ def make_report(
         lines.append(f"Stopping rules at this posterior: {'; '.join(rule.words for rule in rules)}.")
     waiting = "1 decision waits" if num_pending == 1 else f"{num_pending} decisions wait"
     lines.append(f"Evidence: {evidence}.")
-    lines.append(
-        f"Pending: {waiting} for a reward{oldest}." if num_pending else "Pending: no decision waits for a reward."
-    )
+    late = "1 reward" if num_late == 1 else f"{num_late:,} rewards"
+    came = f" {late} came after the decision had expired, and replaced what was recorded then." if num_late else ""
+    still = f"{waiting} for a reward{oldest}" if num_pending else "no decision waits for a reward"
+    lines.append(f"Pending: {still}.{came}")
     if note:
         lines.append(f"Note: {note}.")
     return Report(
-        "\n".join(lines),
+        printable("\n".join(lines)),
         found.arms[leader],
         runner_up,
         float(found.mean[leader]),
@@ -195,6 +201,7 @@ def make_report(
         rules,
         profiles,
         seed,
+        num_late,
     )
 
 
@@ -213,7 +220,7 @@ def evidence_text(name: str, explanation: Explanation, found: Overview, doubts: 
 
 def name_of(arm: Any) -> str:
     """Return an arm's name in a sentence."""
-    return f"arm {arm}" if isinstance(arm, int) else str(arm)
+    return f"arm {arm}" if isinstance(arm, int) else str(shown_name(arm))
 
 
 def probability(value: float) -> str:

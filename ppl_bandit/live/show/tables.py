@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from ppl_bandit.display.terminal import shown_name
 from ppl_bandit.inputs.columns import column_values
 from ppl_bandit.journal.decision_events import DecisionRecord, fold_decision
 from ppl_bandit.journal.experiment import Experiment
@@ -30,10 +31,10 @@ def history_table(experiment: Experiment) -> "pandas.DataFrame":
     by_row = {record.row: record for record in records if record.row is not None}
     rows = [by_row.get(int(position)) for position in positions]
     columns: dict[str, Any] = {
-        "decision": [None if r is None else r.decided.decision for r in rows],
+        "decision": [None if r is None else shown_name(r.decided.decision) for r in rows],
         "decided": _times([None if r is None else r.decided.time for r in rows]),
         "rewarded": _times([None if r is None else r.settled for r in rows]),
-        "arm": [task.arms.names[i] for i in arms],
+        "arm": [shown_name(task.arms.names[i]) for i in arms],
         "propensity": [np.nan if r is None or r.propensity is None else r.propensity for r in rows],
     }
     for event in experiment.store.imported(experiment.name):
@@ -51,9 +52,9 @@ def pending_table(experiment: Experiment, until: float | None) -> "pandas.DataFr
     found = experiment.store.find(experiment.name, [str(event.decision) for event in pending])
     records = [fold_decision(found[str(event.decision)]) for event in pending]
     columns: dict[str, Any] = {
-        "decision": [event.decision for event in pending],
+        "decision": [shown_name(event.decision) for event in pending],
         "decided": _times([event.time for event in pending]),
-        "arm": [event.body["name"] for event in pending],
+        "arm": [shown_name(event.body["name"]) for event in pending],
         "propensity": [record.propensity for record in records],
     }
     if len(model.outcomes) > 1:
