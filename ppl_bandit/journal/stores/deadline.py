@@ -11,6 +11,7 @@ from ppl_bandit.journal.stores.store import JournalTimeout
 __all__ = ["call_within", "held", "seconds_left"]
 
 
+_UNLIMITED = 3600.0  # seconds
 _UNCHANGED = contextlib.nullcontext()
 _STALE = 5.0  # seconds after its limit at which no call is still running
 
@@ -48,12 +49,19 @@ def seconds_left() -> float:
     return 86_400.0 if _CALL.deadline is None else max(_CALL.deadline - time.monotonic(), 0.001)
 
 
-class held:  # noqa: N801 - used as a function; a generator takes four times as long
-    """The context that holds a lock, for which the call waits no longer than its limit.
+def held(lock: Any) -> contextlib.AbstractContextManager:
+    """Return the context that holds a lock, for which the call waits no longer than its limit.
+
+    Without a limit it is the lock itself, which Ctrl-C cannot leave behind.
 
     Raises:
         JournalTimeout: if another thread holds it that long.
     """
+    return lock if seconds_left() > _UNLIMITED else _Held(lock)
+
+
+class _Held:
+    """A lock with a limit; a generator takes four times as long."""
 
     __slots__ = ("_lock",)
 
